@@ -174,7 +174,7 @@ def test_m12_an_event_without_a_date_or_an_id_raises_our_errors_only(face, emula
     assert message.created_date is None
     client.ack(message)
     assert client.replay_store.get("/u/News").replay_id.hex() == "0000000000000005"
-    with pytest.raises(RemoteProtocolError, match="without a replay id"):
+    with pytest.raises(RemoteProtocolError, match="has no replay id"):
         client.ack(StreamingMessage({"channel": "/u/News", "data": ""}, "/u/News", None, 2))
 
 

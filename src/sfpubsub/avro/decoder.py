@@ -1,12 +1,12 @@
-"""Generate, for one schema, the Python function that decodes its payloads.
+"""Generate a Python function that decodes the payloads of one schema.
 
-A function that knows the schema needs no look-up per field and no call per byte; that makes it
-faster than fastavro's C code, which reads every byte through a file object.
+A function made for one schema needs no look-up per field and no call per byte. This makes it faster
+than fastavro's C code, which reads every byte through a file object.
 
-The source text depends on the shape of the schema only. Names, symbols and sizes come from the
-network, so they never enter it: they are passed in as values of globals. The function decides
-nothing that is rare: for whatever it does not expect it raises, and the caller reads the payload
-again with the guard and fastavro (`sfpubsub.avro.codec`). So what it returns is right, or nothing.
+The source text depends only on the structure of the schema. Names, symbols and sizes come from the
+network, so they never become part of it: they are passed in as values of globals. The function does
+not handle rare cases: it raises for anything it does not expect, and the caller decodes the payload
+again with the guard and fastavro (`sfpubsub.avro.codec`). So it returns a correct result or none.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from sfpubsub.avro.decoder_lines import (
     span,
 )
 
-# Values in the flattened schema. An object of Salesforce has at most some 900 fields; compiling
-# takes about 0.1 ms for each. Named types are flattened too, so a small hostile schema could
-# otherwise grow without end.
+# Maximum number of values in the flattened schema. A Salesforce object has at most some 900 fields;
+# compiling takes about 0.1 ms for each. Named types are flattened too, so without a limit a small
+# hostile schema could expand indefinitely.
 MAX_NODES = 4000
 
-# Types inside one another; a recursive type goes beyond. CPython takes 20 nested loops and 100
+# Maximum nesting of types; a recursive type exceeds it. CPython allows 20 nested loops and 100
 # levels of indentation.
 MAX_DEPTH = 9
 
-# Fields in a run of nulls that are stepped over at once, and how many fields a record has where
-# that pays: large objects, of which an UPDATE carries a few fields.
+# Number of consecutive null fields that are skipped at once, and the number of fields from which a
+# record benefits from it: an UPDATE of a large object contains only a few fields.
 RUN = 8
 RUN_FROM = 24
 
 
-class Unsupported(Exception):  # noqa: N818 - an answer, not an error: fastavro takes it then
-    """This schema is not for the generated decoder."""
+class Unsupported(Exception):  # noqa: N818 - not an error: fastavro is used instead
+    """The generated decoder does not support this schema."""
 
 
 def generate(
@@ -53,17 +53,17 @@ def generate(
 ) -> Callable[[bytes], Any]:
     """Return a function that decodes a payload of *schema*.
 
-    The function raises an exception of any type for a payload that it cannot take. Its time and
-    memory are bounded by the payload's size. Every number that it returns is finite.
+    The function raises an exception of any type for a payload that it does not support. Its time
+    and memory are bounded by the payload's size. Every number that it returns is finite.
 
     Args:
         schema: A record, as `fastavro.parse_schema` returns it.
         named: The named types by full name.
-        wanted: Names of the fields that are returned; None for all. The others are stepped over:
-            the payload has to fit the schema all the same, but for the letters of their texts.
+        wanted: Names of the fields to return; None for all. The others are skipped: the payload
+            must still match the schema, but skipped strings are not checked for valid UTF-8.
 
     Raises:
-        Unsupported: The schema is recursive, too large, or uses a type that has to be converted.
+        Unsupported: The schema is recursive, too large, or uses a type that needs conversion.
     """
     source = _Source(named)
     source.value(schema, "result = {}", "    ", 0, wanted=wanted)
@@ -85,7 +85,8 @@ def generate(
 class _Source:
     """The source text of one decoder, and the values of its globals.
 
-    In the text: ``b`` payload, ``p`` position, ``q`` length of a text, ``x`` a first byte.
+    Variables in the text: ``b`` payload, ``p`` position, ``q`` length of a string, ``x`` a first
+    byte.
     """
 
     def __init__(self, named: Mapping[str, Any]) -> None:
@@ -118,22 +119,22 @@ class _Source:
         at: int = 0,
         wanted: Collection[str] | None = None,
     ) -> None:
-        """Write the lines that read one value and *store* it.
+        """Add the lines that read one value and *store* it.
 
         Args:
-            schema: Of the value.
-            store: A statement with ``{}`` for the value; None to step over it.
-            pad: Indentation.
-            depth: Of types inside one another.
-            at: The value begins this many bytes behind ``p``: 1 behind a union's branch, so that
+            schema: The value's schema.
+            store: A statement with ``{}`` for the value; None to skip it.
+            pad: The indentation.
+            depth: The nesting depth of types.
+            at: The value starts this many bytes after ``p``: 1 after a union's branch, so that
                 ``p`` moves once for both.
-            wanted: Of a record: the fields to read; None for all.
+            wanted: For a record: the fields to read; None for all.
         """
         self.nodes += 1
         if self.nodes > MAX_NODES or depth > MAX_DEPTH:
             raise Unsupported
         if isinstance(schema, dict) and "logicalType" in schema:
-            raise Unsupported  # fastavro makes decimals, dates and more of these
+            raise Unsupported  # fastavro converts these to decimals, dates and other types
         kind = schema["type"] if isinstance(schema, dict) else schema
         if isinstance(kind, str) and kind in SCALARS[at]:
             if store is None:
@@ -155,7 +156,7 @@ class _Source:
         elif kind == "fixed":
             lines = FIXED[1:] if store is None else FIXED
             self.add(pad, *lines, end=store or "", size=self.constant(schema["size"]))
-        elif kind in self.named:  # last, because a type may have been given the name of a builtin
+        elif kind in self.named:  # last, because a named type may have the name of a builtin type
             self.value(self.named[kind], store, pad, depth)
         else:
             raise Unsupported
@@ -172,11 +173,11 @@ class _Source:
         record = f"d{depth}"
         names = dict.fromkeys(field["name"] for field in fields)
         if len(names) != len(fields):
-            raise Unsupported  # the last of two fields of one name has to win
+            raise Unsupported  # with two fields of the same name, the last one must win
         if wanted is not None:
             names = {name: None for name in names if name in wanted}
         if store is not None:
-            # Starting from a copy with all keys makes a null free to store, and keeps the order.
+            # Starting from a copy with all keys set to None makes nulls free, and keeps the order.
             self.add(pad, f"{record} = {self.constant(names.copy)}()")
         index = 0
         while index < len(fields):
@@ -197,9 +198,9 @@ class _Source:
             self.add(pad, store.format(record))
 
     def union(self, branches: list[Any], store: str | None, pad: str, depth: int) -> None:
-        if not branches or len(branches) > 60:  # so that the branch is one byte
+        if not branches or len(branches) > 60:  # so that the branch index is one byte
             raise Unsupported
-        # Whether a null needs no line: it is there already, or not wanted.
+        # Whether a null needs no code: it is already stored, or not wanted.
         templated = store is None or (store.startswith("d") and not store.endswith(")"))
         self.add(pad, "x = b[p]")
         if branches[0] == "null" and len(branches) == 2 and templated:
@@ -221,7 +222,8 @@ class _Source:
         is_map = schema["type"] == "map"
         item = schema["values" if is_map else "items"]
         if not is_map and self.may_be_empty(item):
-            raise Unsupported  # a count says nothing about bytes then; the guard has an allowance
+            # Then the count is not bounded by the payload's size; the guard has an allowance.
+            raise Unsupported
         found, left = f"a{depth}", f"c{depth}"
         if store is not None:
             self.add(pad, f"{found} = {'{}' if is_map else '[]'}")
@@ -246,14 +248,15 @@ class _Source:
             self.add(pad, store.format(found))
 
     def may_be_empty(self, schema: Any) -> bool:
-        """Whether a value of *schema* may take no byte."""
+        """Return whether a value of *schema* may take no bytes."""
         if isinstance(schema, list):
             return False
         kind = schema["type"] if isinstance(schema, dict) else schema
         if kind == "record":
             name = schema["name"]
             if name not in self.empty:
-                self.empty[name] = True  # while it is looked at: a record of itself has no byte
+                # During the check: a record that contains itself takes no bytes.
+                self.empty[name] = True
                 self.empty[name] = all(self.may_be_empty(f["type"]) for f in schema["fields"])
             return self.empty[name]
         if kind == "fixed":
@@ -264,13 +267,13 @@ class _Source:
 
     def constant(self, value: Any) -> str:
         name = f"g{len(self.globals)}"
-        if isinstance(value, str):  # field names repeat: State of every address
+        if isinstance(value, str):  # field names repeat, such as State in every address
             name = self.constants.setdefault(value, name)
         self.globals[name] = value
         return name
 
     def add(self, pad: str, *lines: str, end: str = "", **names: str) -> None:
-        """Add lines; in the last one, ``{}`` takes the value that the lines have read."""
+        """Add lines. In the last one, ``{}`` is replaced by the value that the lines read."""
         for line in lines:
             for name, text in names.items():
                 line = line.replace(f"<{name}>", text)

@@ -1,26 +1,28 @@
-"""The lines of a generated decoder that read one value or step over it, and what they call.
+"""The lines of a generated decoder that read or skip one value, and the functions that they call.
 
-In them: ``b`` payload, ``p`` position, ``q`` length of a text, ``x`` a first byte. What they do not
-expect they raise an exception for, of any type (see `sfpubsub.avro.decoder`).
+Variables in the lines: ``b`` payload, ``p`` position, ``q`` length of a string, ``x`` a first byte.
+For anything unexpected they raise an exception of any type (see `sfpubsub.avro.decoder`).
 """
 
 from __future__ import annotations
 
-ODD = 0x81  # of a first byte: the number continues, or is negative
+ODD = 0x81  # mask for a first byte: set if the number continues or is negative
 
 
 class Odd(Exception):  # noqa: N818 - see above
-    """The payload has something that the generated decoder leaves to the careful reading."""
+    """The payload contains something that the generated decoder leaves to the guard
+    and fastavro.
+    """
 
 
-# By the byte that a length begins with: the bytes of it and of what follows, 0 where it continues
-# or is negative. A look-up is faster than the arithmetic.
+# By the first byte of a length: the size of the length and its data in bytes, or 0 if the length
+# continues or is negative. A look-up is faster than the arithmetic.
 SIZES = tuple(0 if x & ODD else (x >> 1) + 1 for x in range(256))
 SIZES_AND_1 = tuple(size and size + 1 for size in SIZES)
 
 
-# A time of today has six bytes. They are read without a call, which would take a third more.
-# Each is looked at only after one that continues, so that none behind the number is.
+# A current timestamp has six bytes. They are read inline, because a call would take a third longer.
+# Each byte is read only if the previous one continues, so no byte after the number is read.
 _IS_SIX = (
     "    if (",
     "        (x1 := b[p]) > 127",
@@ -38,20 +40,20 @@ _SIX = (
 )
 
 
-# JSON cannot express NaN and the infinities. What is returned has none of them, so that whoever
-# makes JSON of it need not look.
+# JSON cannot express NaN and the infinities. They are never returned, so that encoding to JSON
+# needs no check.
 _FINITE = ("if x - x:", "    raise Odd", "= x")
 
 
 def _scalars(at: int) -> dict[str, tuple[str, ...]]:
-    # Lines that read one value *at* bytes behind p; the one after "= " is the value itself.
+    # Lines that read one value *at* bytes after p; the text after "= " is the value itself.
     first = f"b[p + {at}]" if at else "b[p]"
     number = (f"x = {first}", f"p += {at + 1}", "if x > 127:")
     call = "    p, x = long(b, p)"
     zigzag = "= ~(x >> 1) if x & 1 else x >> 1"
     found: dict[str, tuple[str, ...]] = {
         "null": (f"p += {at}", "= None") if at else ("= None",),
-        "boolean": (f"= booleans[{first}]", f"p += {at + 1}"),  # 2 and more: IndexError
+        "boolean": (f"= booleans[{first}]", f"p += {at + 1}"),  # 2 or more raises IndexError
         "int": (*number, call, "    if x >> 32:", "        raise Odd", zigzag),
         "long": (*number, *_SIX, "    else:", f"    {call}", zigzag),
         "float": (f"x = float_at(b, p + {at})[0]", *_FINITE, f"p += {at + 4}"),
@@ -70,7 +72,7 @@ def _scalars(at: int) -> dict[str, tuple[str, ...]]:
 
 
 def _skipped(at: int) -> dict[str, tuple[str, ...]]:
-    # Lines that step over one value *at* bytes behind p.
+    # Lines that skip one value *at* bytes after p.
     first = f"b[p + {at}]" if at else "b[p]"
     number = (f"x = {first}", f"p += {at + 1}", "if x > 127:")
     call = "    p, x = long(b, p)"
@@ -104,15 +106,16 @@ ENUM = (
     "    raise Odd",
     "= <symbols>[x >> 1]",
 )
-# A slice past the end is short and no error. Then p is past the end, so that the next read, or the
-# comparison with the length at the very end, fails.
+# A slice past the end is short, without an error. But p is then past the end, so the next read or
+# the final comparison with the length fails.
 FIXED = ("= b[p : p + <size>]", "p += <size>")
 
 
 def long(b: bytes, p: int) -> tuple[int, int]:
-    # The number whose first byte is before p, and where it ends; still zigzag. Unrolled as far as
-    # times of today reach (six bytes); each result takes off the continuation bits added up.
-    # Multiplied and not shifted, because CPython does that faster.
+    # Returns the position after the number whose first byte is before p, and the number, still in
+    # zigzag encoding. Unrolled up to the six bytes of current timestamps; each result subtracts the
+    # sum of the continuation bits. Multiplies instead of shifting, because CPython does that
+    # faster.
     x0 = b[p - 1]
     x1 = b[p]
     if x1 < 128:
@@ -145,7 +148,7 @@ def long(b: bytes, p: int) -> tuple[int, int]:
 
 
 def span(b: bytes, p: int) -> tuple[int, int]:
-    # Begin and end of what follows the length whose first byte is before p.
+    # Returns the start and end of the data after the length whose first byte is before p.
     x = b[p - 1]
     if x > 127:
         byte = b[p]
@@ -160,13 +163,13 @@ def span(b: bytes, p: int) -> tuple[int, int]:
 
 
 def block(b: bytes, p: int) -> tuple[int, int]:
-    # Where a block of an array or map begins, and its count, whose first byte is before p.
+    # Returns the start of a block of an array or map, and its count, whose first byte is before p.
     x = b[p - 1]
     if x > 127:
         p, x = long(b, p)
     if x & 1:  # negative: the size of the block in bytes follows
         x = x + 1
         p, _ = long(b, p + 1) if b[p] > 127 else (p + 1, 0)
-    if not 0 < x >> 1 <= len(b) - p:  # every item has a byte at least
+    if not 0 < x >> 1 <= len(b) - p:  # every item takes at least one byte
         raise Odd
     return p, x >> 1

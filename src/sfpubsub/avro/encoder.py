@@ -1,6 +1,6 @@
-"""Check a value against a schema before it is encoded, and name the field that does not fit.
+"""Check a value against a schema before it is encoded, and name the field that does not match.
 
-fastavro does the writing; its own errors do not say where in a nested value they arose, and it
+fastavro does the encoding. Its own errors do not say where in a nested value they occurred, and it
 ignores fields that the schema does not have.
 """
 
@@ -40,7 +40,8 @@ class Encoder:
         """Return the Avro bytes of *value*.
 
         Raises:
-            EncodeError: It does not fit; the text names the field, what it takes and what it got.
+            EncodeError: The value does not match the schema; the text names the field, its type and
+                the given value.
         """
         out = io.BytesIO()
         try:
@@ -48,7 +49,7 @@ class Encoder:
             fastavro.schemaless_writer(out, self._schema, dict(value))
         except EncodeError:
             raise
-        except Exception as error:  # what fastavro raises is not documented
+        except Exception as error:  # fastavro does not document which exceptions it raises
             raise EncodeError(f"not a {self._title}: {type(error).__name__} {error}") from error
         return out.getvalue()
 
@@ -57,7 +58,7 @@ class Encoder:
             self._check_union(value, schema, path)
             return
         if isinstance(schema, dict) and "logicalType" in schema:
-            return  # fastavro converts these, and says what it does not like
+            return  # fastavro converts these and reports errors
         kind = schema["type"] if isinstance(schema, dict) else schema
         if kind == "record":
             self._check_record(value, schema, path)
@@ -93,7 +94,7 @@ class Encoder:
                 self._check(value[key], field["type"], _join(path, key))
             elif "default" not in field:
                 needed.append(f"{key!r}, of type {self._describe(field['type'])}")
-        if needed:  # all at once: a change event's header has twelve such fields
+        if needed:  # list all of them: a change event's header has twelve required fields
             raise EncodeError(
                 f"{_join(self._title, path)} needs the field{'s' if len(needed) > 1 else ''} "
                 f"{'; '.join(needed)}"
@@ -108,8 +109,8 @@ class Encoder:
                 problems.append((branch, error))
             else:
                 return
-        # Of ["null", T] the user means T, and of several the one of the same kind, so that a field
-        # inside a record is named and not only the record.
+        # For ["null", T], assume that the user means T; for several types, the one of the same
+        # kind. Then the error names a field inside a record, not only the record.
         near = [error for branch, error in problems if self._is_near(value, branch)]
         raise near[0] if len(near) == 1 else self._mismatch(branches, value, path)
 
@@ -166,7 +167,7 @@ def _fits(value: Any, kind: str, schema: Any) -> bool:
         return isinstance(value, (bytes, bytearray)) and len(value) == schema["size"]
     if kind == "enum":
         return isinstance(value, str) and value in schema["symbols"]
-    return True  # an unusual type: fastavro says what it does not like
+    return True  # an unusual type: fastavro reports errors
 
 
 def _is_integer(value: Any) -> bool:
@@ -192,7 +193,7 @@ def _is_sequence(value: Any) -> bool:
 def _is_encodable(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # a lone surrogate
         return False
     return True
 

@@ -1,9 +1,9 @@
-"""Walk a payload by its schema without building anything, and say where it stops to fit.
+"""Check a payload against its schema without decoding it, and report where it does not match.
 
-The walk is the strict reading of the Avro specification: it runs before fastavro reads a payload
-(which trusts lengths and counts of the wire), and it explains why the generated decoder gave up.
-Time and memory are bounded by the payload: every step takes a byte of it or a part of a fixed
-allowance. Nothing here is fast; no payload that the generated decoder takes comes here.
+The check follows the Avro specification strictly. It runs before fastavro reads a payload, because
+fastavro trusts lengths and counts from the network, and it explains why the generated decoder gave
+up. Time and memory are bounded by the payload: every step consumes a byte of it or a part of a
+fixed allowance. The code is not fast; payloads that the generated decoder can read do not reach it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Records, unions, arrays and maps inside one another. Salesforce's schemas have five; a recursive
-# schema could otherwise be made to overflow the stack by its payload.
+# Maximum nesting of records, unions, arrays and maps. Salesforce's schemas have five levels; with a
+# recursive schema, a payload could otherwise overflow the stack.
 MAX_DEPTH = 64
 
-# Values without a byte (null outside a union, an empty record) that one payload may hold beyond
-# MAX_DEPTH for each of its bytes. Without a bound, three bytes can announce 2**60 of them.
+# Number of values that take no bytes (null outside a union, an empty record) allowed per payload,
+# in addition to MAX_DEPTH for each of its bytes. Without a limit, three bytes can announce 2**60 of
+# them.
 MAX_EMPTY = 10_000
 
 _INTS = {"int": 32, "long": 64}
@@ -24,7 +25,7 @@ _SIZES = {"float": 4, "double": 8}
 
 
 class Misfit(ValueError):  # noqa: N818 - a report about data; Codec turns it into a DecodeError
-    """A payload does not fit; the text says at which field and byte, and why."""
+    """A payload does not match its schema; the text gives the field, the byte and the reason."""
 
 
 def check_payload(payload: bytes, schema: Any, named: Mapping[str, Any]) -> None:
@@ -36,7 +37,7 @@ def check_payload(payload: bytes, schema: Any, named: Mapping[str, Any]) -> None
         named: The named types by full name.
 
     Raises:
-        Misfit: It is not.
+        Misfit: The payload does not match the schema.
     """
     walk = _Walk(payload, named)
     try:
@@ -52,7 +53,7 @@ class _Walk:
         self.payload = payload
         self.named = named
         self.at = 0
-        self.path: list[str] = []  # left as it is when the walk ends with a misfit
+        self.path: list[str] = []  # keeps its value when a misfit is raised
         self.allowance = MAX_EMPTY + MAX_DEPTH * len(payload)
 
     def value(self, schema: Any, depth: int) -> None:
@@ -71,7 +72,8 @@ class _Walk:
             elif kind in _COMPOUNDS:
                 _COMPOUNDS[kind](self, schema, depth)
             else:
-                self.value(self.named[kind], depth)  # names do not chain: this is a definition
+                # A name never refers to another name: this is a definition.
+                self.value(self.named[kind], depth)
         if self.at == before:
             self.allowance -= 1
             if self.allowance < 0:
@@ -105,7 +107,7 @@ class _Walk:
         while count := self.integer(64):
             if count < 0:
                 count = -count
-                self.integer(64)  # the block's size, for readers that skip it
+                self.integer(64)  # the block's size in bytes, for readers that skip it
             for _ in range(count):
                 if schema["type"] == "map":
                     self.text(self.take(self.integer(64)))

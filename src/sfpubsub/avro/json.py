@@ -1,12 +1,12 @@
-"""The JSON form of a decoded payload.
+"""Encode decoded payloads as JSON.
 
-Integers keep all their digits, bytes become base64, and numbers that JSON has no word for become
-the strings ``NaN``, ``Infinity`` and ``-Infinity``: the mapping that protocol buffers use. Times as
-`datetime` become ISO 8601, as do the dates, decimals and UUIDs of logical types become text. Keys
-that are not text become the text of their JSON form.
+Integers keep all their digits, bytes become base64, and numbers that JSON cannot express become the
+strings ``NaN``, ``Infinity`` and ``-Infinity``, as in the JSON mapping of protocol buffers.
+`datetime` values become ISO 8601 strings; the dates, decimals and UUIDs of logical types become
+strings as well. Keys that are not strings become strings that contain their JSON form.
 
-With orjson installed the text is made by it, several times faster. It means the same: only the
-spelling of large and small floats may differ (``1e16`` and ``1e+16``).
+If orjson is installed, it is used, which is several times faster. The result is equivalent: only
+the notation of large and small floats may differ (``1e16`` and ``1e+16``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ try:
 except ImportError:
     _orjson = None
 
-# Subclasses of dict and the like come to `_text`, which does not know them: then json takes over,
-# and sees the NaN in them. orjson's own types beyond JSON are left to `_text` as well.
+# Subclasses of dict and similar types are passed to `_text`, which rejects them; then json encodes
+# the value, and handles NaN in it. Other types that orjson would encode by itself are passed to
+# `_text` as well.
 _ORJSON_OPTIONS = (
     0
     if _orjson is None
@@ -42,17 +43,17 @@ def to_json(value: Any, *, is_finite: bool = False) -> str:
     """Return *value* as one line of JSON text.
 
     Args:
-        value: What `Codec.decode` returned, or a structure with such values in it.
-        is_finite: Whether it is known to have no NaN and no infinity in it.
+        value: A result of `Codec.decode`, or a structure that contains such results.
+        is_finite: Whether the value is known to contain no NaN and no infinity.
 
     Raises:
-        TypeError: Something in it has no JSON form.
+        TypeError: The value contains something that has no JSON form.
     """
-    # Of an odd float orjson would make a null.
+    # orjson would encode NaN and the infinities as null.
     if _orjson is not None and (is_finite or not _has_odd_float(value)):
         try:
             text: str = _orjson.dumps(value, _text, _ORJSON_OPTIONS).decode()
-        except TypeError:  # an integer beyond 64 bits, a key that is not text, half a surrogate
+        except TypeError:  # an integer beyond 64 bits, a key that is not a string, a lone surrogate
             pass
         else:
             return text
@@ -63,8 +64,9 @@ def to_json(value: Any, *, is_finite: bool = False) -> str:
         if not text.isascii():
             text.encode()
     except (ValueError, TypeError):
-        # Rare, so only then is the value walked in Python. Escaped, because half a surrogate pair
-        # (nothing that Avro can bring, but a user may) has no UTF-8 form.
+        # Rare, so the value is processed in Python only in this case. The output is escaped,
+        # because a lone surrogate (which Avro cannot contain, but a user's value can) has no UTF-8
+        # form.
         return json.dumps(_plain(value), separators=_SEPARATORS)
     return text
 
@@ -75,7 +77,7 @@ def _has_odd_float(value: Any) -> bool:
     for item in value.values() if type(value) is dict else value:
         kind = type(item)
         if kind is float:
-            if item - item:  # NaN for NaN and the infinities, 0 for all others
+            if item - item:  # NaN for NaN and the infinities, 0 for all other numbers
                 return True
         elif kind in _NESTED and item and _has_odd_float(item):
             return True

@@ -1,9 +1,8 @@
-"""The compiled decoder, where it is installed: the package ``sfpubsub-native``, of ``native/``.
+"""The optional compiled decoder: the package ``sfpubsub-native``, from ``native/``.
 
-It is never needed and changes no result: a schema that it does not take has no decoder here, a
-payload that it does not take it leaves to the Python code, and what it returns equals what that
-returns. ``SFPUBSUB_NATIVE=0`` in the environment switches it off, before the first import.
-Safe to use from several threads.
+It is never required and does not change results. Schemas and payloads that it does not support are
+left to the Python code, and its results equal those of the Python code. ``SFPUBSUB_NATIVE=0`` in
+the environment disables it; set it before the first import. Thread-safe.
 """
 
 from __future__ import annotations
@@ -14,17 +13,18 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
-# The one that this code goes with; tests compare it with native/Cargo.toml and pyproject.toml.
+# The version that this code requires; tests compare it with native/Cargo.toml and pyproject.toml.
 VERSION = "0.1.0"
 
-# Types in a schema once every reference to a named type is replaced by the type, as many as the
-# compiled decoder takes. A record that names the one before it twice doubles that number with every
-# step.
+# Maximum number of types in a schema after every reference to a named type has been replaced by the
+# type; the limit of the compiled decoder. If each record refers to the previous one twice, the
+# number doubles with every record.
 _MAX_TYPES = 4_000
 
 _log = logging.getLogger("sfpubsub.client")
 
-# A schema as the compiled decoder takes it: the name of a type, or a tuple of it and what is in it.
+# A schema in the form of the compiled decoder: the name of a type, or a tuple of the name and its
+# contents.
 Plan: TypeAlias = "str | tuple[str, Any]"
 
 
@@ -50,21 +50,21 @@ compiled: Any = _load()
 
 
 def is_installed() -> bool:
-    """Whether the compiled decoder is installed and not switched off."""
+    """Return whether the compiled decoder is installed and not disabled."""
     return compiled is not None
 
 
-class _Unsupported(Exception):  # noqa: N818 - an answer, not an error
-    """This schema is not for the compiled decoder."""
+class _Unsupported(Exception):  # noqa: N818 - not an error: the Python code is used instead
+    """The compiled decoder does not support this schema."""
 
 
 def decoder_of(schema: Any, named: Mapping[str, Any], wanted: Collection[str] | None = None) -> Any:
-    """Return the compiled decoder of a schema, or None if it has none.
+    """Return the compiled decoder of a schema, or None if there is none.
 
     Args:
         schema: A record, as `fastavro.parse_schema` returns it.
         named: The named types by full name.
-        wanted: Names of the fields that are read; None for all. See `Codec.only`.
+        wanted: Names of the fields to read; None for all. See `Codec.only`.
     """
     if compiled is None:
         return None
@@ -75,11 +75,12 @@ def decoder_of(schema: Any, named: Mapping[str, Any], wanted: Collection[str] | 
 
 
 def field_names_of(fields: Sequence[str], parts: Mapping[str, Sequence[str]]) -> Any:
-    """Return what expands the bitmaps of a schema, or None if it has no bitmaps.
+    """Return the compiled expander of a schema's bitmaps, or None if the compiled decoder is not
+    used.
 
     Args:
         fields: Names of the top-level fields.
-        parts: Names of a compound field's parts, by its own name.
+        parts: Names of a compound field's parts, by the field's name.
     """
     if compiled is None:
         return None
@@ -87,7 +88,7 @@ def field_names_of(fields: Sequence[str], parts: Mapping[str, Sequence[str]]) ->
 
 
 class _Planner:
-    """Writes out named types wherever they are referred to."""
+    """Replaces references to named types by their definitions."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named
@@ -103,7 +104,7 @@ class _Planner:
     def plan(self, schema: Any) -> Plan:
         self._left -= 1
         if self._left < 0 or (isinstance(schema, dict) and "logicalType" in schema):
-            raise _Unsupported  # fastavro makes decimals, dates and more of logical types
+            raise _Unsupported  # fastavro converts logical types to decimals, dates and other types
         if isinstance(schema, list):
             return "union", tuple(map(self.plan, schema))
         kind = schema["type"] if isinstance(schema, dict) else schema
@@ -117,7 +118,7 @@ class _Planner:
             return kind, tuple(schema["symbols"])
         if kind == "fixed":
             return kind, schema["size"]
-        if kind in self._named:  # last, because a type may have been given the name of a builtin
+        if kind in self._named:  # last, because a named type may have the name of a builtin type
             return self.plan(self._named[kind])
         raise _Unsupported
 

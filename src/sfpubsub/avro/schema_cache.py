@@ -1,8 +1,8 @@
-"""Schemas by id, fetched once.
+"""A cache of schemas by id; each is fetched once.
 
-A schema id names its content (it is a hash of the schema), so an entry never goes stale. Events of
-one stream may carry different ids around a schema change, so the key is the event's own id and
-never the topic. Thread-safe.
+A schema id identifies its content (it is a hash of the schema), so an entry never becomes stale.
+Events of one stream may have different ids around a schema change, so the key is the event's own id
+and never the topic. Thread-safe.
 """
 
 from __future__ import annotations
@@ -25,48 +25,49 @@ from sfpubsub.types import SchemaInfo
 
 logger = logging.getLogger("sfpubsub.client")
 
-# Schemas kept. An org has some hundreds of event types at most; a parsed schema of a large object
-# takes about 100 KiB, so this bounds the cache near 50 MiB.
+# Maximum number of cached schemas. An org has at most a few hundred event types; the parsed schema
+# of a large object takes about 100 KiB, so the cache stays below about 50 MiB.
 MAX_SCHEMAS = 512
 
 
 class Store(Protocol):
-    """Keeps schemas beyond this process. Thread-safe."""
+    """Stores schemas durably, beyond this process. Thread-safe."""
 
     def get(self, schema_id: str) -> str | None:
-        """Return the schema as JSON text, or None if it is not there."""
+        """Return the schema as JSON text, or None if it is not stored."""
         ...
 
     def put(self, schema_id: str, schema_json: str) -> None:
-        """Keep a schema; durable when this returns."""
+        """Store a schema; it is durable when this returns."""
         ...
 
 
 def schema_id_of(schema_json: str) -> str:
-    """Return the id that the service gives to a schema.
+    """Return the id that the service assigns to a schema.
 
-    It is the base64url form, without padding, of the MD5 of the Avro parsing canonical form, which
-    leaves out docs and defaults.
+    It is the MD5 of the schema's Avro parsing canonical form, which omits docs and defaults, in
+    base64url without padding.
 
     Raises:
-        SchemaError: There is no canonical form of it.
+        SchemaError: The schema has no canonical form.
     """
     try:
         canonical = to_parsing_canonical_form(json.loads(schema_json))
-    except Exception as error:  # fastavro does not document what it raises for a bad schema
+    except Exception as error:  # fastavro does not document what it raises for an invalid schema
         raise SchemaError(f"the schema has no canonical form: {error}") from error
     digest = hashlib.md5(canonical.encode(), usedforsecurity=False).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 class SchemaCache:
-    """Fetches each schema once, however many threads ask, and keeps the most recently used.
+    """A cache that fetches each schema once, however many threads request it, and keeps the most
+    recently used.
 
     Args:
-        fetch: Asks the service for a schema id. Its errors reach every caller that waited for this
-            fetch and are not remembered.
-        max_schemas: Schemas kept.
-        store: Looked into before *fetch*, and given what was fetched before anybody gets it.
+        fetch: Fetches a schema from the service by id. Its errors are raised in every caller that
+            waited for this fetch, and are not cached.
+        max_schemas: Maximum number of cached schemas.
+        store: Checked before *fetch*. Fetched schemas are stored in it before they are returned.
     """
 
     def __init__(
@@ -85,12 +86,12 @@ class SchemaCache:
         self._mismatches: set[str] = set()
 
     def get(self, schema_id: str) -> Codec:
-        """Return the codec of *schema_id*, fetching the schema when it is not known.
+        """Return the codec of *schema_id*, fetching the schema if it is not cached.
 
         Raises:
             SchemaNotFoundError: The service does not know the id.
             SchemaError: The schema is not valid Avro.
-            SfPubSubError: What else the fetch or the store raised.
+            SfPubSubError: Any other error that the fetch or the store raises.
         """
         with self._lock:
             codec = self._codecs.get(schema_id)
@@ -109,7 +110,7 @@ class SchemaCache:
         except BaseException as error:
             with self._lock:
                 del self._in_flight[schema_id]
-            # The others must not be interrupted by this thread's Ctrl-C; they may ask again.
+            # Other threads must not be interrupted by this thread's Ctrl-C; they may retry.
             interrupted = SchemaError("the fetch was interrupted", retryable=True)
             mine.set_exception(error if isinstance(error, Exception) else interrupted)
             raise
@@ -127,8 +128,8 @@ class SchemaCache:
             return None
         try:
             return Codec(schema_id, schema_json)
-        except SchemaError as error:  # the service knows better
-            logger.warning("the schema store cannot be used here, asking the service: %s", error)
+        except SchemaError as error:  # ask the service instead
+            logger.warning("a stored schema cannot be used, asking the service: %s", error)
             return None
 
     def _fetched(self, schema_id: str) -> Codec:
@@ -138,12 +139,13 @@ class SchemaCache:
         return codec
 
     def _note_mismatch(self, codec: Codec) -> None:
-        # Not fatal: what decodes an event is the schema that the service gave for its id, whatever
-        # the id is made of. But a schema that is not its id's may be another event's.
+        # Not fatal: an event is decoded with the schema that the service returned for its id,
+        # whatever the id is derived from. But a mismatch may mean that the schema belongs to
+        # another event.
         try:
             made_of = schema_id_of(codec.schema_json)
         except SchemaError as error:
-            made_of = f"nothing, for {error}"
+            made_of = f"unknown ({error})"
         if made_of == codec.schema_id:
             return
         with self._lock:
@@ -151,7 +153,8 @@ class SchemaCache:
             self._mismatches.add(codec.schema_id)
         if not known:
             logger.warning(
-                "schema %s (%s) is used, though its id is not made of its content, which gives %s",
+                "schema %s (%s) is used although its id does not match its content, whose id "
+                "would be %s",
                 codec.schema_id,
                 codec.name,
                 made_of,
@@ -159,11 +162,11 @@ class SchemaCache:
 
     @property
     def mismatches(self) -> int:
-        """Schema ids that are not the hash of their schema."""
+        """The number of schema ids that are not the hash of their schema."""
         return len(self._mismatches)
 
     def peek(self, schema_id: str) -> Codec | None:
-        """Return the codec of *schema_id* if it is known; never waits."""
+        """Return the codec of *schema_id* if it is cached, or None; never blocks."""
         with self._lock:
             codec = self._codecs.get(schema_id)
             if codec is not None:

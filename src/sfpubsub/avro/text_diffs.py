@@ -1,6 +1,6 @@
-"""Unified diffs of texts: what a change event may carry in place of a large text.
+"""Apply unified diffs, which a change event may contain in place of a large text.
 
-Pure functions. Invariant: a result is the text whose hash the diff names, or None.
+Pure functions. Invariant: the result is either the text with the given hash, or None.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ from collections.abc import Iterator
 
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*")
 
-# What `diff` writes after a last line that has no line feed.
+# Written by `diff` after a last line that has no line feed.
 _NO_LINE_FEED = "\\"
 
 
 def patched(old: str, diff: str, sha256: str) -> str | None:
-    """Return the text that a diff makes of an old one.
+    """Apply a diff to a text, and return the new text.
 
-    The service documents the hash of the new text and not how it treats the ends of lines, so the
-    hash decides: a text with any other one is not returned.
+    The service documents the hash of the new text, but not how it treats line endings. So the hash
+    decides: a text with a different hash is not returned.
 
     Args:
         old: The text before.
-        diff: A unified diff with its two lines of header.
-        sha256: Of the new text in UTF-8, in hexadecimal.
+        diff: A unified diff with its two header lines.
+        sha256: SHA-256 of the new text in UTF-8, in hexadecimal.
 
     Returns:
-        The new text; None when the diff does not fit *old*, or makes a text with another hash.
+        The new text, or None if the diff does not apply to *old* or the result has a different
+        hash.
     """
     new = _patched_lines(old.split("\n"), diff.split("\n")[2:])
     if new is None:
@@ -38,9 +39,11 @@ def patched(old: str, diff: str, sha256: str) -> str | None:
 
 
 def _patched_lines(old: list[str], diff: list[str]) -> list[str] | None:
-    """Put the new lines in the places of the old ones. What these were, the hash tells."""
+    """Replace old lines by new ones. The content of the old lines is not compared; the hash
+    verifies the result.
+    """
     new: list[str] = []
-    place = 0  # of the next old line
+    place = 0  # index of the next old line
     lines = iter(diff)
     for line in lines:
         if not line or line.startswith(_NO_LINE_FEED):
@@ -49,7 +52,8 @@ def _patched_lines(old: list[str], diff: list[str]) -> list[str] | None:
         if match is None:
             return None
         first, count = int(match[1]), int(match[2] or 1)
-        start = first if count == 0 else first - 1  # a hunk without old lines follows its number
+        # A hunk without old lines is inserted after the line with its number.
+        start = first if count == 0 else first - 1
         if not place <= start <= len(old):
             return None
         new += [*old[place:start], *_new_lines(lines, count, int(match[4] or 1))]
@@ -58,12 +62,12 @@ def _patched_lines(old: list[str], diff: list[str]) -> list[str] | None:
 
 
 def _new_lines(lines: Iterator[str], olds: int, news: int) -> Iterator[str]:
-    """Yield the new lines of one hunk, until it has as many lines as it says."""
+    """Yield the new lines of one hunk, up to the line counts in its header."""
     while olds > 0 or news > 0:
         line = next(lines, None)
         if line is None:
             return
-        mark = line[:1] or " "  # a context line that is empty, without its blank
+        mark = line[:1] or " "  # an empty context line without its leading space
         if mark == _NO_LINE_FEED:
             continue
         olds -= mark != "+"

@@ -1,7 +1,6 @@
-"""Decodes rows of a raw table into the columns of typed tables, on an executor.
+"""Decode rows of a raw table into the columns of typed tables, on a Spark executor.
 
-Needs neither Spark nor grpc. Invariant: every row comes out of `decode_rows` once. Safe to use from
-several threads.
+Needs neither Spark nor gRPC. Invariant: `decode_rows` yields every row exactly once. Thread-safe.
 """
 
 from __future__ import annotations
@@ -22,23 +21,23 @@ try:
 except ImportError as missing:
     raise MissingExtraError("typed tables", "arrow") from missing
 
-# The reason of an event of the Streaming API. It cannot become decodable, so it is distinguished
-# from one whose schema is missing for now.
+# The reason for an event of the Streaming API. It can never be decoded, in contrast to an event
+# whose schema is only missing for now.
 _WITHOUT_SCHEMA = "the event is JSON and has no schema: read payload_json of the raw table"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How rows of one event type are decoded. Travels to executors."""
+    """How to decode the rows of one event type. Sent to executors."""
 
     schemas: Mapping[str, str]
-    """Avro schemas as JSON text, by id: every one that the rows name and that there is."""
+    """Avro schemas as JSON text, by id: all available schemas that the rows refer to."""
     columns: pa.Schema
-    """The table's columns, after those of the envelope."""
+    """The table's columns after those of the envelope."""
 
     @property
     def output(self) -> pa.Schema:
-        """What `decode_rows` yields of this event type."""
+        """The schema of the record batches that `decode_rows` yields for this event type."""
         return pa.schema([*ENVELOPE, *self.columns, *BATCH])
 
 
@@ -48,14 +47,14 @@ def decode_rows(
     """Decode rows of a raw table, each into the columns of its event type.
 
     Args:
-        rows: With the columns of `ENVELOPE` and `BATCH`, ``event_name`` and ``payload``; of any
-            schema ids.
-        plans: By the name of the event type.
+        rows: Record batches with the columns of `ENVELOPE` and `BATCH`, ``event_name`` and
+            ``payload``; schema ids may be mixed.
+        plans: The plans by event type name.
 
     Yields:
-        The name of an event type and a record batch of its `Plan.output`; or None, for rows whose
-        schema is in no plan or whose payload does not fit it, and a record batch of `UNDECODABLE`
-        and `BATCH`.
+        The name of an event type and a record batch of its `Plan.output`. For rows whose schema is
+        in no plan or whose payload does not match it: None and a record batch of `UNDECODABLE` and
+        `BATCH`.
     """
     known = {schema_id: name for name, plan in plans.items() for schema_id in plan.schemas}
     for schema_id, part in _parts_by_schema(rows):
@@ -123,11 +122,11 @@ class _Version:
     @staticmethod
     @functools.lru_cache(maxsize=512)
     def of(schema_id: str, schema_json: str, columns: pa.Schema) -> _Version:
-        """Return the version of a schema, made once for a state of the table's columns."""
+        """Return the cached decoder for a schema and the table's columns."""
         return _Version(schema_id, schema_json, columns)
 
     def decode(self, payloads: Sequence[bytes]) -> tuple[list[pa.Array], Rejects]:
-        """Return the table's columns for all good payloads, and the errors of the others."""
+        """Return the table's columns for all decodable payloads, and the errors of the others."""
         value, rejected = self._values.decode(payloads)
         numbers = [n for n in range(len(payloads)) if n not in rejected]
         found: dict[str, pa.Array] = {}
@@ -156,7 +155,7 @@ class _Version:
 def _expanded(
     lists: pa.ListArray, expand: Callable[[Sequence[str]], tuple[str, ...]], bad: Rejects
 ) -> pa.Array:
-    """Return lists of field names for lists of bitmaps; add to *bad* those that mean nothing."""
+    """Expand lists of bitmaps to lists of field names; add the errors of invalid ones to *bad*."""
     rows: list[int | None] = []
     known: dict[tuple[str, ...], int] = {}
     names: list[tuple[str, ...]] = []
@@ -169,17 +168,17 @@ def _expanded(
             except DecodeError as error:
                 bad[number] = error
         rows.append(row)
-    # The same few sets of fields come again and again: each becomes Arrow strings once.
+    # The same few sets of fields occur repeatedly, so each is converted to Arrow strings only once.
     return pa.array(names, pa.list_(pa.string())).take(pa.array(rows, pa.int32()))
 
 
 def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
-    """Return *array* in the type of the table's column.
+    """Convert *array* to the type of the table's column.
 
     Args:
-        array: As decoded.
-        own: The type that its own version's column has.
-        target: The type of the table's column, which `merge` made of *own* and others.
+        array: The decoded values.
+        own: The column's type in the schema version of the values.
+        target: The type of the table's column, merged by `merge` from *own* and other versions.
     """
     if array.type == target:
         return array
@@ -209,6 +208,8 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    """Return where each list begins, null for a null one, and at last where the last one ends."""
+    """Return the offset at which each list starts, or null for a null list, followed by the end of
+    the last list.
+    """
     starts = pc.if_else(lists.is_null(), pa.scalar(None, pa.int32()), lists.offsets[:-1])
     return pa.concat_arrays([starts, lists.offsets[-1:]])

@@ -1,6 +1,6 @@
-"""Where an emulator listens, and the addresses announced to clients: hosts, ports, URLs.
+"""The addresses on which an emulator listens, and those announced to clients: hosts, ports, URLs.
 
-The two differ in a container, which listens everywhere and is reached by its name.
+They differ in a container, which listens on all interfaces and is reached by its name.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Addresses:
 
     Args:
         host: Address to listen on.
-        advertise: The host announced to clients, with or without a port of HTTP; None is `host`,
-            as clients of this machine reach it.
+        advertise: The host announced to clients, optionally with a port for HTTP; None for `host`
+            as clients on this machine reach it.
 
     Attributes:
-        host: As given.
-        names: What a certificate must be good for.
+        host: The address to listen on, as given.
+        names: The names that a certificate must cover.
 
     Raises:
         EmulatorProblem: `advertise` is not a host.
@@ -35,13 +35,13 @@ class Addresses:
         self.host = host
         self.names = [host]
         self._shown = _reachable(host)
-        self._http_port = 0  # that of `advertise`; 0 if it has none
+        self._http_port = 0  # the port in `advertise`; 0 if it has none
         if advertise is None:
             return
         found = _HOST_AND_PORT.fullmatch(advertise)
         if found is None:
             raise EmulatorProblem(
-                f"{advertise!r} is not a host to tell clients: write NAME, NAME:PORT or"
+                f"{advertise!r} is not a host to announce to clients: write NAME, NAME:PORT or"
                 " [ADDRESS]:PORT"
             )
         name = found["name"] or found["address"]
@@ -50,15 +50,15 @@ class Addresses:
         self._http_port = int(found["port"] or 0)
 
     def listening(self, port: int) -> str:
-        """Where to listen: host and port."""
+        """Return the address to listen on: host and port."""
         return f"{_bracketed(self.host)}:{port}"
 
     def grpc_target(self, port: int) -> str:
-        """Where clients reach gRPC that listens on a port: host and port."""
+        """Return the address at which clients reach gRPC on a port: host and port."""
         return f"{self._shown}:{port}"
 
     def http_url(self, port: int, tls: bool) -> str:
-        """Where clients reach HTTP that listens on a port."""
+        """Return the URL at which clients reach HTTP on a port."""
         return f"{'https' if tls else 'http'}://{self._shown}:{self._http_port or port}"
 
 
@@ -67,5 +67,5 @@ def _bracketed(host: str) -> str:
 
 
 def _reachable(host: str) -> str:
-    """The address to tell clients of this machine."""
+    """Return the address for clients on this machine."""
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, _bracketed(host))  # noqa: S104 - read

@@ -1,6 +1,7 @@
-"""An emulator in another process, by its HTTP port: for commands, test suites and programs.
+"""A client for an emulator in another process, through its HTTP port. For commands, test suites and
+programs.
 
-Knows the requests of the admin endpoint and no more; what they do is in docs/reference/emulator.md.
+It sends the requests of the admin endpoint, which are described in docs/reference/emulator.md.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import Any
 from sfpubsub.emulator.org.problems import EmulatorProblem
 
 DEFAULT_URL = "http://127.0.0.1:7012"
-"""Where `sfpubsub emulator` listens when nothing else is said."""
+"""The default address of `sfpubsub emulator`."""
 
 _PATIENCE_S = 30.0
-"""Longest wait for an answer; they come within milliseconds."""
+"""Longest wait for a response in seconds; responses normally take milliseconds."""
 
-# The app of an org whose seed names none (docs/reference/emulator.md); it opens an emulator and
-# nothing else.
+# The app of an org whose seed defines none (docs/reference/emulator.md). It gives access to an
+# emulator and to nothing else.
 _DEFAULT_APP = {
     "grant_type": "client_credentials",
     "client_id": "emulator",
@@ -33,29 +34,29 @@ _DEFAULT_APP = {
 
 
 class RemoteEmulator:
-    """An emulator that runs elsewhere. Thread-safe.
+    """A client for an emulator in another process. Thread-safe.
 
     Args:
-        url: Its HTTP port, as the `http` of the ready line.
-        access_token: Any token of its org; blank signs in with the default app.
-        ca_file: The authority to trust, with TLS.
+        url: The emulator's HTTP URL, `http` in the ready line.
+        access_token: Any access token of its org; if empty, signs in with the default app.
+        ca_file: PEM file of the certificate authority to trust, for TLS.
 
     Raises:
-        EmulatorProblem: The URL or the file cannot be used.
+        EmulatorProblem: The URL is not valid, or the file cannot be read.
     """
 
     def __init__(
         self, url: str, access_token: str = "", *, ca_file: str | Path | None = None
     ) -> None:
         if not url.startswith(("http://", "https://")):
-            raise EmulatorProblem(f"{url!r} is not the URL of an emulator: give http://host:port")
+            raise EmulatorProblem(f"{url!r} is not the URL of an emulator: use http://host:port")
         self.http_url: str = url.rstrip("/")
         self._token = access_token
         try:
             self._trust = ssl.create_default_context(cafile=str(ca_file)) if ca_file else None
         except OSError as error:
             raise EmulatorProblem(f"the CA file {ca_file} cannot be read: {error}") from error
-        # Asked directly: an emulator is never behind the proxy of the environment.
+        # No proxy: an emulator is never behind the proxy that the environment configures.
         self._open = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._trust)
         ).open
@@ -65,7 +66,7 @@ class RemoteEmulator:
 
     @property
     def access_token(self) -> str:
-        """What opens the org; fetched by the first who needs it."""
+        """The access token; fetched on first use."""
         if not self._token:
             data = urllib.parse.urlencode(_DEFAULT_APP).encode()
             try:
@@ -81,20 +82,20 @@ class RemoteEmulator:
         return self._token
 
     def health(self) -> dict[str, Any]:
-        """What `GET /health` says: topics and managed subscriptions with their counts.
+        """Return the response of `GET /health`: topics and managed subscriptions with their counts.
 
         Raises:
-            EmulatorProblem: Nothing answers. So do all that follow; theirs also say what the
-                emulator refused.
+            EmulatorProblem: The emulator does not respond. All following methods raise it as well,
+                also when the emulator refuses the request.
         """
         return dict(self._ask("GET", "/health", None, {}))
 
     def publish(self, topic: str, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Publish events as the org itself, change events included.
+        """Publish events as the org itself does; change events are allowed.
 
         Args:
             topic: A topic with a schema; not a channel.
-            events: Values by field name; what may be left out is in docs/reference/emulator.md.
+            events: Values by field name; docs/reference/emulator.md lists the optional fields.
 
         Returns:
             `event_id` and `replay_id` (hex) of each, in order.
@@ -103,11 +104,11 @@ class RemoteEmulator:
         return list(self.call("POST", "/admin/publish", body)["results"])
 
     def faults(self) -> list[dict[str, Any]]:
-        """The fault plan and what has happened of it."""
+        """Return the fault plan and its progress."""
         return list(self.call("GET", "/admin/faults")["faults"])
 
     def add_fault(self, kind: str, **arguments: object) -> int:
-        """Add a fault; arguments as of `Fault`.
+        """Add a fault; the arguments are those of `Fault`.
 
         Returns:
             Its number in the plan.
@@ -115,7 +116,7 @@ class RemoteEmulator:
         return int(self.call("POST", "/admin/faults", {"kind": kind, **arguments})["number"])
 
     def switch_off_fault(self, number: int) -> None:
-        """Have a fault happen no more.
+        """Switch a fault off.
 
         Args:
             number: As `add_fault` returned it: its place in `faults`.
@@ -123,19 +124,21 @@ class RemoteEmulator:
         self.call("POST", "/admin/faults", {"off": number})
 
     def now(self) -> float:
-        """The emulator's time, in seconds since 1970 UTC."""
+        """Return the emulator's time, in seconds since 1970 UTC."""
         return float(self.call("GET", "/admin/clock")["now"])
 
     def jump(self, seconds: float) -> float:
-        """Move the emulator's clock on.
+        """Move the emulator's clock forward.
 
         Returns:
-            Its time then, in seconds since 1970 UTC.
+            The emulator's new time, in seconds since 1970 UTC.
         """
         return float(self.call("POST", "/admin/clock", {"jump_s": seconds})["now"])
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """Make a request with the token; what it answers is JSON, None for an empty body."""
+        """Send a request with the token, and return the decoded JSON response, or None if it is
+        empty.
+        """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.access_token}"}
         if data is not None:
@@ -163,7 +166,9 @@ class RemoteEmulator:
 
 
 def _said(error: urllib.error.HTTPError) -> str:
-    """What a refusal says, in whichever shape its area of paths has."""
+    """Return the message of an error response, in any of the formats that the areas of
+    paths use.
+    """
     text = error.read().decode(errors="replace")
     try:
         found = json.loads(text)

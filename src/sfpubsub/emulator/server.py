@@ -1,10 +1,11 @@
-"""Starts and stops an emulator: the surface for tests and for the command.
+"""Start and stop an emulator: the interface for tests and for the command.
 
     with EmulatorServer(data_dir=tmp_path, settings=Settings(keepalive_s=0.2)) as emulator:
         emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "1"}])
         channel = grpc.insecure_channel(emulator.grpc_target)
 
-Holds the pieces together and decides nothing. Invariant: one living emulator per data directory.
+It connects the parts and makes no decisions itself. Invariant: at most one running emulator per
+data directory.
 """
 
 from __future__ import annotations
@@ -51,23 +52,28 @@ from sfpubsub.emulator.page import Pages
 from sfpubsub.emulator.tls import Credentials, credentials
 
 DEFAULT_HOST = "127.0.0.1"
-"""Loopback: an emulator's token is printed and its admin endpoint jumps the clock."""
+"""Loopback, because an emulator prints its token and its admin endpoint can move the clock."""
 
 _STOP_S = 5.0
-"""Longest time that `stop` waits for calls to end; they are cancelled, so it takes milliseconds."""
+"""Longest time in seconds that `stop` waits for calls to end; they are cancelled, so it normally
+takes milliseconds.
+"""
 
 _SPARE_THREADS = 32
-"""Threads for unary calls, and for refusing streams, when all streams are open. Each takes
-milliseconds, so that more would not make them faster; only a `delay_call` holds one for long."""
+"""Threads reserved for unary calls, and for refusing streams, when all stream threads are in use.
+These calls take milliseconds, so more threads would not make them faster; only a `delay_call` fault
+occupies one for long.
+"""
 
 _GRPC_OPTIONS = (
-    ("grpc.so_reuseport", 0),  # else a second server on the port would be silently accepted
-    # A stock server answers pings that come more often than every 5 min with GOAWAY.
+    # Otherwise a second server on the same port would be silently accepted.
+    ("grpc.so_reuseport", 0),
+    # By default, a gRPC server responds with GOAWAY to pings more often than every 5 min.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_concurrent_streams", 1_000),  # per connection, as documented of the service
-    # The limits of the service are below and are enforced with its own errors.
+    # The service's own limits are lower, and are enforced with its own errors.
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
 )
@@ -77,40 +83,40 @@ class EmulatorServer:
     """An emulator of the Pub/Sub API in this process. Thread-safe once started.
 
     Args:
-        data_dir: Where everything durable lives; made when it is not there. Another start on the
-            same directory has the events, positions, credentials and authority of this one.
+        data_dir: Directory for all durable data; created if it does not exist. A later start on the
+            same directory has the same events, positions, credentials and certificate authority.
         host: Address to listen on.
         grpc_port: 0 picks a free one.
         http_port: 0 picks a free one.
         tls: Serve gRPC and HTTP with TLS; clients need `ca_file`.
-        tls_names: Names and addresses that the certificate is valid for, beside those of this
+        tls_names: Names and addresses that the certificate covers, in addition to those of this
             machine and `advertise`.
-        advertise: The host announced to clients, if it is not the one to listen on: of a container
-            its name in the network. A port behind it, such as `localhost:8443`, is that of HTTP as
-            clients reach it.
-        settings: Times and sizes. None is those of the seed, else the defaults; given ones take
-            the place of the seed's altogether.
-        seed: A checked seed or the path of one; None is the default seed, for a fresh directory
-            only.
+        advertise: The host announced to clients, if it differs from `host`: for a container, its
+            name in the network. A port in it, such as `localhost:8443`, is the HTTP port that
+            clients use.
+        settings: Times and sizes. None uses those of the seed, or else the defaults; if given, they
+            replace the seed's settings completely.
+        seed: A checked seed or the path of one, for a new directory only; None for the default
+            seed.
         faults: Programmed failures.
-        clock: The time source; with a ManualClock time stands still.
+        clock: The time source; with a ManualClock, time does not advance by itself.
 
     Attributes:
         bus: The model: topics, events, positions.
-        managed: Managed subscriptions: create, stop, delete, look at.
-        event_channels: Custom channels and what is selected for them: make, change.
-        cometd: The Streaming API: its channels, and who is connected.
-        accounts: Users and connected apps: make, change.
-        records: Objects and their records: make, change, delete, query.
+        managed: Managed subscriptions: create, stop, delete, inspect.
+        event_channels: Custom channels and their members: create, change.
+        cometd: The Streaming API: its channels and connected clients.
+        accounts: Users and connected apps: create, change.
+        records: Objects and their records: create, change, delete, query.
         jobs: Jobs of the Bulk API.
-        faults: Add faults here, and ask `faults.assert_consumed()` at the end.
-        clock: `clock.jump(seconds)` makes time pass.
-        settings: What is in force.
-        access_token, tenant_id: What clients authenticate with.
-        ca_file: The authority to trust; None without TLS.
+        faults: Programmed failures: add them here, and call `faults.assert_consumed()` at the end.
+        clock: The time source; `clock.jump(seconds)` moves it forward.
+        settings: The effective settings.
+        access_token, tenant_id: The credentials for clients. ca_file: PEM file of the certificate
+            authority to trust; None without TLS.
 
     Raises:
-        EmulatorProblem: The seed, the directory or a missing extra prevents it. One line.
+        EmulatorProblem: The seed or the directory cannot be used, or an extra is not installed.
     """
 
     def __init__(
@@ -138,7 +144,7 @@ class EmulatorServer:
         self._ports = (grpc_port, http_port)
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
-        self._closing = contextlib.ExitStack()  # what ends before the store is closed
+        self._closing = contextlib.ExitStack()  # what must end before the store is closed
         self._pool: Workers | None = None
         self._lock_file = claim(self.data_dir)
         try:
@@ -205,23 +211,24 @@ class EmulatorServer:
 
     @property
     def grpc_target(self) -> str:
-        """Where clients reach gRPC: host and port."""
+        """The address at which clients reach gRPC: host and port."""
         return self._addresses.grpc_target(self._ports[0])
 
     @property
     def http_url(self) -> str:
-        """Where clients reach HTTP."""
+        """The URL at which clients reach HTTP."""
         return self._addresses.http_url(self._ports[1], self._tls is not None)
 
     @property
     def instance_url(self) -> str:
-        """The stand-in for the org's own URL."""
+        """The URL that takes the place of the org's instance URL."""
         return self.http_url
 
     @property
     def access_token(self) -> str:
-        """The newest token of the emulator's user, good or not; as long as it is good, the same for
-        the life of the data directory."""
+        """The newest access token of the emulator's user, even if it has expired. It stays the same
+        for the life of the data directory until it expires.
+        """
         return self._sessions.access_token
 
     @property
@@ -231,7 +238,7 @@ class EmulatorServer:
 
     @property
     def ca_file(self) -> Path | None:
-        """The authority that clients must trust; None without TLS."""
+        """The PEM file of the certificate authority that clients must trust; None without TLS."""
         return self._tls.ca_file if self._tls else None
 
     @property
@@ -246,7 +253,7 @@ class EmulatorServer:
     # Life.
 
     def start(self) -> EmulatorServer:
-        """Listen. Can be done once.
+        """Start listening. Can be called once.
 
         Raises:
             EmulatorProblem: A port is in use.
@@ -257,7 +264,7 @@ class EmulatorServer:
                 self._world, self._addresses.host, self._ports[1], context, Pages().routes
             )
             self._pool = Workers(self.settings.max_streams + _SPARE_THREADS, "emulator-call")
-            # Any executor will do, whatever the annotation says: it is asked for `submit` alone.
+            # Any executor works, whatever the annotation says: only `submit` is called.
             self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)  # type: ignore[arg-type]
             servicer = PubSubServicer(self._world)
             add_to_server(servicer, self._grpc)
@@ -271,9 +278,9 @@ class EmulatorServer:
         return self
 
     def stop(self) -> None:
-        """End all calls and give the ports and the directory back. Can be repeated."""
+        """End all calls and release the ports and the directory. Can be called again."""
         if self._grpc is not None:
-            self._grpc.stop(grace=0).wait(_STOP_S)  # with None it would wait in `stop`, for ever
+            self._grpc.stop(grace=0).wait(_STOP_S)  # with None, `stop` could wait forever
         if self._http is not None:
             self.cometd.sessions.stop()
             self._http.stop()
@@ -297,21 +304,21 @@ class EmulatorServer:
     ) -> None:
         self.stop()
 
-    # What tests do to the org.
+    # Changes to the org, for tests.
 
     def publish(self, topic: str, events: Sequence[Mapping[str, Any]]) -> list[Published]:
-        """Encode and publish events, change events included.
+        """Encode and publish events; change events are allowed.
 
         Args:
             topic: A topic with a schema; not a channel.
-            events: Values by field name; see `Schema.encode` for what may be left out.
+            events: Values by field name; `Schema.encode` describes the optional fields.
 
         Returns:
-            One result an event, in order, with event_id and replay_id.
+            One result per event, in order, with event_id and replay_id.
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: A row does not fit; then nothing is published.
+            SchemaProblem: An event does not match the schema; nothing is published.
         """
         return self.bus.publish_values(topic, events)
 
@@ -319,19 +326,21 @@ class EmulatorServer:
         """Publish to a PushTopic (`type`, `sobject`) or a generic channel (`payload`).
 
         Args:
-            channel: `/topic/…` or `/u/…`; made if it is not there.
+            channel: `/topic/…` or `/u/…`; created if it does not exist.
             events: See `Channels.publish`.
 
         Returns:
             The replay ids.
 
         Raises:
-            EmulatorProblem: It is neither, or an event is none.
+            EmulatorProblem: The channel or an event is not valid.
         """
         return self.cometd.channels.publish(channel, events)
 
     def publish_raw(self, topic: str, drafts: Sequence[Draft]) -> list[Published]:
-        """Publish bytes unchecked: payloads that cannot be decoded, unknown schema ids."""
+        """Publish bytes without checks: for payloads that cannot be decoded and unknown
+        schema ids.
+        """
         return self.bus.append(topic, drafts)
 
     def new_token(self) -> str:
@@ -339,14 +348,14 @@ class EmulatorServer:
         return self._sessions.new_token()
 
     def change_schema(self, topic: str, schema_json: str) -> str:
-        """Give a topic another schema, as a field added in the org would; old events keep theirs.
+        """Change a topic's schema, as adding a field in the org would; existing events keep theirs.
 
         Returns:
             The new schema id.
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: It is a channel, or the schema is no schema of an event.
+            SchemaProblem: The topic is a channel, or the schema is not an event schema.
         """
         schema = Schema(schema_json)
         self.bus.change_schema(topic, schema)
@@ -383,7 +392,7 @@ class EmulatorServer:
                 port = server.add_secure_port(address, secrets)
         except RuntimeError as error:
             raise EmulatorProblem(_in_use(address)) from error
-        if port == 0:  # older grpcio says it this way
+        if port == 0:  # older versions of grpcio report a failure this way
             raise EmulatorProblem(_in_use(address))
         return port
 

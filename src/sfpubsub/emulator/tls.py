@@ -1,8 +1,8 @@
-"""TLS for `--tls`: an authority of the data directory's own.
+"""TLS for `--tls`, with a certificate authority that belongs to the data directory.
 
-The authority is made once and kept, so that a client's trust outlives a restart; the certificate
-of the server is made anew at each start. trustme is imported here alone, and only when TLS is
-asked for.
+The authority is created once and kept, so that clients that trust it still do after a restart; the
+server's certificate is created at every start. Only this module imports trustme, and only if TLS is
+enabled.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from sfpubsub.emulator.org.problems import EmulatorProblem
 
 
 class Credentials(NamedTuple):
-    """What a TLS server needs, in PEM for gRPC and as a context for HTTP, and the file that its
-    clients need."""
+    """The key and certificate of a TLS server, as PEM for gRPC and as a context for HTTP, and the
+    CA file for its clients.
+    """
 
     key: bytes
     chain: bytes
@@ -27,12 +28,12 @@ class Credentials(NamedTuple):
 
 
 def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
-    """A certificate for `names` (and localhost, 127.0.0.1 and ::1), signed by the directory's
-    authority.
+    """Return a certificate for `names` (and localhost, 127.0.0.1 and ::1), signed by the
+    directory's authority.
 
     Raises:
-        EmulatorProblem: The extra is not installed, a name cannot be in a certificate, or the kept
-            authority cannot be read.
+        EmulatorProblem: The extra is not installed, a name is not valid in a certificate, or the
+            stored authority cannot be read.
     """
     try:
         import trustme
@@ -62,7 +63,7 @@ def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
         ) from error
     chain = b"".join(part.bytes() for part in server.cert_chain_pems)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2  # as the service
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # as in the service
     server.configure_cert(context)
     return Credentials(server.private_key_pem.bytes(), chain, context, ca_file)
 

@@ -1,7 +1,7 @@
 """The Streaming API: PushTopic and generic events over CometD, with durable replay.
 
-The Pub/Sub API does not carry those. Platform events and change events can be read here as well;
-`sfpubsub.PubSubClient` is the newer way to read them.
+The Pub/Sub API does not deliver those. Platform events and change events can be read here as well,
+but `sfpubsub.PubSubClient` is the newer way.
 """
 
 from sfpubsub.streaming.aio import AsyncStreamingClient

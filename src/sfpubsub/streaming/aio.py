@@ -1,4 +1,4 @@
-"""The streaming client for asyncio: the same driver, awaited. Nothing here blocks the loop."""
+"""The streaming client for asyncio. It uses the same driver and never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from sfpubsub.streaming.driver import StreamingDriver
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.positions import ReplayStart
 
-# After this many messages that were queued already, the other tasks of the loop get their turn: a
-# few tenths of a millisecond. A turn costs as much as a dozen messages.
+# Yield to other tasks of the loop after this many messages that were already queued, which take a
+# few tenths of a millisecond. Yielding costs as much as a dozen messages.
 _TURN = 100
 
 
 class AsyncStreamingClient(StreamingBase):
-    """`StreamingClient` with ``await``; the same arguments, methods and errors.
+    """The asyncio version of `StreamingClient`: the same arguments, methods and errors.
 
-    For one event loop. The replay store may be an `AsyncReplayStore`; a store that may block, such
-    as a file, is called in a thread.
+    Use it in one event loop. The replay store may be an `AsyncReplayStore`; a store that can block,
+    such as a file, is called in a thread.
     """
 
     _AWAITS = True
     _bell: Bell
 
     async def open(self) -> None:
-        """Sign in and connect; as `StreamingClient.open`. Cancelling it closes the client."""
+        """Sign in and connect, like `StreamingClient.open`. Cancelling closes the client."""
         await self._open()
 
     async def close(self) -> None:
-        """Say goodbye to the server; as `StreamingClient.close`."""
+        """Disconnect, like `StreamingClient.close`."""
         await self._close()
 
     async def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
-        """Subscribe to a channel; as `StreamingClient.subscribe`. Cancelling it takes it back."""
+        """Subscribe to a channel, like `StreamingClient.subscribe`. Cancelling undoes it."""
         await self._subscribe(channel, replay)
 
     async def unsubscribe(self, channel: str) -> None:
-        """Unsubscribe; as `StreamingClient.unsubscribe`."""
+        """Unsubscribe from a channel, like `StreamingClient.unsubscribe`."""
         await self._unsubscribe(channel)
 
     async def receive(self, timeout: float | None = None) -> StreamingMessage | None:
-        """Return the next message; as `StreamingClient.receive`. Cancelling it loses nothing."""
-        await next_turn()  # before anything is taken: it may be cancelled
+        """Return the next message, like `StreamingClient.receive`. Cancelling loses no message."""
+        await next_turn()  # before a message is taken, because it may be cancelled
         return await self._receive(timeout)
 
     async def ack(self, message: StreamingMessage) -> None:
-        """Store a message's position; as `StreamingClient.ack`."""
+        """Store a message's position, like `StreamingClient.ack`."""
         await self._ack(message)
 
     @asynccontextmanager
@@ -63,7 +63,7 @@ class AsyncStreamingClient(StreamingBase):
         await self._ack(message)
 
     async def push(self, channel: str, payload: str, user_ids: Sequence[str] = ()) -> int:
-        """Push a generic event through REST; as `StreamingClient.push`."""
+        """Push a generic event through REST, like `StreamingClient.push`."""
         push = partial(self._channels.push, channel, payload, user_ids)
         return await in_thread("sfpubsub-push", push)
 
@@ -90,7 +90,7 @@ class AsyncStreamingClient(StreamingBase):
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        # One thread: a call that was cancelled runs on, and is over before the next one begins.
+        # One thread: a cancelled call keeps running and finishes before the next one starts.
         return ThreadPoolExecutor(1, thread_name_prefix="sfpubsub-store")
 
     async def _stored(self, call: Callable[[], Any]) -> Any:

@@ -1,10 +1,11 @@
-"""Everything that the two faces of the streaming client share: all but the waiting.
+"""The code shared by the synchronous and the asyncio streaming client: everything except waiting.
 
-What waits is written once, as coroutines over `_until` and `_stored`. Here those two block the
-caller's thread, so that no coroutine ever suspends; in the asyncio face they wait in the loop.
+Code that waits is written once, as coroutines that call `_until` and `_stored`. Here those two
+block the caller's thread, so no coroutine ever suspends; the asyncio client overrides them to wait
+in the event loop.
 
-A position is stored when its message is delivered (automatic policy), or when the application acks
-it (manual). It only moves forward, in order of arrival.
+A position is stored when its message is delivered (automatic policy) or when the application acks
+it (manual policy). It only moves forward, in order of arrival.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ logger = logging.getLogger("sfpubsub.streaming")
 
 ReplayPolicy = Literal["automatic", "manual"]
 
-# Earlier versions have no replay and are refused, or treated as the newest.
+# Earlier versions have no replay; the service refuses them or treats them as the newest.
 _VERSION = re.compile(r"(3[7-9]|[4-9]\d|\d{3})\.0")
 
 
 class StreamingBase:
-    """A client of the Streaming API; see the two faces."""
+    """Base class of `StreamingClient` and `AsyncStreamingClient`."""
 
-    _AWAITS = False  # whether the face can await a store
+    _AWAITS = False  # whether this client can await a store
 
     def __init__(
         self,
@@ -69,7 +70,9 @@ class StreamingBase:
         on_gap: Callable[[Gap], None] | None = None,
     ) -> None:
         if replay_policy not in get_args(ReplayPolicy):
-            raise ConfigurationError(f"replay_policy is automatic or manual, not {replay_policy!r}")
+            raise ConfigurationError(
+                f"replay_policy must be automatic or manual, not {replay_policy!r}"
+            )
         if not _VERSION.fullmatch(api_version):
             raise ConfigurationError(f"API version {api_version!r} is not 37.0 or later")
         if is_async(replay) and not self._AWAITS:
@@ -77,12 +80,13 @@ class StreamingBase:
             raise ConfigurationError(f"{name} is an async store: use AsyncStreamingClient")
         self._start, self._store = positions.start_and_store(replay)
         self._keeps = self._store is not None and replay_policy == "automatic"
-        self._kept: dict[str, int] = {}  # `delivery_seq` of the newest position in the store
+        self._kept: dict[str, int] = {}  # `delivery_seq` of the newest stored position, by channel
         sessions = CurrentSession(session)
         http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
         self._channels = GenericChannels(OrgClient(sessions, http), api_version)
         fallback = None if replay_fallback is None else positions.as_number(replay_fallback)
-        order = count(1)  # over all openings: a message from before a reopening is the older one
+        # Continues when the client is reopened, so that messages from before are older.
+        order = count(1)
 
         def new_driver() -> StreamingDriver:
             protocol = StreamingProtocol(
@@ -98,18 +102,19 @@ class StreamingBase:
             return StreamingDriver(protocol, transport, on_gap)
 
         self._new_driver = new_driver
-        self._driver = new_driver()  # one for each opening; this one is never started
+        self._driver = new_driver()  # replaced at each opening; this one is never started
 
     @classmethod
     def from_env(cls, options: Mapping[str, str | None] | None = None, **arguments: Any) -> Self:
-        """Make a client of the ``SFPUBSUB_…`` settings.
+        """Create a client from the ``SFPUBSUB_…`` settings.
 
         Args:
-            options: Settings that go before the environment; as for `PubSubClient.from_env`.
-            arguments: Keyword arguments of the class.
+            options: Settings that take precedence over the environment, as in
+                `PubSubClient.from_env`.
+            arguments: Keyword arguments for the class.
 
         Raises:
-            ConfigurationError: A setting is missing or wrong.
+            ConfigurationError: A setting is missing or not valid.
         """
         settings = Settings.load(options)
         http = {"insecure": settings.insecure, "ca_file": settings.ca_file, "proxy": settings.proxy}
@@ -119,17 +124,17 @@ class StreamingBase:
     @property
     def closed(self) -> bool:
         """Whether the client is closed: not opened yet, closed, or ended by an error."""
-        # By the state, which changes before the error that says why can be received.
+        # Uses the state, which changes before the error with the reason can be received.
         return self._driver.over or self._driver.protocol.state is State.STOPPED
 
     @property
     def subscriptions(self) -> set[str]:
-        """The channels that are subscribed, with their filters."""
+        """The subscribed channels, with their filters."""
         return set() if self.closed else self._driver.protocol.channels.names
 
     @property
     def pending_count(self) -> int:
-        """Messages that were fetched and not yet delivered; errors among them count as well."""
+        """The number of messages fetched but not yet delivered, including queued errors."""
         return len(self._driver.items)
 
     @property
@@ -139,13 +144,13 @@ class StreamingBase:
 
     @property
     def replay_store(self) -> AnyStore | None:
-        """Where positions are kept; None with a fixed start."""
+        """The store that keeps positions; None if the client has a fixed start."""
         return self._store
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'closed' if self.closed else 'open'})"
 
-    # Overridden by the asyncio face.
+    # Overridden by the asyncio client.
 
     def _launch(self, driver: StreamingDriver) -> None:
         driver.start()
@@ -158,11 +163,11 @@ class StreamingBase:
         """Call the store and return its result."""
         return call()
 
-    # What the faces offer.
+    # The operations of both clients.
 
     async def _open(self) -> None:
         if not self.closed:
-            raise LocalProtocolError("the client is open already")
+            raise LocalProtocolError("the client is already open")
         self._driver = self._new_driver()
         self._launch(self._driver)
         await self._ask(StreamingProtocol.open)
@@ -197,12 +202,12 @@ class StreamingBase:
         try:
             driver.step(partial(input_, driver.protocol, call))
             await self._until(lambda: call.is_done or driver.over)
-        except BaseException:  # interrupted or cancelled: the caller would not learn of a success
+        except BaseException:  # interrupted or cancelled: the caller would not see a success
             driver.step(partial(driver.protocol.abandon, call))
             raise
         if call.error is not None:
             raise call.error
-        if not call.is_done:  # the driver ended before it took the input
+        if not call.is_done:  # the driver ended before it processed the input
             self._opened()
 
     def _opened(self) -> StreamingDriver:
@@ -212,7 +217,7 @@ class StreamingBase:
 
     async def _receive(self, timeout: float | None) -> StreamingMessage | None:
         message = await self._next(timeout)
-        # In this order, so that a message queued just before the end is not missed.
+        # Checked in this order, so that a message queued just before the end is not missed.
         if message is None and self._driver.over and not self.has_pending_messages:
             raise LocalProtocolError("the client is closed and there are no pending messages")
         return message
@@ -228,13 +233,16 @@ class StreamingBase:
         if not isinstance(head, StreamingMessage):
             driver.take()
             raise head
-        if self._keeps and head.replay_id is not None:  # first: if it fails, the message stays
+        # First: if this fails, the message stays queued.
+        if self._keeps and head.replay_id is not None:
             await self._ack(head)
         driver.take()
         return head
 
     def _at_once(self) -> Iterator[StreamingMessage]:
-        """Yield what is queued already, if no position is to be stored; cheaper than `_next`."""
+        """Yield the messages that are already queued, if positions need not be stored; cheaper than
+        `_next`.
+        """
         driver = self._driver
         items, popleft, room_at = driver.items, driver.items.popleft, driver.room_at
         while not self._keeps and items and type(head := items[0]) is StreamingMessage:
@@ -246,7 +254,7 @@ class StreamingBase:
     async def _ack(self, message: StreamingMessage) -> None:
         name, number = message.subscription, message.replay_id
         if number is None:
-            raise RemoteProtocolError(f"an event of {name} came without a replay id to keep")
+            raise RemoteProtocolError(f"an event of {name} has no replay id that could be stored")
         if self._store is not None and message.delivery_seq > self._kept.get(name, 0):
             position = positions.as_replay_id(number)
             await self._stored(partial(self._store.set, name, position))

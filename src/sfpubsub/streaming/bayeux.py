@@ -1,6 +1,6 @@
-"""Bayeux messages, the requests that carry them, and the calls that wait for them. No I/O.
+"""Bayeux messages, the requests that contain them, and the calls that wait for them. No I/O.
 
-The rules are those of the Bayeux protocol 1.0 and of Salesforce's Streaming API on top of it.
+Implements the Bayeux protocol 1.0 and the additions of Salesforce's Streaming API.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SUBSCRIBE = "/meta/subscribe"
 UNSUBSCRIBE = "/meta/unsubscribe"
 DISCONNECT = "/meta/disconnect"
 
-# The largest request that is sent, in bytes; at 32,768 the service answers "413::Maximum Request
-# Size Exceeded".
+# Maximum size of a request in bytes; at 32,768 the service responds "413::Maximum Request Size
+# Exceeded".
 MAX_REQUEST = 32_767
 
-# Longest time in a server's advice that is believed, in milliseconds: a day. Salesforce holds a
-# connect for 110 s; Infinity is a number, too.
+# Longest time accepted in a server's advice, in milliseconds: a day. Salesforce holds a connect for
+# 110 s. A limit is needed because JSON numbers may include Infinity.
 _LONGEST = 86_400_000
 
 _NO_MESSAGE = "something that is not a message"
@@ -32,11 +32,11 @@ _NO_MESSAGE = "something that is not a message"
 Message = dict[str, Any]
 
 Answer: TypeAlias = tuple[list[Message], dict[tuple[str, str], Message]]
-"""The events of an answer, and its replies by channel and id."""
+"""The events of a response, and its replies by channel and id."""
 
 
 class Lane(enum.Enum):
-    """Two requests may be in flight: one connect, and one of everything else."""
+    """Two requests may be in flight at a time: one connect, and one of any other kind."""
 
     POLL = "poll"
     ASK = "ask"
@@ -44,51 +44,55 @@ class Lane(enum.Enum):
 
 @dataclass(eq=False)
 class Send:
-    """A request to send. Its answer or failure is reported together with it."""
+    """A request to send. Its outcome is reported together with it."""
 
     lane: Lane
     messages: Sequence[Message]
     body: str
     """The messages as JSON."""
     timeout: float
-    """Seconds that the exchange may take."""
+    """Seconds allowed for request and response."""
     due: float
-    """When the protocol cuts it; later than the timeout if a session must be fetched first."""
+    """When the protocol cancels the request; later than the timeout if a session must be fetched
+    first.
+    """
     refused: Any = None
-    """The session that the server refused: send the request with another one."""
+    """The session that the server refused; the request must use another one."""
     session: Any = None
     """The session it was sent with; set by the transport."""
     is_cut: bool = False
-    """Whether its answer no longer matters. If it is not on its way yet, it is not sent."""
+    """Whether the request is cancelled: its response is ignored, and if it has not been sent yet,
+    it is not sent.
+    """
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Break the connection of a request, whose failure is reported like any other."""
+    """Cancel a request by breaking its connection; its failure is reported like any other."""
 
     request: Send
 
 
-# What the protocol wants done, in this order; a gap is to be reported.
+# Commands of the protocol to the driver, which executes them in order; a gap is reported.
 Command: TypeAlias = Send | Cut | Gap
 
 
 class Call:
-    """What a caller waits for: an opening, a subscribe or an unsubscribe."""
+    """An operation that a caller waits for: open, subscribe or unsubscribe."""
 
     error: SfPubSubError | None = None
     is_done: bool = False
 
     def settle(self, error: SfPubSubError | None = None) -> None:
-        """Note that it is done, or why it failed."""
+        """Mark the call as done, or as failed with an error."""
         self.error = error
-        self.is_done = True  # last: other threads look at it
+        self.is_done = True  # set last: other threads read it
 
 
 def advice_of(reply: Message) -> dict[str, Any]:
-    """Return the advice of an answer, as far as it is valid; times in seconds.
+    """Return the valid parts of a response's advice, with times in seconds.
 
-    The keys are those of the wire. A ``reconnect`` that is unknown counts as ``none``.
+    The keys are those of the protocol. An unknown ``reconnect`` is treated as ``none``.
     """
     given, found = reply.get("advice"), {}
     for key, value in given.items() if isinstance(given, Mapping) else ():
@@ -103,14 +107,14 @@ def advice_of(reply: Message) -> dict[str, Any]:
 
 
 def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
-    """Sort an answer into events and replies; return an error if it is not Bayeux.
+    """Split a response into events and replies; return an error if it is not Bayeux.
 
-    Ids alone do not tell them apart: some servers give events ids of their own.
+    Ids cannot distinguish the two: some servers give events ids as well.
     """
     events: list[Message] = []
     replies: dict[tuple[str, str], Message] = {}
     if type(messages) is not list:
-        return broken("no list of messages")
+        return broken("something that is not a list of messages")
     try:
         for message in messages:
             if type(message["channel"]) is not str:
@@ -125,6 +129,6 @@ def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
 
 
 def broken(what: str) -> RemoteProtocolError:
-    """Return the error for an answer that is not Bayeux."""
-    # Proxies and restarting servers send such things, so another try may succeed.
+    """Return the error for a response that is not Bayeux."""
+    # Proxies and restarting servers send such responses, so a retry may succeed.
     return RemoteProtocolError(f"the server sent {what}", retryable=True)

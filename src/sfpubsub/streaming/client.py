@@ -16,44 +16,45 @@ T = TypeVar("T")
 class StreamingClient(StreamingBase):
     """A client of the Streaming API: PushTopics and generic channels, with replay.
 
-    One session, any number of channels, one queue. Thread-safe, except that one thread receives and
-    acks; the replay store is called in that thread and in the one that subscribes. Use it as a
-    context manager, or call `open` and `close`.
+    One session, any number of channels, one queue. Thread-safe, except that only one thread may
+    receive and ack. The replay store is called in that thread and in the one that subscribes. Use
+    the client as a context manager, or call `open` and `close`.
 
     Args:
-        session: A ready session, or an object whose ``get_session`` supplies one.
-        replay: Where channels start: ``NEW_EVENTS`` (-1), ``ALL_EVENTS`` (-2), the id of an event;
-            or the store that knows: a mapping or a `ReplayStore`.
-        replay_fallback: Where a channel continues when its position is refused, at its start and
-            after every reconnect; None to raise `ReplayIdRejectedError`.
-        replay_policy: ``automatic`` stores a message's position just before it is delivered: a
-            crash may lose the message being handled. ``manual`` stores it when `ack` is called: a
-            crash repeats what was not acked.
-        connection_timeout: Seconds without a connection after which `receive` raises, and raises
-            again; the client keeps trying. None for never.
-        max_pending_count: No more is fetched while this many messages wait; at most one answer to
-            a poll comes on top, and what a server sends with its answer to a subscribe. 0 for no
-            bound.
-        json_dumps: Makes the JSON of requests.
-        json_loads: Reads the JSON of answers; raises a ValueError for what is not JSON. Neither is
-            used for sign-ins, whose answers hold secrets, or for `push`.
-        api_version: Of the Streaming API, 37.0 or later.
-        insecure: ``force`` for plaintext to anywhere; to loopback it is always allowed.
+        session: A session, or a provider whose ``get_session`` returns one.
+        replay: Where channels start: ``NEW_EVENTS`` (-1), ``ALL_EVENTS`` (-2), the replay id of an
+            event, or a store of positions: a mapping or a `ReplayStore`.
+        replay_fallback: Where a channel continues if its position is refused, at the start or after
+            a reconnect; None to raise `ReplayIdRejectedError`.
+        replay_policy: ``automatic`` stores a message's position just before it is delivered; after
+            a crash, the message in progress may be lost. ``manual`` stores it when `ack` is called;
+            after a crash, messages that were not acked are delivered again.
+        connection_timeout: Seconds without a connection after which `receive` raises an error,
+            repeated after each further period of this length; the client keeps retrying. None for
+            never.
+        max_pending_count: The client stops fetching while this many messages are pending. The limit
+            can be exceeded by one response to a poll, and by events that the server sends with its
+            response to a subscribe. 0 for no limit.
+        json_dumps: Encodes the JSON of requests.
+        json_loads: Decodes the JSON of responses; must raise ValueError for invalid JSON. Neither
+            function is used for sign-ins, whose responses contain secrets, or for `push`.
+        api_version: Version of the Streaming API, 37.0 or later.
+        insecure: ``force`` allows plaintext to any host; plaintext to loopback is always allowed.
         ca_file: PEM file of certificate authorities to trust instead of the system's.
-        proxy: URL of an HTTP proxy; without it ``https_proxy`` and ``no_proxy`` hold.
-        pace: Times.
-        on_gap: Called with every position that is given up, in a thread of the client's; must not
-            block.
+        proxy: URL of an HTTP proxy; if empty, ``https_proxy`` and ``no_proxy`` are used.
+        pace: Timeouts and delays.
+        on_gap: Called in one of the client's threads with each gap, when a position is given up;
+            must not block.
 
     Raises:
-        ConfigurationError: An argument is wrong.
+        ConfigurationError: An argument is not valid.
     """
 
     def open(self) -> None:
         """Sign in and connect.
 
         Raises:
-            LocalProtocolError: The client is open already.
+            LocalProtocolError: The client is already open.
             AuthenticationError: The credentials or the token were refused.
             StreamUnavailableError: The server cannot be reached, or is too busy.
             SfPubSubError: The server refused for another reason.
@@ -61,35 +62,35 @@ class StreamingClient(StreamingBase):
         _finished(self._open())
 
     def close(self) -> None:
-        """Say goodbye to the server. What was fetched can still be received."""
+        """Disconnect from the server. Messages that were already fetched can still be received."""
         _finished(self._close())
         self._driver.join()
 
     def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
-        """Subscribe to a channel; returns when the server has confirmed it.
+        """Subscribe to a channel, and return when the server has confirmed it.
 
-        A channel that is subscribed already stays as it is.
+        Subscribing to the same channel again has no effect.
 
         Args:
-            channel: ``/topic/NAME``, perhaps with a filter (``?Field='x'``), ``/u/NAME``,
+            channel: ``/topic/NAME``, optionally with a filter (``?Field='x'``), ``/u/NAME``,
                 ``/event/NAME__e``, ``/data/NAME``.
             replay: Where to start; takes precedence over the store and the client's own ``replay``.
-                Without it, and with a store, a channel that was unsubscribed continues after the
-                last message that was fetched.
+                If omitted, and the client has a store, a channel that was unsubscribed continues
+                after the last message fetched.
 
         Raises:
             LocalProtocolError: The channel is not valid, is subscribed with another filter, or is
-                subscribed already and *replay* was given; or the client is closed.
+                already subscribed and *replay* was given; or the client is closed.
             ReplayIdRejectedError: The position was refused, and there is no fallback.
-            TopicNotFoundError: There is no such channel.
-            PermissionDeniedError: The user may not read it.
+            TopicNotFoundError: The channel does not exist.
+            PermissionDeniedError: The user is not allowed to read the channel.
             QuotaExceededError: A limit of the org is reached.
             StreamUnavailableError: There was no connection for ``connection_timeout``.
         """
         _finished(self._subscribe(channel, replay))
 
     def unsubscribe(self, channel: str) -> None:
-        """Unsubscribe; does nothing for a channel that is not subscribed.
+        """Unsubscribe from a channel. Does nothing if it is not subscribed.
 
         Raises:
             LocalProtocolError: The client is closed.
@@ -100,25 +101,25 @@ class StreamingClient(StreamingBase):
         """Return the next message.
 
         Args:
-            timeout: Seconds to wait; None to wait for ever.
+            timeout: Seconds to wait; None to wait forever.
 
         Returns:
-            The message, or None if none came in that time.
+            The message, or None if none arrived within the timeout.
 
         Raises:
             StreamUnavailableError: There was no connection for ``connection_timeout``; call again
                 to keep waiting.
-            ReplayIdRejectedError: After a reconnect a channel's position was refused, and there is
-                no fallback. The channel is no longer subscribed; others continue.
-            AuthenticationError: The token was refused, and no other can be obtained. The client is
-                then closed, as after every error that is not described otherwise here.
-            LocalProtocolError: The client is closed, and nothing is left to receive.
+            ReplayIdRejectedError: A channel's position was refused after a reconnect, and there is
+                no fallback. The channel is no longer subscribed; the others continue.
+            AuthenticationError: The token was refused, and a new one cannot be obtained. This
+                closes the client, as does every error for which nothing else is stated here.
+            LocalProtocolError: The client is closed, and there are no pending messages.
             SfPubSubError: The server ended the connection, or refused a channel.
         """
         return _finished(self._receive(timeout))
 
     def ack(self, message: StreamingMessage) -> None:
-        """Store a message's position, unless that of a later message is stored.
+        """Store a message's position, unless the position of a later message is already stored.
 
         Raises:
             RemoteProtocolError: The message has no position.
@@ -137,14 +138,14 @@ class StreamingClient(StreamingBase):
         Args:
             channel: ``/u/NAME``.
             payload: At most 3,000 characters.
-            user_ids: Who receives it; empty for everybody.
+            user_ids: The users who receive it; empty for everybody.
 
         Returns:
-            How many users received it; -1 for a broadcast.
+            The number of users who received it; -1 for a broadcast.
 
         Raises:
-            TopicNotFoundError: There is no such generic channel.
-            SfPubSubError: As `sfpubsub.auth.rest.OrgClient` raises.
+            TopicNotFoundError: The generic channel does not exist.
+            SfPubSubError: As raised by `sfpubsub.auth.rest.OrgClient`.
         """
         return self._channels.push(channel, payload, user_ids)
 
@@ -162,10 +163,10 @@ class StreamingClient(StreamingBase):
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of this face, which waits in this thread and never suspends."""
+    """Run a coroutine of the synchronous client, which blocks this thread and never suspends."""
     try:
         work.send(None)
     except StopIteration as end:
         result: T = end.value
         return result
-    raise AssertionError("a coroutine of the synchronous face was suspended")
+    raise AssertionError("a coroutine of the synchronous client was suspended")

@@ -1,8 +1,8 @@
-"""Carries out what the protocol decides: one thread for its deadlines, and one for each lane.
+"""Execute the protocol's commands, with one thread for deadlines and one for each lane.
 
-Each input goes to the protocol in the thread where it occurs, under one lock, and the commands that
-follow are carried out there as well; only requests wait for the thread of their lane.
-Nothing is decided here. The application's replay store is not touched here.
+Each input is passed to the protocol in the thread where it occurs, under one lock, and the
+resulting commands are executed there as well; only requests wait for the thread of their lane.
+This module makes no decisions and does not access the application's replay store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sfpubsub.types import Gap
 
 logger = logging.getLogger("sfpubsub.streaming")
 
-# Longest wait for each thread at the end, in seconds; one that is in a DNS lookup is left behind.
+# Longest wait for each thread to end, in seconds; a thread blocked in a DNS lookup is abandoned.
 _JOIN = 1.0
 
 
@@ -32,7 +32,7 @@ class StreamingDriver:
     Args:
         protocol: Owned by the driver.
         transport: The HTTP side; closed at the end.
-        on_gap: Called with every position that is given up; must not block.
+        on_gap: Called with each gap, when a position is given up; must not block.
     """
 
     def __init__(
@@ -43,14 +43,16 @@ class StreamingDriver:
     ) -> None:
         self.protocol = protocol
         self.items = protocol.items
-        """What waits for the application. Only the thread that receives removes items."""
+        """The messages and errors queued for the application. Only the receiving thread removes
+        items.
+        """
         self.over = True
-        """Whether it has ended, or has not started yet."""
+        """Whether the driver has ended, or has not started yet."""
         self._transport = transport
         self._on_gap = on_gap
         self._ring: Callable[[], None]
         self._news = threading.Condition()  # its lock serialises the protocol and its commands
-        self.room_at = protocol.max_pending_count - 1  # how many are left when there is room again
+        self.room_at = protocol.max_pending_count - 1  # queue length at which fetching can resume
         self._jobs = {lane: queue.SimpleQueue[Send | None]() for lane in Lane}
         self._threads: list[threading.Thread] = []
 
@@ -58,23 +60,24 @@ class StreamingDriver:
         """Start the threads; they end with the protocol.
 
         Args:
-            ring: Called in any thread when there may be news for the application; must not block.
+            ring: Called in any thread when there may be something new for the application; must not
+                block.
         """
         self._ring, self.over = ring, False
         work: dict[str, Callable[[], None]] = {"sfpubsub-streaming": self._run}
         work |= {f"sfpubsub-{lane.value}": partial(self._work, lane) for lane in Lane}
         for name, target in work.items():
-            # Daemons: an application that exits without closing is not held up.
+            # Daemon threads, so that an application that exits without closing is not blocked.
             self._threads.append(threading.Thread(target=target, name=name, daemon=True))
             self._threads[-1].start()
 
     def step(self, input_: Callable[[float], None] = lambda _now: None) -> None:
-        """Pass an input, or only the time, to the protocol and carry out its commands.
+        """Pass an input, or only the time, to the protocol and execute its commands.
 
-        Does nothing once it is over.
+        Does nothing after the end.
 
         Raises:
-            LocalProtocolError: The caller broke a rule; nothing has changed.
+            LocalProtocolError: The input is not allowed; nothing has changed.
         """
         with self._news:
             if self.over:
@@ -86,7 +89,7 @@ class StreamingDriver:
             except LocalProtocolError:
                 raise
             except Exception as error:
-                # A bug, ours or a callback's: the application must not wait for ever.
+                # A bug in this package or in a callback: the application must not wait forever.
                 logger.exception("the streaming client failed")
                 failure = StreamUnavailableError(f"the client failed: {error!r}", retryable=False)
                 self.protocol.stop(failure)
@@ -103,7 +106,7 @@ class StreamingDriver:
             self._news.wait_for(condition, timeout)
 
     def take(self) -> None:
-        """Remove the first item. For the thread that receives."""
+        """Remove the first item. Called by the receiving thread."""
         self.items.popleft()
         if len(self.items) == self.room_at:
             self.step()
@@ -134,6 +137,6 @@ class StreamingDriver:
     def _work(self, lane: Lane) -> None:
         while (request := self._jobs[lane].get()) is not None:
             outcome = self._transport.exchange(request)
-            # In the thread that has read it: another processor would have to fetch it first.
+            # In the thread that read the response, whose processor has it in its cache.
             self.step(partial(self.protocol.landed, request, outcome))
         self._transport.drop(lane)

@@ -1,7 +1,8 @@
-"""What a refusal of the Streaming API means: which of our errors it is, and what to do next.
+"""Map refusals of the Streaming API to our errors and to the next step.
 
-By a table, and by ``advice.reconnect`` before it, because codes are overloaded: 401 is a bad token
-at Salesforce and an unknown client elsewhere, 403 an unknown client, a forbidden channel, a limit.
+``advice.reconnect`` takes precedence over the table of codes, because codes are overloaded: 401 is
+an invalid token at Salesforce and an unknown client elsewhere; 403 is an unknown client, a
+forbidden channel, or a limit.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ _LOST = (
 _CHANGED = "something between here and the org drops cookies or changes requests"
 _ENDED = (errors.StreamUnavailableError, "the session with the server has ended")
 
-# How an error begins, our error, the cure. The first row that matches. Salesforce documentation,
-# Streaming API error codes; the number of spaces differs between its pages.
+# Pattern for the start of an error, our error, and what to do. The first match applies. Source:
+# Salesforce documentation, Streaming API error codes; the number of spaces differs between its
+# pages.
 _ERRORS: tuple[tuple[str, type[errors.SfPubSubError], str], ...] = (
     (r"400:.*replayid .*was invalid", errors.ReplayIdRejectedError, _LOST),
     (r"400:.*does not exist", errors.TopicNotFoundError, "check its name and the user's access"),
@@ -46,27 +48,27 @@ _ERRORS: tuple[tuple[str, type[errors.SfPubSubError], str], ...] = (
 
 
 class BayeuxError(errors.StreamError):
-    """A refusal as the server said it; the cause of the error that is raised for it.
+    """A refusal as received from the server; the cause of the error that is raised for it.
 
     Args:
-        response: The whole answer.
+        response: The whole reply.
     """
 
     def __init__(self, response: Message) -> None:
         said = response.get("error")
         self.response = response
         self.error: str = said if isinstance(said, str) else ""
-        """Such as ``403::Unknown client``; its three digits are the ``error_code``."""
+        """For example ``403::Unknown client``; its three digits are the ``error_code``."""
         found = _ERROR.fullmatch(self.error)
         super().__init__(self.error or "no reason given", error_code=found[1] if found else None)
         self.error_args: Any = found[2].split(",") if found and found[2] else []
-        """The part between its colons."""
+        """The part of the error between its colons."""
         self.error_message: Any = found[3] if found else self.error
-        """The part after them."""
+        """The part of the error after the second colon."""
 
     @property
     def reason(self) -> str:
-        """``ext.sfdc.failureReason``, which is closer to the cause; if there is none, the error."""
+        """``ext.sfdc.failureReason``, which is more specific, or else the error."""
         found: Any = self.response
         for part in ("ext", "sfdc", "failureReason"):
             found = found.get(part) if isinstance(found, Mapping) else None
@@ -74,10 +76,10 @@ class BayeuxError(errors.StreamError):
 
 
 class Next(enum.Enum):
-    """What to do after a refusal. The values of the first two are those of ``reconnect``."""
+    """The next step after a refusal. The first two values are those of ``reconnect``."""
 
     RETRY = "retry"
-    """Send it again after a delay."""
+    """Retry the request after a delay."""
     HANDSHAKE = "handshake"
     """Open a new session with the server; the token is valid."""
     RENEW = "renew"
@@ -85,9 +87,11 @@ class Next(enum.Enum):
     BUSY = "busy"
     """Open a new session after a long delay: the server is overloaded."""
     LIMIT = "limit"
-    """The same for a limit of the org; a refused subscribe is about the channel's own limit."""
+    """Like BUSY, for a limit of the org. For a refused subscribe, it is a limit of the channel
+    only.
+    """
     STOP = "stop"
-    """Tell the user."""
+    """Stop and report the error."""
 
 
 _NEXT = {
@@ -103,12 +107,12 @@ def _row(text: str) -> tuple[type[errors.SfPubSubError], str]:
 
 
 def error_for(what: str, refusal: BayeuxError, gap: Gap | None = None) -> errors.SfPubSubError:
-    """Return the error for a refusal, with what the server said as its cause.
+    """Return the error for a refusal, with the server's refusal as its cause.
 
     Args:
         what: What was refused, for the message.
-        refusal: The answer; its reason decides.
-        gap: Of a `ReplayIdRejectedError`.
+        refusal: The refusal; its reason determines the error.
+        gap: The gap to attach to a `ReplayIdRejectedError`.
     """
     said = refusal.reason
     kind, cure = _row(said)
@@ -121,9 +125,11 @@ def error_for(what: str, refusal: BayeuxError, gap: Gap | None = None) -> errors
 
 
 def what_next(refusal: BayeuxError) -> Next:
-    """Decide by the advice first, then by the code; the reason goes before the error."""
+    """Return the next step: by the advice first, then by the code. The reason takes precedence over
+    the error.
+    """
     if refusal.reason.startswith("503:"):
-        return Next.BUSY  # the error beside it may say 401, and a sign-in would be wasted
+        return Next.BUSY  # the error may still say 401, and a sign-in would be useless
     reconnect = advice_of(refusal.response).get("reconnect")
     if reconnect in ("retry", "handshake"):
         return Next(reconnect)
@@ -136,5 +142,5 @@ def what_next(refusal: BayeuxError) -> Next:
 
 
 def concerns_session(refusal: BayeuxError) -> bool:
-    """Whether a refused subscribe is about the session and not about its channel."""
+    """Return whether a refused subscribe concerns the session rather than the channel."""
     return what_next(refusal) in (Next.HANDSHAKE, Next.RENEW, Next.BUSY)

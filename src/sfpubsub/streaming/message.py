@@ -1,4 +1,4 @@
-"""One event of the Streaming API as an application sees it."""
+"""One event of the Streaming API, as delivered to the application."""
 
 from __future__ import annotations
 
@@ -6,49 +6,51 @@ from typing import Any, NamedTuple
 
 
 class StreamingMessage(NamedTuple):  # cheap to make, and there are many
-    """One event: of a PushTopic, a generic channel, a platform event or a change event."""
+    """One event: a PushTopic event, generic event, platform event or change event."""
 
     raw: dict[str, Any]
     """The whole Bayeux message."""
     subscription: str
-    """The channel as it was subscribed, filter included; the key in the replay store."""
+    """The channel as subscribed, including its filter; the key in the replay store."""
     replay_id: int | None
-    """The event's position; None where the server has no replay."""
+    """The event's position; None if the server has no replay."""
     delivery_seq: int
-    """Order of arrival in this client, from 1."""
+    """Sequence number of arrival in this client, starting at 1."""
 
     @property
     def channel(self) -> str:
-        """The channel, without a filter."""
+        """The channel without its filter."""
         return str(self.raw["channel"]).partition("?")[0]
 
     @property
     def data(self) -> Any:
-        """What the server sent: ``event`` with ``sobject``, or ``payload``."""
+        """The event's data as the server sent it; contains ``sobject`` or ``payload``."""
         return self.raw["data"]
 
     @property
     def type(self) -> str | None:
-        """Of a PushTopic event: ``created``, ``updated``, ``deleted`` or ``undeleted``."""
+        """The kind of change of a PushTopic event: ``created``, ``updated``, ``deleted`` or
+        ``undeleted``.
+        """
         found: str | None = _at(self.raw, "data", "event", "type")
         return found
 
     @property
     def sobject(self) -> Any:
-        """Of a PushTopic event: the record's fields; only ``Id`` when it was deleted."""
+        """The record's fields in a PushTopic event; only ``Id`` if it was deleted."""
         return _at(self.raw, "data", "sobject")
 
     @property
     def payload(self) -> Any:
-        """Of a generic event its text; of a platform or change event its fields."""
+        """The text of a generic event, or the fields of a platform or change event."""
         return _at(self.raw, "data", "payload")
 
     @property
     def created_date(self) -> str | None:
-        """When the event was made, as the server wrote it; None if it does not say.
+        """When the event was created, in the server's format; None if the server does not send it.
 
-        An ISO date for PushTopic, generic and platform events, milliseconds since 1970 UTC for
-        change events.
+        PushTopic, generic and platform events have an ISO date; change events have milliseconds
+        since 1970 UTC.
         """
         found = _at(self.raw, "data", "event", "createdDate")
         if found is None:

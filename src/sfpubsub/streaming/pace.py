@@ -1,4 +1,4 @@
-"""How long things may take, and how long to wait after failures."""
+"""Timeouts, and delays after failures."""
 
 from __future__ import annotations
 
@@ -7,28 +7,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pace:
-    """Times in seconds. Scaled down by tests."""
+    """Timeouts and delays in seconds. Tests use shorter ones."""
 
     request: float = 20.0
-    """How long anything but a held connect may take, its answer included; answers usually take
-    less than a second."""
+    """Timeout of every request except a held connect, including its response; responses usually
+    take less than a second.
+    """
     sign_in: float = 60.0
-    """How long fetching a session may take before a handshake; most ways take some seconds."""
+    """Time allowed for fetching a session before a handshake; most sign-in flows take a few
+    seconds.
+    """
     poll: float = 130.0
-    """How long a connect may take while the server has not advised a timeout: Salesforce holds it
-    for up to 110 s."""
+    """Timeout of a connect before the server has advised one: Salesforce holds a connect for up to
+    110 s.
+    """
     poll_factor: float = 1.2
-    """A held connect may take this many times the advised timeout, and a `request` at least."""
+    """The timeout of a held connect is the advised timeout times this factor, but at least
+    `request`.
+    """
     close: float = 5.0
-    """How long the goodbye to the server may take."""
+    """Timeout of the disconnect when the client is closed."""
     backoff_initial: float = 1.0
-    """Ceiling of the first random delay after a failure; a session that lived for less than this is
-    not replaced at once."""
+    """Upper bound of the first random delay after a failure. A session that lasted for less than
+    this is not replaced without a delay.
+    """
     backoff_max: float = 60.0
-    """Ceiling at which the doubling stops."""
+    """Maximum upper bound, at which it is no longer doubled."""
     busy: float = 120.0
-    """Ceiling of the delay after "too busy" and after a limit: the service asks for "a few
-    minutes"."""
+    """Upper bound of the delay after "too busy" and after a limit: the service asks to wait for "a
+    few minutes".
+    """
     renewed: float = 60.0
-    """A session that is refused again this soon after its renewal, without having been useful, is
-    not renewed again: too many sign-ins lock a user out."""
+    """A session that is refused within this time after its renewal, without having worked, is not
+    renewed again: too many sign-ins lock a user out.
+    """

@@ -1,7 +1,7 @@
-"""Where a channel starts, and where its position is kept.
+"""Start positions of channels, and how positions are stored.
 
-The Streaming API's positions are numbers; a replay store holds them as the `ReplayId` of eight
-bytes that the Pub/Sub API uses for the same number, so that every store serves both.
+Positions of the Streaming API are numbers. A replay store holds them as the eight-byte `ReplayId`
+that the Pub/Sub API uses for the same number, so every store works for both.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ ALL_EVENTS = -2
 _BYTES = 8
 
 ReplayStart: TypeAlias = int | Replay
-"""``-1``, ``-2``, an id, or a form that the Pub/Sub client takes: ``latest``, `ReplayOption`, …"""
+"""``-1``, ``-2``, a replay id, or a form that the Pub/Sub client accepts: ``latest``,
+`ReplayOption`, …
+"""
 
 ReplaySource: TypeAlias = ReplayStart | MutableMapping[str, Any] | AnyStore
 
 
 def as_replay_id(number: int) -> ReplayId:
-    """Return the form in which a store keeps a position."""
+    """Return a position in the form that stores use."""
     return ReplayId(number.to_bytes(_BYTES, "big"))
 
 
 def as_number(start: ReplayStart, channel: str = "a channel") -> int:
-    """Return a start as the Streaming API has it: ``-1``, ``-2`` or an id.
+    """Return a start position in the form of the Streaming API: ``-1``, ``-2`` or a replay id.
 
     Raises:
         ConfigurationError: The start is not valid.
@@ -48,14 +50,14 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
         return NEW_EVENTS if found.preset is ReplayPreset.LATEST else ALL_EVENTS
     if len(bytes(found.replay_id)) != _BYTES:
         raise ConfigurationError(
-            f"the position kept for {channel} is not one of the Streaming API: delete it to start "
-            f"over, or use another store"
+            f"the position stored for {channel} is not a position of the Streaming API: delete it "
+            f"to start over, or use another store"
         )
     return int.from_bytes(bytes(found.replay_id), "big")
 
 
 def start_and_store(replay: ReplaySource) -> tuple[int, AnyStore | None]:
-    """Return where channels start that no store knows, and the store if *replay* is one.
+    """Return the start position of channels that are in no store, and the store if *replay* is one.
 
     Raises:
         ConfigurationError: *replay* is neither a start nor a store.

@@ -1,12 +1,13 @@
-"""One client's session with a Bayeux server: decides everything, does nothing.
+"""The state machine of one client's session with a Bayeux server. Makes all decisions, performs no
+actions.
 
-After each input, `tick` says what is to be done. There is no I/O, clock or thread here. Not
-thread-safe; the driver serialises.
+After each input, `tick` returns the commands to execute. There is no I/O, clock or thread here. Not
+thread-safe; the driver serialises all calls.
 
-A session is in doubt as soon as an answer may have been lost: the server forgets events once it has
-sent them, so continuing in the same session could skip some. Then a new session is opened, every
-channel is subscribed again after its last queued event, and what was lost comes again. A channel
-without any known id has nothing to continue from; that is a `Gap`.
+A session cannot be trusted once a response may have been lost: the server forgets events after
+sending them, so continuing in the same session could skip some. In that case a new session is
+opened, and every channel is subscribed again after its last queued event, so that lost events are
+sent again. A channel without a known replay id cannot resume; that is reported as a `Gap`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ logger = logging.getLogger("sfpubsub.streaming")
 
 
 class State(enum.Enum):
-    """Of the session."""
+    """The state of the session."""
 
     WAITING = "no session; waiting for the next attempt"
     OPENING = "a handshake or the first connect is in flight"
-    CONNECTED = "polling, or resting because the queue is full"
-    CLOSING = "the goodbye is in flight, or about to be"
+    CONNECTED = "polling, or paused because the queue is full"
+    CLOSING = "the disconnect is in flight, or about to be sent"
     STOPPED = "over"
 
 
@@ -42,16 +43,17 @@ _ENDING = (State.CLOSING, State.STOPPED)
 
 
 class StreamingProtocol:
-    """The state of one client.
+    """The protocol state of one client.
 
     Args:
-        pace: Times.
-        dumps: Makes JSON.
-        chance: Returns a random number from 0 to 1, which decides about half of each delay, so that
-            many clients do not come back together.
+        pace: Timeouts and delays.
+        dumps: Encodes JSON.
+        chance: Returns a random number from 0 to 1, which determines half of each delay, so that
+            many clients do not reconnect at the same time.
         connection_timeout: Seconds without a connection after which the application gets an error,
-            and another after as long again; None or 0 for never.
-        max_pending_count: No connect is sent while this many messages wait; 0 or less for no bound.
+            repeated after each further period of this length; None or 0 for never.
+        max_pending_count: No connect is sent while this many messages are pending; 0 or less for no
+            limit.
         fallback: Where a channel continues if its position is refused; None to report an error.
         order: Numbers messages in their order of arrival.
     """
@@ -69,54 +71,56 @@ class StreamingProtocol:
     ) -> None:
         self.state = State.WAITING
         self.items = Items()
-        """What waits for the application, which takes from the left."""
+        """The queue of messages and errors for the application, which removes them from
+        the left.
+        """
         self.max_pending_count = max_pending_count
         self._out: list[Command] = []
         self.channels: Subscriptions = Subscriptions(
             dumps, fallback, order or count(1), self.items, self._out
         )
         self._pace, self._dumps, self._chance = pace, dumps, chance
-        self._now = 0.0  # of the input that is being taken
+        self._now = 0.0  # time of the current input
         self._opener: Call | None = None
         # The session.
-        self._ids = count(1)  # of messages
+        self._ids = count(1)  # message ids
         self._client_id = ""  # empty while there is no session
-        self._advice: dict[str, Any] = {}  # of the server; later parts replace earlier ones
-        self._flying: dict[Lane, Send] = {}  # the requests whose outcome is not known yet
-        self._connected_at = math.inf  # when this session was
+        self._advice: dict[str, Any] = {}  # the server's advice; later values replace earlier ones
+        self._flying: dict[Lane, Send] = {}  # the requests in flight
+        self._connected_at = math.inf  # when this session was connected
         self._next_at = math.inf  # when the next handshake, or the next connect, may be sent
         self._close_by = math.inf
-        self._refused: Any = None  # the last token that was refused, if there was one
-        self._refused_at = -math.inf  # when that was; reset once a new one has proved useful
-        # The outage.
+        self._refused: Any = None  # the last session that was refused, if any
+        self._refused_at = -math.inf  # when that was; reset once a new session has worked
+        # The current outage.
         self._patience = connection_timeout or math.inf
-        self._trouble: errors.SfPubSubError | None = None  # the last failure, while not all is well
-        self._delays = 0  # since everything was well
+        self._trouble: errors.SfPubSubError | None = None  # the last failure of the current outage
+        self._delays = 0  # delays since the last outage ended
         self._tell_at = math.inf  # when to report to the application
         self._told: errors.SfPubSubError | None = None  # the error that was reported last
 
     # Inputs. Those about channels are methods of `channels`.
 
     def open(self, call: Call, now: float) -> None:
-        """Begin; the call is settled when the first connect is answered."""
+        """Start; the call is settled when the first connect is answered."""
         self._opener, self._next_at = call, now
 
     def abandon(self, call: Call, now: float) -> None:
-        """Take back what *call* asked for: nobody waits for it any more."""
+        """Undo what *call* asked for, because nobody waits for it any more."""
         if call is self._opener:
             self.close(now)
         else:
             self.channels.give_up(errors.LocalProtocolError("the caller was interrupted"), call)
 
     def close(self, now: float) -> None:
-        """Say goodbye to the server, then stop."""
+        """Disconnect from the server, then stop."""
         if self.state not in _ENDING:
             self.state, self._close_by = State.CLOSING, now + self._pace.close
             if not self._client_id:
                 self.stop()
 
     def stop(self, error: errors.SfPubSubError | None = None) -> None:
-        """Stop without a goodbye, and tell the application why if there is an error."""
+        """Stop without a disconnect, and report *error* to the application if there is one."""
         self.state, self._close_by = State.STOPPED, math.inf
         self._cut()
         reason = error or errors.LocalProtocolError("the client was closed")
@@ -127,7 +131,7 @@ class StreamingProtocol:
         self.channels.give_up(reason)
 
     def landed(self, request: Send, outcome: Answer | errors.SfPubSubError, now: float) -> None:
-        """Take an answer, or the error that came instead."""
+        """Handle the outcome of a request: a response or an error."""
         self._now = now
         del self._flying[request.lane]
         if not isinstance(outcome, errors.SfPubSubError):
@@ -138,7 +142,9 @@ class StreamingProtocol:
             self.stop()
 
     def tick(self, now: float) -> list[Command]:
-        """Return what is to be done: after an input, at `deadline`, when there is room again."""
+        """Return the commands to execute. Call it after an input, at `deadline`, and when the queue
+        has room again.
+        """
         self._now = now
         if self.state is State.CLOSING and now >= self._close_by:
             self.stop()
@@ -155,7 +161,7 @@ class StreamingProtocol:
 
     @property
     def deadline(self) -> float:
-        """When to call `tick`, in the same seconds; infinite for never."""
+        """When to call `tick`, on the same clock; infinite for never."""
         if self.state in _ENDING:
             return self._close_by
         next_at = self._next_at if self._may_go_on() else math.inf
@@ -170,12 +176,12 @@ class StreamingProtocol:
         if self.state is State.WAITING:
             return not self._flying
         is_full = 0 < self.max_pending_count <= len(self.items)
-        # What waits for a subscribe's answer is in no queue that has a bound.
+        # Events that wait for a subscribe's response are in a queue without a limit.
         rests = is_full or self.channels.are_overtaken or Lane.POLL in self._flying
         return self.state is State.CONNECTED and not rests
 
     def _go_on(self) -> None:
-        """Send what can be sent now."""
+        """Send the requests that can be sent now."""
         if self._may_go_on() and self._now >= self._next_at:
             if self.state is State.CONNECTED:
                 self._connect(is_first=False)
@@ -189,7 +195,7 @@ class StreamingProtocol:
                 self._send(Lane.ASK, asked)
 
     def _message(self, channel: str, **fields: Any) -> Message:
-        """Return a message of this session; outside of one, it has no client id."""
+        """Return a message of this session; without a session, it has no client id."""
         session = {"clientId": self._client_id} if self._client_id else {}
         return {"channel": channel, "id": str(next(self._ids)), **session, **fields}
 
@@ -215,7 +221,9 @@ class StreamingProtocol:
     def _send(
         self, lane: Lane, messages: Sequence[Message], *, held: float = 0.0, before: float = 0.0
     ) -> None:
-        """Send a request that may be *held*; *before* is what fetching a token may take."""
+        """Send a request that the server may hold for *held* seconds; *before* is the time allowed
+        for fetching a token.
+        """
         timeout = max(held, self._pace.request)
         due = self._now + before + timeout
         request = Send(lane, messages, self._dumps(messages), timeout, due, self._refused)
@@ -223,7 +231,7 @@ class StreamingProtocol:
         self._out.append(request)
 
     def _cut(self) -> None:
-        """Give up what is in flight."""
+        """Cancel the requests in flight."""
         for request in self._flying.values():
             if not request.is_cut:
                 request.is_cut = True
@@ -231,13 +239,15 @@ class StreamingProtocol:
 
     @property
     def _is_shared(self) -> bool:
-        """Whether the server sees several clients behind the cookies: then it holds no connect."""
+        """Whether the server sees several clients with the same cookies; it then does not hold
+        connects.
+        """
         return self._advice.get("multiple-clients") is True
 
     @property
     def _interval(self) -> float:
         """Seconds to wait before the next connect."""
-        # Connects that are not held must not become a loop.
+        # Connects that are not held must not turn into a busy loop.
         least = self._pace.backoff_initial if self._is_shared else 0.0
         interval: float = self._advice.get("interval", 0.0)
         return max(interval, least)
@@ -245,7 +255,7 @@ class StreamingProtocol:
     # Answers.
 
     def _is_over_for(self, request: Send) -> bool:
-        """Whether the outcome of a request no longer matters."""
+        """Return whether the outcome of a request no longer matters."""
         return request.is_cut or self.state not in (State.OPENING, State.CONNECTED)
 
     def _answered(
@@ -255,12 +265,15 @@ class StreamingProtocol:
         for reply in replies.values():
             self._advice |= advice_of(reply)
         if self._is_shared and not was_shared:
-            logger.warning("the server sees several clients behind one cookie and holds no poll")
-        # Replies first, so that events beside the answer to a subscribe are those of an active
-        # channel. A goodbye goes before them: they are about a session that is over.
+            logger.warning(
+                "the server sees several clients with the same cookie and does not hold polls"
+            )
+        # Handle replies first, so that a channel is active before the events that arrive with its
+        # subscribe reply. A disconnect from the server comes before the replies, which belong to
+        # the ended session.
         is_goodbye = any(channel == bayeux.DISCONNECT for channel, _ in replies)
         if is_goodbye and not self._is_over_for(request):
-            error = errors.StreamUnavailableError("the server said goodbye")
+            error = errors.StreamUnavailableError("the server ended the session")
             self._fail(error, Next.HANDSHAKE)
         else:
             self._hear(request, replies)
@@ -272,7 +285,7 @@ class StreamingProtocol:
     def _hear(self, request: Send, replies: dict[tuple[str, str], Message]) -> None:
         for message in request.messages:
             if self._is_over_for(request):
-                return  # perhaps because of the reply before
+                return  # perhaps because of the previous reply
             channel = message["channel"]
             reply = replies.get((channel, message["id"]), {})
             if "successful" not in reply:
@@ -308,7 +321,8 @@ class StreamingProtocol:
         if self._opener is not None:
             self._opener.settle()
             self._opener = None
-        if advice_of(reply).get("reconnect") in ("handshake", "none"):  # although it succeeded
+        # Although the connect succeeded.
+        if advice_of(reply).get("reconnect") in ("handshake", "none"):
             self._refuse("going on", BayeuxError(reply), request)
 
     # Failures.
@@ -324,13 +338,13 @@ class StreamingProtocol:
         self._fail(error, step)
 
     def _fail(self, error: errors.SfPubSubError, step: Next | None = None) -> None:
-        """Recover from a failure: as the server advises, or without advice with a new session."""
+        """Recover from a failure: as the server advises, or else with a new session."""
         if step is None and not error.retryable:
             step = Next.STOP
         if step is Next.STOP or (self._opener is not None and step is not Next.RENEW):
             self.stop(error)
             return
-        if self._trouble is None:  # an outage begins
+        if self._trouble is None:  # an outage starts
             self._tell_at = self._now + self._patience
         self._trouble = error
         delay = self._interval
@@ -339,13 +353,15 @@ class StreamingProtocol:
             delay = max(delay, self._delay(is_busy=step in (Next.BUSY, Next.LIMIT)))
         logger.info("%s; trying again in %.1f s", error, delay)
         self._next_at = self._now + delay
-        if step is not Next.RETRY or self.state is not State.CONNECTED:  # the session is given up
+        if step is not Next.RETRY or self.state is not State.CONNECTED:  # give up the session
             self.state, self._client_id, self._connected_at = State.WAITING, "", math.inf
             self._cut()
             self.channels.lost()
 
     def _delay(self, *, is_busy: bool) -> float:
-        """Return the next delay: doubled each time, and long for a busy server."""
+        """Return the next delay: its upper bound is doubled each time, and higher for a busy
+        server.
+        """
         doubled = self._pace.backoff_initial * 2 ** min(self._delays, 30)
         self._delays += 1
         ceiling = self._pace.busy if is_busy else min(self._pace.backoff_max, doubled)
@@ -357,7 +373,8 @@ class StreamingProtocol:
             f"no connection for {self._patience:g} s, and still trying: {self._trouble}"
         )
         error.__cause__ = self._trouble
-        if self._told is None or self._told not in self.items:  # one is enough if nobody receives
+        # One is enough if nobody receives messages.
+        if self._told is None or self._told not in self.items:
             self.items.append(error)
             self._told = error
         self.channels.give_up(error)

@@ -1,11 +1,11 @@
-"""The half of the protocol that is about channels: which to ask for, what each answer means, how
-far each has come. Like the other half, it has no I/O and no clock.
+"""The part of the protocol that handles channels: which requests to send, what each reply means,
+and the position of each channel. Like the rest of the protocol, it has no I/O and no clock.
 
-Whether a channel is wanted and whether it is active at the server are two flags; whatever makes
-them equal is asked for, one request at a time.
+Two flags record whether the application wants a channel and whether it is active at the server.
+When they differ, a request is sent to make them equal, one at a time.
 
-Invariant: a channel resumes after the last message that was queued, so that what is queued and not
-yet read does not come twice. Only the application's store says what was read.
+Invariant: a channel resumes after the last message that was queued, so queued messages are not
+delivered twice. Only the application's store records what was processed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from sfpubsub.types import Gap, GapReason
 
 logger = logging.getLogger("sfpubsub.streaming")
 
-# Room for everything else in a subscribe, in bytes; a client id has about 30.
+# Bytes reserved in a subscribe request for everything except channel and filter; a client id has
+# about 30.
 _ROOM = 500
 
 Items = deque[StreamingMessage | SfPubSubError]
@@ -36,37 +37,39 @@ class Channel:
     """One subscription."""
 
     name: str
-    """As the caller wrote it, with its filter; the key in a store."""
+    """The channel as the caller wrote it, with its filter; the key in a store."""
     path: str
-    """The name without the filter, as positions and events have it."""
+    """The name without the filter, as in positions and events."""
     position: int
-    """Where to subscribe from: its start, then the id of the last message that was queued."""
+    """Where to subscribe from: first its start, then the replay id of the last queued message."""
     call: Call | None
-    """The caller that waits for the first subscribe, or for the unsubscribe."""
+    """The call that waits for the first subscribe or for the unsubscribe."""
     is_wanted: bool = True
     is_active: bool = False
     """Whether it is subscribed in this session."""
     asked: Message | None = None
-    """The message about it that is in flight."""
+    """The subscribe or unsubscribe message in flight."""
     is_live: bool = False
-    """Whether its events count: from the server's confirmation until the next subscribe is sent, so
-    also after the end of the session."""
+    """Whether its events are accepted: from the server's confirmation until the next subscribe is
+    sent, including the time after the session has ended.
+    """
     early: list[Message] = field(default_factory=list)
-    """Events that came before the confirmation, which may carry older ones; dropped if that is
-    lost."""
+    """Events that arrived before the confirmation. They are held back, because the confirmation may
+    come with older events, and dropped if it is lost.
+    """
 
     def gap(self, reason: GapReason, error_code: str | None = None) -> Gap:
-        """Return what is lost if the channel continues from somewhere else."""
+        """Return the gap that results if the channel continues from another position."""
         after = as_replay_id(self.position) if self.position >= 0 else None
         return Gap(reason, self.name, after=after, error_code=error_code)
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is unsubscribed at the server as well. It is kept for its position."""
+        """Whether the channel is also unsubscribed at the server. It is kept for its position."""
         return not (self.is_wanted or self.is_active or self.asked)
 
     def tell(self, error: SfPubSubError | None = None) -> None:
-        """Settle the call that waits, if any."""
+        """Settle the waiting call, if any."""
         if self.call is not None:
             self.call.settle(error)
             self.call = None
@@ -74,53 +77,55 @@ class Channel:
 
 @dataclass(eq=False)
 class Subscriptions:
-    """The channels of one client, asked for and answered."""
+    """The channels of one client, their requests and their replies."""
 
     dumps: Callable[[Any], str]
-    """Makes JSON."""
+    """Encodes JSON."""
     fallback: int | None
-    """Where a channel continues if its position is refused; None to tell the application."""
+    """Where a channel continues if its position is refused; None to report an error."""
     order: Iterator[int]
     """Numbers messages in their order of arrival."""
     items: Items
     """The application's queue."""
     out: list[Command]
-    """Where gaps go."""
+    """The list to which gaps are added."""
     has_replay: bool = True
-    """Whether the server of this session continues from a position."""
+    """Whether the server supports replay in this session."""
     _by_path: dict[str, Channel] = field(default_factory=dict)
 
     @property
     def names(self) -> set[str]:
-        """The channels that the server has confirmed, or that are being resumed."""
-        channels = self._by_path.copy().values()  # for the application's threads
+        """The channels that are confirmed by the server or being resumed."""
+        # A copy, because the application's threads call this.
+        channels = self._by_path.copy().values()
         return {item.name for item in channels if item.is_wanted == (item.call is None)}
 
     @property
     def are_complete(self) -> bool:
-        """Whether all that are wanted are active."""
+        """Whether all wanted channels are active."""
         return all(item.is_active or not item.is_wanted for item in self._by_path.values())
 
     @property
     def are_overtaken(self) -> bool:
-        """Whether events wait for the answer to a subscribe."""
+        """Whether events wait for the reply to a subscribe."""
         return any(item.early for item in self._by_path.values())
 
     def subscribe(
         self, name: str, start: int, call: Call, *, rewind: bool, resumes: bool = False
     ) -> None:
-        """Want a channel.
+        """Mark a channel as wanted.
 
         Args:
-            name: The channel, perhaps with a filter.
-            start: Where; ignored for a channel that is subscribed already.
-            call: Settled by the server's answer.
+            name: The channel, optionally with a filter.
+            start: The start position; ignored if the channel is already subscribed.
+            call: Settled by the server's reply.
             rewind: Whether the caller insists on *start*.
-            resumes: Whether a channel that was unsubscribed continues where it was left, so that
-                what is still queued does not come twice.
+            resumes: Whether a channel that was unsubscribed continues after its last message, so
+                that messages that are still queued are not delivered twice.
 
         Raises:
-            LocalProtocolError: The channel is not valid, or is subscribed in another way.
+            LocalProtocolError: The channel is not valid, or is already subscribed in a different
+                way.
         """
         channel, path = self._find(name), name.partition("?")[0]
         if channel is None or not (channel.is_wanted or channel.call):
@@ -129,15 +134,15 @@ class Subscriptions:
             left = channel.position if channel is not None and resumes else NEW_EVENTS
             self._by_path[path] = Channel(name, path, start if left < 0 else left, call)
         elif rewind or channel.call is not None:
-            raise LocalProtocolError(f"{name} is subscribed already: unsubscribe it first")
+            raise LocalProtocolError(f"{name} is already subscribed: unsubscribe it first")
         else:
             call.settle()
 
     def unsubscribe(self, name: str, call: Call) -> None:
-        """Want a channel no longer; does nothing for one that is not subscribed.
+        """Mark a channel as no longer wanted. Does nothing if it is not subscribed.
 
         Raises:
-            LocalProtocolError: The channel is not valid, or another call about it is under way.
+            LocalProtocolError: The channel is not valid, or another call for it is in progress.
         """
         channel = self._find(name)
         if channel is None:
@@ -164,7 +169,9 @@ class Subscriptions:
     # Requests and answers.
 
     def requests(self, message: Callable[..., Message]) -> list[Message]:
-        """Return what to ask for now: as many messages as fit into one request."""
+        """Return the subscribe and unsubscribe messages to send now, as many as fit into one
+        request.
+        """
         asked: list[Message] = []
         size = 0
         for channel in self._by_path.values():
@@ -187,10 +194,10 @@ class Subscriptions:
         return asked
 
     def heard(self, asked: Message, refusal: BayeuxError | None) -> None:
-        """Take the answer to a subscribe or unsubscribe, if it is not about the session."""
+        """Handle the reply to a subscribe or unsubscribe, unless it concerns the session."""
         channel = self._by_path.get(asked["subscription"].partition("?")[0])
         if channel is None or channel.asked is not asked:
-            return  # given up, and perhaps subscribed again meanwhile
+            return  # given up, and perhaps subscribed again in the meantime
         channel.asked = None
         is_subscribe = asked["channel"] == SUBSCRIBE
         if refusal is None:
@@ -217,25 +224,27 @@ class Subscriptions:
             channel.position = self.fallback
         else:
             del self._by_path[channel.path]
-            if channel.call is None:  # nobody waits, so the reader must see it
+            if channel.call is None:  # no caller waits, so the error goes into the queue
                 self.items.append(error)
             channel.tell(error)
 
     def lost(self) -> None:
-        """Note that the session is gone, so that everything is to be asked for again."""
+        """Handle the loss of the session: all channels must be subscribed again."""
         for channel in self._by_path.values():
             channel.is_active, channel.asked = False, None
             self._forget(channel)
 
     def give_up(self, error: SfPubSubError, call: Call | None = None) -> None:
-        """Have callers wait no longer, or one of them; what they want must not happen later."""
+        """Fail all waiting calls, or one of them; what they asked for must not take
+        effect later.
+        """
         for channel in self._by_path.values():
             if channel.call is not None and call in (None, channel.call):
                 channel.is_wanted = False
                 channel.tell(error)
 
     def _forget(self, channel: Channel) -> None:
-        """Tell who unsubscribes that the server does not have the channel any more."""
+        """Settle a waiting unsubscribe if the server no longer has the channel."""
         if channel.is_gone:
             channel.tell()
 
@@ -246,16 +255,18 @@ class Subscriptions:
     # Events.
 
     def arrived(self, events: list[Message]) -> None:
-        """Queue events, and note how far they reach.
+        """Queue events, and advance the positions of their channels.
 
         Args:
-            events: Of one answer; what came before a subscribe's answer follows them.
+            events: The events of one response; earlier events that waited for a subscribe's reply
+                are queued after them.
         """
         for item in self._by_path.values():
             if item.early and item.is_live:
                 events, item.early = events + item.early, []
-        path = None  # of the event before
-        put, make, order = self.items.append, tuple.__new__, self.order  # there are many events
+        path = None  # path of the previous event
+        # Local names are faster: there are many events.
+        put, make, order = self.items.append, tuple.__new__, self.order
         for event in events:
             if event["channel"] != path:
                 path = event["channel"]
@@ -269,7 +280,7 @@ class Subscriptions:
                 number = event["data"]["event"]["replayId"]
             except (KeyError, TypeError):
                 number = None
-            if type(number) is not int or number < 0:  # True is an int to isinstance
+            if type(number) is not int or number < 0:  # isinstance would accept True
                 number = None
             elif channel is not None:
                 channel.position = number

@@ -1,6 +1,8 @@
-"""Long polling over HTTP: two connections with the same cookies, each kept and each cut at will.
+"""Long polling over HTTP: two persistent connections with the same cookies, each of which can be
+cut.
 
-Requests go to the org alone, bounded as every other request of this package (`sfpubsub.auth.http`).
+Requests go only to the org, with the same limits as every other request of this package
+(`sfpubsub.auth.http`).
 """
 
 from __future__ import annotations
@@ -16,16 +18,17 @@ from sfpubsub.errors import RemoteProtocolError, SfPubSubError, StreamUnavailabl
 from sfpubsub.streaming import bayeux
 from sfpubsub.streaming.bayeux import Lane, Send
 
-# Largest answer that is read, in bytes: some thousand events of the largest kind, 1 MB each, would
-# not fit; the service was seen to send a few hundred kB.
+# Largest response accepted, in bytes. A thousand events of the maximum size, 1 MB each, would not
+# fit; the service has been seen to send a few hundred kB.
 MAX_BYTES = 64 * 1024 * 1024
 
 
 class LongPolling:
-    """The HTTP side of one client. One thread a lane; `cut` from any.
+    """The HTTP connections of one client. Each lane is used by one thread; `cut` may be called from
+    any.
 
     Args:
-        http: Makes the requests.
+        http: Sends the requests.
         path: The path of every request.
         sessions: Supplies the tokens.
         loads: Parses JSON.
@@ -34,15 +37,16 @@ class LongPolling:
     def __init__(
         self, http: HttpClient, path: str, sessions: CurrentSession, loads: Callable[[str], Any]
     ) -> None:
-        from http.cookiejar import CookieJar  # here: it loads more than all of ours
+        # Imported here: it loads more code than this whole package.
+        from http.cookiejar import CookieJar
 
         self._insecure, self._path = http.insecure, path
         self._sessions, self._loads = sessions, loads
-        cookies = CookieJar()  # of both lines: the server knows its session by them
+        cookies = CookieJar()  # shared by both connections: they identify the session to the server
         self._lines = {lane: Line(http, cookies, MAX_BYTES) for lane in Lane}
 
     def exchange(self, request: Send) -> bayeux.Answer | SfPubSubError:
-        """Send a request; return what came back, or the error that came instead."""
+        """Send a request, and return its response or an error."""
         try:
             request.session = self._sessions.get_session(request.refused)
             text = self._post(request)
@@ -53,8 +57,8 @@ class LongPolling:
         except SfPubSubError as error:
             return error
         except Exception as error:  # noqa: BLE001  # a JSON function is anyone's code
-            # Its text may quote the answer or the request.
-            return RemoteProtocolError(f"an answer could not be read: {type(error).__name__}")
+            # The exception's text may quote the response or the request.
+            return RemoteProtocolError(f"a response could not be read: {type(error).__name__}")
 
     def _post(self, request: Send) -> str:
         session, line = request.session, self._lines[request.lane]
@@ -63,25 +67,27 @@ class LongPolling:
         headers = headers_of(Bearer(session.instance_url, session.access_token))
         headers["Content-Type"] = "application/json;charset=UTF-8"
         line.ready()
-        if request.is_cut:  # checked only now: from here on `cut` breaks the line
+        if request.is_cut:  # checked as late as possible: from here on, `cut` breaks the connection
             raise StreamUnavailableError("the request was cut before it was sent")
         answer = line.post(url, headers, request.body.encode(), request.timeout)
-        # A connect follows the other at once. Other requests are rare: a kept connection would
-        # often have been closed by the server, which can show only when the request has failed.
+        # A connect is immediately followed by the next. Other requests are rare: the server would
+        # often have closed a kept connection, which is only noticed when a request fails.
         if request.lane is Lane.ASK:
             line.drop()
         if not isinstance(answer, Answer):
             raise answer
         if answer.status != 200 and not answer.body.lstrip().startswith(b"[{"):
-            # Other than Bayeux's own refusals.
+            # These are not refusals of Bayeux.
             raise StreamUnavailableError(f"{answer.host} answered {answer!r}")
-        # A server that repeats what it was sent must not bring the token into logs and errors.
+        # If a server echoes the token, it must not reach logs and errors.
         return answer.body.decode("utf-8", "replace").replace(session.access_token, "***")
 
     def cut(self, request: Send) -> None:
-        """Break a request that is marked as cut, whether it is in flight or about to be."""
+        """Break the connection of a request that is marked as cut, in flight or about to
+        be sent.
+        """
         self._lines[request.lane].cut()
 
     def drop(self, lane: Lane) -> None:
-        """Give a connection back. Not while a request is in flight."""
+        """Close a connection. Must not be called while a request is in flight."""
         self._lines[lane].drop()

@@ -1,3 +1,3 @@
-"""The Pub/Sub API: one open call each in `stream`, `managed_stream`, `publish_stream`; the wire in
-`servicer`, the only module here that knows grpc and protobuf.
+"""The Pub/Sub API. `stream`, `managed_stream` and `publish_stream` each implement one kind of open
+call; `servicer` is the only module here that knows gRPC and protobuf.
 """

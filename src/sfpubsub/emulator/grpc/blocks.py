@@ -1,11 +1,12 @@
-"""Events in the form in which they are sent: made when they are published, a hundred together, and
-kept beside the log.
+"""Blocks: events encoded for sending, a hundred at a time, when they are published. They are stored
+beside the log.
 
-What makes the first read of an event slow is not the disk but the row, the objects and the message
-of each; a block is one row for all of them. It says what the log says, and never instead: whatever
-is in no block (the last events of a topic, those of an older data directory, large ones) is read
-from the log. Invariant: a block has every event of its topic between two positions, none of them
-forgotten; the store drops it with the first of them.
+The slow part of the first read of an event is not the disk but the row, the objects and the
+protobuf message that each event needs; a block is one row for a hundred events. Blocks duplicate
+the log and never replace it: events that are in no block (the last events of a topic, those of an
+older data directory, large ones) are read from the log. Invariant: a block contains every event of
+its topic between two positions, and none of them has expired; when its first event expires, the
+store deletes the block.
 """
 
 from __future__ import annotations
@@ -26,31 +27,37 @@ from sfpubsub.emulator.org.store import Event
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 EVENTS = 100
-"""Of a block: what a stream can want at most, so that one that reads from the beginning gets whole
-blocks."""
+"""Events per block. This is the most that a stream can request, so a stream that reads from the
+beginning gets whole blocks.
+"""
 
 _ENCODING = 1
-"""Version of what is in a block; those of another are deleted, as those of other settings are."""
+"""Version of the block format. Blocks written with another version or with other settings are
+deleted.
+"""
 
 _LARGEST_BYTES = 512 * 1024
-"""Events that take more together, some 5 KiB each, are not worth the room on disk: there the bytes
-take longer than the events."""
+"""Larger blocks (more than about 5 KiB per event) are not stored: copying their bytes takes longer
+than encoding the events, so they are not worth the disk space.
+"""
 
 _UNKNOWN = sys.maxsize
-"""Of the events that are in no block there may be any number."""
+"""Stands for an unknown number of events that are in no block yet."""
 
 _NUMBERS = struct.Struct(f"={EVENTS}q{EVENTS}I{EVENTS}B")
-"""What a block contains: positions; where in the wire form each event ends; which schema it has.
-After them, a line each, how many events have a schema, and its id."""
+"""The fixed part of a block: the position of each event, the offset at which it ends in the wire
+form, and the index of its schema. It is followed by one line per schema: the number of events and
+the schema id.
+"""
 
 
 class Piece(NamedTuple):
-    """Events that follow one another, in their wire form.
+    """Consecutive events in wire format.
 
     Attributes:
-        positions: Of the events, in order.
-        schemas: How many there are of each schema, by its id.
-        wire: As a FetchResponse or a ManagedFetchResponse has them.
+        positions: Positions of the events, in order.
+        schemas: Number of events by schema id.
+        wire: The events as encoded in a FetchResponse or ManagedFetchResponse.
     """
 
     positions: Sequence[int]
@@ -59,21 +66,23 @@ class Piece(NamedTuple):
 
 
 class Blocks:
-    """The blocks of one bus. Thread-safe; makes them when events are published.
+    """Creates and reads the blocks of one bus; blocks are created when events are published.
+    Thread-safe.
 
     Args:
-        bus: Has the events.
-        settings: How an event is encoded.
+        bus: The bus that holds the events.
+        settings: Settings that determine how an event is encoded.
     """
 
     def __init__(self, bus: Bus, settings: Settings) -> None:
         self._bus = bus
         self._settings = settings
-        # Guards what is below, and is held while blocks are made; before the locks of the bus.
+        # Guards the attributes below and is held while blocks are created. Acquire it before the
+        # bus's locks.
         self._lock = threading.Lock()
         self._losses = -1
-        # By number of the topic: where its blocks end, and how many events there are after that,
-        # at most.
+        # By topic number: the position where its blocks end, and the maximum number of events after
+        # that.
         self._ends: dict[int, tuple[int, int]] = {}
         changes = "with" if settings.change_event_ids else "without"
         bus.use_blocks(
@@ -83,12 +92,12 @@ class Blocks:
         bus.on_append(self._appended)
 
     def encode(self, topic: Topic, events: Sequence[Event]) -> pb.FetchResponse:
-        """The events of a topic as a response has them."""
+        """Return a response that contains the given events of a topic."""
         with_ids = self._with_ids(topic)
         mint = self._bus.ids.mint
         message = pb.FetchResponse()
-        # Filled where they are, a field at a time, and events unpacked: made apart and copied into
-        # the message they take three times as long.
+        # Fields are set in place, one at a time, and events are unpacked: building the messages
+        # separately and copying them in takes three times as long.
         add = message.events.add
         for position, event_id, schema_id, payload in events:
             item = add()
@@ -101,14 +110,15 @@ class Blocks:
         return message
 
     def after(self, topic: Topic, position: int, limit: int, size: int) -> Piece | None:
-        """The next events of a topic as far as they are in one block, at most `limit` and `size`
-        bytes of them; None if the next one is in no block or does not fit."""
+        """Return the next events of a topic from one block, at most `limit` events and `size`
+        bytes, or None if the next event is in no block or does not fit.
+        """
         block = self._bus.block_after(topic, position)
         if block is None:
             return None
         counts = [line.split(" ") for line in block.contents[_NUMBERS.size :].decode().splitlines()]
         if position == block.behind and limit >= EVENTS and len(block.wire) <= size:
-            # All of it, as it is for a reader from the beginning: nothing is inspected.
+            # The whole block, as for a reader from the beginning: no need to inspect it.
             positions = array("q", block.contents[: EVENTS * 8])
             return Piece(positions, {name: int(count) for count, name in counts}, block.wire)
         return _part(block, [name for _, name in counts], position, limit, size)
@@ -119,8 +129,9 @@ class Blocks:
         return topic.name.startswith("/event/") or self._settings.change_event_ids
 
     def _appended(self, topic: Topic, added: int) -> None:
-        """Make the blocks that are full now. A log without blocks, of an older version, gets some
-        at each call, so that no call takes long."""
+        """Create the blocks that are now full. For the log of an older version, which has no
+        blocks, each call creates only a few, so that no call takes long.
+        """
         if not topic.can_subscribe:
             return
         with self._lock:
@@ -162,7 +173,7 @@ class Blocks:
 
 
 def _part(block: Block, names: Sequence[str], position: int, limit: int, size: int) -> Piece | None:
-    """Some events of a block."""
+    """Return some events of a block, or None if none fits."""
     numbers = _NUMBERS.unpack_from(block.contents)
     positions, ends = numbers[:EVENTS], numbers[EVENTS : 2 * EVENTS]
     first = bisect.bisect_right(positions, position)
@@ -176,5 +187,7 @@ def _part(block: Block, names: Sequence[str], position: int, limit: int, size: i
 
 
 def _framed(size: int) -> int:
-    """Bytes of a part of a message, with its tag of one byte and its length in front."""
+    """Return the encoded size in bytes of an embedded message, including its one-byte tag and its
+    length prefix.
+    """
     return 1 + max(1, (size.bit_length() + 6) // 7) + size

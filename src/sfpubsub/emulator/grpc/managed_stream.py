@@ -1,12 +1,12 @@
-"""ManagedSubscribe: a stream whose position the service keeps. No grpc.
+"""ManagedSubscribe: a stream whose position is kept by the service. Does not use gRPC.
 
-What it adds to `EventStream`: the slot, commits and their answers, and the commit deadline.
+It adds to `EventStream`: the subscription's slot, commits and their responses, and the commit
+deadline.
 
-A commit is (1) judged, (2) made durable, (3) answered, in a later reply without events. Commits
-that wait for their answer together share one, with the values of the newest; a refusal is never
-hidden in the answer to another commit. A failure between (2) and (3) leaves a committed position
-that the client was never told of, which is why a new stream may begin further on than the client
-expects.
+A commit is (1) validated, (2) made durable, (3) answered in a later response without events.
+Commits that are waiting for a response share one, with the values of the newest commit; a refusal
+always gets its own response. A failure between (2) and (3) leaves a committed position that the
+client does not know about, so a new stream may start later than the client expects.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class ManagedFetch:
-    """A ManagedFetchRequest; `commit` is None when it has none."""
+    """A ManagedFetchRequest; `commit` is None if it contains no commit."""
 
     subscription_id: str
     developer_name: str
@@ -45,7 +45,7 @@ class ManagedFetch:
 
 
 class ManagedStream(EventStream[ManagedFetch]):
-    """One ManagedSubscribe call. As `EventStream`; `release` may be called from any thread."""
+    """One ManagedSubscribe call. Like `EventStream`; `release` may be called from any thread."""
 
     rpc = "ManagedSubscribe"
 
@@ -54,28 +54,30 @@ class ManagedStream(EventStream[ManagedFetch]):
     ) -> None:
         super().__init__(world, mailbox, token, pages)
         self.record: ManagedSubscription | None = None
-        # What may be committed: the topic's events from the first to the last that were sent on
-        # this stream, and keepalives' positions behind the committed one. No list of the events:
-        # there may be any number until the commit deadline.
+        # Positions that may be committed: events of the topic from the first to the last one sent
+        # on this stream, and keepalive positions after the committed one. There is no list of
+        # events, because any number of them may be sent before the commit deadline.
         self._sent: tuple[int, int] | None = None
         self._tips: list[int] = []
         self._answers: list[CommitAnswer] = []
         self._answers_due = 0.0
         self._wanted_answers = 1
-        self._with_events = False  # the next answer waits for events
+        self._with_events = False  # the next commit response is sent with events
         self._last_commit = 0.0
         self._endings = 0
 
     def release(self) -> None:
-        """Give the slot back; called at the connection's end, whatever the thread does."""
+        """Release the subscription's slot. Called when the connection ends, whatever the stream's
+        thread is doing.
+        """
         if self.record is not None:
             self.world.managed.release(self.record, self)
 
     def open(self, arrival: Arrival[ManagedFetch]) -> None:
-        """Take the first request.
+        """Handle the first request.
 
         Raises:
-            Refused: It breaks a rule, names nothing that runs, or the slot is taken.
+            Refused: The request is not valid, names no running subscription, or the slot is taken.
         """
         fetch = arrival.request
         if fetch.auth_refresh:
@@ -88,10 +90,10 @@ class ManagedStream(EventStream[ManagedFetch]):
         managed.running(record.subscription_id)
         managed.acquire(record, self)
         self.record = record
-        if self.mailbox.gone:  # the connection ended before there was a slot to give back
+        if self.mailbox.gone:  # the connection ended before the slot was acquired
             self.release()
         self._endings = managed.endings(record.subscription_id)
-        # Read again: the stream that had the slot may have committed since.
+        # Read the record again: the previous holder of the slot may have committed in the meantime.
         record = managed.running(record.subscription_id)
         self.target = record.developer_name
         self.topic = self.world.bus.topic(record.topic)
@@ -105,11 +107,11 @@ class ManagedStream(EventStream[ManagedFetch]):
         self.ask(fetch.num_requested)
 
     def accept(self, arrival: Arrival[ManagedFetch]) -> None:
-        """Take a later request: events, a commit, or both.
+        """Handle a later request, which asks for events, commits, or both.
 
         Raises:
-            Refused: It breaks a rule.
-            Dropped: A fault between a commit and its answer.
+            Refused: The request is not valid.
+            Dropped: A fault ended the stream between a commit and its response.
         """
         fetch = arrival.request
         self._check_request(fetch)
@@ -123,7 +125,7 @@ class ManagedStream(EventStream[ManagedFetch]):
             self._commit(fetch.commit, arrival.at)
 
     def keys(self) -> list[str]:
-        """As `EventStream.keys`; also changes of the subscription."""
+        """Return the keys of `EventStream.keys`, and one for changes of the subscription."""
         return [self.topic.name, self._record.subscription_id]
 
     def check(self, now: float) -> None:
@@ -137,7 +139,9 @@ class ManagedStream(EventStream[ManagedFetch]):
             raise Refused(_PREFIX + "commit.deadline.exceeded", seconds=f"{limit:g}")
 
     def answer(self, now: float, half_closed: bool) -> Reply | None:
-        """The answer to commits, once it is due; at once when no more requests will come."""
+        """Return the response to commits once it is due, or immediately if the client has sent its
+        last request.
+        """
         if not self._answers:
             return None
         complete = 1 < self._wanted_answers <= len(self._answers)
@@ -157,14 +161,18 @@ class ManagedStream(EventStream[ManagedFetch]):
         )
 
     def deliver(self, now: float) -> Reply | None:
-        """As `EventStream.deliver`; takes an answer along that waits for events."""
+        """Deliver as `EventStream.deliver` does, and add a commit response that is to be sent with
+        events.
+        """
         reply = super().deliver(now)
         if reply is None or not reply.page.positions or not self._with_events:
             return reply
         return replace(reply, answer=self._take_answer())
 
     def deadline(self) -> float | None:
-        """When an answer is due, the commit deadline passes, or a STOP reaches the stream."""
+        """Return when a commit response is due, the commit deadline passes, or a STOP
+        takes effect.
+        """
         due = self._last_commit + self.world.settings.commit_deadline_s
         if self._answers:
             due = min(due, self._answers_due)
@@ -172,7 +180,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         return due if end is None else min(due, end)
 
     def shown(self, positions: Sequence[int], end: int) -> None:
-        """Remember what may be committed."""
+        """Remember the positions that may be committed."""
         if positions:
             first = positions[0] if self._sent is None else self._sent[0]
             self._sent = first, positions[-1]
@@ -207,7 +215,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         if error:
             self.count.commits_refused += 1
         else:
-            if position is not None:  # None: the committed one again, aged out by now
+            if position is not None:  # None: the committed position again, which has expired since
                 world.managed.commit(record.subscription_id, position)
                 world.commits.note(record.subscription_id, position, at)
                 del self._tips[: bisect.bisect_right(self._tips, position)]
@@ -220,7 +228,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         self._owe(CommitAnswer(commit.request_id, commit.replay_id, error, at))
 
     def _problem(self, commit: Commit, position: int | None) -> str:
-        """Why a commit is refused; empty if it is not."""
+        """Return why a commit is refused, or an empty string if it is accepted."""
         bus, managed, own = self.world.bus, self.world.managed, self._record.subscription_id
         record = managed.by_id(own)
         if record is None or managed.end_of(own, self._endings) is not None:
@@ -248,13 +256,14 @@ class ManagedStream(EventStream[ManagedFetch]):
         return bool(events) and events[0].position == position
 
     def _take_answer(self) -> CommitAnswer:
-        """The next answer. A run of successes shares one, with the values of the newest; an error
-        stands alone."""
+        """Return the next commit response. Consecutive successes share one, with the values of the
+        newest; an error has its own.
+        """
         count = next((i for i, item in enumerate(self._answers) if item.error), len(self._answers))
         answered = self._answers[: max(1, count)]
         del self._answers[: max(1, count)]
         self._with_events = False
-        self._answers_due = 0.0  # what is left has waited as long
+        self._answers_due = 0.0  # the remaining ones are due as well
         if not self._answers:
             self._wanted_answers = 1
         return answered[-1]

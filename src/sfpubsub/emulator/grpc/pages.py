@@ -1,11 +1,11 @@
-"""Events as they go over the wire: put together once for all streams that are at one place.
+"""Pages: encoded responses, built once and shared by all streams at the same position.
 
-What makes a stream fast is that its next page is there when it is asked for: a stream prepares it
-while its client still handles the last one. What makes many streams cheap is that those that wait
-for the same event share a page.
+A stream is fast because its next page is prepared while its client still handles the last one. Many
+streams are cheap because streams that wait for the same event share a page.
 
-A page is valid as long as the bus has lost no event since, and either it is full or the bus has no
-newer event. It is of one topic, after one position: events there never change.
+A page is valid as long as the bus has lost no events since it was built, and the page is full or
+the bus has no newer event. A page belongs to one topic and starts after one position; the events
+there never change.
 """
 
 from __future__ import annotations
@@ -21,26 +21,32 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Event
 
 _KEPT_BYTES = 6 * 1024 * 1024
-"""Of all pages kept, as they go over the wire: what streams side by side want, and what is made
-ahead of them; some 20,000 small events. More would make a long first read slower, which fills fresh
-memory until then: of change events that costs as much as to read the block."""
+"""Memory for cached pages, in bytes of wire format, some 20,000 small events: enough for streams
+that read in parallel and for the pages prepared ahead. A larger cache slows down a long first read,
+which keeps touching new memory until the cache is full; for change events that costs as much as
+reading the block.
+"""
 
 _PAGE_OVERHEAD_BYTES = 4096
-"""What a page takes beside its bytes: 100 positions of 32 bytes, and the objects around them."""
+"""Memory of a page in addition to its bytes: 100 positions of 32 bytes, and the objects around
+them.
+"""
 
 _EVENT_OVERHEAD_BYTES = 128
-"""What an event needs in a response besides its payload: ids and the framing of three messages."""
+"""Size of an event in a response in addition to its payload: ids and the framing of
+three messages.
+"""
 
 
 class Page(NamedTuple):
-    """Events of one response.
+    """The events of one response.
 
     Attributes:
-        positions: Of the events, in order; none if the reader has seen all.
-        end: The position that the reader has then passed.
-        schemas: How many events there are of each schema, by its id.
-        wire: The events as a FetchResponse or a ManagedFetchResponse begins with them. A message
-            may be written in pieces, so the rest of it is put behind.
+        positions: Positions of the events, in order; empty if the reader is up to date.
+        end: The reader's position after this page.
+        schemas: Number of events by schema id.
+        wire: The events as the beginning of an encoded FetchResponse or ManagedFetchResponse.
+            Protobuf messages can be concatenated, so the other fields are appended.
     """
 
     positions: Sequence[int]
@@ -50,40 +56,42 @@ class Page(NamedTuple):
 
 
 NO_EVENTS = Page((), 0, {}, b"")
-"""Of a response that has none."""
+"""The page of a response without events."""
 
 _Key = tuple[int, int, int]
-"""Number of the topic, position after which the page is, most events."""
+"""Topic number, position after which the page starts, maximum number of events."""
 
 
 class _Kept(NamedTuple):
-    """A page, and until when it is valid."""
+    """A cached page, and the state of the bus for which it is valid."""
 
     page: Page
     losses: int
-    tip: int | None  # None if it is full
+    tip: int | None  # None if the page is full
 
 
 class Pages:
-    """The pages of one bus. Thread-safe.
+    """Builds and caches the pages of one bus. Thread-safe.
 
     Args:
-        bus: Has the events.
-        settings: How large a response may be, and whether change events have ids.
+        bus: The bus that holds the events.
+        settings: Settings for the size of a response and the ids of change events.
     """
 
     def __init__(self, bus: Bus, settings: Settings) -> None:
         self._bus = bus
         self._settings = settings
         self._blocks = Blocks(bus, settings)
-        # Guards what is below, and is held while a page is made: streams that want the same wait
-        # for it. Its holder may take the locks of the bus, never vice versa.
+        # Guards the attributes below and is held while a page is built: other streams that want the
+        # same page wait for it. Its holder may acquire the bus's locks, never the other way round.
         self._lock = threading.Lock()
-        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # the one not used longest is first
+        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # least recently used first
         self._bytes = 0
 
     def after(self, topic: Topic, position: int, limit: int) -> Page:
-        """The next events of a topic, at most `limit`, and as many as fit into a response."""
+        """Return the next events of a topic: at most `limit`, and no more than fit into
+        a response.
+        """
         key = topic.number, position, limit
         with self._lock:
             losses, tip = self._bus.standing()
@@ -95,13 +103,13 @@ class Pages:
                 self._drop(key)
             page, is_full = self._read(topic, position, limit)
             if page.positions:
-                # What came between the look at the bus and the read is newer than `tip`: it makes
-                # the page no good, and costs one more read.
+                # An event published between `standing` and the read is newer than `tip`: it
+                # invalidates the page, which costs one more read.
                 self._keep(key, _Kept(page, losses, None if is_full else tip))
             return page
 
     def _read(self, topic: Topic, position: int, limit: int) -> tuple[Page, bool]:
-        """A page, from blocks as far as there are; and whether it is full."""
+        """Return a page, read from blocks where they exist, and whether it is full."""
         pieces: list[Piece] = []
         end, left, size = position, limit, self._settings.response_bytes
         while left and (piece := self._blocks.after(topic, end, left, size)):
@@ -140,8 +148,8 @@ def _size(page: Page) -> int:
 
 
 def _page(pieces: Sequence[Piece], end: int) -> Page:
-    """One page of what is in pieces."""
-    if len(pieces) == 1:  # nearly always; nothing is copied
+    """Join pieces into one page."""
+    if len(pieces) == 1:  # the usual case: no copy needed
         return Page(pieces[0].positions, end, pieces[0].schemas, pieces[0].wire)
     schemas: Counter[str] = Counter()
     for piece in pieces:
@@ -151,8 +159,9 @@ def _page(pieces: Sequence[Piece], end: int) -> Page:
 
 
 def _fitting(events: list[Event], size: int, may_be_none: bool) -> list[Event]:
-    """The first events that fit into `size` bytes of a response; at least one, unless there are
-    others before them."""
+    """Return the first events that fit into `size` bytes of a response. Unless `may_be_none`,
+    return at least one.
+    """
     used = 0
     for index, event in enumerate(events):
         used += len(event.payload) + _EVENT_OVERHEAD_BYTES

@@ -1,6 +1,6 @@
-"""PublishStream: requests of one topic, each answered; and the end of a stream that says nothing.
+"""PublishStream: answer requests for one topic, and end a stream that stays silent for too long.
 
-Plain form: a request is answered before the next is taken, in order. No grpc.
+Requests are answered one at a time, in order. Does not use gRPC.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sfpubsub.emulator.org.world import World
 R = TypeVar("R")
 
 _KEY = "PublishStream"
-"""No topic has this name."""
+"""A key for the bells that no topic uses."""
 
 
 class PublishStream(Generic[R]):
@@ -23,9 +23,9 @@ class PublishStream(Generic[R]):
 
     Args:
         world: The emulator.
-        mailbox: Where the requests of this call arrive.
-        topic_of: Reads the topic name of a request.
-        token: What the call was opened with.
+        mailbox: Receives the requests of this call.
+        topic_of: Returns the topic name of a request.
+        token: The access token of the call.
     """
 
     def __init__(
@@ -41,10 +41,11 @@ class PublishStream(Generic[R]):
         """Yield each request with its topic until the call is over.
 
         Raises:
-            Refused: No topic, another topic, nothing to publish for too long, or the token expired.
+            Refused: The topic is missing or differs from the first one, no request arrived for too
+                long, or the token expired.
         """
         bells = self._world.bus.bells
-        bells.listen(_KEY, self._mailbox.wake)  # a jump of the clock rings everything
+        bells.listen(_KEY, self._mailbox.wake)  # a jump of the clock rings all bells
         try:
             yield from self._serve()
         finally:

@@ -1,7 +1,7 @@
-"""The wire: protobuf in, protobuf out, statuses and trailers. Decides nothing.
+"""The wire protocol: protobuf messages, statuses and trailers. All decisions are made elsewhere.
 
-Methods are in the order of the proto. Each call goes through `_call`, which checks the headers,
-lets faults happen, and turns `Refused` and `Dropped` into the end of the RPC.
+Methods are in the order of the proto file. Each call goes through `_call`, which checks the
+headers, applies faults, and ends the RPC when `Refused` or `Dropped` is raised.
 """
 
 from __future__ import annotations
@@ -30,34 +30,36 @@ from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
 _log = logging.getLogger(__name__)
 
 _PROXY_TEXT = "upstream connect error or disconnect/reset before headers"
-"""What the proxies in front of the service say."""
+"""The error text of the proxies in front of the service."""
 
 _PRESETS: dict[int, Preset] = {pb.LATEST: "LATEST", pb.EARLIEST: "EARLIEST", pb.CUSTOM: "CUSTOM"}
 
 _DELAYED = "delay_call"
-"""Key for the bells; no topic has this name."""
+"""A key for the bells that no topic uses."""
 
 Q = TypeVar("Q")
 R = TypeVar("R")
 
 
 class PubSubServicer(pb_grpc.PubSubServicer):
-    """The six RPCs.
+    """The implementation of the six RPCs.
 
     Args:
-        world: What they work with.
+        world: The emulator's state.
     """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._pages = Pages(world.bus, world.settings)
         self._lock = threading.Lock()  # guards _streams
-        self._streams = 0  # calls of streams that are served now
+        self._streams = 0  # open streaming calls
 
     def Subscribe(  # noqa: N802 - the proto's name, as below
         self, request_iterator: Iterator[pb.FetchRequest], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Events of one topic; the client keeps the position. Yields messages as they are sent."""
+        """Stream the events of one topic; the client keeps the position. Yields
+        encoded messages.
+        """
         with self._stream("Subscribe", context):
             mailbox: Mailbox[Fetch] = Mailbox(self._world.clock)
             stream = PlainStream(self._world, mailbox, _token(context), self._pages)
@@ -68,7 +70,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def GetSchema(  # noqa: N802
         self, request: pb.SchemaRequest, context: grpc.ServicerContext
     ) -> pb.SchemaInfo:
-        """One schema by id."""
+        """Return one schema by id."""
 
         def work(rpc_id: str) -> pb.SchemaInfo:
             schema = self._world.bus.schema(request.schema_id)
@@ -79,7 +81,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def GetTopic(  # noqa: N802
         self, request: pb.TopicRequest, context: grpc.ServicerContext
     ) -> pb.TopicInfo:
-        """One topic by name."""
+        """Return one topic by name."""
 
         def work(rpc_id: str) -> pb.TopicInfo:
             topic = self._world.bus.topic(request.topic_name)
@@ -97,7 +99,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def Publish(  # noqa: N802
         self, request: pb.PublishRequest, context: grpc.ServicerContext
     ) -> pb.PublishResponse:
-        """Publishes once."""
+        """Publish the events of one request."""
 
         def work(rpc_id: str) -> pb.PublishResponse:
             if not request.topic_name.strip():
@@ -109,7 +111,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def PublishStream(  # noqa: N802
         self, request_iterator: Iterator[pb.PublishRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.PublishResponse]:
-        """Publishes over a stream of requests."""
+        """Publish the events of a stream of requests."""
         with self._stream("PublishStream", context):
             mailbox: Mailbox[pb.PublishRequest] = Mailbox(self._world.clock)
             stream = PublishStream(
@@ -122,7 +124,9 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def ManagedSubscribe(  # noqa: N802
         self, request_iterator: Iterator[pb.ManagedFetchRequest], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Events of one managed subscription; the service keeps the position. As Subscribe."""
+        """Stream the events of one managed subscription; the service keeps the position. Otherwise
+        like Subscribe.
+        """
         with self._stream("ManagedSubscribe", context):
             mailbox: Mailbox[ManagedFetch] = Mailbox(self._world.clock)
             stream = ManagedStream(self._world, mailbox, _token(context), self._pages)
@@ -136,9 +140,9 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def _publish(
         self, rpc: str, topic: str, request: pb.PublishRequest, rpc_id: str, sent: int
     ) -> pb.PublishResponse:
-        """Publish what a request holds; `sent` is how many responses went before its own."""
+        """Publish the events of a request; `sent` is the number of responses before this one."""
         if request.ByteSize() > self._world.settings.publish_request_bytes:
-            raise Dropped("UNAVAILABLE")  # a proxy before the service does this
+            raise Dropped("UNAVAILABLE")  # a proxy in front of the service does this
         drafts = [Draft(event.payload, event.schema_id, event.id) for event in request.events]
         refusal = self._world.faults.take("refuse_event", rpc, topic) if drafts else None
         refused: list[pb.PublishResult] = []
@@ -165,7 +169,9 @@ class PubSubServicer(pb_grpc.PubSubServicer):
 
     @contextlib.contextmanager
     def _stream(self, rpc: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """A call that keeps its thread: one of so many, so that unary calls find one free."""
+        """Run a streaming call, which occupies a thread. Their number is limited, so that unary
+        calls find a free thread.
+        """
         with self._lock:
             full = self._streams >= self._world.settings.max_streams
             self._streams += not full
@@ -220,28 +226,28 @@ class PubSubServicer(pb_grpc.PubSubServicer):
             raise Dropped(fault.params["status"])
 
     def _delay(self, seconds: float, context: grpc.ServicerContext) -> None:
-        """Return after that long, by the emulator's clock, or when the call is over."""
+        """Wait for `seconds` of the emulator's clock, or until the call ends."""
         clock, bells = self._world.clock, self._world.bus.bells
         mailbox: Mailbox[None] = Mailbox(clock)
         deadline = clock.now() + seconds
         if not context.add_callback(mailbox.hang_up):
             return
-        bells.listen(_DELAYED, mailbox.wake)  # a jump of the clock rings everything
+        bells.listen(_DELAYED, mailbox.wake)  # a jump of the clock rings all bells
         try:
             while clock.now() < deadline and not mailbox.gone:
                 mailbox.collect()
-                if clock.now() < deadline:  # a jump between the two leaves news for `wait`
+                if clock.now() < deadline:  # a jump between the two lines wakes `wait`
                     mailbox.wait(deadline)
         finally:
             bells.forget(_DELAYED, mailbox.wake)
 
 
 class _Malformed:
-    """Stands for bytes that are not a message of the method that they came for."""
+    """Stands for a request that could not be parsed as the method's message type."""
 
 
 _STREAMS: dict[str, tuple[type[Message], type[Message] | None]] = {
-    "Subscribe": (pb.FetchRequest, None),  # None: the handler gives bytes
+    "Subscribe": (pb.FetchRequest, None),  # None: the handler yields bytes
     "PublishStream": (pb.PublishRequest, pb.PublishResponse),
     "ManagedSubscribe": (pb.ManagedFetchRequest, None),
 }
@@ -253,11 +259,11 @@ _UNARY: dict[str, tuple[type[Message], type[Message]]] = {
 
 
 def add_to_server(servicer: PubSubServicer, server: grpc.Server) -> None:
-    """Serve the six RPCs.
+    """Register the six RPCs with a server.
 
-    Not by the generated function: when bytes in a stream cannot be read, grpc ends the call by
-    itself and the handler ends it once more, and now and then the server then cannot be stopped. So
-    a request that cannot be read comes to the handler, which ends the call.
+    The generated function is not used: if a request of a stream cannot be parsed, grpc ends the
+    call itself and the handler ends it a second time, and then the server sometimes cannot be
+    stopped. Here such a request reaches the handler, which ends the call.
     """
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for name, (request, response) in _STREAMS.items():
@@ -296,7 +302,7 @@ def _feed(
     context: grpc.ServicerContext,
     on_end: Callable[[], None] = lambda: None,
 ) -> None:
-    """Read a call's requests into its mailbox, in a thread of its own, until the call is over."""
+    """Read a call's requests into its mailbox, in a separate thread, until the call ends."""
 
     def ended() -> None:
         mailbox.hang_up()
@@ -310,19 +316,20 @@ def _feed(
                     return
                 mailbox.put(convert(request))
         except grpc.RpcError:
-            return  # cancelled, or the connection was lost: `ended` says so
+            return  # cancelled, or the connection was lost: `ended` handles it
         mailbox.half_close()
 
     if not context.add_callback(ended):
         ended()
-    # Daemon: it ends with the call, and a call that never ends must not keep a process alive.
+    # A daemon thread: it ends with the call, and a call that never ends must not keep the process
+    # alive.
     threading.Thread(target=read, name="emulator-requests", daemon=True).start()
 
 
 def _drop(context: grpc.ServicerContext, status: str, text: str) -> None:
-    """End a call as the infrastructure would: without trailers of the service."""
+    """End a call as the infrastructure would: without the service's trailers."""
     if status == "OK":
-        return  # a stream just ends; faults allow this to streams only
+        return  # the stream ends normally; faults allow this for streams only
     if status == "RESET":
         context.cancel()
         status = "CANCELLED"
@@ -334,7 +341,7 @@ def _rpc_id() -> str:
 
 
 def _fetch(request: pb.FetchRequest) -> Fetch:
-    # Proto3 enums are open: a number that this contract does not know comes through.
+    # Proto3 enums are open: a number that is not in the proto file is passed through.
     preset = _PRESETS.get(request.replay_preset)
     return Fetch(request.topic_name, preset, request.replay_id, request.num_requested)
 
@@ -354,8 +361,9 @@ def _managed_fetch(request: pb.ManagedFetchRequest) -> ManagedFetch:
 
 
 def _message(reply: Reply, rest: pb.FetchResponse | pb.ManagedFetchResponse) -> bytes:
-    """A response as it is sent: its events, which other streams send too, and after them the
-    rest."""
+    """Return an encoded response: its events, which are shared with other streams, followed by the
+    remaining fields.
+    """
     rest.latest_replay_id = reply.latest or b""
     rest.rpc_id = _rpc_id()
     rest.pending_num_requested = reply.pending or 0

@@ -1,8 +1,8 @@
-"""The services that many gRPC servers have: health, and reflection for tools such as grpcurl.
+"""The standard gRPC services: health, and reflection for tools such as grpcurl.
 
-Both are there when the packages of the extra are, and neither asks for a token. The real service
-is not known to have them. Reflection is imported when it is first asked for: it takes longer than
-the rest of a start.
+Both are available if the packages of the extra are installed, and neither requires a token. The
+real service is not known to have them. Reflection is imported on first use, because the import
+takes longer than the rest of the start.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ _REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.S
 """The messages of the two versions differ only in their names."""
 
 _REFLECTIONS = 16
-"""Streams of reflection at a time, each of which holds a thread; half of those for unary calls."""
+"""Concurrent reflection streams, each of which occupies a thread. This is half of the threads
+reserved for unary calls.
+"""
 
 
 def add_standard_services(server: grpc.Server) -> None:
-    """Serve health and reflection, as far as their packages are installed."""
+    """Register health and reflection, if their packages are installed."""
     try:
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc
     except ModuleNotFoundError:
@@ -50,12 +52,12 @@ class _Reflection(grpc.GenericRpcHandler):
     """Answers for both versions of the reflection service."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # one import
+        self._lock = threading.Lock()  # import only once
         self._handler: Any = None
         self._room = threading.BoundedSemaphore(_REFLECTIONS)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """The handler of a method; None if it is not one of reflection."""
+        """Return the handler of a method, or None if it is not a reflection method."""
         wanted = [f"/{name}/ServerReflectionInfo" for name in _REFLECTION]
         if handler_call_details.method not in wanted:
             return None

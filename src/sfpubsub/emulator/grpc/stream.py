@@ -1,12 +1,12 @@
-"""One open stream of events: credit, order of sending, keepalives, and the end. No grpc.
+"""One open stream of events: credit, order, keepalives, and the end. Does not use gRPC.
 
-`EventStream` is what both kinds have in common, `PlainStream` is Subscribe; ManagedSubscribe is in
-managed_stream. A stream is run by one thread, which takes requests from the mailbox and yields
-replies; that thread alone touches the stream's attributes.
+`EventStream` is the base class of both kinds. `PlainStream` implements Subscribe; ManagedSubscribe
+is in managed_stream. A stream is run by one thread, which takes requests from the mailbox and
+yields replies; only that thread accesses the stream's attributes.
 
-Invariants: 0 <= pending <= max_outstanding; events leave in the order of positions, each once; a
-reply with a position is sent only while events are wanted; the position of a keepalive never passes
-an event that is still to be sent.
+Invariants: 0 <= pending <= max_outstanding; events are sent in the order of their positions, each
+once; a reply with a position is sent only while events are requested; the position of a
+keepalive never passes an event that has not been sent yet.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sfpubsub.emulator.org.world import World
 Preset = Literal["LATEST", "EARLIEST", "CUSTOM"]
 
 _SILENT = "first request"
-"""Key for the bells; no topic has this name."""
+"""A key for the bells that no topic uses."""
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """A FetchRequest; `preset` is None for a number that the contract does not know."""
+    """A FetchRequest; `preset` is None for a number that is not in the proto file."""
 
     topic: str
     preset: Preset | None
@@ -41,8 +41,9 @@ class Fetch:
 
 @dataclass(frozen=True)
 class CommitAnswer:
-    """A CommitReplayResponse; `error` is empty on success, `received_at` in seconds since 1970
-    UTC."""
+    """A CommitReplayResponse. `error` is empty on success; `received_at` is in seconds since 1970
+    UTC.
+    """
 
     request_id: str
     replay_id: bytes
@@ -52,7 +53,7 @@ class CommitAnswer:
 
 @dataclass(frozen=True)
 class Reply:
-    """A FetchResponse or ManagedFetchResponse; None leaves a field out."""
+    """A FetchResponse or ManagedFetchResponse; a field that is None is omitted."""
 
     page: Page = NO_EVENTS
     latest: bytes | None = None
@@ -64,13 +65,13 @@ R = TypeVar("R")
 
 
 class EventStream(ABC, Generic[R]):
-    """One call, from its first request to its end.
+    """One call, from its first request to its end. Subclasses implement the two RPCs.
 
     Args:
         world: The emulator.
-        mailbox: Where the requests of this call arrive.
-        token: What the call was opened with.
-        pages: Where its events come from.
+        mailbox: Receives the requests of this call.
+        token: The access token of the call.
+        pages: Supplies the events.
     """
 
     rpc: str
@@ -86,18 +87,19 @@ class EventStream(ABC, Generic[R]):
         self.target = ""
         self.topic: Topic
         self.count: Count
-        self._last_sent = 0.0  # of the last reply: keepalives are due from here
-        self._idle_since = 0.0  # of the last reply that the 60 s rule counts
+        self._last_sent = 0.0  # time of the last reply, from which keepalives are timed
+        self._idle_since = 0.0  # time of the last reply that counts for the 60 s idle rule
         self._moves = 0
-        self._activates_at: float | None = None  # set while late
-        self._merge: tuple[int, float] | None = None  # hold so many events, until then
+        self._activates_at: float | None = None  # set while a fault delays the start
+        # Hold events until there are this many, or until this time.
+        self._merge: tuple[int, float] | None = None
 
     def run(self) -> Iterator[Reply]:
-        """Yield replies until the call is over.
+        """Yield replies until the call ends.
 
         Raises:
-            Refused: The service ends it.
-            Dropped: A fault ends it.
+            Refused: The service ends the call.
+            Dropped: A fault ends the call.
         """
         arrivals, half_closed = self._first()
         if not arrivals:
@@ -118,47 +120,53 @@ class EventStream(ABC, Generic[R]):
             for key in keys:
                 self.world.bus.bells.forget(key, self.mailbox.wake)
 
-    # What the kinds decide.
+    # Overridden by the two kinds of streams.
 
     @abstractmethod
     def open(self, arrival: Arrival[R]) -> None:
-        """Take the first request: set topic, target, count, position; ask for its events."""
+        """Handle the first request: set topic, target, count and position, and request
+        its events.
+        """
 
     @abstractmethod
     def accept(self, arrival: Arrival[R]) -> None:
-        """Take a later request."""
+        """Handle a later request."""
 
     def keys(self) -> list[str]:
-        """What wakes this stream."""
+        """Return the keys of the bells that wake this stream."""
         return [self.topic.name]
 
     def check(self, now: float) -> None:
-        """Raise what ends the stream now."""
+        """Raise the error that ends the stream, if it must end now."""
 
     def answer(self, now: float, half_closed: bool) -> Reply | None:
-        """A reply that is due and has no events; everything owed once requests have ended."""
+        """Return a reply without events that is due, or any pending one once the client has sent
+        its last request.
+        """
         return None
 
     def deadline(self) -> float | None:
-        """When `check` or `answer` must be asked again."""
+        """Return when to call `check` or `answer` again."""
         return None
 
     def shown(self, positions: Sequence[int], end: int) -> None:
-        """Learn that events of these positions are being sent, and up to where the stream is."""
+        """Take note of the positions of the events being sent, and of the stream's new position."""
 
-    # What they share.
+    # Shared by both kinds.
 
     def ask(self, num_requested: int) -> None:
-        """Add credit. More than the limit counts as the limit, without an error."""
+        """Add credit. Credit above the limit is cut to the limit, without an error."""
         limit = self.world.settings.max_outstanding
         self.pending = min(limit, self.pending + num_requested)
 
     def _first(self) -> tuple[list[Arrival[R]], bool]:
-        """The first requests, and whether no more will come; none if the stream is to end."""
+        """Return the first requests, and whether the client has sent its last one. The list is
+        empty if the stream has to end.
+        """
         clock, bells, sessions = self.world.clock, self.world.bus.bells, self.world.sessions
         patience = self.world.settings.first_request_s
         due = clock.now() + patience
-        bells.listen(_SILENT, self.mailbox.wake)  # a jump of the clock rings everything
+        bells.listen(_SILENT, self.mailbox.wake)  # a jump of the clock rings all bells
         try:
             while True:
                 arrivals, half_closed = self.mailbox.collect()
@@ -191,7 +199,7 @@ class EventStream(ABC, Generic[R]):
                 yield reply
                 self._prepare(reply)
             else:
-                if half_closed:  # `answer` has nothing left
+                if half_closed:  # `answer` has nothing more to send
                     return
                 if self._idle_is_over(now):
                     return
@@ -202,14 +210,14 @@ class EventStream(ABC, Generic[R]):
                 self.accept(arrival)
 
     def start_latest(self, now: float) -> int:
-        """The tip, where a LATEST stream begins; or later, if a fault says so."""
+        """Return the tip, where a LATEST stream starts. A fault can delay the start."""
         fault = self.world.faults.take("activate_late", self.rpc, self.target)
         if fault:
             self._activates_at = now + fault.params["seconds"]
         return self.world.bus.tip()
 
     def deliver(self, now: float) -> Reply | None:
-        """The next events or keepalive, if there is credit and one is due."""
+        """Return the next events, or a keepalive if one is due; None without credit."""
         if self.pending == 0 or not self._is_active(now):
             return None
         settings, bus = self.world.settings, self.world.bus
@@ -218,17 +226,17 @@ class EventStream(ABC, Generic[R]):
             bus.freshen_tip()
         limit = min(self.pending, settings.events_per_response)
         page = self._pages.after(self.topic, self.position, limit)
-        if bus.moves != self._moves:  # what was read is of another bus; `_break` ends the stream
+        if bus.moves != self._moves:  # the bus has changed since the read; `_break` ends the stream
             return None
         if not page.positions:
-            self._merge = None  # those that it held are forgotten
+            self._merge = None  # the held events have expired
             return self._keepalive(now, page) if due else None
         count = self._scripted(len(page.positions), limit, now)
         if not count:
             return None
         if count < len(page.positions):
             page = self._pages.after(self.topic, self.position, count)
-            if not page.positions:  # they were forgotten meanwhile
+            if not page.positions:  # they have expired in the meantime
                 return None
         self.pending -= len(page.positions)
         self.count.sent(self.position, page.positions)
@@ -236,7 +244,9 @@ class EventStream(ABC, Generic[R]):
         return self._reply(page, page.end)
 
     def _prepare(self, reply: Reply) -> None:
-        """Have the next page made while the client handles this one: it will ask for as many."""
+        """Build the next page while the client handles this one. The client is expected to request
+        as many events again.
+        """
         if reply.page.positions and not self.pending and not self.mailbox.gone:
             limit = min(len(reply.page.positions), self.world.settings.events_per_response)
             self._pages.after(self.topic, self.position, limit)
@@ -264,7 +274,7 @@ class EventStream(ABC, Generic[R]):
         return True
 
     def _scripted(self, count: int, limit: int, now: float) -> int:
-        """How many faults leave of the events that could be sent; 0 while they are held."""
+        """Return how many of `count` events faults allow to be sent; 0 while they are held back."""
         faults = self.world.faults
         if self._merge is None:
             fault = faults.take("merge_responses", self.rpc, self.target)
@@ -279,7 +289,7 @@ class EventStream(ABC, Generic[R]):
         return min(count, fault.params["events"]) if fault else count
 
     def _keepalive_tip(self, position: int) -> int:
-        """The position of a keepalive: the given one unless a fault says otherwise."""
+        """Return the position of a keepalive: the given one unless a fault changes it."""
         bus, faults = self.world.bus, self.world.faults
         if not bus.is_alive(self.position):  # nothing to repeat
             return position
@@ -315,7 +325,7 @@ class EventStream(ABC, Generic[R]):
         return True
 
     def _close_idle(self, seconds: float) -> None:
-        """Raise if a stream that asks for nothing ends with an error; else it just ends."""
+        """End an idle stream: with an error or normally, as the settings say."""
         if self.world.settings.idle_close == "error":
             raise Refused("subscription.fetch.idle.timeout", seconds=f"{seconds:g}")
 
@@ -343,7 +353,8 @@ class PlainStream(EventStream[Fetch]):
         """Take the first request.
 
         Raises:
-            Refused: Unknown or closed topic, no events asked for, a position that cannot be.
+            Refused: The topic is unknown or cannot be subscribed, no events are requested, or the
+                position is not valid.
         """
         fetch = arrival.request
         self.topic = self.world.bus.topic(fetch.topic)
@@ -355,10 +366,10 @@ class PlainStream(EventStream[Fetch]):
         self.position = self._start(fetch, arrival.at)
 
     def accept(self, arrival: Arrival[Fetch]) -> None:
-        """Take a later request; its preset and replay id are not looked at.
+        """Handle a later request; its preset and replay id are ignored.
 
         Raises:
-            Refused: Another topic, or no events asked for.
+            Refused: The request names another topic, or requests no events.
         """
         fetch = arrival.request
         if fetch.topic not in ("", self.topic.name):

@@ -1,7 +1,7 @@
-"""Threads for calls: as many as there are calls, up to a bound, and none that has long been idle.
+"""A thread pool for calls that starts threads on demand, up to a limit, and ends idle ones.
 
-The executor of the standard library keeps every thread that it ever had; two hundred streams that
-have ended would leave two hundred threads. Knows no call and no stream.
+The executor of the standard library keeps every thread that it has started; after two hundred
+streams it would keep two hundred threads. This module knows nothing about calls and streams.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _IDLE_S = 1.0
-"""A thread that had nothing to do for this long ends. Starting one takes some 0.1 ms."""
+"""A thread that has been idle for this long, in seconds, ends. Starting one takes about 0.1 ms."""
 
 
 class Workers(Executor):
-    """Runs each piece of work at once while there are fewer than `most` under way, else in turn.
+    """Runs up to `most` work items concurrently; the others wait in order.
 
-    Thread-safe. Its threads are daemons: one that is stuck must not keep the process alive.
+    Thread-safe. Its threads are daemons, so that a stuck one does not keep the process alive.
 
     Args:
-        most: Threads at a time.
-        name: What their names begin with.
+        most: Maximum number of threads.
+        name: Prefix of the threads' names.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -39,7 +39,7 @@ class Workers(Executor):
         self._closed = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run something in a thread; see `Executor.submit`."""
+        """Run a function in a thread; see `Executor.submit`."""
         future: Future[T] = Future()
         with self._changed:
             if self._closed:
@@ -53,7 +53,7 @@ class Workers(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work; see `Executor.shutdown`."""
+        """Accept no more work; see `Executor.shutdown`."""
         with self._changed:
             self._closed = True
             if cancel_futures:
@@ -77,7 +77,7 @@ class Workers(Executor):
             del future, work, found  # an idle thread must not keep a call alive
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """The next piece of work; None if this thread is to end."""
+        """Return the next work item, or None if this thread has to end."""
         with self._changed:
             self._idle += 1
             try:

@@ -1,4 +1,4 @@
-"""The HTTP port: health, sign-in, the Tooling API, and the admin endpoint.
+"""The HTTP port: health, sign-in, REST and Tooling API, CometD, and the admin endpoint.
 
     GET  /health                                       summary
     /admin/…                                           admin
@@ -7,9 +7,9 @@
                                                        discovery, streaming, tables, soql
     /cometd/…                                          cometd
 
-`listener` speaks HTTP and holds its limits, `routing` finds who answers, the others answer; the
-package `page` adds the routes of the web page. None decides anything about events,
-subscriptions or credentials.
+`listener` implements HTTP and its limits, `routing` selects the handler, and the other modules
+contain the handlers; the package `page` adds the routes of the web page. None of them makes
+decisions about events, subscriptions or credentials.
 """
 
 from sfpubsub.emulator.http.listener import HttpServer

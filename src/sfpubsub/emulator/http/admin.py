@@ -1,21 +1,22 @@
-"""The admin endpoint: what a test does to the emulator from outside. JSON both ways.
+"""The admin endpoint: lets tests control the emulator from outside. Requests and
+responses are JSON.
 
-    GET  /admin/faults   the fault plan and what happened
+    GET  /admin/faults   the fault plan and its progress
     POST /admin/faults   add a fault: {"kind": …, "times": …, …}; or end one: {"off": number}
-    GET  /admin/clock    what time it is
+    GET  /admin/clock    the current time
     POST /admin/clock    jump: {"jump_s": …}
-    POST /admin/publish  events as the org itself: {"topic": …, "events": [values, …]}
-    POST /admin/token    one more access token: {}; or the end of one: {"expire": token}
+    POST /admin/publish  publish events as the org: {"topic": …, "events": [values, …]}
+    POST /admin/token    issue an access token: {}; or expire one: {"expire": token}
     POST /admin/managed  {"name": …, "state": "RUN" | "STOP"} or {"name": …, "delete": true}
-    POST /admin/schema   another schema for a topic: {"topic": …, "schema": Avro}
-    POST /admin/streaming events of a PushTopic or generic channel: {"channel": …, "events": …}
-    POST /admin/objects  a field more or less: {"object": …, "add_field": {…}} or "remove_field"
-    POST /admin/undelete a record out of the Recycle Bin: {"object": …, "id": …}
-    POST /admin/users    make or change one: {"username": …, "password": …, "active": …}
-    POST /admin/apps     make or change one: {"client_id": …, "public_key": PEM, …}
+    POST /admin/schema   change a topic's schema: {"topic": …, "schema": Avro}
+    POST /admin/streaming publish to a PushTopic or generic channel: {"channel": …, "events": …}
+    POST /admin/objects  add or remove a field: {"object": …, "add_field": {…}} or "remove_field"
+    POST /admin/undelete restore a record from the Recycle Bin: {"object": …, "id": …}
+    POST /admin/users    create or change a user: {"username": …, "password": …, "active": …}
+    POST /admin/apps     create or change an app: {"client_id": …, "public_key": PEM, …}
 
-Asks for `Authorization: Bearer <access token>` and a JSON body, so that no web page open in a
-browser can use it; a token that a fault made void still opens it.
+Requests need `Authorization: Bearer <access token>` and a JSON body, so that a web page open in a
+browser cannot use it. A token that a fault has expired is still accepted here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.world import World
 
 _LONGEST_JUMP_S = 1e9
-"""Some 30 years; more would leave the range of dates."""
+"""Largest clock jump in seconds, some 30 years; a larger one would leave the range of dates."""
 
 _USER: dict[str, type] = {
     "username": str,
@@ -58,7 +59,7 @@ def faults(call: Call) -> Answer:
 
 
 def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], Answer]:
-    """What answers a POST: checks token and body, then acts."""
+    """Return a handler for a POST that checks token and body and then calls `act`."""
 
     def answer(call: Call) -> Answer:
         if call.headers.get_content_type() != "application/json":
@@ -66,7 +67,7 @@ def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], An
         _authorise(call)
         try:
             body = json_body(call)
-            json.dumps(body, ensure_ascii=False).encode()  # half characters fit into no store
+            json.dumps(body, ensure_ascii=False).encode()  # lone surrogates cannot be stored
         except ValueError as error:
             raise _bad(f"the body is not JSON: {error}") from error
         return json_answer(act(call.world, body))
@@ -92,12 +93,12 @@ def clock(call: Call) -> Answer:
 
 
 def publish(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/publish; all events or none."""
+    """POST /admin/publish; publishes all events or none."""
     events = body.get("events") if isinstance(body, dict) and len(body) == 2 else None
     if not isinstance(events, list) or not isinstance(body.get("topic"), str):
         raise _bad('send {"topic": …, "events": […]}')
     if not all(isinstance(event, dict) for event in events):
-        raise _bad("an event is an object")
+        raise _bad("each event must be an object")
     try:
         done = world.bus.publish_values(body["topic"], events)
     except SchemaProblem as error:
@@ -146,12 +147,12 @@ def managed(world: World, body: Any) -> dict[str, Any]:
 
 
 def schema(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/schema; the schema is Avro as JSON, or that as text."""
+    """POST /admin/schema; the schema is Avro as a JSON object, or as a string of JSON."""
     if not isinstance(body, dict) or set(body) != {"topic", "schema"}:
         raise _bad('send {"topic": …, "schema": …}')
     topic, avro = body["topic"], body["schema"]
     if not isinstance(topic, str) or not isinstance(avro, (str, dict)):
-        raise _bad("the topic is a name, the schema an Avro record")
+        raise _bad("the topic must be a name and the schema an Avro record")
     try:
         changed = Schema(avro if isinstance(avro, str) else json.dumps(avro))
         world.bus.change_schema(topic, changed)
@@ -163,12 +164,12 @@ def schema(world: World, body: Any) -> dict[str, Any]:
 
 
 def streaming(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/streaming; the channel is made if it is not there."""
+    """POST /admin/streaming; creates the channel if it does not exist."""
     events = body.get("events") if isinstance(body, dict) and len(body) == 2 else None
     if not isinstance(events, list) or not isinstance(body.get("channel"), str):
         raise _bad('send {"channel": …, "events": […]}')
     if not all(isinstance(event, dict) for event in events):
-        raise _bad("an event is an object")
+        raise _bad("each event must be an object")
     try:
         return {"replay_ids": world.cometd.channels.publish(body["channel"], events)}
     except EmulatorProblem as error:
@@ -176,7 +177,7 @@ def streaming(world: World, body: Any) -> dict[str, Any]:
 
 
 def change_object(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/objects; the change events have another schema from then on."""
+    """POST /admin/objects; the object's change events use a new schema from then on."""
     members = dict(body) if isinstance(body, dict) else {}
     name = members.pop("object", None)
     if not isinstance(name, str) or len(members) != 1:
@@ -189,7 +190,7 @@ def change_object(world: World, body: Any) -> dict[str, Any]:
             case {"remove_field": str(field)}:
                 of = of.without_field(field)
             case _:
-                raise _bad("a field that is added is an object, one that is removed a name")
+                raise _bad("add_field must be an object, remove_field a name")
         world.records.put_object(of)
     except (ValueError, RecordProblem) as error:
         raise _bad(str(error)) from error

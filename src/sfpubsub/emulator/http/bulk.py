@@ -1,4 +1,4 @@
-"""The Bulk API 2.0 over HTTP: jobs that query and jobs that ingest."""
+"""The Bulk API 2.0 over HTTP: query jobs and ingest jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sfpubsub.emulator.org.records.result_file import ResultFile
 
 _CSV = "text/csv; charset=UTF-8"
 _QUERY_API, _INGEST_API = 47, 41
-"""API versions in which the two kinds of jobs came."""
+"""API versions that introduced the two kinds of jobs."""
 
 _MEMBERS = {
     "query": ("operation", "query", "columnDelimiter", "lineEnding", "contentType"),
@@ -34,11 +34,13 @@ _MEMBERS = {
     ),
 }
 _PLACE_DIGITS = 12
-"""More than any number of rows has."""
+"""Maximum digits of a locator; no number of rows has as many."""
 
 _HIDDEN = ("user", "origin", "delimiter", "query", "columns", "assignmentRuleId")
 _NUMBERS = ("numberRecordsProcessed", "numberRecordsFailed", "retries", "totalProcessingTime")
-"""Of a job, what is not told, and what is told of one that is asked for."""
+"""Facts of a job that are never shown, and numbers that are shown only when a single job
+is read.
+"""
 
 _RESULTS = {
     "successfulresults": ("successful", ["sf__Id", "sf__Created"]),
@@ -166,15 +168,15 @@ def _job(call: Call) -> Job:
 
 
 def _may_see(job: Job, user: User) -> bool:
-    """Whether a user may see a job, and with it the rows that its own user saw."""
+    """Return whether a user may see a job, and with it the rows that the job's owner saw."""
     return user.view_all or job.facts["user"] == user.username
 
 
 def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The members of a new job, with what is left out."""
+    """Return the members of a new job, with defaults for those that are missing."""
     for name, value in body.items():
         if name not in _MEMBERS[kind] or not isinstance(value, str):
-            raise RestRefused("INVALIDJOB", f"{name[:80]}: unknown, or not a text", name)
+            raise RestRefused("INVALIDJOB", f"{name[:80]}: unknown, or not a string", name)
     facts = {"contentType": "CSV", "columnDelimiter": "COMMA", "lineEnding": "LF", **body}
     choices = {
         "operation": QUERIES if kind == "query" else INGESTS,
@@ -190,12 +192,12 @@ def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
         needed.append("externalIdFieldName")
     for name in needed:
         if not facts.get(name):
-            raise RestRefused("INVALIDJOB", f"{name} is needed", name)
+            raise RestRefused("INVALIDJOB", f"{name} is required", name)
     return facts
 
 
 def _shown(job: Job, *, created: bool = False) -> dict[str, Any]:
-    """What a client sees; the counts only for a job that it asks for."""
+    """Return a job as a client sees it; the counts only if it asks for this one job."""
     facts = {
         name: value
         for name, value in job.facts.items()
@@ -212,7 +214,7 @@ def _shown(job: Job, *, created: bool = False) -> dict[str, Any]:
 
 
 def _start(locator: str) -> int:
-    """The row at which a set of results begins."""
+    """Return the row at which a page of results starts."""
     if not locator:
         return 0
     try:

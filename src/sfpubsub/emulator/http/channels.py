@@ -17,7 +17,7 @@ from sfpubsub.emulator.org.sessions import eighteen
 CHANNEL, MEMBER = "PlatformEventChannel", "PlatformEventChannelMember"
 
 _FIRST_VERSION = 47
-"""API version in which both became records of their own."""
+"""API version that introduced both as records."""
 
 _LABEL_CHARS = 80
 
@@ -30,7 +30,7 @@ _METADATA: dict[str, dict[str, tuple[type, ...]]] = {
         "enrichedFields": (list,),
     },
 }
-"""Members of Metadata and their types."""
+"""The members of Metadata and their types."""
 
 
 def create(call: Call) -> Answer:
@@ -90,7 +90,7 @@ def update(call: Call) -> Answer:
             channels.change(found.member_id, expression, _enriched(metadata))
     except BadValue as error:
         raise RestRefused(error.code, str(error), error.field) from error
-    except KeyError as error:  # deleted meanwhile
+    except KeyError as error:  # deleted in the meantime
         raise missing() from error
     return Answer(HTTPStatus.NO_CONTENT)
 
@@ -106,7 +106,7 @@ def delete(call: Call) -> Answer:
             call.world.event_channels.remove(found.member_id)
     except BadValue as error:
         raise RestRefused(error.code, str(error), error.field) from error
-    except KeyError as error:  # deleted meanwhile
+    except KeyError as error:  # deleted in the meantime
         raise missing() from error
     return Answer(HTTPStatus.NO_CONTENT)
 
@@ -133,7 +133,7 @@ def _record(call: Call) -> EventChannel | Member:
 
 
 def _given(call: Call) -> tuple[str, Mapping[str, Any]]:
-    """FullName and Metadata of a request, of the right types."""
+    """Return FullName and Metadata of a request, with checked types."""
     kind = call.parts["object"]
     body = body_of(call)
     for name in body:
@@ -141,14 +141,14 @@ def _given(call: Call) -> tuple[str, Mapping[str, Any]]:
             raise RestRefused("INVALID_FIELD", f"No such column '{name[:80]}' on {kind}")
     full_name, metadata = body.get("FullName") or "", body.get("Metadata")
     if not isinstance(full_name, str) or not isinstance(metadata, (dict, type(None))):
-        raise RestRefused("JSON_PARSER_ERROR", "FullName is text, Metadata an object")
+        raise RestRefused("JSON_PARSER_ERROR", "FullName must be a string and Metadata an object")
     if not metadata:
         raise _required("Metadata")
     for name, value in metadata.items():
         if name not in _METADATA[kind]:
             raise RestRefused("INVALID_FIELD", f"No such column '{name[:80]}' on {kind}")
         if value is not None and not isinstance(value, _METADATA[kind][name]):
-            raise RestRefused("JSON_PARSER_ERROR", f"{name} has a value of a wrong type", name)
+            raise RestRefused("JSON_PARSER_ERROR", f"{name} has a value of the wrong type", name)
     return full_name, metadata
 
 
@@ -187,7 +187,7 @@ def _member_row(call: Call, member: Member) -> dict[str, Any]:
         "Id": member.member_id,
         "DeveloperName": member.developer_name,
         "MasterLabel": member.developer_name,
-        # Ids where there is a record, as an org answers; the standard channel and events are names.
+        # As in an org: an id if there is a record; the standard channel and events are named.
         "EventChannel": channel.channel_id if channel else member.channel,
         "SelectedEntity": member.entity,
         "FilterExpression": member.filter_expression or None,
@@ -234,7 +234,7 @@ MEMBERS = Table(
     f"tooling/sobjects/{MEMBER}",
 )
 TABLES = (CHANNELS, MEMBERS)
-"""What can be queried."""
+"""The objects that can be queried."""
 
 
 def _required(name: str) -> RestRefused:

@@ -13,7 +13,9 @@ from sfpubsub.emulator.org.records.writing import Transaction
 
 _MOST = 200
 _MOST_READ = 2000
-"""Records of one request that changes, and of one that reads. Documented."""
+"""Maximum number of records in a request that changes records, and in one that reads them.
+Documented.
+"""
 
 _ROLLED_BACK = RecordProblem(
     "ALL_OR_NONE_OPERATION_ROLLED_BACK",
@@ -24,7 +26,7 @@ _ROLLED_BACK = RecordProblem(
 _One = Callable[[Transaction, Any], dict[str, Any]]
 
 
-class _RollBack(Exception):  # noqa: N818 - ends a transaction, is not an error
+class _RollBack(Exception):  # noqa: N818 - rolls a transaction back, is not an error
     pass
 
 
@@ -117,7 +119,7 @@ def _changed(call: Call, one: _One) -> Answer:
     body = body_of(call)
     given = body.get("records")
     if not isinstance(given, list):
-        raise RestRefused("JSON_PARSER_ERROR", "records: a list is needed")
+        raise RestRefused("JSON_PARSER_ERROR", "records: a list is required")
     return _carried_out(call, user, given, one, all_or_none=body.get("allOrNone") is True)
 
 
@@ -147,7 +149,7 @@ def _check_all(results: list[dict[str, Any]]) -> None:
 
 
 def failed(problem: RecordProblem) -> dict[str, Any]:
-    """What is said of a record that was refused."""
+    """Return the result of a record that was refused."""
     error = {"statusCode": problem.code, "message": problem.text, "fields": list(problem.fields)}
     return {"success": False, "errors": [error]}
 
@@ -157,7 +159,7 @@ def _saved(record_id: str) -> dict[str, Any]:
 
 
 def _typed(given: Any) -> tuple[str, dict[str, Any]]:
-    """The object and the values of one record."""
+    """Return the object name and the values of one record."""
     attributes = given.get("attributes") if isinstance(given, dict) else None
     kind = attributes.get("type") if isinstance(attributes, dict) else None
     if not isinstance(kind, str):
@@ -166,7 +168,7 @@ def _typed(given: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _taken(values: dict[str, Any], name: str) -> Any:
-    """A member by its name in lower case, which is then gone."""
+    """Remove a member by its lower-case name, and return its value."""
     for key in list(values):
         if key.lower() == name:
             return values.pop(key)
@@ -175,7 +177,7 @@ def _taken(values: dict[str, Any], name: str) -> Any:
 
 def _texts(name: str, given: Any) -> list[str]:
     if not isinstance(given, list) or not given or not all(isinstance(x, str) for x in given):
-        raise RestRefused("MISSING_ARGUMENT", f"{name}: a list of texts is needed", name)
+        raise RestRefused("MISSING_ARGUMENT", f"{name}: a list of strings is required", name)
     return given
 
 

@@ -1,6 +1,6 @@
-"""Bayeux messages by HTTP: what comes in, what goes out, and the connect that is held.
+"""Bayeux over HTTP: requests, responses, and held connects.
 
-Decides about messages only; who is connected is in `sessions`, what there is to read in `channels`.
+Handles messages only. `sessions` keeps track of the connected clients, `channels` of the events.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sfpubsub.emulator.org.world import World
 
 _COOKIE = "BAYEUX_BROWSER"
 _BODY_BYTES = 32_768
-"""A request of this size or more is refused. Documented."""
+"""A request of this size in bytes or more is refused. Documented."""
 
 _OLDEST, _RETIRED, _NEWEST = 23.0, 37.0, 67.0
-"""API versions: from which on there are any, from which on they are supported, the newest."""
+"""API versions: the oldest that exists, the oldest that is supported, and the newest."""
 
 _PAGE = "<html><head><title>Error</title></head><body>The server cannot answer.</body></html>\n"
 
@@ -32,7 +32,7 @@ Message = dict[str, Any]
 
 
 class _Instead(Exception):  # noqa: N818 - an answer, not a bug
-    """A fault gives another answer to the whole request."""
+    """A fault replaces the response to the whole request."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -65,7 +65,7 @@ class _Exchange:
         messages = messages if isinstance(messages, list) else [messages]
         if not all(isinstance(item, dict) for item in messages):
             return Answer(HTTPStatus.BAD_REQUEST, "text/html", _PAGE)
-        # Large ones are refused whole, whatever is in them.
+        # A large request is refused as a whole, whatever it contains.
         is_large = len(self._call.body) >= _BODY_BYTES
         replies: list[Message] = []
         try:
@@ -145,7 +145,7 @@ class _Exchange:
             session.connects += 1
             number = session.connects
             session.pending += 1
-            session.wake()  # an older connect is over
+            session.wake()  # ends an older connect
             mail: Mailbox[None] = Mailbox(self._world.clock)
             session.mail = mail
         try:
@@ -171,7 +171,7 @@ class _Exchange:
     def _hold(
         self, session: Session, mail: Mailbox[None], number: int, *, at_once: bool
     ) -> list[Message]:
-        """Wait for events, or until the time is up."""
+        """Hold a connect until there are events or its time is up."""
         deadline = self._world.clock.now() + self._settings.streaming_timeout_s
         self._call.hold(self._settings.streaming_timeout_s)
         while True:
@@ -191,7 +191,7 @@ class _Exchange:
             mail.wait(deadline)
 
     def _break_off(self, session: Session, number: int) -> None:
-        """End a held connect whose session, token or turn is over."""
+        """End a held connect if its session or token has ended or a newer connect replaces it."""
         if self._sessions.is_stopped:
             raise _Instead(Answer(HTTPStatus.OK, reset=True))
         if self._fault("end_cometd_session", "/meta/connect") is not None:
@@ -199,7 +199,7 @@ class _Exchange:
         if session.is_gone:
             raise Refusal("unknown client", reconnect="handshake")
         if session.connects != number:
-            # As the server of the CometD project answers the older of two.
+            # The CometD project's server answers the older of two connects like this.
             raise _Instead(Answer(HTTPStatus.INTERNAL_SERVER_ERROR, "text/html", _PAGE))
         self._check_token(session, not self._world.sessions.has_expired(self._call.bearer))
 
@@ -240,7 +240,7 @@ class _Exchange:
         self._sessions.end(session)
         return [self._reply(message, clientId=session.client_id)]
 
-    # What they share.
+    # Shared by all kinds of messages.
 
     def _session(self, message: Message) -> Session:
         self._check_version()
@@ -272,7 +272,7 @@ class _Exchange:
             event["clientId"] = session.client_id
             if (
                 self._settings.streaming_event_ids
-            ):  # as some servers do: they equal those of requests
+            ):  # as some servers do: these ids equal those of requests
                 event["id"] = str(next(self._numbers))
         return events
 
@@ -300,7 +300,7 @@ class _Exchange:
         return found.params if found else None
 
     def _peek(self, kind: str) -> Any:
-        """The parameters of a fault that waits for its occasion."""
+        """Return the parameters of a pending fault without using it up."""
         found = self._world.faults.next(kind, "/meta/connect")
         return found.params if found else None
 

@@ -1,7 +1,7 @@
-"""Requests from web pages of other origins: which are let in, and what OPTIONS is told.
+"""CORS: which web pages of other origins may send requests, and the responses to OPTIONS.
 
-In an org an administrator lists the origins. Here the setting `cors_origins` does; only the areas
-that the org itself serves are shared, never the admin endpoint and the health page.
+In an org, an administrator lists the origins; here the setting `cors_origins` does. Only the paths
+that an org serves are shared, never the admin endpoint and the health page.
 """
 
 from __future__ import annotations
@@ -12,26 +12,28 @@ from urllib.parse import urlsplit
 from sfpubsub.emulator.http.exchange import Answer, Call
 
 _SHARED = ("/services/", "/id/", "/cometd")
-"""Where the paths of the org begin."""
+"""Prefixes of the paths that an org serves."""
 
 _EXPOSED = "Location, Sforce-Limit-Info, Sforce-Locator, Sforce-NumberOfRecords"
-"""Headers of answers that a page may read, beside those that any page may."""
+"""Response headers that a page may read, in addition to those that every page may."""
 
 _MAX_AGE_S = 600
-"""How long a browser may remember what OPTIONS said: as long as it remembers at most anyway."""
+"""How long a browser may cache the response to OPTIONS, in seconds: the longest time that browsers
+allow.
+"""
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def shared(call: Call, answer: Answer) -> Answer:
-    """An answer, with what a browser needs to show it to the page that asked."""
+    """Return an answer with the headers that let a browser pass it to the page."""
     origin = call.headers.get("Origin", "")
     if not call.path.startswith(_SHARED):
         return answer
     found = {"Vary": "Origin"}
     if origin and _is_allowed(origin, call.world.settings.cors_origins.split()):
         found["Access-Control-Allow-Origin"] = origin
-        found["Access-Control-Allow-Credentials"] = "true"  # the Streaming API has a cookie
+        found["Access-Control-Allow-Credentials"] = "true"  # the Streaming API uses a cookie
         found["Access-Control-Expose-Headers"] = _EXPOSED
         if call.method == "OPTIONS" and "Access-Control-Request-Method" in call.headers:
             found["Access-Control-Allow-Methods"] = answer.headers.get("Allow", "")
@@ -47,6 +49,6 @@ def _is_allowed(origin: str, allowed: list[str]) -> bool:
         return True
     try:
         host = urlsplit(origin).hostname
-    except ValueError:  # half an IPv6 address
+    except ValueError:  # an incomplete IPv6 address
         return False
     return "loopback" in allowed and host in _LOOPBACK

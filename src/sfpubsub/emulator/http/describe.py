@@ -1,4 +1,4 @@
-"""What an object is, as the REST API describes it."""
+"""Describes of objects, as in the REST API."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _field(of: SObject, field: Field) -> dict[str, Any]:
 
 
 def _relationship(field: Field) -> str | None:
-    """What the record that a reference points to is called: Account for AccountId."""
+    """Return the name of the relationship of a reference field: Account for AccountId."""
     if field.type != "reference":
         return None
     if field.is_custom:

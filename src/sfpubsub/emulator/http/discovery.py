@@ -1,5 +1,6 @@
-"""Which events there are, and what of the org's allocation is used: EntityDefinition,
-PlatformEventUsageMetric, and the limits resource."""
+"""The events of the org, and its usage of the allocation: EntityDefinition,
+PlatformEventUsageMetric, and the limits resource.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _SEGMENTS = {"FifteenMinutes": SEGMENT_S, "Hourly": HOUR_S, "Daily": DAY_S}
 
 
 def limits(call: Call) -> Answer:
-    """GET …/limits: those of events, deliveries of all clients together, and of API calls."""
+    """GET …/limits: limits of events, of deliveries to all clients together, and of API calls."""
     authorised(call)
     settings, now = call.world.settings, call.world.clock.now()
     recent = used(call.world.store, call.world.bus, now, since=now - DAY_S, every=SEGMENT_S)
@@ -44,7 +45,7 @@ def _limit(most: int, count: int) -> dict[str, int]:
 
 
 def _definitions(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
-    """The events among an org's objects; the objects themselves are not here."""
+    """Return the events of the org as entities; its objects are not included."""
     return [
         {
             "QualifiedApiName": name,
@@ -61,7 +62,7 @@ def _definitions(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
 
 
 def _metrics(call: Call, asked: soql.Query) -> list[dict[str, Any]]:
-    """Usage of the last 24 hours, by event and time: as with Enhanced Usage Metrics."""
+    """Return the usage of the last 24 hours, by event and time, as with Enhanced Usage Metrics."""
     wanted = [item.text for item in asked.where if item.field.lower() == "timesegment"]
     segment = next(
         (name for name in _SEGMENTS if [name.lower()] == [w.lower() for w in wanted]), ""
@@ -122,4 +123,4 @@ METRICS = Table(
     first_version=50,
 )
 TABLES = (ENTITIES,)
-"""What the Tooling API can be asked; the plain query also has METRICS."""
+"""Tables of the Tooling API; the REST query also has METRICS."""

@@ -15,11 +15,11 @@ from sfpubsub.emulator.org.problems import BadValue
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 
 _EVENT_ID = "e00xx0000000001AAA"
-"""The id in the answer: it identifies nothing and is always the same. Documented."""
+"""The id in the response: always the same, and without meaning. Documented."""
 
 _FIRST_VERSION = 40
 _FIRST_FORMATS = 43
-"""API versions in which event schemas, and their formats, came."""
+"""API versions that introduced event schemas, and their formats."""
 
 
 def publish(call: Call) -> Answer:
@@ -55,7 +55,7 @@ def publish(call: Call) -> Answer:
 
 
 def schema_of_event(call: Call) -> Answer:
-    """GET …/sobjects/<event>/eventSchema: the one that is published with now."""
+    """GET …/sobjects/<event>/eventSchema: the current schema."""
     _of_this_version(call)
     wanted = {f"/event/{call.parts['event']}", f"/data/{call.parts['event']}"}
     for topic in call.world.bus.topics():
@@ -88,7 +88,9 @@ def _schema(call: Call, schema: Schema) -> Answer:
 
 
 def _expanded(compact: dict[str, Any]) -> dict[str, Any]:
-    """What a subscriber of the Streaming API receives, described as if it were Avro."""
+    """Return the schema of the event as a subscriber of the Streaming API receives it, described in
+    Avro.
+    """
     event = {"type": "record", "name": "Event", "fields": [{"name": "replayId", "type": "long"}]}
     payload = {"type": "record", "name": "Payload", "doc": "", "fields": compact["fields"]}
     data = [

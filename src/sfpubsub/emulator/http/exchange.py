@@ -1,4 +1,4 @@
-"""A request and its answer as plain values, so that who answers needs no socket."""
+"""A request and its answer as plain values, so that handlers do not need a socket."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Call:
     """One request.
 
     Attributes:
-        world: What it works with.
+        world: The emulator's state.
         method: GET, POST and so on.
-        path: Without the query.
+        path: The path, without the query.
         query: The query string, undecoded.
-        headers: As sent.
-        body: As sent.
+        headers: The headers as sent.
+        body: The body as sent.
         url: The emulator's own URL.
-        named: The URL under which the client found it, from its Host header.
-        hold: Says that the answer may take so many seconds more.
-        parts: What the route's pattern found in the path.
+        named: The URL that the client used, from its Host header.
+        hold: Extends the time limit of the request by so many seconds.
+        parts: The named groups of the route's pattern.
     """
 
     world: World
@@ -43,30 +43,30 @@ class Call:
 
     @property
     def bearer(self) -> str:
-        """The token of the Authorization header; blank if there is none."""
+        """The token of the Authorization header; empty if there is none."""
         kind, _, token = self.headers.get("Authorization", "").partition(" ")
         return token.strip() if kind.lower() in ("bearer", "oauth") else ""
 
 
 class Stream(Protocol):
-    """A body that has no end yet."""
+    """A response body of unknown length."""
 
     def __iter__(self) -> Iterator[str]:
-        """Its parts, each sent as it comes."""
+        """Yield its parts, each sent as soon as it is available."""
 
     def end(self) -> None:
-        """Let it end, from any thread."""
+        """End the stream; callable from any thread."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is sent back; a blank `kind` is an answer without a body.
+    """A response; an empty `kind` means that it has no body.
 
     Attributes:
-        stream: A body that continues until one of both ends it; instead of `text`.
-        drip_s: Send the second half of the body so long after the first.
-        reset: Cut the connection instead.
-        pieces: The body instead of `text`, in pieces; `length` is its bytes.
+        stream: A body that continues until the client or the emulator ends it; instead of `text`.
+        drip_s: Seconds between sending the first and the second half of the body.
+        reset: Reset the connection instead of answering.
+        pieces: The body in pieces, instead of `text`; `length` is its size in bytes.
     """
 
     status: HTTPStatus
@@ -85,22 +85,22 @@ Handler = Callable[[Call], Answer]
 
 @dataclass(frozen=True)
 class Route:
-    """Who answers requests of a path, by method."""
+    """The handlers of a path, by method."""
 
     path: re.Pattern[str]
     methods: Mapping[str, Handler]
 
 
 def route(path: str, **methods: Handler) -> Route:
-    """A route, from a pattern that the whole path must match."""
+    """Return a route for a pattern that the whole path must match."""
     return Route(re.compile(path), methods)
 
 
 class Problem(Exception):  # noqa: N818 - an answer, not a bug
-    """What a request is told instead; the area of its path gives it its shape.
+    """An error response; its format depends on the area of the path.
 
     Args:
-        status: Of the answer.
+        status: The HTTP status.
         text: What is wrong.
     """
 
@@ -112,16 +112,16 @@ class Problem(Exception):  # noqa: N818 - an answer, not a bug
 def json_answer(
     value: object, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Answer:
-    """An answer in JSON."""
+    """Return an answer in JSON."""
     text = json.dumps(value, indent=2) + "\n"
     return Answer(status, "application/json;charset=UTF-8", text, headers or {})
 
 
 def json_body(call: Call) -> Any:
-    """The body of a request, decoded.
+    """Return the decoded JSON body of a request.
 
     Raises:
-        ValueError: It is not JSON in UTF-8, or is nested too deep.
+        ValueError: The body is not JSON in UTF-8, or is nested too deeply.
     """
     try:
         return json.loads(call.body)

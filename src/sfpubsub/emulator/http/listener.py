@@ -1,8 +1,8 @@
-"""HTTP on a socket, with its limits: sizes, numbers, and patience with slow clients.
+"""The HTTP server and its limits: sizes, numbers of connections, and timeouts for slow clients.
 
-Knows no path. Each connection has a thread, and a place among so many; a request that takes longer
-than its time is cut off, however slowly its bytes drip in. Times here are real ones: a jump of the
-emulator's clock cuts no connection.
+It knows nothing about paths. Each connection has a thread, and their number is limited. A request
+that exceeds its time limit is cut off, however slowly its bytes arrive. Times here are real time: a
+jump of the emulator's clock does not cut connections.
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ from sfpubsub.emulator.org.world import World
 _log = logging.getLogger(__name__)
 
 _BODY_BYTES = 256 * 1024
-"""Largest body that is read: a wide schema for the admin endpoint is some 50 kB."""
+"""Largest body accepted; a wide schema for the admin endpoint has some 50 kB."""
 
 _LARGER_BODIES = (
     (re.compile(r"/services/data/v\d+\.0/jobs/ingest/\w+/batches/?"), 150_000_000),
     (re.compile(r"/services/data/v\d+\.0/(composite/)?sobjects\b.*"), 50_000_000),
 )
-"""Paths that take more. Documented: 150 MB of a job's rows, 50 MB of a request."""
+"""Paths that accept larger bodies. Documented: 150 MB for a job's rows, 50 MB for a request."""
 
 _LINE_BYTES = 1024
 _TRAILERS = 10
-"""Bytes of a line, and lines at the end, of a body in chunks."""
+"""Maximum bytes of a line, and maximum number of trailers, of a chunked body."""
 
 _SILENCE_S = 10.0
-"""A connection that says nothing for this long is closed, so that it holds no thread."""
+"""A connection that is silent for this long is closed, so that it does not occupy a thread."""
 
 _LINGER_S = 1.0
 _LINGER_BYTES = 1024 * 1024
-"""How long, and how much, is read after an answer to a request that was refused unread."""
+"""For how long, and how many bytes, to read on after refusing a request that was not read."""
 
 _REQUEST_S = 30.0
-"""A request, the wait for it included, that takes longer is cut off."""
+"""Time limit of a request, including the wait for it; then the connection is cut."""
 
 _CONNECTIONS = 128
-"""Connections at a time; one more is closed at once. Some tests open dozens."""
+"""Maximum open connections; further ones are closed immediately. Some tests open dozens."""
 
 _STREAMS = 32
-"""Answers without an end at a time, so that pages left open take no connection from clients."""
+"""Maximum open streams, so that pages left open do not use up the connections."""
 
 _STREAM_END_S = 2.0
-"""Longest wait for the end of a stream; it takes milliseconds."""
+"""Longest wait for a stream to end; it normally takes milliseconds."""
 
 _POLL_S = 0.05
-"""How often overdue connections, and the wish to stop, are looked for."""
+"""How often to check for overdue connections and for a request to stop."""
 
 
 class HttpServer:
-    """Serves until stopped, in threads of its own.
+    """An HTTP server that runs in its own threads until it is stopped.
 
     Args:
-        world: What is looked at and changed.
+        world: The emulator's state.
         host: Address to listen on.
         port: 0 picks a free one.
-        tls: Certificate to serve with; None is plain HTTP.
-        pages: Routes that come before those of this room.
+        tls: TLS context with the certificate; None for plain HTTP.
+        pages: Routes that take precedence over those of this package.
 
     Raises:
         EmulatorProblem: The port is in use.
@@ -104,7 +104,7 @@ class HttpServer:
         )
 
     def start(self, url: str) -> None:
-        """Serve; `url` is the one announced to clients."""
+        """Start serving; `url` is the one announced to clients."""
         self._server.url = url
         self._thread.start()
 
@@ -120,9 +120,9 @@ class HttpServer:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    # Of the default, 5, a burst of clients fills the queue, and each that finds it full waits 1 s.
+    # A burst of clients would fill the default queue of 5, and each further client then waits 1 s.
     request_queue_size = _CONNECTIONS
-    block_on_close = False  # threads may sit in a kept-alive connection; they are daemons
+    block_on_close = False  # threads may be waiting in kept-alive connections; they are daemons
     # The default of http.server would let two emulators share a port on some systems.
     allow_reuse_port = False
     world: World
@@ -132,7 +132,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
         self._lock = threading.Lock()  # guards _due and _streams
-        self._due: dict[socket.socket, float] = {}  # open connections and when they are overdue
+        self._due: dict[socket.socket, float] = {}  # open connections and their deadlines
         self._streams: dict[Stream, threading.Thread] = {}
         self._own = threading.local()  # the connection of each thread
         super().__init__(address, handler)
@@ -149,7 +149,7 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        # In the connection's own thread: a slow handshake keeps nobody else waiting.
+        # In the connection's own thread, so that a slow handshake does not block other clients.
         self._own.request = request
         request.settimeout(_SILENCE_S)
         if self.tls is None:
@@ -167,14 +167,15 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def expect_request(self, held_s: float = 0.0) -> None:
-        """Give the connection of the calling thread its time for one more request, or for the
-        rest of one whose answer is held."""
+        """Reset the time limit of the calling thread's connection: for one more request, or for the
+        rest of a request whose answer is held.
+        """
         with self._lock:
             if self._own.request in self._due:
                 self._due[self._own.request] = time.monotonic() + _REQUEST_S + held_s
 
     def begin_stream(self, stream: Stream) -> bool:
-        """Note that the calling thread sends a stream; False if there are too many."""
+        """Register a stream that the calling thread sends; return False if there are too many."""
         with self._lock:
             if len(self._streams) >= _STREAMS:
                 return False
@@ -182,12 +183,12 @@ class _Server(ThreadingHTTPServer):
             return True
 
     def forget_stream(self, stream: Stream) -> None:
-        """It has ended."""
+        """Unregister a stream that has ended."""
         with self._lock:
             self._streams.pop(stream, None)
 
     def end_streams(self) -> None:
-        """End every stream, and wait until none looks at the org any more."""
+        """End all streams, and wait until none of them reads from the org any more."""
         with self._lock:
             streams = dict(self._streams)
         for stream in streams:
@@ -196,7 +197,7 @@ class _Server(ThreadingHTTPServer):
             thread.join(_STREAM_END_S)
 
     def cut_all(self) -> None:
-        """Cut every connection, so that none outlives the emulator."""
+        """Cut all connections, so that none outlives the emulator."""
         with self._lock:
             connections = list(self._due)
         for request in connections:
@@ -211,7 +212,7 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]
-        if isinstance(error, OSError):  # of sockets and TLS: the client's affair
+        if isinstance(error, OSError):  # socket and TLS errors are caused by the client
             _log.debug("connection of %s ended: %r", client_address, error)
         else:
             _log.error("connection of %s failed", client_address, exc_info=error)
@@ -226,21 +227,23 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "sfpubsub-emulator"
     sys_version = ""
-    disable_nagle_algorithm = True  # a body waited 40 ms for the acknowledgement of its head
-    unread = False  # whether what the client sent was refused before it was read
+    # Otherwise a body waits 40 ms for the acknowledgement of its head.
+    disable_nagle_algorithm = True
+    unread = False  # whether a request was refused before its body was read
 
     def handle_one_request(self) -> None:
         self.server.expect_request()
         super().handle_one_request()
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        """The Date header: an org's own time, jumps included."""
+        """Return the Date header in the org's time, which includes jumps."""
         return super().date_time_string(timestamp or self.server.world.clock.now())
 
     def finish(self) -> None:
         super().finish()
         if self.unread:
-            # Closing with bytes unread would take the answer away from the client.
+            # Closing with unread bytes would reset the connection, and the client would lose the
+            # answer.
             if self.server.tls is None:
                 self.connection.shutdown(socket.SHUT_WR)
             self.connection.settimeout(_LINGER_S)
@@ -254,15 +257,18 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PATCH = do_PUT = do_DELETE = do_OPTIONS = do_GET  # noqa: N815 - http.server's names
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """What http.server says of a request that it cannot read; in our shape, and the end."""
+        """Answer a request that http.server cannot parse, in our format, and close
+        the connection.
+        """
         self.close_connection = self.unread = True
-        self.request_version = self.protocol_version  # else an unknown one gets no status line
+        # Otherwise an unknown version gets no status line.
+        self.request_version = self.protocol_version
         status = HTTPStatus(code)
         text = message or explain or status.phrase
         self._send(routing.problem(getattr(self, "path", "") or "", status, text))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        # Never the query: it can carry a token.
+        # Never the query: it may contain a token.
         _log.debug("%s %s %s", self.client_address[0], self.command, args[1:2])
 
     def _serve(self) -> None:
@@ -294,13 +300,15 @@ class _Handler(BaseHTTPRequestHandler):
         if coding == "chunked":
             return self._chunks()
         if coding:
-            raise Problem(HTTPStatus.NOT_IMPLEMENTED, "of codings, chunked alone is read")
+            raise Problem(
+                HTTPStatus.NOT_IMPLEMENTED, "chunked is the only supported transfer coding"
+            )
         length = self.headers.get("Content-Length", "0").strip()
         return self._read(_number(length, 10, "the Content-Length"))
 
     def _chunks(self) -> bytes:
-        """A body in chunks; extensions and trailers are read over."""
-        body = bytearray()  # which grows in place: a large body has thousands of chunks
+        """Read a chunked body; extensions and trailers are ignored."""
+        body = bytearray()  # grows in place: a large body has thousands of chunks
         while size := _number(self._line().partition(";")[0].strip(), 16, "the size of a chunk"):
             body += self._read(size, len(body))
             if self._line():
@@ -328,9 +336,9 @@ class _Handler(BaseHTTPRequestHandler):
         return line.strip().decode("latin-1")
 
     def _send_stream(self, answer: Answer, stream: Stream) -> None:
-        self.close_connection = True  # its end is the end of the body
+        self.close_connection = True  # the end of the connection marks the end of the body
         if not self.server.begin_stream(stream):
-            text = f"at most {_STREAMS} pages can be looked at at a time"
+            text = f"at most {_STREAMS} pages can be open at a time"
             self._send(routing.problem("", HTTPStatus.SERVICE_UNAVAILABLE, text))
             return
         try:
@@ -357,7 +365,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, answer: Answer) -> None:
         if answer.reset:
             self.close_connection = True
-            # Closed with this, a connection is reset: the client sees no orderly end.
+            # With this option, closing resets the connection, so the client sees no orderly end.
             linger = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             return
@@ -366,7 +374,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_head(answer, None if answer.status == HTTPStatus.NO_CONTENT else length)
         if self.command != "HEAD" and answer.pieces is not None:
             for piece in answer.pieces:
-                self.server.expect_request()  # a slow reader has its time for each piece
+                self.server.expect_request()  # a slow reader gets the full time for each piece
                 self.wfile.write(piece)
         elif self.command != "HEAD":
             half = len(data) // 2 if answer.drip_s else 0
@@ -377,14 +385,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _cut(request: socket.socket) -> None:
     try:
-        request.shutdown(socket.SHUT_RDWR)  # its thread wakes, and closes it
+        request.shutdown(socket.SHUT_RDWR)  # its thread wakes up and closes it
     except OSError as error:
-        _log.debug("a connection was gone: %s", error)
+        _log.debug("a connection was already closed: %s", error)
 
 
 def _number(text: str, base: int, what: str) -> int:
     digits = string.hexdigits if base == 16 else string.digits
-    # Twelve digits are more than any body, and no work to read.
+    # Twelve digits are enough for any body, and cheap to parse.
     if not 0 < len(text) <= 12 or set(text) - set(digits):
         raise Problem(HTTPStatus.BAD_REQUEST, f"{what} is not a number")
     return int(text, base)

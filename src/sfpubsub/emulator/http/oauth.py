@@ -1,4 +1,6 @@
-"""The OAuth endpoints: forms in, JSON out, in the service's own shapes. Decides nothing."""
+"""The OAuth endpoints: forms in, JSON out, in the service's formats. Decisions are made in
+`sign_in`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from sfpubsub.emulator.org.signin import SignInRefused
 _log = logging.getLogger(__name__)
 
 _MOST_FIELDS = 20
-"""Parameters of one form; the longest flow has five."""
+"""Maximum parameters of a form; the longest flow has five."""
 
 
 def token(call: Call) -> Answer:
@@ -36,12 +38,12 @@ def revoke(call: Call) -> Answer:
 
 
 def must_post(call: Call) -> Answer:
-    """GET where only POST is served."""
+    """Refuse a GET where only POST is served."""
     raise SignInRefused("method")
 
 
 def userinfo(call: Call) -> Answer:
-    """GET or POST /services/oauth2/userinfo: who the token belongs to."""
+    """GET or POST /services/oauth2/userinfo: the user of the token."""
     sessions = call.world.sessions
     given = call.bearer
     if not given and call.method == "POST":
@@ -78,12 +80,12 @@ def userinfo(call: Call) -> Answer:
 
 
 def refusal(refused: SignInRefused) -> Answer:
-    """The answer to a refused sign-in."""
+    """Return the answer to a refused sign-in."""
     return _error(refused.error, refused.description)
 
 
 def problem(status: HTTPStatus, text: str) -> Answer:
-    """An error that has nothing to do with credentials, in this area's shape."""
+    """Return an error unrelated to credentials, in the format of this area."""
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         return _error(*SIGN_IN_ERRORS["server"], status)
     return _error("invalid_request", text, status)
@@ -94,15 +96,15 @@ def _error(error: str, text: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -
 
 
 def _forbidden(text: str) -> Answer:
-    # This endpoint alone says it in plain text, and with 403.
+    # Only this endpoint answers in plain text and with 403.
     return Answer(HTTPStatus.FORBIDDEN, "text/html;charset=UTF-8", text)
 
 
 def _form(call: Call) -> dict[str, str]:
-    """The parameters of a form, and credentials of a Basic header among them.
+    """Return the parameters of a form, including credentials from a Basic header.
 
     Raises:
-        SignInRefused: It is not a form, or has a parameter twice.
+        SignInRefused: The body is not a form, or has a parameter twice.
     """
     if call.headers.get_content_type() != "application/x-www-form-urlencoded":
         raise SignInRefused("form")
@@ -113,7 +115,7 @@ def _form(call: Call) -> dict[str, str]:
             errors="strict",
             max_num_fields=_MOST_FIELDS,
         )
-    except ValueError as error:  # not UTF-8, or too many
+    except ValueError as error:  # not UTF-8, or too many parameters
         raise SignInRefused("form") from error
     form = dict(pairs)
     if len(form) != len(pairs):

@@ -1,7 +1,7 @@
-"""What the running user may see, as objects that can be queried.
+"""The permissions of the current user, as objects that can be queried.
 
-The org knows one permission, `view_all`: here it is View All Data of the user. No permission set
-exists, and so no object's own View All.
+The emulated org has one permission, `view_all`, shown here as the user's View All Data. It has no
+permission sets, and therefore no View All of single objects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The REST API's own habits: versions, tokens, and errors as arrays."""
+"""What all REST resources share: versions, tokens, and errors as arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sfpubsub.emulator.http.exchange import Answer, Call, json_answer, json_body
 
 OLDEST_VERSION = 31
 NEWEST_VERSION = 67
-"""API versions that are served; the newest is the one of this emulator's facts."""
+"""API versions that are served; the newest is the one that this emulator was modelled on."""
 
 _SEASONS = ("Spring", "Summer", "Winter")
 
@@ -22,22 +22,22 @@ _CODES: dict[HTTPStatus, str] = {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "REQUEST_LIMIT_EXCEEDED",
     HTTPStatus.INTERNAL_SERVER_ERROR: "UNKNOWN_EXCEPTION",
 }
-"""Error codes by status; any other is a bad request."""
+"""Error codes by status; any other status is reported as BAD_REQUEST."""
 
 _FIELDS = 20
-"""Fields of a query string; no request has ten."""
+"""Maximum fields of a query string; no request has as many as ten."""
 
 _NOWHERE = "The requested resource does not exist"
 
 
 class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
-    """A request of the REST API fails.
+    """A request of the REST API is refused.
 
     Args:
         code: The errorCode.
         text: The message.
-        *fields: Which members are at fault; None leaves the list out.
-        status: Of the answer.
+        *fields: The members at fault; without any, the list is omitted.
+        status: The HTTP status.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
 
 
 def refusal(refused: RestRefused) -> Answer:
-    """The answer to a refused request."""
+    """Return the answer to a refused request."""
     row: dict[str, Any] = {"message": str(refused), "errorCode": refused.code}
     if refused.status == HTTPStatus.BAD_REQUEST:
         row["fields"] = list(refused.fields)
@@ -63,19 +63,19 @@ def refusal(refused: RestRefused) -> Answer:
 
 
 def problem(status: HTTPStatus, text: str) -> Answer:
-    """An error that has nothing to do with what was asked, in this area's shape."""
+    """Return an error unrelated to the content of the request, in the format of this area."""
     if status == HTTPStatus.NOT_FOUND:
         text = f"{_NOWHERE}: {text}" if text else _NOWHERE
     return json_answer([{"message": text, "errorCode": _CODES.get(status, "BAD_REQUEST")}], status)
 
 
 def missing() -> RestRefused:
-    """What is said of a record or resource that is not there."""
+    """Return the error for a record or resource that does not exist."""
     return RestRefused("NOT_FOUND", _NOWHERE, status=HTTPStatus.NOT_FOUND)
 
 
 def versions(call: Call) -> Answer:
-    """GET /services/data: needs no token."""
+    """GET /services/data; needs no token."""
     return json_answer(
         [
             {
@@ -89,7 +89,7 @@ def versions(call: Call) -> Answer:
 
 
 def resources(call: Call) -> Answer:
-    """GET /services/data/vNN.0: what there is below."""
+    """GET /services/data/vNN.0: the available resources."""
     base = f"/services/data/v{authorised(call)}.0"
     sessions = call.world.sessions
     user = call.world.accounts.holder(sessions.user_of(call.bearer) or "")
@@ -108,10 +108,10 @@ def resources(call: Call) -> Answer:
 
 
 def authorised(call: Call) -> int:
-    """The API version of a request whose token is valid.
+    """Check the token of a request, and return its API version.
 
     Raises:
-        RestRefused: It is not, or the version is not served.
+        RestRefused: The token is not valid, or the version is not served.
     """
     sessions = call.world.sessions
     if not sessions.knows(call.bearer):
@@ -126,10 +126,10 @@ def authorised(call: Call) -> int:
 
 
 def asked_of(call: Call) -> dict[str, list[str]]:
-    """The query parameters, by name.
+    """Return the query parameters by name.
 
     Raises:
-        RestRefused: It cannot be read.
+        RestRefused: The query string cannot be parsed.
     """
     try:
         return parse_qs(call.query, max_num_fields=_FIELDS, errors="strict")
@@ -138,10 +138,10 @@ def asked_of(call: Call) -> dict[str, list[str]]:
 
 
 def body_of(call: Call) -> dict[str, Any]:
-    """The JSON object of a request.
+    """Return the JSON object in the body of a request.
 
     Raises:
-        RestRefused: The body is not a JSON object, or is not said to be one.
+        RestRefused: The body is not a JSON object, or its content type is not JSON.
     """
     if call.headers.get_content_type() != "application/json":
         raise RestRefused(
@@ -151,7 +151,7 @@ def body_of(call: Call) -> dict[str, Any]:
         )
     try:
         body = json_body(call)
-        json.dumps(body, ensure_ascii=False).encode()  # half characters fit into no store
+        json.dumps(body, ensure_ascii=False).encode()  # lone surrogates cannot be stored
     except ValueError as error:
         raise RestRefused("JSON_PARSER_ERROR", f"the body cannot be read: {error}") from error
     if not isinstance(body, dict):
@@ -160,7 +160,7 @@ def body_of(call: Call) -> dict[str, Any]:
 
 
 def _label(version: int) -> str:
-    """The season of a release: three a year, Spring '24 was 60."""
+    """Return the name of a release: there are three a year, and Spring '24 was version 60."""
     years, season = divmod(version - 60, len(_SEASONS))
     year = 24 + years + (1 if _SEASONS[season] == "Winter" else 0)
     return f"{_SEASONS[season]} '{year:02d}"

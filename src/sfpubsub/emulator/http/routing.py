@@ -1,4 +1,4 @@
-"""Who answers which request, and the shape of errors in each area of paths."""
+"""The handler of each request, and the format of errors in each area of paths."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _ROUTES = (
         GET=streaming.online,
         POST=streaming.push,
     ),
-    # Events, their channels and what is used of the org's allocation.
+    # Events, their channels, and the usage of the org's allocation.
     _route(_VERSION + r"/sobjects/(?P<event>\w+__e)/?", POST=events.publish),
     _route(_VERSION + r"/sobjects/(?P<event>\w+)/eventSchema/?", GET=events.schema_of_event),
     _route(_VERSION + r"/limits/?", GET=discovery.limits),
@@ -83,7 +83,7 @@ _ROUTES = (
         DELETE=channels.delete,
     ),
     _route(_VERSION + r"/event/eventSchema/(?P<id>[\w-]+)/?", GET=events.schema_by_id),
-    # Records; behind the objects that are not records.
+    # Records; after the objects that are not records.
     _route(_VERSION + r"/query(?P<all>All)?/?", GET=sobjects.query),
     _route(_VERSION + r"/query(?P<all>All)?/(?P<locator>[\w-]+)", GET=sobjects.query_more),
     _route(_VERSION + r"/sobjects/?", GET=describe.everything),
@@ -141,7 +141,7 @@ _ROUTES = (
     _route(r"/id/(?P<org>\w+)/(?P<user>\w+)", GET=oauth.userinfo, POST=oauth.userinfo),
 )
 
-# Where a path begins -> how an error there is said; the first that fits.
+# Path prefix -> the function that formats an error there; the first match applies.
 _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
     ("/services/oauth2/", oauth.problem),
     ("/id/", oauth.problem),
@@ -152,7 +152,9 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
 
 
 def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
-    """The answer to a request; an error is one too. The routes of `pages` come first."""
+    """Return the answer to a request; errors become answers too. The routes of `pages` take
+    precedence.
+    """
     return cors.shared(call, _answer(call, pages))
 
 
@@ -171,12 +173,12 @@ def _answer(call: Call, pages: Sequence[Route]) -> Answer:
         return oauth.refusal(refused)
     except Exception:  # noqa: BLE001 - a bug of ours must not leave a client without an answer
         _log.exception("%s %s failed", call.method, call.path)
-        text = "the emulator failed; its log says why"
+        text = "the emulator failed; see its log for the reason"
         return problem(call.path, HTTPStatus.INTERNAL_SERVER_ERROR, text)
 
 
 def problem(path: str, status: HTTPStatus, text: str) -> Answer:
-    """An error, in the shape of the area that a path lies in."""
+    """Return an error in the format of the area that the path belongs to."""
     shape = next(shape for start, shape in _AREAS if path.startswith(start))
     return shape(status, text)
 
@@ -203,7 +205,7 @@ def _handler(call: Call, pages: Sequence[Route]) -> Handler:
 
 
 def _count(call: Call) -> None:
-    """Count a call of an API against those of the day; without a good session it does not count."""
+    """Count an API call against the daily limit; calls without a valid session do not count."""
     if not call.path.startswith("/services/data/v") or not call.world.sessions.knows(call.bearer):
         return
     if not call.world.api_calls.take(call.world.clock.now()):
@@ -213,4 +215,4 @@ def _count(call: Call) -> None:
 
 
 _SHOWN = 100
-"""Characters of a path that an error repeats."""
+"""Maximum characters of a path that an error quotes."""

@@ -1,8 +1,8 @@
-"""The SOAP calls of old clients: login, which makes a session of a username and a password, and
-logout, which ends one.
+"""The SOAP calls of old clients: login, which creates a session from a username and a password, and
+logout, which ends it.
 
-Requests are read by an XML parser, so CDATA, character references and any encoding that it knows
-are understood; a document type is refused, and with it every entity that somebody could define.
+Requests are read by an XML parser, so CDATA, character references and all encodings that it
+supports are understood. A document type is refused, and with it any entity definition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sfpubsub.emulator.http.exchange import Answer, Call
 from sfpubsub.emulator.org.signin import SignInRefused
 
 _NEWEST_VERSION = 64
-"""API version after which login was taken away."""
+"""The last API version that has login."""
 
 _OLDEST_VERSION = 31
 
@@ -29,7 +29,7 @@ _ENVELOPE = (
     "<soapenv:Body>{}</soapenv:Body></soapenv:Envelope>"
 )
 _SESSION_S = 7200
-"""What is said of a session's life, whatever the settings say: clients only show it."""
+"""The reported lifetime of a session, whatever the settings say: clients only display it."""
 
 _PROFILE_ID = "00eSB0000000001YAA"
 
@@ -37,7 +37,7 @@ _PARTNER = "urn:partner.soap.sforce.com"
 _SOAP = "http://schemas.xmlsoap.org/soap/envelope/"
 
 _DEEPEST = 32
-"""Elements inside of each other; a call has five."""
+"""Maximum nesting depth; a call has five levels."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class _Element:
     children: list[_Element] = field(default_factory=list)
 
     def child(self, *names: str) -> _Element | None:
-        """What lies at the end of a path of names; None if it leads nowhere."""
+        """Return the element at the end of a path of names, or None if there is none."""
         found: _Element | None = self
         for name in names:
             if found is None:
@@ -58,13 +58,13 @@ class _Element:
         return found
 
     def value(self, *names: str) -> str | None:
-        """The text at the end of a path of names of the partner API."""
+        """Return the text at the end of a path of partner API names, or None if there is none."""
         found = self.child(*(f"{_PARTNER} {name}" for name in names))
         return None if found is None else found.text
 
 
 class _Unreadable(Exception):  # noqa: N818 - an answer, not a bug
-    """A body is not the XML of a call; the text says why."""
+    """The body is not the XML of a call; the text gives the reason."""
 
 
 def call(call: Call) -> Answer:
@@ -107,7 +107,7 @@ def _login(call: Call, asked: _Element) -> Answer:
         )
     sessions = call.world.sessions
     server = f"{call.url}/services/Soap/u/{call.parts['version']}.0/{sessions.org_id[:15]}"
-    # In the order of the service: some clients read children by number. None is a nil element.
+    # In the service's order: some clients access children by index. None is a nil element.
     info = {
         "accessibilityMode": "false",
         "chatterExternal": "false",
@@ -158,7 +158,7 @@ def _logout(call: Call, envelope: _Element) -> Answer:
 
 
 def problem(status: HTTPStatus, text: str) -> Answer:
-    """An error that has nothing to do with credentials, in this area's shape."""
+    """Return an error unrelated to credentials, in the format of this area."""
     return _fault("soapenv:Client", text, status=status)
 
 
@@ -197,10 +197,10 @@ def _xml(values: Mapping[str, str | None]) -> str:
 
 
 def _parsed(body: bytes) -> _Element:
-    """The root of a document.
+    """Return the root element of a document.
 
     Raises:
-        _Unreadable: It is not XML, is nested too deep, or has a document type.
+        _Unreadable: The body is not XML, is nested too deeply, or has a document type.
     """
     top = _Element("")
     path = [top]
@@ -209,7 +209,7 @@ def _parsed(body: bytes) -> _Element:
 
     def begin(name: str, _attributes: dict[str, str]) -> None:
         if len(path) > _DEEPEST:
-            raise _Unreadable(f"the XML has more than {_DEEPEST} elements inside of each other")
+            raise _Unreadable(f"the XML is nested more than {_DEEPEST} elements deep")
         element = _Element(name)
         path[-1].children.append(element)
         path.append(element)
@@ -218,7 +218,7 @@ def _parsed(body: bytes) -> _Element:
         path[-1].text += data
 
     def refuse(*_declaration: object) -> None:
-        # Entities that expand without end need one, and no SOAP request may have one.
+        # Entity expansion attacks need a document type, and SOAP does not allow one.
         raise _Unreadable("the XML has a document type, which SOAP does not allow")
 
     parser.StartElementHandler = begin
@@ -227,6 +227,7 @@ def _parsed(body: bytes) -> _Element:
     parser.StartDoctypeDeclHandler = refuse
     try:
         parser.Parse(body, True)
-    except (expat.ExpatError, ValueError, LookupError) as error:  # the others: of its encoding
+    # The others: its encoding is unknown or wrong.
+    except (expat.ExpatError, ValueError, LookupError) as error:
         raise _Unreadable(f"the XML cannot be read: {error}") from error
     return top.children[0]

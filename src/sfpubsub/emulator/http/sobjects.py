@@ -1,6 +1,6 @@
 """Records over REST: one at a time, and queries.
 
-What may be changed and what is found is decided in `org.records`; here are its paths, bodies and
+`org.records` decides what may be changed and what is found; this module handles paths, bodies and
 statuses.
 """
 
@@ -22,11 +22,11 @@ from sfpubsub.emulator.org.records.reading import Page
 
 _BATCH = 2000
 _SMALLEST_BATCH = 200
-"""Rows of a page of a query: the most, and the fewest that a client can ask for. Documented."""
+"""Rows per page of a query: the maximum, and the minimum that a client can request. Documented."""
 
 _CLIENT = re.compile(r"(?:^|[,;\s])client=([^,;\s]+)")
 _UPSERTS_ANSWER = 46
-"""API version from which an upsert that changed a record has a body."""
+"""First API version in which the response to an upsert that updates a record has a body."""
 
 
 def create(call: Call) -> Answer:
@@ -120,24 +120,24 @@ def query_more(call: Call) -> Answer:
 
 
 def user_of(call: Call) -> User:
-    """Whose token a request has.
+    """Return the user of the request's token.
 
     Raises:
-        RestRefused: It is not good, or the version is not served.
+        RestRefused: The token is not valid, or the version is not served.
     """
     authorised(call)
     return call.world.accounts.holder(call.world.sessions.user_of(call.bearer) or "")
 
 
 def origin_of(call: Call, api: str = "rest") -> str:
-    """What the header of a change event says of where the change came from."""
+    """Return the change origin for the header of a change event."""
     origin = f"com/salesforce/api/{api}/{call.parts['version']}.0"
     client = _CLIENT.search(call.headers.get("Sforce-Call-Options", ""))
     return f"{origin};client={client[1]}" if client else origin
 
 
 def record(call: Call, of: str, values: Mapping[str, Any], record_id: str = "") -> dict[str, Any]:
-    """A record with its attributes."""
+    """Return a record with its attributes."""
     name = call.world.records.describe(of).name
     url = _path(call, name, record_id or str(values.get("Id", call.parts.get("id", ""))))
     return {"attributes": {"type": name, "url": url}, **values}
@@ -173,10 +173,10 @@ def _one_by(call: Call, user: User) -> dict[str, Any] | Answer:
 
 
 def _object(call: Call) -> str:
-    """The object of a path.
+    """Return the object name of a path.
 
     Raises:
-        RestRefused: No such object exists.
+        RestRefused: The object does not exist.
     """
     try:
         return call.world.records.describe(call.parts["object"]).name
@@ -187,7 +187,7 @@ def _object(call: Call) -> str:
 
 
 def _fields(call: Call) -> list[str] | None:
-    """The fields that a request names, and always the id; None is all."""
+    """Return the fields that a request names, always including the id; None means all."""
     names = [name for name in _asked(call).get("fields", "").split(",") if name]
     if not names:
         return None
@@ -199,7 +199,7 @@ def _asked(call: Call) -> dict[str, str]:
 
 
 def _size(call: Call) -> int:
-    """How many rows a page has, as the client wishes within bounds."""
+    """Return the number of rows per page: the client's choice, within limits."""
     wish = re.search(r"batchSize=(\d{1,9})", call.headers.get("Sforce-Query-Options", ""))
     return min(_BATCH, max(_SMALLEST_BATCH, int(wish[1]))) if wish else _BATCH
 

@@ -1,7 +1,8 @@
-"""Queries of the few objects that are not records: kept in memory, compared in Python.
+"""Queries of the few objects that are not stored as records: kept in memory, compared in Python.
 
-What is read is `org.soql`, cut to a list of fields, and `=` and LIKE on texts joined by AND; the
-rest is malformed here. Texts are the same in upper and lower case. Knows no object and no field.
+The syntax is that of `org.soql`, limited to a list of fields, and to `=` and LIKE on strings joined
+by AND; anything else is malformed here. Strings are compared without regard to case. This module
+knows nothing about objects and fields.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Condition:
     text: str
 
     def holds(self, value: str) -> bool:
-        """Whether a value meets it."""
+        """Return whether a value meets the condition."""
         if not self.like:
             return value.casefold() == unescaped(self.text).casefold()
         return _is_like(value.casefold(), self.text.casefold())
@@ -35,8 +36,8 @@ class Query:
     """A query as written; names are not checked.
 
     Attributes:
-        order: Fields, and whether each is descending.
-        limit: None is all rows.
+        order: Fields to order by, and whether each is descending.
+        limit: Maximum number of rows; None for all.
     """
 
     fields: tuple[str, ...]
@@ -47,14 +48,14 @@ class Query:
 
 
 def parse(text: str) -> Query:
-    """Read a query.
+    """Parse a query.
 
     Raises:
-        Malformed: It is not one, or more than is understood here.
+        Malformed: The text is not a query, or uses syntax that is not supported here.
     """
     read = soql.parse(text)
     if read.counts or read.offset or any(item.nulls_first is not None for item in read.order):
-        raise Malformed("COUNT(), OFFSET and NULLS are not understood here")
+        raise Malformed("COUNT(), OFFSET and NULLS are not supported here")
     order = tuple((item.field, item.descending) for item in read.order)
     return Query(read.fields, read.of, _conditions(read.where), order, read.limit)
 
@@ -70,18 +71,19 @@ def _conditions(where: soql.Condition | None) -> tuple[Condition, ...]:
         raise Malformed(f"unexpected token: {where.sign}")
     value = where.values[0]
     if value.kind != "text":
-        raise Malformed("a value is a text in single quotes")
+        raise Malformed("a value must be a string in single quotes")
     return (Condition(where.field, where.sign == "LIKE", value.text),)
 
 
 def _is_like(value: str, pattern: str) -> bool:
-    """Whether a value meets a LIKE: % is anything, _ one letter, a backslash takes that away.
+    """Return whether a value matches a LIKE pattern: % matches anything, _ one character, and a
+    backslash escapes them.
 
-    Goes back to the last % only, so that no pattern takes longer than their lengths multiplied.
+    Backtracks to the last % only, so that the time is bounded by the product of both lengths.
     """
     parts = re.findall(r"\\.|.", pattern, re.DOTALL)
     at = here = 0
-    resume: tuple[int, int] | None = None  # behind the last %, and what it stands for so far
+    resume: tuple[int, int] | None = None  # after the last %, and the end of its match so far
     while here < len(value):
         part = parts[at] if at < len(parts) else ""
         if part == "%":

@@ -1,7 +1,7 @@
 """PushTopics and generic channels over REST: records, queries, and the push.
 
-Records are checked as far as a client can get them wrong; a query of a PushTopic is not executed,
-its events come from the admin endpoint.
+Records are checked for the mistakes that a client can make. The query of a PushTopic is not
+executed; its events come from the admin endpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sfpubsub.emulator.org.cometd.channels import Record
 from sfpubsub.emulator.org.problems import EmulatorProblem
 
 _PAYLOAD_CHARS = 3000
-"""Of a generic event. Documented."""
+"""Maximum characters of a generic event's payload. Documented."""
 
 _NAME = {
     "PushTopic": re.compile(r"[A-Za-z]\w{0,24}", re.ASCII),
@@ -85,7 +85,7 @@ def delete(call: Call) -> Answer:
 
 
 def online(call: Call) -> Answer:
-    """GET …/sobjects/StreamingChannel/<Id>/push: who is subscribed."""
+    """GET …/sobjects/StreamingChannel/<Id>/push: the subscribed users."""
     authorised(call)
     record = _record(call)
     users = sorted(call.world.cometd.sessions.users_of(record.name))
@@ -102,7 +102,7 @@ def push(call: Call) -> Answer:
     for event in events:
         payload = event.get("payload") if isinstance(event, dict) else None
         if not isinstance(payload, str) or len(payload) > _PAYLOAD_CHARS:
-            text = f"payload: a text of at most {_PAYLOAD_CHARS} characters"
+            text = f"payload: a string of at most {_PAYLOAD_CHARS} characters"
             raise RestRefused("INVALID_FIELD", text, "payload")
         users = list(event.get("userIds") or [])
         present = call.world.cometd.sessions.users_of(record.name)

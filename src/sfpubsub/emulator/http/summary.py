@@ -1,4 +1,4 @@
-"""How the org is, as JSON, for tests and scripts; for people there is the package `page`."""
+"""The state of the org as JSON, for tests and scripts. The package `page` shows it to people."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from sfpubsub.emulator.org.world import World
 
 
 def as_json(call: Call) -> Answer:
-    """GET /health, and GET / of a client that is not a browser."""
+    """GET /health, and GET / from a client that is not a browser."""
     return json_answer(health(call.world))
 
 
 def problem(status: HTTPStatus, text: str) -> Answer:
-    """An error in the shape of this and of the admin endpoint."""
+    """Return an error in the format of this endpoint and of the admin endpoint."""
     return json_answer({"error": text}, status)
 
 
 def health(world: World) -> dict[str, Any]:
-    """What /health says; the keys are an interface for tests and the demo."""
+    """Return the content of /health; tests and the demo rely on its keys."""
     bus = world.bus
     topics = {}
     for topic in bus.topics():

@@ -1,6 +1,6 @@
-"""Queries of objects that are small and computed: what can be asked for, and the answer's shape.
+"""Queries of small, computed objects: what can be queried, and the format of the answer.
 
-Knows no object: who has one describes it as a `Table`.
+This module knows no object; others describe theirs as a `Table`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sfpubsub.emulator.org.sessions import eighteen
 Row = Mapping[str, Any]
 
 _SHOWN = 80
-"""Characters of a name that an error repeats."""
+"""Maximum characters of a name that an error quotes."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Table:
     """An object that can be queried.
 
     Attributes:
-        name: Of the object.
-        columns: All that can be asked for, in the order of a whole record.
-        comparable: Those that can be in conditions and be ordered by.
-        rows: All records, by column, in the order of an answer without ORDER BY.
-        single: Columns that a query can ask for only if it finds one row.
-        first_version: API version in which the object came.
-        path: Where its records are, behind the version; blank if they have no URL.
+        name: The object's name.
+        columns: All columns that can be selected, in the order of a complete record.
+        comparable: Columns that can be used in conditions and in ORDER BY.
+        rows: Returns all records, by column, in the order of an answer without ORDER BY.
+        single: Columns that can be selected only if the query finds one row at most.
+        first_version: API version that introduced the object.
+        path: URL path of its records after the version; empty if they have no URL.
     """
 
     name: str
@@ -45,10 +45,11 @@ class Table:
     path: str = ""
 
     def answer(self, call: Call, version: int, asked: soql.Query) -> Answer:
-        """The answer to a query of this object.
+        """Return the answer to a query of this object.
 
         Raises:
-            RestRefused: It names a column that is not there, or asks too much at once.
+            RestRefused: The query names an unknown column, or selects a `single` column of several
+                rows.
         """
         columns = [self._column(name, self.columns) for name in asked.fields]
         where = [(self._column(item.field, self.comparable), item) for item in asked.where]
@@ -77,7 +78,7 @@ class Table:
         )
 
     def shown(self, row: Row, version: int, columns: Iterable[str] | None = None) -> dict[str, Any]:
-        """A record as it is sent; all of it without `columns`."""
+        """Return a record as it is sent; with all columns if `columns` is None."""
         attributes = {"type": self.name}
         if self.path:
             attributes["url"] = f"/services/data/v{version}.0/{self.path}/{row['Id']}"
@@ -95,10 +96,10 @@ class Table:
 
 
 def parsed(call: Call) -> soql.Query:
-    """The query of a request.
+    """Return the query of a request.
 
     Raises:
-        RestRefused: It is not valid.
+        RestRefused: The query is not valid.
     """
     try:
         texts = parse_qs(call.query, max_num_fields=10, errors="strict").get("q", [""])
@@ -108,7 +109,7 @@ def parsed(call: Call) -> soql.Query:
 
 
 def find(tables: Iterable[Table], asked: soql.Query, version: int) -> Table | None:
-    """The table that a query is of, if that version has it."""
+    """Return the table of a query, or None if the API version does not have it."""
     for table in tables:
         if table.name.lower() == asked.of.lower() and version >= table.first_version:
             return table
@@ -116,12 +117,12 @@ def find(tables: Iterable[Table], asked: soql.Query, version: int) -> Table | No
 
 
 def unsupported(name: str) -> RestRefused:
-    """What is said of an object that cannot be queried."""
+    """Return the error for an object that cannot be queried."""
     return RestRefused("INVALID_TYPE", f"sObject type '{name[:_SHOWN]}' is not supported.")
 
 
 def _holds(column: str, condition: soql.Condition, row: Row) -> bool:
-    if column == "Id" and not condition.like:  # both forms, and letters count
+    if column == "Id" and not condition.like:  # accepts both forms of an id; case matters
         given = condition.text
         return bool(row["Id"] == (eighteen(given) if len(given) == 15 else given))
     return condition.holds(str(row[column]))

@@ -1,8 +1,7 @@
-"""The Tooling API: queries, and the records of managed subscriptions. Decides about no event.
+"""The Tooling API: queries, and the records of managed subscriptions.
 
-The records are those that ManagedSubscribe uses. A PATCH replaces the whole Metadata, as the
-Metadata column of the real API does: what it leaves out goes back to its default, but for the
-state.
+ManagedSubscribe uses the same records. A PATCH replaces the whole Metadata, like the Metadata
+column of the real API: members that it omits are reset to their defaults, except for the state.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from sfpubsub.emulator.org.sessions import eighteen
 
 _OBJECT = "ManagedEventSubscription"
 _FIRST_VERSION = 60
-"""API version in which managed subscriptions came."""
+"""API version that introduced managed subscriptions."""
 
 _NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
 _NAME_CHARS = 80
-"""Of developer names and labels in an org."""
+"""Maximum characters of developer names and labels in an org."""
 
 _PRESETS = ("LATEST", "EARLIEST")
 _STATES = ("RUN", "STOP")
@@ -38,7 +37,7 @@ _MEMBERS: dict[str, tuple[type, ...]] = {
     "state": (str,),
     "version": (int, float),
 }
-"""Members of Metadata and their types."""
+"""The members of Metadata and their types."""
 
 _COLUMNS = (
     "Id",
@@ -52,7 +51,7 @@ _COLUMNS = (
 )
 _COMPARABLE = ("Id", "DeveloperName", "MasterLabel", "Language")
 _SINGLE = ("FullName", "Metadata")
-"""Columns that a query can ask for only if it finds one row."""
+"""Columns that can be selected only if the query finds one row at most."""
 
 
 def create(call: Call) -> Answer:
@@ -126,7 +125,7 @@ def update(call: Call) -> Answer:
             error_recovery_replay=metadata["errorRecoveryReplay"],
             state=metadata.get("state", record.state),
         )
-    except KeyError as error:  # deleted meanwhile
+    except KeyError as error:  # deleted in the meantime
         raise missing() from error
     return Answer(HTTPStatus.NO_CONTENT)
 
@@ -136,7 +135,7 @@ def delete(call: Call) -> Answer:
     _of_this_version(call)
     try:
         call.world.managed.delete(_record(call).subscription_id)
-    except KeyError as error:  # deleted meanwhile
+    except KeyError as error:  # deleted in the meantime
         raise missing() from error
     return Answer(HTTPStatus.NO_CONTENT)
 
@@ -167,7 +166,7 @@ def _record(call: Call) -> ManagedSubscription:
 
 
 def _metadata(given: dict[str, Any]) -> dict[str, Any]:
-    """Checked Metadata, with defaults for what is left out except the state."""
+    """Return checked Metadata, with defaults for missing members except the state."""
     metadata = {
         "defaultReplay": "LATEST",
         "errorRecoveryReplay": "LATEST",
@@ -180,7 +179,7 @@ def _metadata(given: dict[str, Any]) -> dict[str, Any]:
         raise _invalid("label", f"a label has at most {_NAME_CHARS} characters")
     for name in ("defaultReplay", "errorRecoveryReplay"):
         if metadata[name] not in _PRESETS:
-            raise _invalid(name, f"{name} is LATEST or EARLIEST")
+            raise _invalid(name, f"{name} must be LATEST or EARLIEST")
     if metadata.get("state", "RUN") not in _STATES:
         raise _invalid("state", "only RUN or STOP can be set")
     return metadata
@@ -194,7 +193,7 @@ def _members(given: dict[str, Any], known: dict[str, tuple[type, ...]]) -> dict[
             )
         fits = isinstance(value, known[name]) and not isinstance(value, bool)
         if value is not None and not fits:
-            raise RestRefused("JSON_PARSER_ERROR", f"{name} has a value of a wrong type", name)
+            raise RestRefused("JSON_PARSER_ERROR", f"{name} has a value of the wrong type", name)
     return given
 
 
@@ -226,7 +225,7 @@ def _rows(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
 TABLE = Table(
     _OBJECT, _COLUMNS, _COMPARABLE, _rows, _SINGLE, _FIRST_VERSION, f"tooling/sobjects/{_OBJECT}"
 )
-"""What can be queried of managed subscriptions."""
+"""Managed subscriptions as a table for queries."""
 
 
 def _required(name: str) -> RestRefused:
