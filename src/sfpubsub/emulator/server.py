@@ -112,8 +112,8 @@ class EmulatorServer:
         faults: Programmed failures: add them here, and call `faults.assert_consumed()` at the end.
         clock: The time source; `clock.jump(seconds)` moves it forward.
         settings: The effective settings.
-        access_token, tenant_id: The credentials for clients. ca_file: PEM file of the certificate
-            authority to trust; None without TLS.
+        access_token, tenant_id: The credentials for clients.
+        ca_file: PEM file of the certificate authority to trust; None without TLS.
 
     Raises:
         EmulatorProblem: The seed or the directory cannot be used, or an extra is not installed.

@@ -485,7 +485,7 @@ def test_a_managed_table_keeps_no_position(open_writer, table):
     writer = open_writer(subscription=MANAGED)
     assert writer.write(batch_of([0], topic=None)).position is None
     assert not list(table.rglob("_position"))
-    with pytest.raises(LocalProtocolError, match="the service's"):
+    with pytest.raises(LocalProtocolError, match="the service keeps the position"):
         writer.move(replay_id(0))
 
 
@@ -653,7 +653,7 @@ def test_rows_without_their_schema_are_written_and_told(open_writer, table, capl
     rows = arrow_table([read(event, NOW) for event in batch_of(range(3))], 0)
     writer = open_writer()
     assert writer.write_rows(rows.slice(0, 1)).rows == writer.write_rows(rows.slice(1, 1)).rows == 1
-    assert caplog.text.count("rows of schema schema-1 are written") == 1
+    assert caplog.text.count("rows with schema schema-1 are written") == 1
     caplog.clear()
     assert writer.write_rows(rows, schemas={"schema-1": CODEC.schema_json}).rows == 1
     assert open_writer().write_rows(rows).duplicates == 3

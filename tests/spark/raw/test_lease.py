@@ -155,7 +155,7 @@ def test_a_dead_jvm_is_noticed(tmp_path: Path, jvm):
     with pytest.raises(WriteError, match=f"pid {jvm.pid}"):
         lease.check()
     lease.release()
-    with pytest.raises(WriteError, match="has ended"):
+    with pytest.raises(WriteError, match="has exited"):
         Lease.acquire(tmp_path, jvm.pid)
 
 
