@@ -181,10 +181,11 @@ def test_progress_says_how_far_behind_a_query_is(world):
         lambda: (found := source.latestOffset(start, ReadMaxRows(10)))["seq"] == 10 and found,
         "a batch",
     )
+    # At least half of what may be received ahead: credit is requested in portions.
     latest = until(
-        lambda: (found := source.reportLatestOffset())["pending"] >= 10 and found, "more of it"
+        lambda: (found := source.reportLatestOffset())["pending"] >= 5 and found, "more of it"
     )
-    assert latest["seq"] >= end["seq"] + 10
+    assert latest["seq"] >= end["seq"] + 5
     assert latest["delay_s"] >= 0
     assert json.loads(json.dumps(latest)) == latest
     position, _ = read_all(source, start, 30)
