@@ -316,7 +316,7 @@ def test_a_directory_belongs_to_one_raw_table(spark, raw, tmp_path):
     """Tables of two raw tables are never mixed, and nobody's files are touched."""
     raw.write((ORDER, 1, 0))
     raw.make()
-    with pytest.raises(ConfigurationError, match="are made of all objects"):
+    with pytest.raises(ConfigurationError, match="are built from all objects"):
         raw.make(objects=["Account"])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
@@ -324,15 +324,15 @@ def test_a_directory_belongs_to_one_raw_table(spark, raw, tmp_path):
         EventTables(spark, raw.path, tmp_path / "mine")
     with pytest.raises(ConfigurationError, match="name the raw table to read"):
         EventTables(spark, tmp_path / "nothing", tmp_path / "new")
-    with pytest.raises(ConfigurationError, match="it holds raw, which are: name one"):
+    with pytest.raises(ConfigurationError, match="name a raw table that it contains: raw"):
         EventTables(spark, tmp_path, tmp_path / "new")
     with pytest.raises(ConfigurationError, match=r"no _delta_log"):
         EventTables(spark, raw.path, tmp_path / "new", raw_format="delta")
     (tmp_path / "lake" / "_delta_log").mkdir(parents=True)
-    with pytest.raises(ConfigurationError, match="of format delta: say so with --from-format"):
+    with pytest.raises(ConfigurationError, match="of format delta: use --from-format"):
         EventTables(spark, tmp_path / "lake", tmp_path / "new", raw_format="parquet")
     assert not (tmp_path / "new").exists()
-    with pytest.raises(ConfigurationError, match="is in the raw table"):
+    with pytest.raises(ConfigurationError, match="is inside the raw table"):
         EventTables(spark, raw.path, raw.path / "typed")
     assert not (raw.path / "typed").exists()
 

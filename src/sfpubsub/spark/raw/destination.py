@@ -150,11 +150,7 @@ def check_raw_table(table: Destination) -> None:
     mark = LOGS.get(table.format, IDENTITY_NAME)
     if not (path / mark).exists():
         inner = sorted(entry.parent.name for entry in path.glob(f"*/{mark}"))
-        hint = (
-            f"; it contains {', '.join(inner)}, which are raw tables: name one of them"
-            if inner
-            else ""
-        )
+        hint = f"; name a raw table that it contains: {', '.join(inner)}" if inner else ""
         raise ConfigurationError(
             f"{table} is not a raw table of format {table.format} (it has no {mark}){hint}"
         )
