@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any) -> None:
-    """Have *loop* call back, from any thread. When it is closed there is no one to call."""
+    """Schedule *callback* on *loop*, from any thread. Does nothing if the loop is closed."""
     try:
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:

@@ -35,9 +35,10 @@ def run(
     idle_timeout: float | None,
     service: Mapping[str, str | None],
 ) -> None:
-    """Print a channel's events until stopped; then unsubscribe and disconnect.
+    """Print a channel's events until stopped, *max_events* are printed, or none came for
+    *idle_timeout*; then unsubscribe and disconnect.
 
-    A position is stored once its line has been flushed.
+    An event's position is stored once its line has been flushed.
     """
     start = _start(replay)
     count, silent_since = 0, time.monotonic()

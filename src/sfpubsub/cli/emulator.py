@@ -105,7 +105,7 @@ class _Commands(click.Group):
 @click.option(
     "--seed",
     type=click.Path(path_type=Path),
-    help="TOML file with topics, managed subscriptions, users and more.  [default: one of each]",
+    help="TOML file with topics, managed subscriptions, users and more.  [default: built in]",
 )
 @click.option(
     "--until-stdin-closes",

@@ -8,7 +8,7 @@ def counted(number: int, noun: str) -> str:
 
     Args:
         number: The count.
-        noun: A noun in the singular, with a regular plural.
+        noun: A singular noun whose plural ends in -s, or in -es after -ch.
     """
     if number == 1:
         return f"1 {noun}"

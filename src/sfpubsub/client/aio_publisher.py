@@ -49,7 +49,7 @@ class AsyncPublisher:
 
     @property
     def topic(self) -> str:
-        """The topic that it publishes to."""
+        """The topic that this publisher publishes to."""
         return self._topic
 
     @property

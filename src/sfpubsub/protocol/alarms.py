@@ -18,7 +18,7 @@ _NEVER = float("inf")
 
 
 class Due(enum.Enum):
-    """What is due."""
+    """A condition on which the subscription must act at its deadline."""
 
     GIVE_UP = "the connection did not come back in time"
     REOPEN = "the delay before the next stream is over"

@@ -64,7 +64,7 @@ class Retries:
         """The last failure, until a stream is known to work."""
 
     def responded(self) -> None:
-        """Refill every budget, because a response was received."""
+        """Record that the service has responded, and refill every budget."""
         self._let_in = True
         self.recovered()
 

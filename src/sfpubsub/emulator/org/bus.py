@@ -167,7 +167,8 @@ class Bus(Positions):
     # Publishing.
 
     def publish(self, name: str, drafts: Sequence[Draft]) -> list[Published]:
-        """Publish events from a client. Each event is checked and rejected individually.
+        """Publish events from a client. Each event is checked by itself: one that is rejected does
+        not affect the others.
 
         Raises:
             Refused: The topic is unknown or cannot be published to, or there are no events.

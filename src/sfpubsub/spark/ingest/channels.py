@@ -153,7 +153,7 @@ class ChannelBatch(EventBatch):
 
 
 class JsonCodec(NoCodec):
-    """Stands in for the schema of events that have none, and supplies their name.
+    """Placeholder codec for events without a schema; it takes their name from the channel.
 
     Args:
         channel: The channel of the events.

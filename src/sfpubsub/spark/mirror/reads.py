@@ -122,10 +122,10 @@ class Entry:
 
 
 def heals(read: Read, entry: Entry) -> bool:
-    """Whether a read began one margin after an entry's cue arrived, so that it contains what the
-    cue omitted.
+    """Return whether a read began at least a margin after an entry's cue arrived.
 
-    An earlier read may lack it. Its row is provisional, and the entry stays open.
+    Such a read contains what the cue omitted. An earlier one may lack it: its row is provisional,
+    and the entry stays open.
     """
     cue = entry.cue
     return cue.ingest_seq <= read.as_of.ingest_seq and entry.asked <= read.as_of.asked

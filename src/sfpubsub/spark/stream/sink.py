@@ -154,8 +154,8 @@ class EventStreamSink(DataSourceStreamWriter):
         query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
         if not query or not batch:
             raise ConfigurationError(
-                "Spark does not tell its tasks the batch, from which ids are derived: name a "
-                "column with ids in option idColumn"
+                "Spark did not pass the query and batch ids to its tasks, so event ids cannot be "
+                "derived from them: set option idColumn to the name of a column that contains ids"
             )
         return _publish(self._options, iterator, f"{query}/{batch}")
 
