@@ -119,6 +119,11 @@ class Publisher:
             self._outbound.driver.abort()
 
 
+# Seconds of one wait. Python handles a signal that arrives just before a wait only after it: the
+# Ctrl-C of a caller would have no effect until a result arrives.
+_SLICE = 1.0
+
+
 def settle(outcomes: Sequence[tuple[Future[PublishResult], PublishResult]]) -> None:
     """Deliver results to their futures."""
     for receipt, result in outcomes:
@@ -134,7 +139,7 @@ def _wait(outbound: Outbound[Any], condition: Callable[[], bool], timeout: float
         rest = None if deadline is None else deadline - time.monotonic()
         if rest is not None and rest <= 0:
             return False
-        outbound.driver.wait(changes, rest)
+        outbound.driver.wait(changes, _SLICE if rest is None else min(rest, _SLICE))
 
 
 def publish_all(
