@@ -42,6 +42,17 @@ def test_an_ack_commits_the_prefix() -> None:
     assert positions(settle_commands) == [rid(4)], "the newest wins"
 
 
+def test_an_ack_rides_with_the_next_batch() -> None:
+    """What the application is done with is committed when it takes the next batch: one turn."""
+    script = streaming()
+    script.read(events(2, 3))
+    script.respond(events(4))
+    batch = script.inbox.popleft()
+    done = (script.seqs[2], script.seqs[3])
+    taken = script.protocol.taken(len(batch.events), batch.size, script.now, done=done)
+    assert positions(script._did(taken)) == [rid(3)]
+
+
 def test_credit_and_commit_share_a_request() -> None:
     """The service sees them in one order, and both count for the stream."""
     script = streaming(limits=Limits(max_unacked=10))
