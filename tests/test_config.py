@@ -11,8 +11,8 @@ import pytest
 
 from sfpubsub.cli.service import OPTIONS
 from sfpubsub.config import Limits, Settings, Timings, network
-from sfpubsub.config.places import ENVIRONMENT_PREFIX, NOT_SETTINGS, from_environment
 from sfpubsub.config.settings import AUTH_WAYS, SECRETS
+from sfpubsub.config.sources import ENVIRONMENT_PREFIX, NOT_SETTINGS, from_environment
 from sfpubsub.errors import ConfigurationError
 
 ROOT = Path(__file__).parent.parent

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from sfpubsub.auth.http import Bearer, Form, HttpClient
-from sfpubsub.auth.limit import Limit
+from sfpubsub.auth.request_limit import RequestLimit
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session, StaticSession
 from sfpubsub.errors import (
@@ -253,7 +253,7 @@ def test_a_host_of_many_addresses_that_swallow_everything(monkeypatch):
 
 def test_after_its_end_a_request_sends_nothing(host):
     """A sign-in that comes late would use up a refresh token that nobody waits for any longer."""
-    limit = Limit()
+    limit = RequestLimit()
     limit.expire()
     with socket.create_connection(("127.0.0.1", host.port)) as late:
         limit.watch(late)
@@ -263,7 +263,7 @@ def test_after_its_end_a_request_sends_nothing(host):
 
 def test_a_connection_that_takes_the_place_of_another_is_the_one_that_is_cut():
     """Kept connections come one after the other: of those before, no handle is left behind."""
-    limit = Limit()
+    limit = RequestLimit()
     first, first_end = socket.socketpair()
     second, second_end = socket.socketpair()
     with first_end, second, second_end:

@@ -147,7 +147,7 @@ def run(spark, org: Org, connect) -> Iterator[Callable]:
             job = IngestJob(
                 subscription,
                 writer,
-                beside=sidecars,
+                sidecars=sidecars,
                 batch_events=BATCH,
                 batch_seconds=PATIENCE,
             )

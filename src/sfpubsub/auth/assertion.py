@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sfpubsub.config.places import warn_if_readable_by_others
+from sfpubsub.config.sources import warn_if_readable_by_others
 from sfpubsub.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:

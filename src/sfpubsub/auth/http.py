@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from sfpubsub.auth.failures import failure_of, redirected, retry_after
-from sfpubsub.auth.limit import Limit, within
+from sfpubsub.auth.request_limit import RequestLimit, within
 from sfpubsub.config import Settings, network
 from sfpubsub.errors import (
     LocalProtocolError,
@@ -244,7 +244,7 @@ class HttpClient:
 
     def _exchange(
         self,
-        limit: Limit,
+        limit: RequestLimit,
         method: str,
         url: str,
         bearer: Bearer | None,
@@ -285,7 +285,7 @@ class HttpClient:
         the libraries' errors, which carry the request and its secrets.
 
         Args:
-            adapter: From `Limit.adapter`. It is used without a requests session, which would
+            adapter: From `RequestLimit.adapter`. It is used without a requests session, which would
                 process redirects even if told not to follow them, read a .netrc whose password
                 replaces our token, and send cookies that nobody asked for.
             method: HTTP method.

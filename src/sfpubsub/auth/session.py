@@ -47,13 +47,13 @@ def eighteen(org_id: str) -> str:
 
 
 def org_id_of_token(access_token: str) -> str:
-    """Return the 18-character organisation id at the start of a token, or "" if there is none."""
+    """Return the 18-character organisation id at the start of a token; empty without one."""
     found = _TOKEN_WITH_ORG.match(access_token)
     return eighteen(found[1]) if found else ""
 
 
 def org_id_of(tenant_id: str) -> str:
-    """Return the 18-character organisation id in a tenant id, or "" if there is none."""
+    """Return the 18-character organisation id in a tenant id; empty without one."""
     given = tenant_id.rpartition("/")[2]
     return eighteen(given) if re.fullmatch(ORG_ID, given) else ""
 
@@ -123,9 +123,7 @@ class Session:
         return cls(settings.access_token, settings.instance_url, settings.tenant_id)
 
     def doubt(self) -> str:
-        """Return a clause that describes a contradiction in this session, or "" if there
-        is none.
-        """
+        """Return a clause that describes a contradiction in this session; empty without one."""
         org_id = org_id_of_token(self.access_token)
         if not org_id or not is_other_org(org_id, self.tenant_id):
             return ""

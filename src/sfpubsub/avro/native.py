@@ -59,7 +59,7 @@ class _Unsupported(Exception):  # noqa: N818 - not an error: the Python code is 
 
 
 def decoder_of(schema: Any, named: Mapping[str, Any], wanted: Collection[str] | None = None) -> Any:
-    """Return the compiled decoder of a schema, or None if there is none.
+    """Return the compiled decoder of a schema; None if it cannot be used.
 
     Args:
         schema: A record, as `fastavro.parse_schema` returns it.

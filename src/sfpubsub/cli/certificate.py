@@ -30,7 +30,7 @@ class Certificate(NamedTuple):
         return f"for {self.subject}, issued by {self.issuer}, valid until {self.expires:%Y-%m-%d}"
 
 
-def read(der: bytes) -> Certificate:
+def certificate_of(der: bytes) -> Certificate:
     """Read a certificate (RFC 5280, section 4.1).
 
     Raises:

@@ -256,7 +256,7 @@ class Run:
         job = IngestJob(
             read_from,
             write_with,
-            beside=table.sidecars,
+            sidecars=table.sidecars,
             on_progress=wrote,
             on_acked=status.acked,
             on_look=look,

@@ -39,8 +39,8 @@ def lag(
     """Show the progress of `subscribe`, `ingest` and `mirror run` on this machine.
 
     Each run keeps a small status file, until a later run of the same command replaces it. This
-    command reads those files and does not contact the service. The newest run comes first. The exit
-    code is 1 if there are none.
+    command reads those files and does not contact the service. The newest run comes first. Without
+    any run the exit code is 1.
     """
     given = {"managed": managed, "topic": topic, "channel": channel}
     meant = {kind: name for kind, name in given.items() if name is not None}

@@ -168,7 +168,7 @@ def _seen(way: Way) -> str:
 
 def _described(der: bytes | None) -> str:
     try:
-        return str(certificate.read(der or b""))
+        return str(certificate.certificate_of(der or b""))
     except ValueError:
         return "not readable"
 

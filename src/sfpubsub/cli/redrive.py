@@ -139,9 +139,9 @@ class Table:
 
     def add(self, event: Event, received_at: float) -> bool:
         """See `Sink`."""
-        from sfpubsub.spark.raw.rows import read
+        from sfpubsub.spark.raw.rows import row_of
 
-        row = read(event, received_at)
+        row = row_of(event, received_at)
         if row.error is not None:
             raise row.error
         self._rows.append(row)

@@ -117,7 +117,7 @@ def read_all(directory: Path) -> tuple[list[Status], list[str]]:
     found, unreadable = [], []
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         try:
-            status = read(path)
+            status = read_status(path)
         except FileNotFoundError:
             continue  # just pruned by another command
         except (OSError, ValueError) as error:
@@ -133,7 +133,7 @@ def recent(hours: dict[str, int], now: float) -> dict[str, int]:
     return {hour: events for hour, events in hours.items() if int(hour) >= first}
 
 
-def read(path: Path) -> Status:
+def read_status(path: Path) -> Status:
     """Read a status file.
 
     Raises:

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sfpubsub.cli.status import FORMAT, HOUR, SUFFIX, Kind, Status, read, recent, state_dir
+from sfpubsub.cli.status import FORMAT, HOUR, SUFFIX, Kind, Status, read_status, recent, state_dir
 from sfpubsub.config import Settings
 from sfpubsub.monitoring.observation import NEW, Facts, Observation, Watched
 from sfpubsub.spark.runtime.process import Process
@@ -228,7 +228,7 @@ def _remove_ended(directory: Path, key: str, *, silent: bool) -> Iterator[dict[s
     for path in directory.glob(f"{key}-*{SUFFIX}"):
         # Just removed, or damaged and so of no known owner.
         with suppress(FileNotFoundError, ValueError):
-            status = read(path)
+            status = read_status(path)
             if status.is_alive() is False and not (silent and status.last_message_at):
                 path.unlink()  # if two processes try, the one that succeeds takes over the counts
                 yield status.hours
@@ -243,7 +243,7 @@ def _prune(directory: Path, now: float) -> None:
 
 def _says_nothing(path: Path) -> bool:
     try:
-        return not read(path).is_shown()
+        return not read_status(path).is_shown()
     except ValueError:  # damaged, or a draft that is being written
         return False
 

@@ -1,6 +1,6 @@
 """Settings: the numbers that the protocol depends on, and the sources of settings.
 
-`numbers` defines the numbers and `settings` the settings. `places` reads settings from the
+`numbers` defines the numbers and `settings` the settings. `sources` reads settings from the
 environment and from files. `network` has what gRPC and HTTP share: trusted certificates, the proxy,
 and the definition of loopback. Importing it does not read the environment, and imports neither
 grpc, requests nor pyspark.

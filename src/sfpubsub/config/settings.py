@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from sfpubsub.config import network
 from sfpubsub.config.numbers import Timings
-from sfpubsub.config.places import (
+from sfpubsub.config.sources import (
     CONFIG,
     ENVIRONMENT_PREFIX,
     PROFILE,

@@ -46,18 +46,21 @@ class SubscriptionProtocol(Streams):
             self._note_acked(*done, now)
         if self._alarms.full_since is None and self._too_many_unacked:
             self._alarms.full_since = now
-        return self._request_or_reopen(now)
+        return self._after_acks(now)
 
     def acked(self, first_seq: int, last_seq: int, now: float) -> list[Command]:
         """Ack a range of events. Unknown and repeated ones are ignored."""
         self._note_acked(first_seq, last_seq, now)
-        if self.state is State.DRAINING:
-            return self._drain_on(now)
-        return self._request_or_reopen(now)
+        return self._after_acks(now)
 
     def _note_acked(self, first_seq: int, last_seq: int, now: float) -> None:
         if self._ledger.ack(first_seq, last_seq):
             self._alarms.full_since = now if self._too_many_unacked else None
+
+    def _after_acks(self, now: float) -> list[Command]:
+        if self.state is State.DRAINING:
+            return self._drain_on(now)
+        return self._request_or_reopen(now)
 
     def commit(self, now: float) -> tuple[int, list[Command]]:
         """Request a commit of everything acked so far.

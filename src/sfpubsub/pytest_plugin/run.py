@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from sfpubsub.config.places import ENVIRONMENT_PREFIX, NOT_SETTINGS
+from sfpubsub.config.sources import ENVIRONMENT_PREFIX, NOT_SETTINGS
 from sfpubsub.emulator.org.accounts import DEFAULT_APP, DEFAULT_USER
 from sfpubsub.emulator.org.problems import EmulatorProblem
 from sfpubsub.emulator.remote import RemoteEmulator

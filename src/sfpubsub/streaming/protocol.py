@@ -154,7 +154,7 @@ class StreamingProtocol:
             if now >= self._tell_at:
                 self._tell_of_outage()
         if self.state is not State.STOPPED:
-            self._go_on()
+            self._advance()
         out = self._out.copy()
         self._out.clear()  # the list is shared with the channels
         return out
@@ -164,7 +164,7 @@ class StreamingProtocol:
         """When to call `tick`, on the same clock; infinite for never."""
         if self.state in _ENDING:
             return self._close_by
-        next_at = self._next_at if self._may_go_on() else math.inf
+        next_at = self._next_at if self._may_advance() else math.inf
         return min(self._tell_at, next_at, *self._due())
 
     # Requests.
@@ -172,7 +172,7 @@ class StreamingProtocol:
     def _due(self) -> list[float]:
         return [request.due for request in self._flying.values() if not request.is_cut]
 
-    def _may_go_on(self) -> bool:
+    def _may_advance(self) -> bool:
         if self.state is State.WAITING:
             return not self._flying
         is_full = 0 < self.max_pending_count <= len(self.items)
@@ -180,9 +180,9 @@ class StreamingProtocol:
         rests = is_full or self.channels.are_overtaken or Lane.POLL in self._flying
         return self.state is State.CONNECTED and not rests
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         """Send the requests that can be sent now."""
-        if self._may_go_on() and self._now >= self._next_at:
+        if self._may_advance() and self._now >= self._next_at:
             if self.state is State.CONNECTED:
                 self._connect(is_first=False)
             else:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sfpubsub.auth.http import Answer, Bearer, HttpClient, headers_of
-from sfpubsub.auth.line import Line
+from sfpubsub.auth.http_connection import HttpConnection
 from sfpubsub.auth.session import CurrentSession
 from sfpubsub.config import network
 from sfpubsub.errors import RemoteProtocolError, SfPubSubError, StreamUnavailableError
@@ -43,7 +43,7 @@ class LongPolling:
         self._insecure, self._path = http.insecure, path
         self._sessions, self._loads = sessions, loads
         cookies = CookieJar()  # shared by both connections: they identify the session to the server
-        self._lines = {lane: Line(http, cookies, MAX_BYTES) for lane in Lane}
+        self._connections = {lane: HttpConnection(http, cookies, MAX_BYTES) for lane in Lane}
 
     def exchange(self, request: Send) -> bayeux.Answer | SfPubSubError:
         """Send a request, and return its response or an error."""
@@ -61,19 +61,19 @@ class LongPolling:
             return RemoteProtocolError(f"a response could not be read: {type(error).__name__}")
 
     def _post(self, request: Send) -> str:
-        session, line = request.session, self._lines[request.lane]
+        session, connection = request.session, self._connections[request.lane]
         url = session.instance_url + self._path
         network.check_url(url, "the instance URL", insecure=self._insecure, path=True)
         headers = headers_of(Bearer(session.instance_url, session.access_token))
         headers["Content-Type"] = "application/json;charset=UTF-8"
-        line.ready()
+        connection.ready()
         if request.is_cut:  # checked as late as possible: from here on, `cut` breaks the connection
             raise StreamUnavailableError("the request was cut before it was sent")
-        answer = line.post(url, headers, request.body.encode(), request.timeout)
+        answer = connection.post(url, headers, request.body.encode(), request.timeout)
         # A connect is immediately followed by the next. Other requests are rare: the server would
         # often have closed a kept connection, which is only noticed when a request fails.
         if request.lane is Lane.ASK:
-            line.drop()
+            connection.drop()
         if not isinstance(answer, Answer):
             raise answer
         if answer.status != 200 and not answer.body.lstrip().startswith(b"[{"):
@@ -86,8 +86,8 @@ class LongPolling:
         """Break the connection of a request that is marked as cut, in flight or about to
         be sent.
         """
-        self._lines[request.lane].cut()
+        self._connections[request.lane].cut()
 
     def drop(self, lane: Lane) -> None:
         """Close a connection. Must not be called while a request is in flight."""
-        self._lines[lane].drop()
+        self._connections[lane].drop()

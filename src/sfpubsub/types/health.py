@@ -121,7 +121,7 @@ class Health:
 
     @property
     def can_receive(self) -> bool:
-        """Return whether events can arrive now, so that silence means there are none."""
+        """Return whether events can arrive now. If so, silence means that nothing was published."""
         return self.state in ("opening", "streaming")
 
     @property

@@ -152,7 +152,7 @@ def start_position(replay: Replay) -> StartPosition:
             form, or a `StartPosition`.
 
     Raises:
-        ValueError: The string is none of these.
+        ValueError: The string has none of these forms.
     """
     if isinstance(replay, StartPosition):
         return replay

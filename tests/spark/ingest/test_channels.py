@@ -13,7 +13,7 @@ from sfpubsub.client.batch import EventBatch
 from sfpubsub.emulator.faults import Fault
 from sfpubsub.errors import ConfigurationError, ReplayIdRejectedError, SubscriptionClosedError
 from sfpubsub.spark.ingest.channels import ChannelSubscription
-from sfpubsub.spark.ingest.gathered import Gathered
+from sfpubsub.spark.ingest.pending_events import PendingEvents
 from sfpubsub.streaming import StreamingClient
 from sfpubsub.types import ReplayId, dedupe_key
 from tests.conftest import until
@@ -67,7 +67,7 @@ def taken(subscription: ChannelSubscription, count: int) -> list[EventBatch]:
 
 
 def rows_of(batches: list[EventBatch]) -> tuple[list[dict], ReplayId]:
-    gathered = Gathered()
+    gathered = PendingEvents()
     for batch in batches:
         gathered.add(batch, len(batch), NOW)
     return gathered.rows.table().to_pylist(), gathered.rows.position

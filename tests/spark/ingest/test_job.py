@@ -403,7 +403,7 @@ def test_a_keepalive_that_says_nothing_yet(obstacle: str):
 
 def beside(subscription: FakeSubscription, **options):
     sidecars = FakeSidecars(subscription)
-    job, writer = job_of(subscription, beside=sidecars, **options)
+    job, writer = job_of(subscription, sidecars=sidecars, **options)
     return job, writer, sidecars
 
 

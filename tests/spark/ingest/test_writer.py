@@ -23,7 +23,7 @@ from sfpubsub.spark.raw.batches import RawBatches
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.parquet import ParquetTable
-from sfpubsub.spark.raw.rows import arrow_table, read
+from sfpubsub.spark.raw.rows import arrow_table, row_of
 from sfpubsub.spark.raw.schema import COMMENTS, SCHEMA
 from sfpubsub.stores.schema_store import FileSchemaStore
 from sfpubsub.types import RawEvent, ReplayId
@@ -449,7 +449,7 @@ def test_the_names_of_a_long_run_do_not_pile_up(open_writer, monkeypatch):
     monkeypatch.setattr(parquet, "REMEMBERED_NAMES", 2)
     writer = open_writer()
     for n in range(3):
-        rows = arrow_table([read(event, NOW) for event in batch_of(range(n, n + 1))], 0)
+        rows = arrow_table([row_of(event, NOW) for event in batch_of(range(n, n + 1))], 0)
         writer.write_rows(rows, name=f"query/{n}")
     assert list(writer._table.names) == ["query/1", "query/2"]
     assert list(open_writer()._table.names) == ["query/1", "query/2"]
@@ -457,7 +457,7 @@ def test_the_names_of_a_long_run_do_not_pile_up(open_writer, monkeypatch):
 
 def test_a_new_topics_table_may_begin_with_rows(open_writer):
     """It has no position then, and begins with all that the service keeps."""
-    rows = arrow_table([read(event, NOW) for event in batch_of(range(2))], 0)
+    rows = arrow_table([row_of(event, NOW) for event in batch_of(range(2))], 0)
     open_writer().write_rows(rows, name="x")
     assert open_writer().position is None
     open_writer().move(replay_id(5))
@@ -467,7 +467,7 @@ def test_a_new_topics_table_may_begin_with_rows(open_writer):
 def test_rows_that_are_none_are_refused(open_writer, table):
     """The columns that are wrong are named, and nothing is written."""
     writer = open_writer()
-    rows = arrow_table([read(event, NOW) for event in batch_of(range(2))], 0)
+    rows = arrow_table([row_of(event, NOW) for event in batch_of(range(2))], 0)
     short = pa.array([b"short"] * 2)
     for wrong, said in (
         (rows.append_column("colour", pa.array(["red", "blue"])), "colour"),
@@ -521,7 +521,7 @@ def test_a_second_writer_is_refused(spark, open_writer, table, clock):
 def test_a_closed_writer_writes_no_more(open_writer, table):
     """Its lease is another's by then: what it knows of the table would be written over that."""
     closed = open_writer()
-    rows = arrow_table([read(event, NOW) for event in batch_of(range(2))], 0)
+    rows = arrow_table([row_of(event, NOW) for event in batch_of(range(2))], 0)
     open_writer().write(batch_of(range(1)))
     for write in (
         lambda: closed.write(batch_of(range(2))),
@@ -650,7 +650,7 @@ def test_schemas_are_kept_before_the_rows_that_need_them(open_writer, table, mon
 
 def test_rows_without_their_schema_are_written_and_told(open_writer, table, caplog):
     """They cannot be decoded until it is put there; said once, and not if it is there."""
-    rows = arrow_table([read(event, NOW) for event in batch_of(range(3))], 0)
+    rows = arrow_table([row_of(event, NOW) for event in batch_of(range(3))], 0)
     writer = open_writer()
     assert writer.write_rows(rows.slice(0, 1)).rows == writer.write_rows(rows.slice(1, 1)).rows == 1
     assert caplog.text.count("rows with schema schema-1 are written") == 1

@@ -72,7 +72,7 @@ def table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[object]], 
 
 
 def table_rows(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup:
-    """The rows of a `table`; one that says so when there is none."""
+    """Return the rows of a `table`, or one row that says that there are no entries."""
     heads = list(heads)
     made = [
         tag(

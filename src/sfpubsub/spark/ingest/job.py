@@ -19,7 +19,7 @@ from sfpubsub.client.batch import EventBatch
 from sfpubsub.errors import ReplayIdRejectedError, SfPubSubError, SubscriptionClosedError
 from sfpubsub.spark.ingest.background import Background
 from sfpubsub.spark.ingest.confirmations import Commit, Unconfirmed
-from sfpubsub.spark.ingest.gathered import Gathered
+from sfpubsub.spark.ingest.pending_events import PendingEvents
 from sfpubsub.spark.ingest.progress import Ending, Progress, Summary
 from sfpubsub.spark.ingest.result import WriteResult
 from sfpubsub.spark.raw.rows import EventRows
@@ -86,7 +86,7 @@ class Writer(Protocol):
         ...
 
 
-class Beside(Protocol):
+class SidecarStore(Protocol):
     """Where the loop stores gaps and commits; see `sfpubsub.spark.ingest.sidecars.Sidecars`."""
 
     def keep_gaps(self, gaps: Sequence[Gap]) -> None:
@@ -106,7 +106,7 @@ class Beside(Protocol):
 class _Writing:
     """A write in progress."""
 
-    batch: Gathered
+    batch: PendingEvents
     result: Future[tuple[WriteResult, float]]
     """The result, and how long the write took in seconds."""
     since: float
@@ -119,7 +119,7 @@ class IngestJob:
         subscription: Opened with ``ack="manual"``. The job does not close it: its own ``with``
             block drains it, and `settle` then records what the drain committed.
         writer: Writer of the table.
-        beside: Stores gaps and commits; None stores none.
+        sidecars: Stores gaps and commits; None stores none.
         batch_events: Number of events after which a batch is written.
         batch_bytes: Payload bytes after which a batch is written; it may be exceeded by one
             response.
@@ -141,7 +141,7 @@ class IngestJob:
         subscription: Subscription,
         writer: Writer,
         *,
-        beside: Beside | None = None,
+        sidecars: SidecarStore | None = None,
         batch_events: int = DEFAULT_BATCH_EVENTS,
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         batch_seconds: float = DEFAULT_BATCH_SECONDS,
@@ -155,7 +155,7 @@ class IngestJob:
     ) -> None:
         self._subscription = subscription
         self._writer = writer
-        self._beside = beside
+        self._sidecars = sidecars
         self._batch_events = batch_events
         self._batch_bytes = batch_bytes
         self._batch_seconds = batch_seconds
@@ -168,7 +168,7 @@ class IngestJob:
         self._clock = clock
         self._stopping = False
         self._caught_up = False
-        self._pending = Gathered()
+        self._pending = PendingEvents()
         self._background: Background[tuple[WriteResult, float]] = Background(
             f"write {subscription.name}"
         )
@@ -257,8 +257,8 @@ class IngestJob:
             if not health.has_ended:
                 self._keep_gaps(health.gaps)
             self._note_confirmed(health)
-            if self._beside is not None:
-                self._beside.look()
+            if self._sidecars is not None:
+                self._sidecars.look()
         if self._on_look is not None:
             self._on_look(health)
         return health
@@ -314,8 +314,8 @@ class IngestJob:
         self._finish()
         if not self._pending.rows:
             return
-        batch, self._pending = self._pending, Gathered()
-        if self._beside is not None:
+        batch, self._pending = self._pending, PendingEvents()
+        if self._sidecars is not None:
             health = self._subscription.health()
             # The last gap of a failed subscription may be the failure itself, which is handled
             # later; all collected events came before it.
@@ -358,9 +358,9 @@ class IngestJob:
         if self._writing is not None:
             self._writing.result.add_done_callback(tell)
 
-    def _wrote(self, result: WriteResult, batch: Gathered, seconds: float) -> None:
+    def _wrote(self, result: WriteResult, batch: PendingEvents, seconds: float) -> None:
         self.progress = self.progress.after(result, batch.position, seconds)
-        if self._beside is not None:
+        if self._sidecars is not None:
             self._unconfirmed.add(self.progress.received, result, batch.position)
         self._active = self._checked = self._clock()
         if self._on_progress is not None:
@@ -372,8 +372,8 @@ class IngestJob:
 
     def _keep_gaps(self, gaps: Sequence[Gap]) -> None:
         new = gaps[self._kept_gaps :]
-        if new and self._beside is not None:
-            self._beside.keep_gaps(new)
+        if new and self._sidecars is not None:
+            self._sidecars.keep_gaps(new)
         self._kept_gaps = len(gaps)
 
     def _keep_gaps_of_a_failure(self, error: SfPubSubError) -> None:
@@ -388,5 +388,5 @@ class IngestJob:
     def _note_confirmed(self, health: Health) -> None:
         """Log the writes whose position is now safe."""
         commit = self._unconfirmed.confirmed(health.confirmed, health.committed)
-        if commit is not None and self._beside is not None:
-            self._beside.keep_commit(commit)
+        if commit is not None and self._sidecars is not None:
+            self._sidecars.keep_commit(commit)

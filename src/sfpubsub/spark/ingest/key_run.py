@@ -200,30 +200,30 @@ class KeyRun:
 
     def find(self, sought: Sought) -> tuple[npt.NDArray[np.intp], Numbers]:
         """Return the indexes in *sought* of the keys that the run contains, and their marks."""
-        maybe = self._index.may_hold(sought)
+        candidates = self._index.may_hold(sought)
         found = [
-            self._compare(sought, maybe[first : first + _COMPARED])
-            for first in range(0, len(maybe), _COMPARED)
+            self._compare(sought, candidates[first : first + _COMPARED])
+            for first in range(0, len(candidates), _COMPARED)
         ]
         if not found:
-            return maybe, np.empty(0, np.uint64)
+            return candidates, np.empty(0, np.uint64)
         self.release()
         places, marks = zip(*found, strict=True)
         return np.concatenate(places), np.concatenate(marks)
 
     def _compare(
-        self, sought: Sought, maybe: npt.NDArray[np.intp]
+        self, sought: Sought, candidates: npt.NDArray[np.intp]
     ) -> tuple[npt.NDArray[np.intp], Numbers]:
         """Return which of the candidate keys are in the file, and their marks."""
-        starts, ends = self._index.spans(sought.tops[maybe])
+        starts, ends = self._index.spans(sought.tops[candidates])
         # All records that may match a key, and some more: one read instead of seven steps of a
         # binary search, each of which would cost as much.
         width = max(1, int((ends - starts).max()))
         near = np.minimum(starts, len(self) - width)[:, None] + np.arange(width)
-        rows, columns = np.nonzero(self._heads[near] == sought.heads[maybe][:, None])
+        rows, columns = np.nonzero(self._heads[near] == sought.heads[candidates][:, None])
         records = self._records[near[rows, columns]]
-        same = records[:, 1] == sought.tails[maybe[rows]]
-        return maybe[rows[same]], records[same, 2]
+        same = records[:, 1] == sought.tails[candidates[rows]]
+        return candidates[rows[same]], records[same, 2]
 
     def place(self, head: int) -> int:
         """Return the number of records whose first half is below *head*."""

@@ -222,7 +222,7 @@ class MirrorStream:
         self._job = IngestJob(
             self._subscription,
             self._member,
-            beside=sidecars,
+            sidecars=sidecars,
             on_progress=self._on_progress,
             on_acked=self._on_acked,
             on_look=self._look,

@@ -51,7 +51,7 @@ class Row:
     """Why there is no JSON, if decoding failed."""
 
 
-def read(event: Event, received_at: float) -> Row:
+def row_of(event: Event, received_at: float) -> Row:
     """Decode an event. If that fails, return a row without JSON."""
     key = event.dedupe_key
     try:
@@ -116,7 +116,7 @@ def read_table(
     if found is not None:
         keys = [event.dedupe_key for event in events]
         return _table(events, keys, received_at, first_seq, found), []
-    rows = list(map(read, events, received_at))
+    rows = list(map(row_of, events, received_at))
     bad = [(place, row) for place, row in enumerate(rows) if row.error is not None]
     return arrow_table(rows, first_seq), bad
 

@@ -241,8 +241,10 @@ def _is_about_all() -> Column:
 def _about_all(raw: DataFrame) -> DataFrame:
     """Return the few rows for which `_is_about_all` may be true, judging by their text only."""
     text = f.col("payload_json")
-    maybe = text.contains('*"') | text.contains('"GAP_OVERFLOW"') | text.contains('"recordIds":[]')
-    return raw.where(maybe)
+    candidates = (
+        text.contains('*"') | text.contains('"GAP_OVERFLOW"') | text.contains('"recordIds":[]')
+    )
+    return raw.where(candidates)
 
 
 def _marks(changes: DataFrame) -> DataFrame:

@@ -17,14 +17,14 @@ T = TypeVar("T")
 NOTICE = 0.5
 
 
-def within(seconds: float, work: Callable[[Limit], T]) -> T | None:
+def within(seconds: float, work: Callable[[RequestLimit], T]) -> T | None:
     """Run *work* and return its result, or None if it does not finish in time.
 
     It runs in a separate thread, which is abandoned if necessary: a DNS lookup has no timeout, and
     a connect timeout applies to each of a host's addresses. After the deadline none of its
     connections sends anything.
     """
-    limit = Limit()
+    limit = RequestLimit()
     future: Future[T] = Future()
 
     def run() -> None:
@@ -44,7 +44,7 @@ def within(seconds: float, work: Callable[[Limit], T]) -> T | None:
         thread.join(NOTICE)
 
 
-class Limit:
+class RequestLimit:
     """Cuts the connection of a request, or of several sequential ones, at the deadline.
 
     Thread-safe.

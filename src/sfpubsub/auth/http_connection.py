@@ -1,4 +1,4 @@
-"""A connection that is kept from one request to the next, and can be cut while one is in flight."""
+"""A persistent HTTP connection whose request in flight can be cut."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ from collections.abc import Mapping
 from typing import Any
 
 from sfpubsub.auth.http import Answer, HttpClient
-from sfpubsub.auth.limit import Limit
+from sfpubsub.auth.request_limit import RequestLimit
 from sfpubsub.errors import SfPubSubError
 
 
-class Line:
-    """Makes one request after the other. For one thread; `cut` from any.
+class HttpConnection:
+    """Sends requests one after another over the same connection. For one thread, except `cut`.
 
     Args:
-        http: Says which authorities and which proxy.
-        cookies: A jar to send from and to keep in; several lines may share one.
-        max_bytes: Largest answer that is read.
+        http: Sends the requests; has the certificate authorities and the proxy.
+        cookies: The cookie jar; several connections may share one.
+        max_bytes: Largest response accepted, in bytes.
     """
 
     def __init__(self, http: HttpClient, cookies: Any, max_bytes: int) -> None:
         self._http = http
         self._cookies = cookies
         self._max_bytes = max_bytes
-        self._limit = Limit()
+        self._limit = RequestLimit()
         self._limit.expire()
         self._adapter: Any = None
 
     def ready(self) -> None:
-        """Make ready for a request: from here on `cut` breaks it, whether it is sent yet or not."""
+        """Prepare for a request. From here on `cut` breaks it, even before it is sent."""
         if self._limit.expired:
             self.drop()
-            self._limit = Limit()
+            self._limit = RequestLimit()
             self._adapter = self._limit.adapter()
 
     def post(
         self, url: str, headers: Mapping[str, str], body: bytes, timeout: float
     ) -> Answer | SfPubSubError:
-        """Post once; return the answer, or the error that came instead, as `HttpClient.exchange`.
+        """Send a POST request once. Return the response, or the error, like `HttpClient.exchange`.
 
         Args:
-            url: Checked by the caller: a secret may be sent to it.
-            headers: All of them.
-            body: Sent as it is.
-            timeout: Seconds for each read.
+            url: Checked by the caller, because a secret is sent to it.
+            headers: All headers.
+            body: The body, sent unchanged.
+            timeout: Limit for each read, in seconds.
         """
         answer = self._http.exchange(
             self._adapter,
@@ -60,11 +60,11 @@ class Line:
         return answer
 
     def cut(self) -> None:
-        """Break the request that is in flight or about to be; the next one connects anew."""
+        """Break the request in flight or about to be sent. The next one opens a new connection."""
         self._limit.expire()
 
     def drop(self) -> None:
-        """Give the connection back. Not while a request is in flight."""
+        """Close the connection. Must not be called while a request is in flight."""
         self._limit.expire()
         if self._adapter is not None:
             self._adapter.close()

@@ -11,7 +11,7 @@ from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.types import ReplayId
 
 
-class Gathered:
+class PendingEvents:
     """Events collected for one write. Not thread-safe.
 
     Only the last response itself is kept; see `EventRows`.

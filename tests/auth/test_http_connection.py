@@ -1,0 +1,109 @@
+"""The persistent connection of long polling, which may be cut while a request waits."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.cookiejar import CookieJar
+
+import pytest
+
+from sfpubsub.auth.http import Answer, HttpClient
+from sfpubsub.auth.http_connection import HttpConnection
+from sfpubsub.errors import SfPubSubError
+
+from .servers import SOCKET_TIMEOUT, raw_host
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@dataclass
+class Served:
+    """A server that counts its connections, and answers while `answers` is set."""
+
+    url: str = ""
+    connections: int = 0
+    requests: list[int] = field(default_factory=list)
+    """The number of the connection of each request."""
+    received: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    answers: threading.Event = field(default_factory=threading.Event)
+
+    def talk(self, connection: socket.socket, _over: threading.Event) -> None:
+        self.connections += 1
+        number = self.connections
+        while True:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                part = connection.recv(1024)
+                if not part:
+                    return
+                head += part
+            self.requests.append(number)
+            self.received.release()
+            self.answers.wait(SOCKET_TIMEOUT)
+            connection.sendall(OK)
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    found = Served()
+    found.answers.set()
+    with raw_host(found.talk) as found.url:
+        yield found
+        found.answers.set()
+
+
+@pytest.fixture
+def connection() -> Iterator[HttpConnection]:
+    found = HttpConnection(HttpClient(insecure=True), CookieJar(), 1024)
+    yield found
+    found.drop()
+
+
+def post(connection: HttpConnection, url: str) -> Answer | SfPubSubError:
+    connection.ready()
+    return connection.post(url, {}, b"", SOCKET_TIMEOUT)
+
+
+def test_requests_share_one_connection(served: Served, connection: HttpConnection) -> None:
+    """Each connect of long polling is followed by the next: no handshake in between."""
+    for _ in range(3):
+        answer = post(connection, served.url)
+        assert isinstance(answer, Answer), answer
+        assert answer.body == b"{}"
+    assert served.requests == [1, 1, 1]
+
+
+def test_a_request_in_flight_is_cut(served: Served, connection: HttpConnection) -> None:
+    """Closing a client does not wait for a connect that the server holds; the next one works."""
+    served.answers.clear()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(post, connection, served.url)
+        assert served.received.acquire(timeout=SOCKET_TIMEOUT)
+        connection.cut()
+        assert isinstance(waiting.result(SOCKET_TIMEOUT / 2), SfPubSubError)
+    served.answers.set()
+    assert isinstance(post(connection, served.url), Answer)
+    assert served.requests == [1, 2]
+
+
+def test_a_request_that_is_cut_before_it_is_sent(
+    served: Served, connection: HttpConnection
+) -> None:
+    """From `ready` on there is no moment at which a cut is forgotten."""
+    connection.ready()
+    connection.cut()
+    answer = connection.post(served.url, {}, b"", SOCKET_TIMEOUT)
+    assert isinstance(answer, SfPubSubError)
+    assert served.requests == []
+
+
+def test_after_an_error_a_new_connection_is_opened(served: Served) -> None:
+    """A response that is too large leaves unread bytes behind."""
+    small = HttpConnection(HttpClient(insecure=True), CookieJar(), 1)
+    assert isinstance(post(small, served.url), SfPubSubError)
+    assert isinstance(post(small, served.url), SfPubSubError)
+    assert served.requests == [1, 2]
