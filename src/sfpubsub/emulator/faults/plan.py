@@ -61,7 +61,7 @@ class Fault:
         **params: object,
     ) -> None:
         if kind not in KINDS:
-            raise ValueError(f"unknown fault {kind!r}; known are {', '.join(KINDS)}")
+            raise ValueError(f"unknown fault {kind!r}; valid kinds are {', '.join(KINDS)}")
         if rpc is not None and rpc not in KINDS[kind].rpcs:
             raise ValueError(f"fault {kind} cannot occur in {rpc!r}")
         if type(times) is not int or times < 1:

@@ -176,7 +176,9 @@ class Accounts:
         return User(name, password, bool(active), user_id(number), self._sees_all(name))
 
     def holder(self, username: str) -> User:
-        """Return the user of a token, or the org's first user for the emulator's own tokens."""
+        """Return the user with this name; for a blank name (the emulator's own tokens), the org's
+        first user. If there is none, return a placeholder with the default name.
+        """
         rows = self._store.rows("SELECT username FROM users ORDER BY number LIMIT 1")
         found = self.user(username or (rows[0][0] if rows else ""))
         return found or User(DEFAULT_USERNAME, "", True, user_id(1))
@@ -236,7 +238,7 @@ def check_public_key(text: str) -> None:
     """Check that a PEM public key or certificate can verify assertions.
 
     Raises:
-        EmulatorProblem: It cannot.
+        EmulatorProblem: The text does not contain such a key, or the extra is not installed.
     """
     try:
         read_public_key(text)
@@ -255,7 +257,7 @@ def read_public_key(text: str) -> Any:
         EmulatorProblem: The extra is not installed.
     """
     try:
-        import jwt  # noqa: F401 - asked for here, so that nobody misses it at a sign-in
+        import jwt  # noqa: F401 - report a missing package now, not at the first sign-in
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key

@@ -42,8 +42,8 @@ class Settings:
     """
 
     idle_close: IdleClose = "ok"
-    """How an idle stream is closed: with status OK or with an error. Not known for the real
-    service.
+    """How an idle stream is closed: with status OK ("ok") or with an error ("error"). Not known for
+    the real service.
     """
 
     commits_reset_idle: bool = False
@@ -101,8 +101,8 @@ class Settings:
     """
 
     commit_answer_tip: AnswerTip = "sent"
-    """`latest_replay_id` of a commit answer: absent, the last position sent on the stream, or the
-    org's newest, which may be ahead of events that are not sent yet.
+    """`latest_replay_id` of a commit answer: absent ("none"), the last position sent on the stream
+    ("sent"), or the org's newest ("org"), which may be ahead of events that are not sent yet.
     """
 
     commit_answer_pending: bool = True
@@ -161,8 +161,8 @@ class Settings:
     """Maximum events of one channel in one response of the Streaming API."""
 
     streaming_old_versions: OldVersions = "newest"
-    """How requests to API versions 23 to 36 are handled: like the newest version, as since 2026, or
-    rejected, as the error messages still say.
+    """How requests to API versions 23 to 36 are handled: like the newest version ("newest"), as
+    since 2026, or rejected ("refuse"), as the error messages still state.
     """
 
     streaming_events_first: bool = True
@@ -175,7 +175,9 @@ class Settings:
     """Whether events have an id, which may be the same as the id of a request."""
 
     streaming_advice: StreamingAdvice = "first"
-    """Which connect responses contain advice."""
+    """Which connect responses contain advice: the first of a session, all ("always") or none
+    ("never").
+    """
 
     change_event_records: int = 20
     """Maximum records in one change event: the same change to several records in one transaction
@@ -223,8 +225,8 @@ class Settings:
     """
 
     hourly_publications: int = 250_000
-    """Platform events that the org may publish in an hour; not enforced either. Documented for the
-    same editions.
+    """Platform events that the org may publish in an hour, as shown by the limits resource; the
+    limit is not enforced. Documented for the same editions.
     """
 
     daily_api_requests: int = 1_000_000
@@ -279,7 +281,9 @@ class Settings:
         known = {item.name for item in fields(cls)}
         for name, value in values.items():
             if name not in known:
-                raise ValueError(f"unknown setting {name}; known are {', '.join(sorted(known))}")
+                raise ValueError(
+                    f"unknown setting {name}; valid names are {', '.join(sorted(known))}"
+                )
             if not _fits(value, types[name]):
                 raise ValueError(f"setting {name} cannot be {value!r}")
         return cls(**values)
