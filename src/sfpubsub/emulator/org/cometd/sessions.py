@@ -22,7 +22,7 @@ from sfpubsub.emulator.org.mailbox import Mailbox
 from sfpubsub.emulator.org.settings import Settings
 
 BELL = "cometd"
-"""The bell key of every session, so that `Bells.ring_all` also wakes those without subscriptions."""
+"""The bell key of all sessions, so that `Bells.ring_all` also wakes one without subscriptions."""
 
 
 @dataclass

@@ -50,8 +50,8 @@ class Job:
     """A Bulk API job.
 
     Attributes:
-        facts: The values that clients see, plus `user`, `origin` and `started`, which they do not
-            see.
+        facts: The job's values by name. Clients see most of them, but not `user` and `origin`, for
+            example.
     """
 
     job_id: str
@@ -60,12 +60,12 @@ class Job:
 
     @property
     def is_query(self) -> bool:
-        """Return whether it is a query job."""
+        """Return whether this is a query job."""
         return self.facts["operation"] in QUERIES
 
     @property
     def state(self) -> str:
-        """Return its state: Open, UploadComplete, InProgress, or one of `ENDED`."""
+        """Return the job's state: Open, UploadComplete, InProgress, or one of `ENDED`."""
         return str(self.facts["state"])
 
 
@@ -160,7 +160,7 @@ class Jobs:
         with self._changed:
             path = self.upload_path(job)
             if job.state != "Open" or path.exists():
-                raise _wrong_state("the data of this job was uploaded before")
+                raise _wrong_state("the data of this job has already been uploaded")
             self._directory.mkdir(mode=0o700, exist_ok=True)
             path.write_bytes(data)
 
@@ -204,7 +204,7 @@ class Jobs:
             path.unlink(missing_ok=True)
 
     def result(self, job: Job, which: str, columns: list[str]) -> ResultFile:
-        """Return a result file: results, successful, failed or unprocessed."""
+        """Return the file of a job's results, successful, failed or unprocessed rows."""
         return ResultFile(
             self._directory / f"{job.job_id}.{which}.csv",
             columns,
