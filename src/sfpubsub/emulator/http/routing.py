@@ -152,8 +152,8 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
 
 
 def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
-    """Return the answer to a request; errors become answers too. The routes of `pages` take
-    precedence.
+    """Return the answer to a request; an error is answered in the format of its area. The routes of
+    `pages` take precedence.
     """
     return cors.shared(call, _answer(call, pages))
 
