@@ -82,7 +82,7 @@ def _schema(call: Call, schema: Schema) -> Answer:
     asked = asked_of(call).get("payloadFormat", ["EXPANDED"])[0]
     known = ("EXPANDED", "COMPACT") if int(call.parts["version"]) >= _FIRST_FORMATS else ()
     if asked not in known and "payloadFormat" in call.query:
-        raise RestRefused("INVALID_PARAMETER", "this API version does not support payloadFormat")
+        raise RestRefused("INVALID_PARAMETER", "this API version does not have this payloadFormat")
     value = json.loads(schema.text)
     return json_answer(value if asked == "COMPACT" else _expanded(value))
 
