@@ -75,7 +75,7 @@ class Visit:
         live: str = "",
         status: HTTPStatus = HTTPStatus.OK,
     ) -> Answer:
-        """Return a page as an answer; with a `problem`, its default status is 400 instead of 200."""
+        """Return a page as an answer; with a `problem`, its default status is 400, not 200."""
         return document(
             title,
             parts,

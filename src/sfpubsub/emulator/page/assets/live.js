@@ -6,7 +6,8 @@ const state = document.getElementById("live-state");
 const stream = new EventSource(document.body.dataset.live);
 
 function said(text) {
-  if (state.textContent !== text) state.textContent = text; // a screen reader would announce it again
+  // Screen readers announce every assignment, even of the same text.
+  if (state.textContent !== text) state.textContent = text;
 }
 
 function place(event) {
