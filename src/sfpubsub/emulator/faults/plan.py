@@ -92,7 +92,7 @@ class Fault:
         """
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
             raise ValueError(  # noqa: TRY004 - a value from outside, not a caller's mistake
-                "a fault is a JSON object with at least a kind"
+                "a fault must be a JSON object with at least the key kind"
             )
         return cls(**value)
 
@@ -213,7 +213,7 @@ class FaultPlan:
         return None
 
     def next(self, kind: str, rpc: str) -> Fault | None:
-        """Return the fault that `take` would consume, without consuming it."""
+        """Return the fault that `take` would consume, or None, without consuming it."""
         with self._lock:
             return next(
                 (item.fault for item in self._open.get(kind, []) if item.fits(rpc, None, 0)), None
@@ -293,10 +293,10 @@ def _check(kind: str, name: str, value: object) -> None:
     wanted = type(params[name])
     fits = type(value) is wanted or (wanted is float and type(value) is int)
     if not fits or (isinstance(value, (int, float)) and not value >= 0):
-        raise ValueError(f"fault {kind}: {name} cannot be {value!r}")
+        raise ValueError(f"fault {kind}: {value!r} is not a valid value of {name}")
     allowed = _ALLOWED.get(name)
     if allowed is not None and not allowed(kind, value):
-        raise ValueError(f"fault {kind}: {name} cannot be {value!r}")
+        raise ValueError(f"fault {kind}: {value!r} is not a valid value of {name}")
 
 
 def _is_hex(value: str) -> bool:

@@ -4,9 +4,10 @@
 commit deadline.
 
 A commit is (1) validated, (2) made durable, (3) answered in a later response without events.
-Commits that are waiting for a response share one, with the values of the newest commit; a refusal
-always gets its own response. A failure between (2) and (3) leaves a committed position that the
-client does not know about, so a new stream may start later than the client expects.
+All commits that are waiting for a response get a single one, with the values of the newest commit;
+a refused commit always gets its own response. A failure between (2) and (3) leaves a committed
+position that the client does not know about, so a new stream may start later than the client
+expects.
 """
 
 from __future__ import annotations

@@ -272,7 +272,9 @@ class EventStream(ABC, Generic[R]):
         return True
 
     def _scripted(self, count: int, limit: int, now: float) -> int:
-        """Return how many of `count` events faults allow to be sent; 0 while they are held back."""
+        """Return how many of `count` events to send now: all of them, unless a fault splits the
+        response or holds the events back.
+        """
         faults = self.world.faults
         if self._merge is None:
             fault = faults.take("merge_responses", self.rpc, self.target)
@@ -323,7 +325,7 @@ class EventStream(ABC, Generic[R]):
         return True
 
     def _close_idle(self, seconds: float) -> None:
-        """End an idle stream: with an error or normally, as the settings say."""
+        """End an idle stream, with an error or normally, as `Settings.idle_close` specifies."""
         if self.world.settings.idle_close == "error":
             raise Refused("subscription.fetch.idle.timeout", seconds=f"{seconds:g}")
 

@@ -43,7 +43,7 @@ class Call:
 
     @property
     def bearer(self) -> str:
-        """The token in the Authorization header; empty without one."""
+        """The token in the Authorization header; empty if the header is missing."""
         kind, _, token = self.headers.get("Authorization", "").partition(" ")
         return token.strip() if kind.lower() in ("bearer", "oauth") else ""
 
@@ -60,7 +60,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """A response; an empty `kind` means that it has no body.
+    """A response; `kind` is its Content-Type, which is empty if it has no body.
 
     Attributes:
         stream: A body that continues until the client or the emulator ends it; instead of `text`.

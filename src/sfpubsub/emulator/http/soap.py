@@ -49,7 +49,7 @@ class _Element:
     children: list[_Element] = field(default_factory=list)
 
     def child(self, *names: str) -> _Element | None:
-        """Return the element at the end of a path of names, or None if there is none."""
+        """Return the element at the end of a path of names, or None if it does not exist."""
         found: _Element | None = self
         for name in names:
             if found is None:
@@ -58,7 +58,9 @@ class _Element:
         return found
 
     def value(self, *names: str) -> str | None:
-        """Return the text at the end of a path of partner API names, or None if there is none."""
+        """Return the text of the element at the end of a path of names from the partner API, or
+        None if it does not exist.
+        """
         found = self.child(*(f"{_PARTNER} {name}" for name in names))
         return None if found is None else found.text
 

@@ -115,7 +115,9 @@ def push(call: Call) -> Answer:
 
 
 def query(call: Call) -> Answer:
-    """GET …/query?q=SELECT … FROM PushTopic or StreamingChannel."""
+    """GET …/query?q=SELECT …: rows of an object that `org.records` does not store: PushTopic,
+    StreamingChannel, or one of the tables.
+    """
     version = authorised(call)
     asked = tables.parsed(call)
     known = (discovery.ENTITIES, discovery.METRICS, *permissions.TABLES)

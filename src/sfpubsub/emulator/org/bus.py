@@ -79,7 +79,7 @@ class Bus(Positions):
         with self._lock:
             owner = self._schema_topics.get(schema.schema_id, name)
         if owner != name:
-            raise SchemaProblem(f"schema {schema.schema_id} belongs to {owner}")
+            raise SchemaProblem(f"schema {schema.schema_id} already belongs to {owner}")
         self.put_topic(
             name, schema, can_publish=topic.can_publish, can_subscribe=topic.can_subscribe
         )
@@ -159,9 +159,7 @@ class Bus(Positions):
             return self._schemas[schema_id]
 
     def event_of(self, schema_id: str) -> str | None:
-        """Return the name of the event that a schema describes, or None if there is no
-        such schema.
-        """
+        """Return the name of the event that a schema describes; None if the schema is unknown."""
         with self._lock:
             topic = self._schema_topics.get(schema_id)
         return None if topic is None else topic.rpartition("/")[2]

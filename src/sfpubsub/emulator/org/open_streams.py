@@ -1,6 +1,6 @@
 """The open event streams and their progress, for display only.
 
-They have no effect on the emulator's behaviour.
+This module has no effect on the emulator's behaviour.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class Settings:
     """Length of replay ids: 8, 10, 12 or 24."""
 
     change_event_ids: bool = True
-    """Whether change events have `event.id`. Documentation: no; all captured events: yes."""
+    """Whether change events have `event.id`. Documented: no. Observed: all captured events do."""
 
     accept_old_schemas: bool = True
     """Whether events encoded with an earlier schema of the topic are accepted. Not known for the
@@ -195,28 +195,29 @@ class Settings:
     """
 
     bulk_result_records: int = 100_000
-    """Maximum rows of a bulk query's results in one response. The real service limits the size."""
+    """Maximum rows of a bulk query's results in one response. The real service limits the bytes."""
 
     rest_lag_s: float = 0.0
-    """Reads of records return the state of this long ago, while events are sent immediately. On the
-    real service 1 to 3 s have been measured.
+    """Reads of records return the state as of this long ago, while events are sent immediately. On
+    the real service, a lag of 1 to 3 s has been measured.
     """
 
     max_streams: int = 400
-    """Maximum open streams. One more is rejected with service.protection.triggered; unary calls
-    still work. No limit is published; each stream uses two threads here.
+    """Maximum number of open streams. Further streams are rejected with
+    service.protection.triggered; unary calls still work. No limit is published; each stream uses
+    two threads here.
     """
 
     headers_at_once: bool = False
     """Whether a stream's response headers are sent as soon as it is open, or with its first
-    message. Not known for the service. Without them, a client that waits for them (tonic) hangs
-    until the first event or keepalive, so the default is the harder case.
+    message. Not known for the service. With False, a client that waits for the headers (tonic)
+    hangs until the first event or keepalive; this is the harder case.
     """
 
     first_request_s: float = 60.0
     """A stream on which the client has sent no request is closed after this long, as `idle_close`
-    says. Not known for the service; the default is its timeout for a stream without outstanding
-    requests.
+    specifies. Not known for the service; the default is the service's timeout for a stream without
+    outstanding requests.
     """
 
     daily_deliveries: int = 50_000
@@ -285,7 +286,7 @@ class Settings:
                     f"unknown setting {name}; valid names are {', '.join(sorted(known))}"
                 )
             if not _fits(value, types[name]):
-                raise ValueError(f"setting {name} cannot be {value!r}")
+                raise ValueError(f"setting {name}: {value!r} is not a valid value")
         return cls(**values)
 
 

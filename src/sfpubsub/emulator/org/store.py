@@ -165,12 +165,12 @@ class Store:
             return made
 
     def meta(self, key: str, default: str = "") -> str:
-        """Return a stored text, or `default`."""
+        """Return the text stored under a key, or `default`."""
         found = self.rows("SELECT value FROM meta WHERE key = ?", key)
         return str(found[0][0]) if found else default
 
     def set_meta(self, key: str, value: str) -> None:
-        """Store a text."""
+        """Store a text under a key."""
         self.run("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
 
     def append(self, topic_ids: Sequence[int], events: Sequence[Event], at: float) -> None:
@@ -282,7 +282,7 @@ class Store:
         return found
 
     def oldest(self) -> float | None:
-        """Return when the oldest event or mark was created, or None."""
+        """Return when the oldest event or mark was created, in seconds since 1970 UTC, or None."""
         found = self.rows(
             "SELECT min(at) FROM (SELECT * FROM (SELECT at FROM events ORDER BY position LIMIT 1)"
             " UNION ALL SELECT * FROM (SELECT at FROM marks ORDER BY position LIMIT 1))"

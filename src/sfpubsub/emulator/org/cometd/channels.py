@@ -77,7 +77,7 @@ class Channels:
         """
         with self._lock:
             if any(item.name.lower() == name.lower() for item in self.records(kind)):
-                raise EmulatorProblem(f"the name {name} is taken")
+                raise EmulatorProblem(f"the name {name} is already taken: choose another")
             number = int(self._store.meta("streaming_number", "0")) + 1
             self._bus.put_log(_LOG + _path(kind, name))
             record_id = eighteen(f"{_PREFIXES[kind]}SB{number:010d}")
@@ -131,8 +131,8 @@ class Channels:
         for event in events:
             if not set(event) <= known[kind] or not event:
                 raise EmulatorProblem(
-                    f"an event of {path} must have keys out of {', '.join(sorted(known[kind]))},"
-                    " and no others"
+                    f"an event of {path} needs one or more of the keys"
+                    f" {', '.join(sorted(known[kind]))}, and no others"
                 )
         name = path if start == "/u/" else path.removeprefix(start)
         if all(item.name != name for item in self.records(kind)):

@@ -1,8 +1,8 @@
 """Jobs of the Bulk API 2.0: their state, their files, and the worker thread that runs them.
 
-A job is a row of the store and files in a directory beside it. A job that was running when the
-emulator was killed continues after its last transaction. Jobs run one after another. `job_work`
-implements their work.
+A job consists of a row in the store and of files in a separate directory. A job that was running
+when the emulator was killed continues after its last transaction. Jobs run one after another.
+`job_work` implements their work.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Job:
     """A Bulk API job.
 
     Attributes:
-        facts: The job's values by name. Clients see most of them, but not `user` and `origin`, for
-            example.
+        facts: The job's values by name. Responses contain most of them; some, such as `user` and
+            `origin`, are internal.
     """
 
     job_id: str
@@ -204,7 +204,7 @@ class Jobs:
             path.unlink(missing_ok=True)
 
     def result(self, job: Job, which: str, columns: list[str]) -> ResultFile:
-        """Return the file of a job's results, successful, failed or unprocessed rows."""
+        """Return a file of a job; `which` is results, successful, failed or unprocessed."""
         return ResultFile(
             self._directory / f"{job.job_id}.{which}.csv",
             columns,
