@@ -86,8 +86,8 @@ class EmulatorServer:
         data_dir: Directory for all durable data; created if it does not exist. A later start on the
             same directory keeps the events, positions, credentials and certificate authority.
         host: Address to listen on.
-        grpc_port: 0 picks a free one.
-        http_port: 0 picks a free one.
+        grpc_port: Port for gRPC; 0 picks a free one.
+        http_port: Port for HTTP; 0 picks a free one.
         tls: Serve gRPC and HTTP with TLS; clients need `ca_file`.
         tls_names: Names and addresses that the certificate covers, in addition to those of this
             machine and `advertise`.

@@ -1,8 +1,9 @@
 """The kinds of faults, as data: where each can occur and which parameters it takes.
 
-The web page and the checks in `plan` read this table; the behaviour of each kind is implemented
-where it occurs. Most kinds wait for a matching call. The kinds that `act` change the org
-immediately when they are added, and are counted each time a client encounters the effect.
+The web page, `sfpubsub emulator faults kinds` and the checks in `plan` read this table; the
+behaviour of each kind is implemented where it occurs. Most kinds wait for a matching call. The
+kinds that `act` change the org immediately when they are added, and are counted each time a client
+encounters the effect.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Kind:
     Attributes:
         rpcs: Where it can occur; empty for kinds that act.
         params: Parameter names and defaults; the type of a default is the type of the parameter.
-        text: What it does, as the web page shows it.
+        text: What it does, as the web page and the command show it.
         acts: Whether it changes the org immediately when it is added.
     """
 

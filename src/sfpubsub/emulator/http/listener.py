@@ -73,7 +73,7 @@ class HttpServer:
     Args:
         world: The emulator's state.
         host: Address to listen on.
-        port: 0 picks a free one.
+        port: Port to listen on; 0 picks a free one.
         tls: TLS context with the certificate; None for plain HTTP.
         pages: Routes that take precedence over those of this package.
 

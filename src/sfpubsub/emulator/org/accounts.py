@@ -119,12 +119,13 @@ class Accounts:
         """Create or change an app; arguments that are None leave the value unchanged.
 
         Args:
-            client_id: As in `App`.
-            client_secret: As in `App`.
-            run_as: As in `App`.
-            public_key: As in `App`.
+            client_id: The consumer key.
+            client_secret: The consumer secret; blank for none.
+            run_as: User of the client credentials flow; blank switches that flow off.
             refresh_token: A refresh token for `run_as`. A token that was used up or revoked stays
                 invalid.
+            public_key: PEM that verifies assertions of the JWT bearer flow; blank switches that
+                flow off.
 
         Raises:
             EmulatorProblem: The public key is not valid, or the extra is not installed.

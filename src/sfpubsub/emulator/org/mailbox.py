@@ -109,17 +109,17 @@ class Bells:
         self._watchers: dict[Callable[[], None], frozenset[Hashable]] = {}
 
     def watch(self, keys: Iterable[Hashable], listener: Callable[[], None]) -> None:
-        """Wake `listener` when one of `keys` rings; it replaces the keys of an earlier `watch`."""
+        """Call `listener` when one of `keys` rings; they replace those of an earlier `watch`."""
         with self._lock:
             self._watchers[listener] = frozenset(keys)
 
     def unwatch(self, listener: Callable[[], None]) -> None:
-        """Undo a `watch`."""
+        """Undo a `watch`, if there was one."""
         with self._lock:
             self._watchers.pop(listener, None)
 
     def listen(self, key: Hashable, listener: Callable[[], None]) -> None:
-        """Wake `listener` when `key` rings."""
+        """Call `listener` whenever `key` rings, until it is removed with `forget`."""
         with self._lock:
             self._listeners.setdefault(key, []).append(listener)
 
@@ -136,7 +136,7 @@ class Bells:
             return len(self._listeners.get(key, ()))
 
     def ring(self, key: Hashable) -> None:
-        """Wake all listeners and watchers of `key`."""
+        """Call all listeners and watchers of `key`."""
         with self._lock:
             listeners = list(self._listeners.get(key, ()))
             if self._watchers:
@@ -145,7 +145,7 @@ class Bells:
             listener()
 
     def ring_all(self) -> None:
-        """Wake all listeners and watchers."""
+        """Call the listeners of all keys, and the watchers of these keys."""
         with self._lock:
             keys = list(self._listeners)
         for key in keys:

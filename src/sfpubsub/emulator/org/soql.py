@@ -256,7 +256,7 @@ class _Parser:
         if not (token.text.isascii() and token.text.isdecimal()) or len(token.text) > (
             _LONGEST_NUMBER
         ):
-            raise Malformed(f"{what} needs a number")
+            raise Malformed(f"{what} must be followed by a number")
         return int(token.text)
 
     def _at(self, word: str) -> bool:

@@ -188,7 +188,7 @@ class SObject:
         definition: The definition it was created from.
 
     Raises:
-        ValueError: The definition is not valid; the message says where.
+        ValueError: The definition is not valid; the message names the object or the field.
     """
 
     def __init__(self, definition: Mapping[str, Any]) -> None:
