@@ -52,7 +52,7 @@ class _Reflection(grpc.GenericRpcHandler):
     """Handles calls of both versions of the reflection service."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # import only once
+        self._lock = threading.Lock()  # guards _handler, so that the import happens only once
         self._handler: Any = None
         self._room = threading.BoundedSemaphore(_REFLECTIONS)
 

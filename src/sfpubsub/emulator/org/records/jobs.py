@@ -285,7 +285,7 @@ class Jobs:
             ended: dict[str, Any] = {"state": "JobComplete"}
         except RecordProblem as problem:
             ended = {"state": "Failed", "errorMessage": f"{problem.code} : {problem.text}"}
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not end the thread
+        except Exception as error:  # noqa: BLE001 - a bug in the emulator must not end the thread
             _log.exception("job %s failed", job.job_id)
             ended = {"state": "Failed", "errorMessage": f"the emulator failed: {error}"}
         with self._changed:

@@ -253,7 +253,7 @@ class Publishing:
     def _holds(self, of: SObject, record_id: str, asked: soql.Condition) -> bool:
         """Return whether a row currently meets a condition."""
         text, given = queries.condition(of, asked)
-        sql = f"SELECT 1 FROM {table_of(of)} WHERE Id = ? AND ({text})"  # noqa: S608 - made here
+        sql = f"SELECT 1 FROM {table_of(of)} WHERE Id = ? AND ({text})"  # noqa: S608 - built here
         return bool(self._store.rows(sql, record_id, *given))
 
 

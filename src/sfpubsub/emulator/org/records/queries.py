@@ -56,7 +56,7 @@ class Plan:
     @property
     def count(self) -> str:
         """Return SQL that counts the matching rows."""
-        return f"SELECT count(*) FROM ({self.numbers})"  # noqa: S608 - made here
+        return f"SELECT count(*) FROM ({self.numbers})"  # noqa: S608 - built here
 
     @property
     def columns(self) -> tuple[str, ...]:

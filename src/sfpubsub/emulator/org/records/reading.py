@@ -28,7 +28,7 @@ from sfpubsub.emulator.org.sessions import eighteen
 from sfpubsub.emulator.org.store import Snapshot, Store
 
 _CURSORS = 10
-"""Maximum unfinished queries of one user; one more closes the oldest. Documented."""
+"""Maximum unfinished queries of one user; a further one closes the oldest. Documented."""
 
 _PLACE_DIGITS = 12
 """Maximum digits of the position in a locator; no query has that many rows."""
