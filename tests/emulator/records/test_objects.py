@@ -36,7 +36,7 @@ def seed_of(path, *, name="A__c", prefix="a0A", fields="", rest=""):
         ({"fields": "{name = 'X__c', type = 'string', length = 1000000}"}, "at most 131072"),
         ({"fields": "{name = 'X__c', type = 'reference'}"}, "needs the key references"),
         ({"fields": "{name = 'X__c', type = 'double', formula = 'Y__c + 1'}"}, "cannot use Y__c"),
-        ({"fields": "{name = 'X__c', type = 'double', formula = '1 +'}"}, "cannot be read"),
+        ({"fields": "{name = 'X__c', type = 'double', formula = '1 +'}"}, "not a valid expression"),
         (
             {"fields": "{name = 'X__c', type = 'string'}, {name = 'x__C', type = 'int'}"},
             "the field x__c appears twice",
