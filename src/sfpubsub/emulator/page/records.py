@@ -197,8 +197,8 @@ def _changed(fields: Sequence[Field], entered: Mapping[str, str]) -> dict[str, s
         before = json.loads(entered.get(_BEFORE, ""))
         shown = {name: str(text) for name, text in before.items()}
     except (ValueError, AttributeError, RecursionError) as error:
-        text = "the form is incomplete: load the page again"
-        raise RecordProblem("JSON_PARSER_ERROR", text) from error
+        reason = "the form is incomplete: load the page again"
+        raise RecordProblem("JSON_PARSER_ERROR", reason) from error
     given: dict[str, str | None] = {}
     for field in fields:
         text = entered.get(field.name)
