@@ -160,7 +160,7 @@ def body_of(call: Call) -> dict[str, Any]:
 
 
 def _label(version: int) -> str:
-    """Return the name of a release: there are three a year, and Spring '24 was version 60."""
+    """Return the release name of an API version: three a year, and version 60 was Spring '24."""
     years, season = divmod(version - 60, len(_SEASONS))
     year = 24 + years + (1 if _SEASONS[season] == "Winter" else 0)
     return f"{_SEASONS[season]} '{year:02d}"

@@ -226,7 +226,7 @@ class EventChannels:
         filter_expression: str = "",
         enriched: Sequence[str] = (),
     ) -> Member:
-        """Add an event to a channel, which carries it from now on.
+        """Add an event to a channel; from now on, the channel carries it.
 
         Raises:
             BadValue: A value is not valid, or the channel already has the event.
