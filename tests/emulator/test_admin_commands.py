@@ -127,7 +127,7 @@ def test_the_grpc_port_is_not_the_http_port(command, running):
     """Who takes the wrong one of two ports is told so, in one line."""
     code, output = command("topics", "--url", f"http://{running.grpc_target}")
     assert code == 1
-    assert "is not HTTP; use its http port" in output
+    assert "does not speak HTTP; use the emulator's http port" in output
     assert "seed" not in command("clock", "--url", "http://127.0.0.1:1")[1]
 
 

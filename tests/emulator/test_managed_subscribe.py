@@ -228,7 +228,7 @@ def test_refusals_leave_the_stream_open(filled):
         "garbage": (b"12345678", "invalid"),
         "short": (b"\x01", "invalid"),
         "undelivered": (published[7].replay_id, "not delivered"),
-        "backward": (published[1].replay_id, "committed already"),
+        "backward": (published[1].replay_id, "already committed"),
     }
     for name, (replay_id, expected) in bad.items():
         stream.send(commit(replay_id, name))

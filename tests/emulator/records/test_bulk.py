@@ -142,7 +142,7 @@ def test_an_ingest_job_updates_upserts_and_deletes(shared):
     ("text", "said"),
     [
         ("Colour__c\nred\n", "Field name not found : Colour__c"),
-        ("", "no first line"),
+        ("", "no header line"),
         (b"Name\n\x00bad\n".decode() + "\udcff", "cannot be read"),
     ],
 )

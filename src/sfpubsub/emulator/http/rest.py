@@ -1,4 +1,4 @@
-"""What all REST resources share: versions, tokens, and errors as arrays."""
+"""Shared by all REST resources: API versions, token checks, and errors as JSON arrays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
     Args:
         code: The errorCode.
         text: The message.
-        *fields: The members at fault; without any, the list is omitted.
+        *fields: The members of the request that are not valid; sent with status 400 only.
         status: The HTTP status.
     """
 
@@ -75,7 +75,7 @@ def missing() -> RestRefused:
 
 
 def versions(call: Call) -> Answer:
-    """GET /services/data; needs no token."""
+    """GET /services/data: the API versions. No token is needed."""
     return json_answer(
         [
             {
@@ -160,7 +160,7 @@ def body_of(call: Call) -> dict[str, Any]:
 
 
 def _label(version: int) -> str:
-    """Return the name of a release: there are three a year, and Spring '24 was version 60."""
+    """Return the release name of an API version: three a year, and version 60 was Spring '24."""
     years, season = divmod(version - 60, len(_SEASONS))
     year = 24 + years + (1 if _SEASONS[season] == "Winter" else 0)
     return f"{_SEASONS[season]} '{year:02d}"

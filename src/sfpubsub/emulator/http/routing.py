@@ -152,8 +152,8 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
 
 
 def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
-    """Return the answer to a request; errors become answers too. The routes of `pages` take
-    precedence.
+    """Return the answer to a request; an error is answered in the format of its area. The routes of
+    `pages` take precedence.
     """
     return cors.shared(call, _answer(call, pages))
 
@@ -171,7 +171,7 @@ def _answer(call: Call, pages: Sequence[Route]) -> Answer:
     except SignInRefused as refused:
         _log.debug("sign-in refused: %s", refused.description)
         return oauth.refusal(refused)
-    except Exception:  # noqa: BLE001 - a bug of ours must not leave a client without an answer
+    except Exception:  # noqa: BLE001 - a bug in the emulator must not leave a client unanswered
         _log.exception("%s %s failed", call.method, call.path)
         text = "the emulator failed; see its log for the reason"
         return problem(call.path, HTTPStatus.INTERNAL_SERVER_ERROR, text)
