@@ -109,7 +109,7 @@ def test_an_offset_is_the_same_text_each_time(world):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"v": 2}, "form 2"),
+        ({"v": 2}, "format 2"),
         ({"topic": "/event/Other__e"}, "belongs to topic"),
         ({"replay": "x"}, "cannot read"),
     ],
