@@ -28,7 +28,7 @@ class Progress:
     conflicts: int = 0
     """Events with the id of another event but a different payload; stored in ``_conflicts``."""
     reencoded: int = 0
-    """Duplicates that were encoded again."""
+    """Duplicates whose payload differs, because the event was encoded again."""
     batches: int = 0
     """Batches written."""
     position: ReplayId | None = None

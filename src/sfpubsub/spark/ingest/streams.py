@@ -35,13 +35,13 @@ class Watched(Protocol):
     """The part of a subscription needed for messages."""
 
     def health(self) -> Health:
-        """Return its current or last health."""
+        """Return the subscription's current health, or the last one if it has ended."""
         ...
 
 
 @dataclass
 class Stream:
-    """One job and everything that belongs to it."""
+    """One source's job with its subscription and its outcome."""
 
     source: Source
     job: IngestJob
@@ -53,11 +53,11 @@ class Stream:
     summary: Summary | None = None
     """How the job ended; None while it runs or if it failed."""
     error: BaseException | None = None
-    """The error that it failed with."""
+    """The error that the job failed with; None if it has not failed."""
     is_running: bool = False
 
     def run(self) -> None:
-        """Run the job, then drain."""
+        """Run the job, then drain its subscription."""
         with self.block:
             self.summary = self.job.run()
 
@@ -108,7 +108,8 @@ class Streams:
     def _look(self) -> None:
         """Check for new failures. Log all except the first, which is raised.
 
-        If the others continue, the first one is logged as well, because the end may be days away.
+        If the other jobs continue, the first failure is logged as well, because they may run for
+        days.
         """
         for stream in self._streams:
             if stream.error is None or stream in self._told:
