@@ -47,7 +47,7 @@ _SEPARATOR = "/"
 
 
 class Client(Protocol):
-    """The part of a `StreamingClient` that is needed here."""
+    """The part of a `StreamingClient` that a `ChannelSubscription` needs."""
 
     def open(self) -> None:
         """Connect."""
@@ -111,7 +111,7 @@ class ChannelBatch(EventBatch):
 
     Args:
         subscription: The subscribed channel, including its filter.
-        messages: At least one.
+        messages: At least one message.
         epoch: Number of rejections before these messages.
         first_seq: `Event.delivery_seq` of the first message.
         received_at: Seconds since 1970 UTC.
@@ -151,7 +151,7 @@ class ChannelBatch(EventBatch):
 
 
 class JsonCodec(NoCodec):
-    """Placeholder codec for events without a schema. Their name is that of the channel.
+    """Placeholder codec for events without a schema, which are named after their channel.
 
     Args:
         channel: The channel of the events.
@@ -284,7 +284,7 @@ class ChannelSubscription:
             self._down_until = time.monotonic() + 2 * CONNECTION_TIMEOUT
             return None
         except LocalProtocolError as error:
-            raise SubscriptionClosedError(f"{self.name} is closed") from error
+            raise SubscriptionClosedError(f"the subscription to {self.name} is closed") from error
         # The client reports repeatedly that it is disconnected, but does not report a reconnect.
         if message is not None or time.monotonic() >= self._down_until:
             self._state, self._reason = "streaming", None
@@ -301,7 +301,7 @@ class ChannelSubscription:
             self._refused(error)
 
     def _refused(self, error: ReplayIdRejectedError) -> None:
-        """Start a new epoch, or raise."""
+        """Start a new epoch, or raise *error* if there is no fallback."""
         if error.gap is not None:
             self._note(error.gap)
         if self._fallback is None:

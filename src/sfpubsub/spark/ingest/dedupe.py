@@ -42,7 +42,7 @@ LookUp: TypeAlias = Callable[[Sequence[bytes], Sequence[Span]], Mapping[bytes, S
 
 
 class Window(Protocol):
-    """The part of a `KeyWindow` that is needed here."""
+    """The part of a `KeyWindow` that `judge` needs."""
 
     def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
         """Return the window's entries for those *keys* that it contains, by key."""
@@ -84,9 +84,9 @@ class Conflict:
     """An event that has the id, schema and channel of another event, but a different payload."""
 
     index: int
-    """Its index among the rows."""
+    """Index of the event's row."""
     stored: StoredRow
-    """The row that already has the id."""
+    """The row that has the same id."""
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,7 @@ class IngestJob:
         return health
 
     def _look_at_state(self, health: Health, now: float) -> None:
-        """Check the state after a time without events."""
+        """Update the time of activity and `_caught_up` if no events arrived."""
         if not health.can_receive:
             self._active = now
         # The keepalive may have arrived after events that are yet to be delivered.
@@ -343,7 +343,7 @@ class IngestJob:
         self._wrote(result, writing.batch, seconds)
 
     def _finish_after(self, error: SfPubSubError) -> None:
-        """Finish what can be finished after a failure, without hiding the failure."""
+        """After a failure, finish the write and store the gaps, without hiding the failure."""
         try:
             self._finish()
         except SfPubSubError as second:

@@ -34,7 +34,7 @@ def runs_to_merge(runs: Sequence[KeyRun], *, most: int, longest: float) -> list[
 
 
 def _split(runs: Sequence[KeyRun], size: int) -> list[list[KeyRun]]:
-    """Split the runs at those above size class *size*; return the groups of adjacent others."""
+    """Return the groups of adjacent runs whose size class is at most *size*."""
     parts: list[list[KeyRun]] = [[]]
     for run in runs:
         if _size_class(run) <= size:

@@ -57,7 +57,7 @@ _RANDOM = getattr(mmap, "MADV_RANDOM", None)
 
 
 class DamagedRunError(Exception):
-    """A file is not the expected run. Never leaves this package."""
+    """The file of a run is missing or damaged. Never leaves this package."""
 
 
 def sorted_records(records: Numbers) -> Numbers:

@@ -142,7 +142,7 @@ class KeyWindow:
 
     @property
     def needs_cover(self) -> bool:
-        """Whether the loaded keys are written as a run, so that `loaded` needs the last row."""
+        """Whether `loaded` needs the last row, because the loaded keys are written as a run."""
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:

@@ -1,4 +1,4 @@
-"""Positions of plain subscriptions, stored in the table that receives their events.
+"""Positions of topics and channels, stored in the table that receives their events.
 
 Rows and position are written in one transaction, so a crash never leaves one without the other. The
 table alone determines where to resume.

@@ -20,7 +20,7 @@ class Progress:
     rows: int = 0
     """Events written."""
     duplicates: int = 0
-    """Events that the table already had."""
+    """Events dropped because they were already in the table or occurred twice."""
     undecodable: int = 0
     """Events that could not be decoded: written as rows without JSON, or `set_aside`."""
     set_aside: int = 0

@@ -71,7 +71,11 @@ class RunDirectory:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            _log.warning("%s cannot be read: %s", self.path / _MANIFEST, error)
+            _log.warning(
+                "%s cannot be read, so the dedupe keys are read from the table: %s",
+                self.path / _MANIFEST,
+                error,
+            )
         kept = {entry["name"] for entry in found["runs"]} if found else set()
         for file in self.path.glob(_RUNS):
             if file.name not in kept:

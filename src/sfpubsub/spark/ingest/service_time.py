@@ -54,11 +54,12 @@ class ServiceTime:
             self._heard = service_time, self._steady()
 
     def read(self) -> float:
-        """Return the clock's time, unless the service's clock contradicts it."""
+        """Return the clock's time, or the service's time if the clock is too far ahead."""
         return self.at_delivery(None)
 
     def at_delivery(self, newest_event: float | None) -> float:
-        """Return the time at which events were delivered, from the clock or the service's times.
+        """Return the time of a delivery: the clock's, or the service's if the clock is too far
+        ahead.
 
         Args:
             newest_event: Time of the newest event, in seconds since 1970 UTC; None if unknown.

@@ -47,7 +47,7 @@ class Stream:
     job: IngestJob
     subscription: Watched
     block: AbstractContextManager[Any]
-    """Context in which the job runs; leaving it drains the subscription."""
+    """Context in which the job runs: entering it opens the subscription, leaving it drains it."""
     finish: Callable[[], None]
     """Called in the job's thread after the drain, even after a failure."""
     summary: Summary | None = None
@@ -66,7 +66,7 @@ class Streams:
     """Runs jobs until all have ended.
 
     Args:
-        streams: At least one; already opened.
+        streams: At least one stream. Each job's thread enters and leaves its block.
         on_failure: Whether the other sources stop or continue if one fails.
     """
 
@@ -123,7 +123,7 @@ class Streams:
             self.stop()
 
     def join(self) -> None:
-        """Wait briefly for jobs whose subscriptions were aborted."""
+        """Wait up to `_ABORT_TIMEOUT` for each job, after its subscription was aborted."""
         for thread in self._threads:
             if thread.ident is not None:  # it was started
                 thread.join(_ABORT_TIMEOUT)

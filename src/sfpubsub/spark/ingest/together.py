@@ -42,7 +42,7 @@ _BATCHES_AT_ONCE = 4
 
 
 class PartsWriter(Protocol):
-    """The part of an `EventWriter` that is needed here."""
+    """The part of an `EventWriter` that `Together` needs."""
 
     @property
     def sources(self) -> Sequence[Source]:
@@ -183,7 +183,7 @@ class Together:
         self._flush(older_than=0.0)
 
     def wants(self, source: str) -> bool:
-        """Return whether a write is being collected that the source has not joined yet."""
+        """Return whether other sources are collecting a write that *source* has not joined yet."""
         with self._changed:
             return self._is_gathering and not self._is_waiting(source)
 

@@ -82,9 +82,9 @@ class EventWriter:
             as ``delta.logRetentionDuration``.
 
     Raises:
-        ConfigurationError: The destination is not valid, belongs to someone else, or is in use by
-            another writer; Spark lacks the format's jars; or *on_undecodable* is not valid or does
-            not match *quarantine*.
+        ConfigurationError: The destination is not valid, belongs to other sources or was not
+            created by sfpubsub, or is in use by another writer; Spark lacks the format's jars; or
+            *on_undecodable* is not valid or does not match *quarantine*.
         WriteError: The table cannot be read, or Spark has exited.
     """
 
@@ -494,7 +494,9 @@ def _open_table(
 
         return IcebergTable(spark, place, sources, properties)
     if properties:
-        raise ConfigurationError("table properties require delta or iceberg; parquet has none")
+        raise ConfigurationError(
+            "format parquet has no table properties: leave them out, or use delta or iceberg"
+        )
     if place.local is None:
         raise AssertionError("a parquet table has a directory")
     beside, layout = claim_table(place.local, sources, place.staging)

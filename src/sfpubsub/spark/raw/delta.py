@@ -93,7 +93,10 @@ class DeltaTable(LoggedTable):
                 f"{self.place} is not a table of format delta: {first_line(error)}"
             ) from error
         if found["format"] != "delta":
-            raise ConfigurationError(f"{self.place} is a table of format {found['format']}")
+            raise ConfigurationError(
+                f"{self.place} is a table of format {found['format']}: choose another destination, "
+                f"or that format"
+            )
         self._url = str(found["location"])
         return True
 

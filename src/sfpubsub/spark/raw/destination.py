@@ -85,7 +85,7 @@ class Destination:
 
     @property
     def in_sql(self) -> str:
-        """The quoted name of a catalog table."""
+        """The name of a catalog table, quoted for SQL."""
         return ".".join(f"`{part}`" for part in self.address.split("."))
 
     @property
@@ -147,7 +147,9 @@ def check_raw_table(table: Destination) -> None:
         raise ConfigurationError(f"{table} is not a directory: name the raw table to read")
     for other, log in LOGS.items():
         if (path / log).is_dir() and table.format != other:
-            raise ConfigurationError(f"{table} is a table of format {other}: use --from-format")
+            raise ConfigurationError(
+                f"{table} is a table of format {other}: use --from-format to name that format"
+            )
     mark = LOGS.get(table.format, IDENTITY_NAME)
     if not (path / mark).exists():
         inner = sorted(entry.parent.name for entry in path.glob(f"*/{mark}"))

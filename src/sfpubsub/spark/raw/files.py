@@ -34,7 +34,7 @@ class Files(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """The directory, for messages and for Spark."""
+        """Path or URL of the directory, for messages and for Spark."""
 
     @abstractmethod
     def make(self) -> None:

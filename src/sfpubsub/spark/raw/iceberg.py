@@ -128,8 +128,8 @@ class IcebergTable(LoggedTable):
         state = self._state_of_branch(metadata) or self._read(metadata.properties())
         if state is None:
             raise ConfigurationError(
-                f"{self.place} is an iceberg table that belongs to someone else: choose another "
-                f"destination"
+                f"{self.place} is an iceberg table that was not created by sfpubsub: choose "
+                f"another destination"
             )
         return state
 

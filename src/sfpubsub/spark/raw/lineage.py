@@ -21,7 +21,7 @@ from sfpubsub.spark.raw.state import State
 
 @dataclass(frozen=True)
 class Commit:
-    """One version of a Delta table."""
+    """The commit that created one version of a Delta table."""
 
     version: int
     batch: str | None = None
@@ -69,7 +69,9 @@ class Lineage(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """Return the format's own identity of the table, which survives moving it."""
+        """Return the id that the format gives the table, which stays the same if the table is
+        moved.
+        """
 
     @abstractmethod
     def version(self) -> str:
@@ -87,7 +89,7 @@ class Lineage(ABC):
 
 
 class DeltaLineage(Lineage):
-    """The versions of a Delta table at a path or URL."""
+    """The versions of a Delta table."""
 
     def __init__(self, spark: SparkSession, place: Destination) -> None:
         self._spark = spark

@@ -384,7 +384,7 @@ class LoggedTable(RawTable):
         """Return the newest state, or None if there is no table. Sets `_is_restored`.
 
         Raises:
-            ConfigurationError: The table belongs to someone else.
+            ConfigurationError: The table was not created by sfpubsub.
         """
 
     def _adopted(self, rows: DataFrame) -> State:

@@ -132,7 +132,8 @@ def claim_table(
 
 
 def claim_upgraded(path: Path) -> None:
-    """Record the newest layout in a Parquet table's identity. Its rows have it, or are about to.
+    """Record the newest layout in a Parquet table's identity. Call it once the upgraded rows are
+    written.
 
     Raises:
         ConfigurationError: *path* has no identity file.

@@ -1,4 +1,4 @@
-"""Local paths, as written by users and as expected by Spark."""
+"""Convert paths and URLs that users write to local paths and to the URLs that Spark expects."""
 
 from __future__ import annotations
 

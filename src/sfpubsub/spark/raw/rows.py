@@ -48,7 +48,7 @@ class Row:
     change_header: Mapping[str, Any] | None = None
     """The decoded header of a change event; None for other events."""
     error: DecodeError | None = None
-    """Why there is no JSON, if decoding failed."""
+    """The error if the event could not be decoded; else None."""
 
 
 def row_of(event: Event, received_at: float) -> Row:
@@ -109,7 +109,7 @@ def _table(
 def read_table(
     events: Sequence[Event], received_at: Sequence[float], first_seq: int
 ) -> tuple[pa.Table, list[tuple[int, Row]]]:
-    """Decode events to an `arrow_table`. Also return the undecodable rows, with their indexes."""
+    """Decode events to the table of `arrow_table`; also return undecodable rows by index."""
     found = decoded(events)
     if found is not None:
         keys = [event.dedupe_key for event in events]

@@ -53,7 +53,7 @@ class State:
     layout: Layout = NEWEST
     """Layout of the table."""
     application: str = APPLICATION
-    """Application id for which Delta numbers the table's transactions."""
+    """Application id under which Delta numbers the table's transactions."""
 
     @classmethod
     def first(cls, sources: tuple[Source, ...], writer: str, layout: Layout = NEWEST) -> State:

@@ -86,7 +86,7 @@ class RawTable(ABC):
 
         Raises:
             WriteError: The table cannot be read, or another writer has taken it over.
-            ConfigurationError: The table belongs to someone else or to other sources.
+            ConfigurationError: The table was not created by sfpubsub, or belongs to other sources.
         """
 
     @abstractmethod

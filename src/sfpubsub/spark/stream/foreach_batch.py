@@ -75,8 +75,8 @@ class ForeachBatchWriter:
         org_id: Id of the org that the events come from; see `EventWriter`.
 
     Raises:
-        ConfigurationError: The destination is not valid, belongs to someone else, or is in use by
-            another writer; or the session uses Spark Connect.
+        ConfigurationError: The destination is not valid, belongs to other sources or was not
+            created by sfpubsub, or is in use by another writer; or the session uses Spark Connect.
         WriteError: The table cannot be read.
     """
 

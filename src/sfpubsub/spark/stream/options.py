@@ -141,7 +141,7 @@ def named_options(options: Mapping[str, str], names: tuple[str, ...], what: str)
         refuse_credential(name, value)
         if name.lower() not in known:
             close = get_close_matches(name.lower(), known, n=1)
-            hint = f"did you mean {known[close[0]]}?" if close else f"use {', '.join(names)}"
+            hint = f"did you mean {known[close[0]]}?" if close else f"it has {', '.join(names)}"
             raise ConfigurationError(f"the {what} has no option {name!r}: {hint}")
         given[known[name.lower()]] = value
     return given

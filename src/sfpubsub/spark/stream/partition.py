@@ -80,7 +80,7 @@ class EventPartition(InputPartition):
 
 
 def pack(events: Sequence[tuple[RawEvent, float]]) -> bytes:
-    """Return events as an Arrow stream; each comes with its time of receipt."""
+    """Serialize events and their times of receipt as an Arrow stream."""
     raws = [raw for raw, _ in events]
     batch = pa.record_batch(
         [

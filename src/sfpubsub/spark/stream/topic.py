@@ -353,7 +353,7 @@ class TopicReader:
         Raises:
             ReplayIdRejectedError: Some of its events are lost, and option failOnDataLoss is true.
         """
-        _log.info("reading the batch up to %s again", end.json())
+        _log.info("reading the unfinished batch up to %s again", end.json())
         moved = end.first is not None or not start.is_anchored
         feed = self._open(start, StartPosition.earliest() if moved else start.resume)
         found = find(
