@@ -45,7 +45,7 @@ _CHUNK = 1 << 18
 HOUR_BITS = 20
 _HOUR_MASK = np.uint64((1 << HOUR_BITS) - 1)
 
-# Seconds.
+# One hour, in seconds.
 HOUR = 3600.0
 
 # First halves of keys are below this.

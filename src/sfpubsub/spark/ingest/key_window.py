@@ -38,8 +38,8 @@ from sfpubsub.types.events import KEY_BYTES
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds. The service retains an event for 72 h and can redeliver it until then; one more hour
-# covers clock differences and events in flight at the end.
+# Default length of the window, in seconds. The service retains an event for 72 h and can redeliver
+# it until then; one more hour covers clock differences and events in flight at the end.
 DEFAULT_WINDOW = 73 * 3600.0
 
 # Seconds by which clocks may differ. After old keys were dropped, an event must be this much newer

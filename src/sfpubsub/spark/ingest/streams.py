@@ -25,7 +25,7 @@ _log = logging.getLogger("sfpubsub.spark")
 # Seconds between checks of whether a job has ended. A signal wakes the main thread anyway.
 _POLL = 0.2
 
-# Seconds that `abort` waits for writes in progress; writing the largest batch takes about one.
+# Seconds that `join` waits for each job. Writing the largest batch takes about one second.
 _ABORT_TIMEOUT = 5.0
 
 OnFailure: TypeAlias = Literal["stop", "continue"]

@@ -20,7 +20,7 @@ from sfpubsub.spark.runtime.process import Process
 
 LEASE_NAME = "_lease"
 
-# Seconds that a new writer waits for the previous writer's processes. An orphaned JVM has been seen
+# Seconds that a new writer waits for the previous writer's processes. An orphaned JVM was observed
 # to live for 1.3 to 3 s; after five times that, it will not exit on its own.
 PATIENCE = 15.0
 
