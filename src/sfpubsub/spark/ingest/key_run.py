@@ -35,10 +35,10 @@ _BITS_SET = 5
 # Records per index entry of 4 bytes: half a bit per key.
 _BUCKET = 64
 
-# Keys compared with the file at once: limits the memory for it to about 10 MB.
+# Most keys compared with the file at a time: limits the memory for that to about 10 MB.
 _COMPARED = 1 << 12
 
-# Records read at once when a run is opened: 6 MB.
+# Records read at a time when a run is opened: 6 MB.
 _CHUNK = 1 << 18
 
 # Low bits of a mark: the hour, counted from 1970, in which its row was written.

@@ -63,7 +63,7 @@ _SPREAD = 8
 # Records merged for each added key: two more than the number of times that a key is merged.
 _MERGED_A_KEY = 10
 
-# Records merged at once: limits the memory for it to about 10 MB.
+# Most records merged at a time: limits the memory for that to about 10 MB.
 _MERGED_AT_ONCE = 1 << 16
 
 

@@ -125,7 +125,7 @@ class RunDirectory:
             DamagedRunError: The file is missing or damaged.
         """
         if Path(entry.name).name != entry.name:
-            raise DamagedRunError(f"{entry.name} is not in {self.path}")
+            raise DamagedRunError(f"{entry.name} is not the name of a file in {self.path}")
         return KeyRun.open(self.path, entry)
 
     def remove(self, runs: Sequence[KeyRun]) -> None:

@@ -159,7 +159,7 @@ class EventWriter:
         7. Remember the keys, then return. Only after that may the caller ack.
 
         If a step fails, nothing may be acked. The next write first reloads window, numbers and
-        position from the table, which alone knows whether it contains the batch.
+        position from the table, because only the table shows whether it contains the batch.
 
         Args:
             batches: One or more, in order of arrival, of this table's subscription.
@@ -175,7 +175,8 @@ class EventWriter:
         return self.write_read(rows)
 
     def write_read(self, received: EventRows, source: str | None = None) -> WriteResult:
-        """Write events that were already decoded, possibly in another thread; else like `write`.
+        """Write events as `write` does, but events that are already decoded, for instance in
+        another thread.
 
         Args:
             received: Events of one of the table's sources.

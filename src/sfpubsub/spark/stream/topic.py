@@ -209,13 +209,13 @@ class TopicReader:
     @property
     def _open_feed(self) -> Feed:
         if self._feed is None:
-            raise AssertionError("used before it was opened")
+            raise AssertionError("a topic must be opened by `follow` first")
         return self._feed
 
     @property
     def _begun(self) -> Offset:
         if self._base is None:
-            raise AssertionError("used before it was opened")
+            raise AssertionError("a topic must be opened by `follow` first")
         return self._base
 
     def _open(self, base: Offset, start: StartPosition) -> Feed:
