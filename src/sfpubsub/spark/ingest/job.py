@@ -217,7 +217,7 @@ class IngestJob:
         """Record the commits confirmed since `run`. Call it after the drain.
 
         Raises:
-            WriteError: They could not be recorded.
+            WriteError: The commits could not be recorded.
         """
         self._note_confirmed(self._subscription.health())
 

@@ -327,6 +327,6 @@ class Member:
         """Leave the group, so that no source waits for this one, and write its last position.
 
         Raises:
-            WriteError: Its last position could not be written.
+            WriteError: The last position could not be written.
         """
         self._together.leave(self._source.name)

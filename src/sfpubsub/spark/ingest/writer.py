@@ -335,7 +335,7 @@ class EventWriter:
         """Check that Spark can still write. Cheap.
 
         Raises:
-            WriteError: Its JVM has exited.
+            WriteError: Spark's JVM has exited.
         """
         if not self._jvm.alive():
             raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has exited: start the job again")

@@ -173,7 +173,7 @@ def make_table_directory(path: Path) -> None:
     """Create the table's directory and its parents durably.
 
     Raises:
-        ConfigurationError: It cannot be created.
+        ConfigurationError: The directory cannot be created.
     """
     missing = [place for place in (path, *path.parents) if not place.exists()]
     try:

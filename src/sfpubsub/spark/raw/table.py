@@ -157,5 +157,5 @@ class RawTable(ABC):
         """Store positions durably, without rows.
 
         Raises:
-            WriteError: It is unknown whether they are durable; call `recover`.
+            WriteError: It is unknown whether the positions are durable; call `recover`.
         """

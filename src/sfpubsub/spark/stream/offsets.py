@@ -39,7 +39,7 @@ class Offset:
     first: ReplayId | None = None
     """The first event of the batch that ends here, if it began at ``latest`` or ``earliest``."""
     keepalive: ReplayId | None = None
-    """A later position, from a keepalive, with no events in between, or None.
+    """The position of a later keepalive, with no events in between; None without such a keepalive.
 
     Resuming there loses nothing even if the topic was quiet for longer than events are retained.
     """
