@@ -285,7 +285,7 @@ def test_stop_ends_the_subscription_with_its_reason(start: Open):
 def test_a_slow_application_keeps_its_stream(start: Open):
     """U7: a queue that is full, for longer than the service's idle rule; nothing is lost."""
     target, face = start(
-        Timings(backoff_initial=0.02, backoff_max=0.1, reserve=0.1),
+        Timings(backoff_initial=0.02, backoff_max=0.1, reserve=0.25),
         idle_close_s=2.0,  # the rest is what a loaded machine may be late by
         events_per_response=10,
     )
