@@ -68,8 +68,8 @@ class OAuthLogin(ABC):
     def _form(self) -> Form:
         """Return the form that this flow posts."""
 
-    def _learn(self, found: dict[str, Any]) -> None:  # noqa: B027  # most need nothing
-        """Remember what the next sign-in needs from this response."""
+    def _learn(self, found: dict[str, Any]) -> None:  # noqa: B027  # most flows keep nothing
+        """Keep what the next sign-in needs from this token response."""
 
     def get_session(self, expired: Session | None) -> Session:
         """Sign in.
@@ -78,7 +78,8 @@ class OAuthLogin(ABC):
             AuthenticationError: The sign-in was refused; the message says what to check.
             StreamUnavailableError: The host is down or did not respond in time.
             RemoteProtocolError: The response is not a valid token response.
-            ConfigurationError: The response belongs to a different org than the settings name.
+            ConfigurationError: The session belongs to an org other than the configured one, the
+                tenant id cannot be determined, or the private key cannot be used.
         """
         try:
             with self._lock:
@@ -188,11 +189,11 @@ class JwtBearer(OAuthLogin):
 
 
 class RefreshToken(OAuthLogin):
-    """The refresh token flow. If the token rotates, only this object remembers the new one.
+    """The refresh token flow. If the token rotates, only this object has the new one.
 
     Args:
         client_id: Consumer key of the app that the token was issued to.
-        refresh_token: The token.
+        refresh_token: The refresh token to start with.
         client_secret: Consumer secret, if the app requires one.
         **options: Arguments of `OAuthLogin`.
     """
@@ -238,10 +239,10 @@ class UsernamePassword(OAuthLogin):
 
 
 def session_provider(settings: Settings, http: HttpClient | None = None) -> SessionProvider:
-    """Return the login that the settings choose. Nothing is sent yet.
+    """Return the session provider for the flow in the settings, without signing in.
 
     Args:
-        settings: ``auth`` names the flow.
+        settings: The settings, whose ``auth`` selects the flow.
         http: Makes the requests; built from the settings if None.
 
     Raises:
@@ -297,10 +298,9 @@ def _check_complete(settings: Settings) -> None:
     if missing == ["login_url"]:
         raise ConfigurationError(
             "the client credentials flow works only on the org's own host: set SFPUBSUB_LOGIN_URL "
-            "to "
-            f"its My Domain, https://NAME.my.salesforce.com{choose}"
+            f"to its My Domain, https://NAME.my.salesforce.com{choose}"
         )
-    hint = "" if "auth" in settings.sources else ", or another way to sign in with SFPUBSUB_AUTH"
+    hint = "" if "auth" in settings.sources else ", or sign in another way with SFPUBSUB_AUTH"
     raise ConfigurationError(
         f"signing in by {settings.auth} is not possible without {names}: set "
         f"{'it' if len(missing) == 1 else 'them'}{hint}{choose}"
@@ -308,7 +308,7 @@ def _check_complete(settings: Settings) -> None:
 
 
 def _audience(login_url: str) -> str:
-    """Return the authorisation server of a login host; a My Domain uses the general one."""
+    """Return the ``aud`` claim for a login URL; for a My Domain, the shared login host."""
     host = _host(login_url)
     for ending, audience in AUDIENCES:
         if host.endswith(ending):
