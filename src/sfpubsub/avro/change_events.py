@@ -35,7 +35,7 @@ class FieldState(enum.Enum):
     UNCHANGED = "unchanged"
     """The change did not touch it."""
     UNKNOWN = "unknown"
-    """The event does not say. It is a gap event, or has a change type unknown to this library."""
+    """Not in the event: it is a gap event, or this library does not support its change type."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class ChangeEvent:
         """Return what happened to one field.
 
         It depends on the change type. A CREATE changes every field that has a value and leaves the
-        others unchanged. An UPDATE does what its lists say. After a DELETE every field is null. An
+        others unchanged. An UPDATE changes the fields in its lists. A DELETE nulls every field. An
         UNDELETE restores every field, including null ones. For any other type, the state is
         unknown. A compound field is changed if any of its parts is, and nulled if all its parts
         were set to null.
@@ -238,7 +238,7 @@ class ChangeEvent:
         parts = self._schema.parts.get(name, ())
         if touched.isdisjoint(parts):
             return FieldState.UNCHANGED
-        # Untouched parts are null in the event as well, so only the lists can tell.
+        # Untouched parts are null in the event as well, so the lists decide.
         return FieldState.NULLED if nulled.issuperset(parts) else FieldState.CHANGED
 
     @cached_property
