@@ -357,7 +357,7 @@ def assert_one_line_error(capsys, *says: str) -> None:
         (["subscribe", "--managed", NAME], {"SFPUBSUB_ACCESS_TOKEN": "x"}, 3, "access token"),
         (["topic", TOPIC], {"SFPUBSUB_ACCESS_TOKEN": "x"}, 3, "access token"),
         (["subscribe", "--managed", NAME], {"SFPUBSUB_ACCESS_TOKEN": ""}, 1, "SFPUBSUB_ACCESS_"),
-        (["subscribe", "--topic", TOPIC, "--replay", "xyz"], {}, 2, "not a replay id: 'xyz'"),
+        (["subscribe", "--topic", TOPIC, "--replay", "xyz"], {}, 2, "'xyz' is not a replay id"),
         (["subscribe", "--topic", TOPIC, "--replay", ""], {}, 2, "not a replay id"),
         (["topic", "/event/\udcff"], {}, 1, "error"),
         (["subscribe", "--topic", TOPIC, "--replay", "00ff"], {}, 4, "Replay ID"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Most events outstanding over all requests of one call; the service treats more as 100
-# (Salesforce documentation: flow control, allocations).
+# Maximum number of events outstanding over all requests of one call; the service treats more as
+# 100 (Salesforce documentation: flow control, allocations).
 WINDOW = 100
 
 # Number of events after which credit is returned. Returning 50 at a time needs half as many
@@ -17,19 +17,20 @@ RETURN_CREDIT_AT = 50
 # `Limits.max_bytes` several times, and reaching the whole window takes only one more round trip.
 FIRST_CREDIT = 10
 
-# Bytes of the largest event that the service accepts (Salesforce documentation, allocations).
+# Size of the largest event that the service accepts, in bytes (Salesforce documentation,
+# allocations).
 LARGEST_EVENT = 1024 * 1024
 
 
-# Events and bytes of one PublishRequest (Salesforce documentation, allocations: at most 200 events
-# and 3 MB are recommended; over 4 MB the call fails).
+# Maximum events and bytes of one PublishRequest (Salesforce documentation, allocations: at most 200
+# events and 3 MB are recommended; over 4 MB the call fails).
 MAX_PUBLISH_EVENTS = 200
 MAX_PUBLISH_BYTES = 3_000_000
 
-# Overhead of an event in a request, in bytes: tags and lengths, estimated generously.
+# Overhead of an event in a request, in bytes: an upper bound for tags and lengths.
 EVENT_OVERHEAD = 64
 
-# Most characters of an event's id; the service replaces a longer one (Publish RPC).
+# Maximum length of an event's id, in characters; the service replaces a longer one (Publish RPC).
 LONGEST_EVENT_ID = 36
 
 
@@ -38,12 +39,12 @@ class Timings:
     """Timings of the service and of this client, in seconds. Tests scale them down."""
 
     keepalive: float = 270.0
-    """The service sends something at least this often while events are requested (Subscribe RPC).
+    """While events are requested, the service sends a message at least this often (Subscribe RPC).
     """
     keepalive_margin: float = 30.0
-    """Added before a silent stream is given up."""
+    """A stream that has been silent for `keepalive` plus this time is replaced."""
     reserve: float = 50.0
-    """If nothing is requested, one event is requested after this long: the service closes an idle
+    """If no events are outstanding for this long, one is requested: the service closes an idle
     stream after 60 s (Subscribe RPC); the rest is margin for a slow link.
     """
     commit_interval: float = 1200.0
@@ -51,9 +52,9 @@ class Timings:
     commit, and two thirds of that leave room for a lost response and a retry.
     """
     commit_pause: float = 0.1
-    """Shortest time between commits of acked events; `commit` and `drain` do not wait for it. The
-    service answers in about 1 s, so this changes little; a server that answers at once would
-    otherwise be sent a commit for each response, doubling the work.
+    """Minimum time between commits of acked events; `commit` and `drain` do not wait for it. The
+    service answers in about 1 s, so this changes little there. A server that answers immediately
+    would otherwise receive a commit for each response, doubling the work.
     """
     commit_timeout: float = 30.0
     """A commit unanswered for this long counts as failed; answers take about 1 s."""
@@ -86,15 +87,15 @@ class Timings:
     close the slot is free within seconds.
     """
     slot_max: float = 15.0
-    """Longest such delay; a retry after 15 s has been seen to succeed."""
+    """Maximum of that delay; a retry after 15 s has been seen to succeed."""
     slot_timeout: float = 1260.0
     """How long to wait for the slot; after a half-open connection loss it has been seen occupied
     for 19 minutes.
     """
     store_interval: float = 1.0
-    """A replay store receives a position at most this often while events keep coming: a store that
-    flushes to disk manages about 100 positions a second. Events acked since then are redelivered
-    after a crash.
+    """A replay store receives a position at most this often while events keep arriving: a store
+    that flushes to disk manages about 100 positions a second. After a crash, events acked after the
+    stored position are redelivered.
     """
     unacked_stall: float = 300.0
     """If ``max_unacked`` is exceeded (by the events that keep the stream open) and nothing is acked
@@ -125,8 +126,9 @@ class Limits:
     not stop the stream. Can be exceeded by the event that keeps a full stream open.
     """
     max_bytes: int = 32 * 1024 * 1024
-    """Payload bytes of those events. As many events are requested as fit at the sizes seen so far.
-    If they turn out much larger, the stream is closed at twice this value until there is room.
+    """Payload bytes of those events. As many events are requested as fit, judging by the sizes seen
+    so far. If they turn out much larger, the stream is closed at twice this value until there is
+    room.
     """
     max_unacked: int = 100_000
     """Events received and not yet acked; no more are requested beyond this."""
@@ -134,7 +136,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("max_pending_count", "max_bytes", "max_unacked"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ class PublishLimits:
     """How much one publisher may hold and send."""
 
     max_pending_count: int = 2000
-    """Events accepted from the application and not yet answered: those in flight, and as many
-    again.
+    """Events accepted from the application and not yet answered: those in flight, and as many that
+    wait to be sent.
     """
     max_pending_bytes: int = 32 * 1024 * 1024
     """Bytes of those events; can be exceeded by one event."""
@@ -155,7 +157,7 @@ class PublishLimits:
     def __post_init__(self) -> None:
         for name in ("max_pending_count", "max_pending_bytes", "max_requests"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -178,4 +180,4 @@ class RestTimings:
     calls.
     """
     poll_max: float = 30.0
-    """Longest delay between polls: a job of one hour takes about 120 calls."""
+    """Maximum delay between polls: a job of one hour takes about 120 calls."""

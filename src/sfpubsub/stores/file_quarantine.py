@@ -115,7 +115,7 @@ class FileQuarantine(Quarantine):
             except ConfigurationError as error:
                 damaged.append(str(error))
             except FileNotFoundError:
-                continue  # removed meanwhile
+                continue  # removed after the directory was listed
             else:
                 order.append((event.received_at, event.delivery_seq, event.key))
         for _, _, key in sorted(order):  # read again, to avoid holding all payloads in memory
@@ -168,7 +168,7 @@ class FileQuarantine(Quarantine):
             yield
         except BlockingIOError as error:
             raise ConfigurationError(
-                f"another process is redriving {self._directory}: wait for it"
+                f"another process is redriving {self._directory}: wait until it has finished"
             ) from error
         finally:
             os.close(lock)

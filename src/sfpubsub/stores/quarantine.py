@@ -43,12 +43,12 @@ class QuarantinedEvent:
 
     @cached_property
     def key(self) -> str:
-        """Identifies the entry: equal if the same subscription redelivers the same event.
+        """Key of the entry; the same if the same subscription redelivers the same event.
 
         An event with an id may be redelivered under a different replay id. For an event without an
         id, the replay id distinguishes it from another event with the same bytes. Events with
         different bytes are never merged. An event that first failed in decoding and later in a
-        handler has two entries, because redriving the first says nothing about the second.
+        handler has two entries, because each failure is redriven separately.
         """
         raw = self.raw
         digest = hashlib.blake2b(digest_size=16, person=b"sfpubsub quarant")
@@ -61,7 +61,7 @@ class QuarantinedEvent:
             raw.payload,
             *([b"handler"] if self.failed_in == "handler" else []),
         ):
-            # So that no byte can shift from one part to the next.
+            # The length separates the parts, so that no byte can belong to two of them.
             digest.update(len(part).to_bytes(8, "big"))
             digest.update(part)
         return digest.hexdigest()

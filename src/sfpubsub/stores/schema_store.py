@@ -128,7 +128,7 @@ def schema_in(text: str, schema_id: str, path: str) -> str | None:
             return str(schema)
     except (ValueError, KeyError, TypeError, AttributeError):
         pass  # reported below
-    logger.warning("%s is damaged and is ignored: it should hold schema %s", path, schema_id)
+    logger.warning("%s is damaged and is ignored: it should contain schema %s", path, schema_id)
     return None
 
 
