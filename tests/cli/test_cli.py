@@ -208,7 +208,7 @@ def test_a_state_is_told_once(capsys):
         ("waiting", "X: down (UNAVAILABLE, rpc id 2)", "no"),
         ("waiting", "X: held (ALREADY_EXISTS, rpc id 3)", "no"),
         ("renewing", "X: held (ALREADY_EXISTS, rpc id 3)", "no"),
-        ("paused", "7 bytes wait to be read", "no"),
+        ("paused", "7 bytes are waiting to be read", "no"),
         ("streaming", None, "yes"),
         ("streaming", None, "yes"),
         ("waiting", "X: held (ALREADY_EXISTS, rpc id 4)", "no"),

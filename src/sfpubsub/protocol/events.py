@@ -64,7 +64,7 @@ class FailureKind(enum.Enum):
     REAUTHENTICATE = "get a new session, then open it again at the same position"
     POSITION_REJECTED = "the position is not accepted: never send it again"
     SLOT_HELD = "wait until the managed subscription is free"
-    TURNED_AWAY = "give up, unless the service has let this subscription in before"
+    TURNED_AWAY = "give up, unless the service has accepted this subscription before"
     STOP = "give up"
 
 
