@@ -92,7 +92,7 @@ class Bell:
 
         Args:
             condition: Called in the loop.
-            deadline: A time of the loop; None means no limit.
+            deadline: Time of the loop's clock, as from `deadline`; None means no limit.
 
         Returns:
             True if the condition was met, False if the deadline passed first.

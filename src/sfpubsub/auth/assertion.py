@@ -33,7 +33,7 @@ def make_assertion(client_id: str, username: str, audience: str, private_key_fil
 
     Raises:
         MissingExtraError: PyJWT or its signing library is not installed.
-        ConfigurationError: The key file cannot be read, or does not hold a usable RSA private key.
+        ConfigurationError: The key file cannot be read, or contains no usable RSA private key.
     """
     try:
         import cryptography.hazmat.primitives.asymmetric.rsa  # noqa: F401  # what RS256 needs

@@ -76,7 +76,7 @@ class Bearer:
     """An access token and the only host it may be sent to."""
 
     instance_url: str
-    """Scheme and host."""
+    """Scheme and host of the org, without a path."""
     token: str
 
     def __repr__(self) -> str:
@@ -164,7 +164,7 @@ class HttpClient:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> HttpClient:
-        """Make a client that uses the CA file and the proxy of the settings.
+        """Create a client that uses the CA file and the proxy of the settings.
 
         Raises:
             ConfigurationError: The CA file cannot be read.
@@ -175,7 +175,7 @@ class HttpClient:
         """Post a form.
 
         Raises:
-            ConfigurationError: Secrets must not be sent to *url*.
+            ConfigurationError: *url* is not valid, or is not safe to send secrets to.
             StreamUnavailableError: No response in time, or the server is down or overloaded.
             RemoteProtocolError: The response is a redirect, or too large.
         """

@@ -102,9 +102,13 @@ class OAuthLogin(ABC):
     def _session(self, host: str, found: dict[str, Any]) -> Session:
         token = _text(host, found, "access_token")
         if not token or len(token) > MAX_TOKEN:
-            raise RemoteProtocolError(f"{host} answered without a usable access token")
+            raise RemoteProtocolError(
+                f"{host} answered without a usable access token: check SFPUBSUB_LOGIN_URL"
+            )
         if _text(host, found, "token_type").lower() not in ("", "bearer"):
-            raise RemoteProtocolError(f"{host} answered with a token that is not a Bearer token")
+            raise RemoteProtocolError(
+                f"{host} answered with a token that is not a Bearer token: check SFPUBSUB_LOGIN_URL"
+            )
         instance_url = self._instance(host, _text(host, found, "instance_url"))
         org_id = organisation_of(
             self._http,
@@ -330,7 +334,10 @@ def _json_or_none(answer: Answer) -> Any:
 def _fields(answer: Answer) -> dict[str, Any]:
     found = answer.json()
     if not isinstance(found, dict):
-        raise RemoteProtocolError(f"{answer.host} answered with JSON that is not a token response")
+        raise RemoteProtocolError(
+            f"{answer.host} answered with JSON that is not a token response: check "
+            f"SFPUBSUB_LOGIN_URL"
+        )
     return found
 
 
@@ -339,5 +346,8 @@ def _text(host: str, found: dict[str, Any], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not value.isascii() or not value.isprintable():
-        raise RemoteProtocolError(f"{host} answered with a {name} that is not a string")
+        raise RemoteProtocolError(
+            f"{host} answered with a {name} that is not a printable string: check "
+            f"SFPUBSUB_LOGIN_URL"
+        )
     return value

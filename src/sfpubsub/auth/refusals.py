@@ -108,7 +108,7 @@ REFUSALS: tuple[Refusal, ...] = (
 
 
 def find(error: str, description: str) -> Refusal | None:
-    """Return the first row that matches, or None."""
+    """Return the first row that matches a response's error and description, or None."""
     lower = description.lower()
     for row in REFUSALS:
         if row.error == error.lower() and row.words in lower:

@@ -54,7 +54,7 @@ class OrgClient:
 
     @property
     def calls(self) -> int:
-        """Requests made so far; each counts against the org's daily limit."""
+        """Number of requests made so far; each counts against the org's daily limit."""
         return self._calls
 
     @property

@@ -67,7 +67,7 @@ class EncodedBatch(Protocol):
 
     @property
     def received_at(self) -> float:
-        """Seconds since 1970 UTC."""
+        """When the batch was received, in seconds since 1970 UTC."""
         ...
 
     @property
@@ -83,7 +83,7 @@ class Rejected:
     index: int
     """Index among the events passed in, from 0."""
     delivery_seq: int
-    """Its `Event.delivery_seq`."""
+    """`Event.delivery_seq` of the event."""
     event: RawEvent
     """The event as received."""
     error: DecodeError

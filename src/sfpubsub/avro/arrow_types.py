@@ -48,7 +48,7 @@ AvroSchema: TypeAlias = Any  # JSON
 
 @dataclass(frozen=True)
 class Shape:
-    """One type of an Avro schema, with everything derived from it."""
+    """One type of an Avro schema, and the Arrow type derived from it."""
 
     kind: str
     """Name of the Avro type, or ``optional`` for a union of null and one other type."""
@@ -223,7 +223,9 @@ def shape_of(schema_json: str) -> Shape:
     try:
         shape = _Mapper().shape(json.loads(schema_json))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SchemaError(f"not a valid Avro schema: {type(error).__name__} {error}") from error
+        raise SchemaError(
+            f"the schema is not a valid Avro schema: {type(error).__name__} {error}"
+        ) from error
     if shape.kind != "record":
-        raise SchemaError(f"not an Avro record schema: {shape.kind}")
+        raise SchemaError(f"the schema is not an Avro record schema, but of type {shape.kind}")
     return shape

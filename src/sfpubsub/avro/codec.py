@@ -325,7 +325,7 @@ class NoCodec(Codec):
     def encode(
         self, value: Mapping[str, Any], *, fill_created: tuple[int, str] | None = None
     ) -> bytes:
-        """Raise an EncodeError."""
+        """Raise an EncodeError, because the schema is not available."""
         raise EncodeError(str(self.error)) from self.error
 
 

@@ -173,7 +173,7 @@ def _merged(fields: list[pa.Field], more: Iterable[pa.Field]) -> list[pa.Field]:
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type of a column that holds both types and existing data of type *one*.
+    """Return a column type for the values of both, with which data of type *one* stays readable.
 
     Returns:
         *one*, or *one* with more struct fields; None if *other* does not fit.
@@ -199,7 +199,7 @@ def names_of(field: pa.Field) -> Iterator[str]:
 
 
 def type_word(kind: pa.DataType) -> str:
-    """Return a name for a type like Spark SQL's, restricted to what a column name allows."""
+    """Return a type's name as in Spark SQL, using only characters that a column name allows."""
     if pa.types.is_list(kind):
         return f"array_{type_word(kind.value_type)}"
     if pa.types.is_map(kind):

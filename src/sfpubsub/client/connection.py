@@ -119,13 +119,13 @@ class Connection:
         store: AnyStore | None = None,
         stores_on_ack: bool,
     ) -> Delivery:
-        """Create the delivery of a subscription, not yet started; see `PubSubClient.subscribe`.
+        """Create the delivery of a subscription without starting it; see `PubSubClient.subscribe`.
 
         Args:
             target: Topic or managed subscription.
             options: The caller's options.
             start: Where a plain subscription starts.
-            store: Keeps its position.
+            store: Stores the position of a plain subscription; None to not store it.
             stores_on_ack: See `Delivery`.
 
         Raises:

@@ -272,7 +272,7 @@ class Delivery:
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Continue after `pause`."""
+        """Continue deliveries and requests after `pause`."""
         self._set_paused(False)
         self.driver.resume()
 
@@ -351,7 +351,7 @@ class Delivery:
         """Store the newest position if it is due. Does nothing for async stores.
 
         Args:
-            last: Whether this is the last opportunity, so that an undue position is stored too.
+            last: Whether this is the last opportunity: then the position is stored even if not due.
         """
         if not isinstance(self.store, ReplayStore):
             return

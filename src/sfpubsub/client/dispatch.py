@@ -60,8 +60,8 @@ class Retry:
     a database takes to restart; events with other keys are still handled.
     """
     initial: float = 0.5
-    """Upper bound of the first delay in seconds. Each delay is a random part of its upper bound,
-    which doubles.
+    """Upper bound of the first delay in seconds. Each delay is a random fraction of its upper
+    bound, which doubles after each failure.
     """
     maximum: float = 10.0
     """Upper bound in seconds at which the doubling stops, so that an event is retried soon after
@@ -97,7 +97,7 @@ class QuarantineLimit:
     that fails on a tenth of all events is broken.
     """
     last: int = 100
-    """Number of finished events to consider. The default is the maximum of one response."""
+    """Number of finished events to consider; by default, as many as one response may have."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.failures < self.last:

@@ -158,7 +158,7 @@ class Work:
     # What arrives.
 
     def keys_of(self, event: Event) -> list[Hashable] | Exception:
-        """Return an event's keys, or why they cannot be determined."""
+        """Return an event's keys, or the exception if they cannot be determined."""
         if self._options.key is None:
             return []
         try:

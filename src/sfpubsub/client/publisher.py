@@ -184,7 +184,7 @@ def publish_all(
         driver.raise_failure()
     raise PublishError(
         f"{topic}: {len(failed)} of {len(results)} events failed, the first one "
-        f"({failed[0].correlation_key}): {failed[0].error}",
+        f"({failed[0].correlation_key}) with: {failed[0].error}",
         results=results,
         retryable=all(result.retryable for result in failed),
     ) from driver.failure

@@ -177,7 +177,7 @@ class Outbound(Generic[ReceiptT]):
         return _encoded(draft.event, self._schemas.get(schema_id), draft.value, draft.created)
 
     def use_schema(self, schema_id: str) -> None:
-        """Use this schema from now on."""
+        """Use the schema *schema_id* for all events from now on."""
         self._topics.use_schema(self.topic, schema_id)
 
     # Events to receipts.
@@ -248,7 +248,7 @@ class Outbound(Generic[ReceiptT]):
         if failed:
             raise PublishError(
                 f"{self.topic}: {failed} event{'s' * (failed > 1)} failed, the first one "
-                f"({failures[0].correlation_key}): {failures[0].error}",
+                f"({failures[0].correlation_key}) with: {failures[0].error}",
                 results=failures,
                 retryable=all(result.retryable for result in failures),
             ) from self.driver.failure

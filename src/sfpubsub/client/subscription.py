@@ -116,8 +116,8 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
     def drain(self) -> None:
         """Shut down cleanly: take no more events, and wait until everything acked is committed.
 
-        Unacked events will be redelivered. A `run` in another thread is stopped, and its handlers
-        are waited for.
+        Unacked events will be redelivered. If another thread is in `run`, the run is stopped, and
+        this call waits for its handlers.
 
         Raises:
             CommitError: Acked events could not be committed and will be redelivered.

@@ -144,8 +144,8 @@ class PublishLimits:
     """How much one publisher may hold and send."""
 
     max_pending_count: int = 2000
-    """Events accepted from the application and not yet answered: those in flight, and as many that
-    wait to be sent.
+    """Events accepted from the application and not yet answered. The default is enough for those in
+    flight, and as many waiting to be sent.
     """
     max_pending_bytes: int = 32 * 1024 * 1024
     """Bytes of those events; can be exceeded by one event."""

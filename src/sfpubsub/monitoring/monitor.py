@@ -166,7 +166,7 @@ class Monitor:
         return problems(facts, self.steps.running(), self.bounds, self.clock())
 
     def look(self) -> None:
-        """Update once. The monitor's thread does this regularly."""
+        """Update once. The monitor's thread does this about once a second."""
         self.history.look(self.clock())
         self.steps.tell_stuck(self._running(), self.bounds.stuck)
         for look in self._on_look:

@@ -47,7 +47,7 @@ class Facts:
     """When observation began."""
     health: Health = NEW
     turned_at: float | None = None
-    """When its loop last completed an iteration; None if it does not report that."""
+    """When the application's loop last completed an iteration; None if it does not report this."""
     last_message_at: float | None = None
     """When the service last sent something, keepalives included."""
     heard_at: float | None = None
@@ -59,9 +59,9 @@ class Facts:
     acked_position: str | None = None
     """Position of the last acked event, in hexadecimal."""
     acked_event_at: float | None = None
-    """When that event occurred, if it has a timestamp."""
+    """When the last acked event occurred; None if it has no timestamp."""
     acked_at: float | None = None
-    """When it was acked."""
+    """When the last acked event was acked."""
     idle_at: float | None = None
     """When all events were last known to be acked, both here and at the service."""
     schema_since: float | None = None

@@ -26,11 +26,11 @@ class Done:
     """When it finished, in seconds since 1970 UTC."""
     seconds: float
     text: str
-    """What it did."""
+    """What the step did, for display."""
 
 
 class Steps:
-    """The steps of a command. Thread-safe."""
+    """Tracks the running and finished steps of a command. Thread-safe."""
 
     def __init__(self) -> None:
         self._running: dict[str, Callable[[], float | None]] = {}

@@ -67,7 +67,7 @@ class Deliver(NamedTuple):
     first_seq: int
     rpc_id: str
     size: int
-    """Payload bytes."""
+    """Payload bytes of the events."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from sfpubsub.types import PublishResult, RawEvent, ReplayId
 
 
 class CommitAnswer(NamedTuple):
-    """The service's response to one commit, or to several with the values of the newest."""
+    """The service's response to a commit; it may answer several, with the values of the newest."""
 
     request_id: str
     replay_id: ReplayId | None

@@ -145,7 +145,7 @@ class Ledger:
         return None
 
     def add_keepalive(self, replay_id: ReplayId) -> None:
-        """Append the position of a keepalive, acked."""
+        """Append the position of a keepalive, as an acked entry."""
         self._orders += 1
         self._newest_seen = self._orders
         if not self._runs:

@@ -210,7 +210,10 @@ class PublishProtocol:
     # Inputs from the timer.
 
     def deadline(self) -> float | None:
-        """Return when `timer` must be called, or None. Calling it earlier has no effect."""
+        """Return when `timer` must be called; None if nothing is awaited.
+
+        Calling `timer` earlier has no effect.
+        """
         times = [at for at in (self._wait_until, self._events.expires_at) if at is not None]
         if self._open:
             sent_at = self._events.sent_at

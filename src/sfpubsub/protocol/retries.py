@@ -135,7 +135,7 @@ class Retries:
         )
 
     def _count(self, trouble: _Trouble, error: SfPubSubError, now: float) -> float:
-        """Return how long *trouble* has lasted."""
+        """Record a failure; return how long failures of its kind have lasted, in seconds."""
         if self._last is not None:
             before, at = self._last
             self._spent[before] += now - at

@@ -132,7 +132,7 @@ class Standing:
     def next_commit(
         self, now: float, *, again: bool = False, at_once: bool = False
     ) -> CommitRequest | None:
-        """Return the commit to send now, if any, for the newest acked prefix.
+        """Return the commit to send now, if any, for the newest position of the acked prefix.
 
         Args:
             now: The current time, in seconds.

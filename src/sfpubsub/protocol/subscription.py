@@ -161,7 +161,10 @@ class SubscriptionProtocol(Streams):
     # Inputs from the timer.
 
     def deadline(self) -> float | None:
-        """Return when `timer` must be called, or None. Calling it earlier has no effect."""
+        """Return when `timer` must be called; None if no timer runs.
+
+        Calling `timer` earlier has no effect.
+        """
         at = self._alarms.earliest(self.state)
         return None if at == _NEVER else at
 

@@ -132,6 +132,6 @@ class PublishCounts:
     pending: int = 0
     """Sent or waiting, and not answered yet."""
     sent_again: int = 0
-    """Number of resends; the bus can have at most as many duplicates."""
+    """Number of resends: an upper bound for the duplicates on the bus."""
     streams: int = 0
     """Streams (or connections for unary calls) that were opened."""
