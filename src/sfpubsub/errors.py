@@ -124,7 +124,7 @@ class StreamUnavailableError(StreamError):
     """The service or the network is temporarily unavailable.
 
     Args:
-        retry_after: Seconds to wait before the next attempt, if the service said so.
+        retry_after: Seconds to wait before the next attempt; None if the service gave no time.
     """
 
     retryable = True

@@ -286,8 +286,8 @@ class HttpClient:
 
         Args:
             adapter: From `RequestLimit.adapter`. It is used without a requests session, which would
-                process redirects even if told not to follow them, read a .netrc whose password
-                replaces our token, and send cookies that nobody asked for.
+                process redirects even if told not to follow them, replace our token by a password
+                from a .netrc file, and send cookies from other responses.
             method: HTTP method.
             url: Must have been checked by the caller: secrets are sent to it.
             headers: All request headers.

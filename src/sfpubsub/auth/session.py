@@ -169,7 +169,7 @@ class StaticSession:
         """Return the session.
 
         Raises:
-            SessionExpiredError: *expired* is not None: there is no other session.
+            SessionExpiredError: *expired* is not None, and there is no other session.
         """
         if expired is not None:
             doubt = self._session.doubt()
@@ -189,8 +189,8 @@ class StaticSession:
 class CurrentSession:
     """The session that all calls of a client share. Thread-safe.
 
-    It is renewed only once, however many callers ask. It is a `SessionProvider` itself, so that
-    several clients can share one sign-in.
+    An expired session is renewed only once, however many callers request it. This class is a
+    `SessionProvider` itself, so that several clients can share one sign-in.
 
     Args:
         session: A session, or a provider of sessions.

@@ -49,7 +49,7 @@ class SimpleSalesforceLogin:
         self._lock = threading.Lock()  # the object is not thread-safe
 
     def get_session(self, expired: Session | None) -> Session:
-        """Return the object's session, renewing it first if it is the one that was refused.
+        """Return the object's session, renewing it first if it equals *expired*.
 
         Raises:
             SessionExpiredError: The object cannot renew its session.

@@ -58,7 +58,7 @@ class Column:
     """Field names that lead to its value in the decoded payload."""
     type: pa.DataType
     is_bitmap: bool = False
-    """Whether it is a list of bitmaps, to be expanded to a list of field names."""
+    """Whether the value is a list of bitmaps, which must be expanded to a list of field names."""
 
 
 def columns_of(schema_json: str) -> pa.Schema:
@@ -173,10 +173,10 @@ def _merged(fields: list[pa.Field], more: Iterable[pa.Field]) -> list[pa.Field]:
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return a column type for the values of both, with which data of type *one* stays readable.
+    """Return the type for a column that stores values of both types; None if no type fits.
 
-    Returns:
-        *one*, or *one* with more struct fields; None if *other* does not fit.
+    It is *one*, possibly with more struct fields, so that existing data of type *one* stays
+    readable.
     """
     if pa.types.is_struct(one) and pa.types.is_struct(other):
         return pa.struct(_merged(list(one), list(other)))

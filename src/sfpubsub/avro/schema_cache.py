@@ -129,7 +129,7 @@ class SchemaCache:
             return None
         try:
             return Codec(schema_id, schema_json)
-        except SchemaError as error:  # ask the service instead
+        except SchemaError as error:  # fetch it from the service instead
             logger.warning("a stored schema is not valid; fetching it from the service: %s", error)
             return None
 

@@ -316,7 +316,7 @@ class Consumer:
         return True
 
     def health(self, health: Health, mismatches: int, *, discarded: bool) -> Health:
-        """Return the driver's health snapshot with the state of schemas and events added.
+        """Return the driver's health snapshot, completed with the consumer's state and counts.
 
         Args:
             health: The driver's snapshot.

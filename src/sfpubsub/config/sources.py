@@ -41,7 +41,7 @@ NOT_SETTINGS = (
 
 
 class Given(NamedTuple):
-    """A value and its source."""
+    """The value of a setting, and its source."""
 
     value: str
     source: str
