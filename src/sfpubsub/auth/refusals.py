@@ -27,7 +27,7 @@ class Refusal:
     error: str
     """Salesforce's ``error`` code."""
     words: str
-    """Part of the description, in lower case; empty matches any."""
+    """Part of Salesforce's ``error_description``, in lower case; empty matches any."""
     check: str
     """What the user should check or do."""
     retryable: bool = False

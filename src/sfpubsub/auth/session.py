@@ -244,7 +244,7 @@ class CurrentSession:
             self._failure = copy.copy(error)
             self._failures += 1
             raise
-        except Exception as error:  # noqa: BLE001  # a provider is anyone's code
+        except Exception as error:  # noqa: BLE001  # a provider may raise anything
             # Neither quoted nor chained: the error may contain a URL or body with a secret.
             failure = AuthenticationError(
                 f"the session provider failed with {type(error).__name__}; it should raise an "

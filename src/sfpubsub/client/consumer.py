@@ -65,7 +65,7 @@ class Take(NamedTuple):
 
     arrival: Arrival
     acks: tuple[int, ...]
-    """``delivery_seq`` of each event."""
+    """``delivery_seq`` of each event to ack."""
 
 
 class Store(NamedTuple):
@@ -84,7 +84,7 @@ class WaitUntil(NamedTuple):
     """Wait until something changes."""
 
     time: float | None
-    """The latest time; None means no limit."""
+    """When to stop waiting; None means no limit."""
 
 
 class End(NamedTuple):

@@ -64,8 +64,8 @@ class Retry:
     bound, which doubles after each failure.
     """
     maximum: float = 10.0
-    """Upper bound in seconds at which the doubling stops, so that an event is retried soon after
-    the problem is solved.
+    """Upper bound in seconds at which the delay stops doubling, so that an event is retried soon
+    after the problem is solved.
     """
     exceptions: tuple[type[Exception], ...] = (Exception,)
     """The exceptions to retry; all others are final."""

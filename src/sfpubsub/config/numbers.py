@@ -74,8 +74,8 @@ class Timings:
     backoff_initial: float = 1.0
     """Upper bound of the first random delay before a reconnect."""
     backoff_max: float = 60.0
-    """Upper bound at which the doubling stops: long enough to spare a service that is down, short
-    compared to the 72 h of retention.
+    """Upper bound at which the delay before a reconnect stops doubling: long enough to spare a
+    service that is down, short compared to the 72 h of retention.
     """
     steady: float = 30.0
     """A stream that has received nothing counts as healthy after this long, plus the time in which
@@ -87,10 +87,12 @@ class Timings:
     close the slot is free within seconds.
     """
     slot_max: float = 15.0
-    """Maximum of that delay; a retry after 15 s has been seen to succeed."""
+    """Maximum delay before retrying a managed subscription that another client holds; a retry after
+    15 s has been seen to succeed.
+    """
     slot_timeout: float = 1260.0
-    """How long to wait for the slot; after a half-open connection loss it has been seen occupied
-    for 19 minutes.
+    """How long to wait for a managed subscription that another client holds; after a half-open
+    connection loss, one has been seen occupied for 19 minutes.
     """
     store_interval: float = 1.0
     """A replay store receives a position at most this often while events keep arriving: a store
@@ -107,11 +109,11 @@ class Timings:
     """
     publish_answer: float = 30.0
     """A publish request that is unanswered for this long is sent again on another stream; responses
-    take well under 1 s. This keeps pending requests below the 70 s above.
+    take well under 1 s. The service ends a stream only after 70 s.
     """
     ping_interval: float = 30.0
     """Time between HTTP/2 pings, which detect a dead connection; 0 disables them. Other clients use
-    these two values without being rejected by the service (GOAWAY).
+    this interval, and the timeout below, without being rejected by the service (GOAWAY).
     """
     ping_timeout: float = 10.0
     """A ping unanswered for this long ends the connection."""
@@ -126,9 +128,9 @@ class Limits:
     not stop the stream. Can be exceeded by the event that keeps a full stream open.
     """
     max_bytes: int = 32 * 1024 * 1024
-    """Payload bytes of those events. As many events are requested as fit, judging by the sizes seen
-    so far. If they turn out much larger, the stream is closed at twice this value until there is
-    room.
+    """Payload bytes of the undelivered events. As many events are requested as fit, judging by the
+    sizes seen so far. If they turn out much larger, the stream is closed at twice this value until
+    there is room.
     """
     max_unacked: int = 100_000
     """Events received and not yet acked; no more are requested beyond this."""
@@ -148,7 +150,7 @@ class PublishLimits:
     flight, and as many waiting to be sent.
     """
     max_pending_bytes: int = 32 * 1024 * 1024
-    """Bytes of those events; can be exceeded by one event."""
+    """Bytes of the events accepted and not yet answered; can be exceeded by one event."""
     max_requests: int = 4
     """Requests in flight: enough to keep the connection busy while responses return. With 1, the
     order of events is preserved.
@@ -174,7 +176,9 @@ class RestTimings:
     backoff_initial: float = 1.0
     """Upper bound of the first random delay before a retry."""
     backoff_max: float = 30.0
-    """Upper bound at which the doubling stops, and the longest Retry-After that is honoured."""
+    """Upper bound at which the delay before a retry stops doubling, and the longest Retry-After
+    that is honoured.
+    """
     poll_initial: float = 1.0
     """Delay before a job is polled for the second time; each poll counts against the daily limit of
     calls.

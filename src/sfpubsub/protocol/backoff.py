@@ -8,7 +8,7 @@ class Backoff:
 
     Args:
         initial: Upper bound of the first delay, in seconds.
-        maximum: Upper bound at which the doubling stops, in seconds.
+        maximum: Upper bound at which the delays stop doubling, in seconds.
     """
 
     def __init__(self, initial: float, maximum: float) -> None:
