@@ -55,7 +55,7 @@ class AsyncPublisher:
 
     @property
     def counts(self) -> PublishCounts:
-        """Numbers of events by outcome so far."""
+        """Event counts by outcome so far."""
         return PublishCounts() if self._outbound is None else self._outbound.driver.counts()
 
     async def send(

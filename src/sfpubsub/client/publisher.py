@@ -38,7 +38,7 @@ class Publisher:
 
     @property
     def counts(self) -> PublishCounts:
-        """Numbers of events by outcome so far."""
+        """Event counts by outcome so far."""
         return self._outbound.driver.counts()
 
     def send(

@@ -161,7 +161,7 @@ class FileQuarantine(Quarantine):
             lock = os.open(self._directory / ".redrive.lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise ConfigurationError(
-                f"the quarantine {self._directory} cannot be redriven: {error.strerror}"
+                f"the quarantine {self._directory} cannot be locked for redriving: {error.strerror}"
             ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,7 +29,7 @@ class QuarantinedEvent:
     subscription: str
     """The topic, or the managed subscription's name or id, that delivered it."""
     topic: str
-    """Its topic; empty if a managed subscription delivered it and its schema is unknown."""
+    """The event's topic; empty if a managed subscription delivered it and its schema is unknown."""
     reason: str
     """Error of the decoder, the service or the handler."""
     received_at: float

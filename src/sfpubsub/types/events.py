@@ -124,7 +124,7 @@ class PublishResult:
 
 @dataclass(frozen=True)
 class PublishCounts:
-    """Numbers of a publisher's events by outcome."""
+    """Event counts of a publisher by outcome."""
 
     accepted: int = 0
     failed: int = 0
