@@ -60,7 +60,7 @@ class RequestLimit:
 
     def __init__(self) -> None:
         self.expired = False
-        # Guards both, so that a late `watch` sees `expired`.
+        # Guards `expired` and the socket, so that a late `watch` sees `expired`.
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 

@@ -377,7 +377,7 @@ def _times(schema: Any, named: Mapping[str, Any], known: dict[str, Times]) -> Ti
             found.append((field["name"], None))
         branches = [named.get(kind) if isinstance(kind, str) else kind for kind in branches]
         records = [kind for kind in branches if kind and kind["type"] == "record"]
-        if len(records) == 1:  # with several, the dict does not say which one it is
+        if len(records) == 1:  # with several, the decoded dict does not show which one it is
             inside = known.get(records[0]["name"])
             if inside is None:
                 inside = _times(records[0], named, known)

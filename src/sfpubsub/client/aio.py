@@ -153,7 +153,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
             return options
         return replace(options, on_gap=lambda gap: call_in(loop, on_gap, gap))
 
-    # The end.
+    # Closing.
 
     async def close(self) -> None:
         """Abort the subscriptions that are still open, then close the channel."""

@@ -60,7 +60,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
     ) -> None:
         super().__init__(delivery)
         self._submit = submit
-        self._asks_store = asks_store  # whether the store still has to be asked for the start
+        self._asks_store = asks_store  # whether the start must still be read from the store
         self._work: Future[None] | None = None  # the step being carried out in a thread
         self._storing = asyncio.Lock()  # one call to an async store at a time
         self._runner: AsyncRunner | None = None
@@ -191,7 +191,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
                 await _outcome(store.set(self.name, position))
                 self._delivery.stored(position)
 
-    # The end.
+    # Draining and closing.
 
     async def drain(self) -> None:
         """Shut down cleanly; see `Subscription.drain`.

@@ -151,7 +151,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             self._connection.open(Target(name, True), options, stores_on_ack=True)
         )
 
-    # The end.
+    # Closing.
 
     def close(self) -> None:
         """Abort the subscriptions that are still open, then close the channel."""

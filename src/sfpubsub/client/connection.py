@@ -226,7 +226,7 @@ class Connection:
         with self._lock:
             self._drivers = {other for other in self._drivers if not other.is_done}
 
-    # The end.
+    # Closing.
 
     def _check_open(self) -> None:
         if self._closed:

@@ -150,7 +150,7 @@ class Consumer:
         self._store_due = float("-inf")
         self._store_when_idle = False  # whether the application is waiting for a batch
 
-    # What happens.
+    # Inputs.
 
     def asked(self) -> None:
         """Handle the application's request for the next batch. The previous one must be acked."""
@@ -233,7 +233,7 @@ class Consumer:
             self._unstored = None
         self._store_due = now + self._store_interval
 
-    # What to do.
+    # Decisions.
 
     def next(self, now: float, head: Arrival | None, *, over: bool, discarded: bool) -> Step:
         """Return what to do next.

@@ -218,7 +218,7 @@ class Dispatcher(Generic[T]):
         self.quarantined = 0
         """Number of events quarantined."""
 
-    # What happens.
+    # Inputs.
 
     @property
     def has_room(self) -> bool:
@@ -354,7 +354,7 @@ class Dispatcher(Generic[T]):
                 if not other.blockers:
                     self._is_ready(other)
 
-    # What to do.
+    # Decisions.
 
     def next(self, now: float) -> Step[T]:
         """Return what to do next.

@@ -155,7 +155,7 @@ class Work:
             room=options.workers * ROOM_PER_WORKER,
         )
 
-    # What arrives.
+    # Received events.
 
     def keys_of(self, event: Event) -> list[Hashable] | Exception:
         """Return an event's keys, or the exception if they cannot be determined."""
@@ -186,7 +186,7 @@ class Work:
         """Record that no more events will arrive."""
         self._dispatcher.close()
 
-    # What to do.
+    # Decisions and results of steps.
 
     def next(self) -> Step[Event]:
         """Return what to do next."""
@@ -231,7 +231,7 @@ class Work:
         self._delivery.quarantine(self._options.quarantine, entry)
         logger.warning("%s is quarantined as %s: %s", _named(job.event), entry.key, entry.reason)
 
-    # How it ended.
+    # Outcome.
 
     def outcome(self) -> RunSummary:
         """Return the summary of the run.

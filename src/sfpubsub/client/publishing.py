@@ -112,7 +112,7 @@ class Outbound(Generic[ReceiptT]):
         self._created_by = created_by
         self._deliver = deliver
         self._lock = threading.Lock()  # guards what follows; taken inside the driver's lock
-        self._pending: dict[int, tuple[Draft, ReceiptT]] = {}  # by ticket, in the order given
+        self._pending: dict[int, tuple[Draft, ReceiptT]] = {}  # by ticket, in submission order
         self._last = 0
         self._failures: list[PublishResult] = []
         self._failed = 0

@@ -111,7 +111,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
             else:
                 delivery.carry_out(turn)
 
-    # The end.
+    # Draining and closing.
 
     def drain(self) -> None:
         """Shut down cleanly: take no more events, and wait until everything acked is committed.

@@ -255,7 +255,7 @@ class PublishProtocol:
         reason = f"; the last failure: {self._retries.reason}" if self._retries.reason else ""
         return f"{self.topic}: no result within {self._timeout:g} s{reason}"
 
-    # Consequences.
+    # Sending and settling.
 
     def _send(self, now: float) -> list[Command]:
         out: list[Command] = []

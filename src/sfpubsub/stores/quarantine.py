@@ -61,7 +61,7 @@ class QuarantinedEvent:
             raw.payload,
             *([b"handler"] if self.failed_in == "handler" else []),
         ):
-            # The length separates the parts, so that no byte can belong to two of them.
+            # The length separates the parts, so that moving bytes between them changes the key.
             digest.update(len(part).to_bytes(8, "big"))
             digest.update(part)
         return digest.hexdigest()

@@ -37,7 +37,7 @@ def dedupe_key(event_id: str, schema_id: str, payload: bytes) -> bytes:
         return digest.digest()
     digest = _KEY_OF_PAYLOAD.copy()
     name = schema_id.encode()
-    # The length separates the two parts, so that no byte can belong to either.
+    # The length separates the two parts, so that moving bytes between them changes the key.
     digest.update(len(name).to_bytes(4, "big"))
     digest.update(name)
     digest.update(payload)
