@@ -188,7 +188,7 @@ def check_url(url: str, what: str, *, insecure: str = "", path: bool = False) ->
         )
     if found["scheme"] == "http" and insecure != "force" and not is_loopback(host):
         raise ConfigurationError(
-            f"{what} is an http URL of {host}, which would expose a secret on the network: use "
+            f"{what} uses plaintext to {host}, which would expose a secret on the network: use "
             f"https (SFPUBSUB_INSECURE=force overrides this)"
         )
     return url.rstrip("/")
