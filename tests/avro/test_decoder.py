@@ -394,8 +394,16 @@ def test_blocks_with_a_negative_count_carry_their_size(size):
         (["null", "string"], b"\x04", "branch 2, but there are only 2"),
         (["null", "string"], b"\x01", "branch -1, but there are only 2"),
         (["string", "int", "null"], b"\x06", "branch 3, but there are only 3"),
-        ({"type": "enum", "name": "E", "symbols": ["A"]}, b"\x02", "symbol 1, but there are only 1"),
-        ({"type": "enum", "name": "E", "symbols": ["A"]}, b"\x01", "symbol -1, but there are only 1"),
+        (
+            {"type": "enum", "name": "E", "symbols": ["A"]},
+            b"\x02",
+            "symbol 1, but there are only 1",
+        ),
+        (
+            {"type": "enum", "name": "E", "symbols": ["A"]},
+            b"\x01",
+            "symbol -1, but there are only 1",
+        ),
         ({"type": "fixed", "name": "F", "size": 4}, b"abc", "length of 4"),
         ({"type": "fixed", "name": "F", "size": 2**60}, b"abc", "length of 1152921504606846976"),
         ({"type": "array", "items": "int"}, number(2**60), "left"),
