@@ -195,7 +195,7 @@ def test_a_wrong_argument_leaves_nothing_open(start: Start):
     for kind in (face.plain, face.managed):
         with pytest.raises(ConfigurationError, match="'auto' or 'manual'"):
             kind("/event/Order_Event__e", ack="bad")
-        with pytest.raises(ValueError, match="max_bytes is at least 1"):
+        with pytest.raises(ValueError, match="max_bytes must be at least 1"):
             kind("/event/Order_Event__e", max_bytes=0)
     assert threading.active_count() <= before
     assert face.client._connection._drivers == set()

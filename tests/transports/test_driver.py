@@ -330,7 +330,7 @@ def test_an_abort_wakes_everyone(harness):
     assert h.call.cancelled
     assert {outcomes.get(), outcomes.get()} == {
         None,
-        "the subscription Orders was closed before the answer",
+        "the subscription Orders was closed before the commit was answered",
     }
 
 

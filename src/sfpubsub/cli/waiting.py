@@ -65,7 +65,7 @@ class Waiting:
         return "trying" if now - self._attempt_since < ATTEMPT else "yes"
 
     def _tell(self, reason: str) -> None:
-        reason = _RPC_ID.sub("", reason).removeprefix("opening again after: ")
+        reason = _RPC_ID.sub("", reason).removeprefix("reconnecting after: ")
         if reason != self._told:
             self._say(f"waiting: {reason}")
         self._told = reason
