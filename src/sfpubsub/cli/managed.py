@@ -284,9 +284,9 @@ def _wait_until_served(
 ) -> None:
     name = record.developer_name
     with connected_client(None, tooling.sessions, **service) as client:
-        _say(f"waiting until the Pub/Sub API knows {name}, which takes some minutes")
+        _say(f"waiting until {name} is available at the Pub/Sub API, which takes some minutes")
         wait_until(
-            f"{name} is known",
+            f"{name} is available",
             lambda: _is_served(client, name),
             timeout=PROPAGATION,
             every=CHECK_EVERY,
