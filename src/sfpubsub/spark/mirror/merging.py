@@ -1,7 +1,7 @@
 """The merge rule: computes a record's state from its events and reads.
 
-Pure: no Spark, no I/O, no clock. `Fold` applies a change to a record, as in current tables. This
-    module decides which state it is applied to, and which queue entries are closed.
+This module is pure: no Spark, no I/O, no clock. `Fold` applies a change to a record, as in current
+tables. This module decides which state it is applied to, and which queue entries are closed.
 
 **A row.** A read contains every event up to its as-of, and perhaps later ones. So its row replaces
 the known state, and every event after the as-of is applied to it in order of arrival. Applying an
@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from sfpubsub.spark.mirror.reads import Entry, Read, Row, heals
 from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, Record
 
-# Our own change type, for a record whose state comes from a read.
+# This package's change type for a record whose state comes from a read.
 READ = "READ"
 
 
@@ -74,7 +74,7 @@ def lay(
         record_id: Id of the record.
         mirrored: The state known so far.
         changes: The record's changes, in order of arrival.
-        about_all: Cues of the same raw rows about all records, including this one.
+        about_all: Cues from the same raw rows that concern all records, including this one.
         newest: See `is_outdated`. For a record that it did not return, a change older than the read
             is late as well: the record may have been deleted.
     """
@@ -160,7 +160,7 @@ def merge_absence(
 
 
 def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> bool:
-    """Whether a newer read of the record was merged, so that this one is ignored.
+    """Return whether a newer read of the record was merged, so that *read* is ignored.
 
     Args:
         read: The read.
@@ -174,7 +174,8 @@ def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> b
 
 
 def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) -> bool:
-    """Whether a read that lacks a record began one margin after the last event about it.
+    """Return whether a read without a record began at least one margin after the record's last
+    event.
 
     Args:
         mirrored: The known state of the record.
@@ -200,8 +201,8 @@ def _sorted_out(
 
 
 def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
-    """Return a record with its position in the order of changes, which decides which later ones are
-    late.
+    """Return a record with its position in the order of changes, which determines which later
+    changes are late.
     """
     placed = replace(
         record,

@@ -1,9 +1,9 @@
 """Apply the changes of one record, one by one, to its known state.
 
-Pure: no Spark, no Arrow, no I/O, no clock. Changes are applied in order of arrival, so the result
-depends only on the raw rows, not on how the engine groups them into steps. Invariant: a record
-whose fields may differ from the org's is marked (`Record.reread_reason`) until a change describes
-it completely.
+This module is pure: no Spark, no Arrow, no I/O, no clock. Changes are applied in order of arrival,
+so the result depends only on the raw rows, not on how the engine groups them into steps. Invariant:
+a record whose fields may differ from the org's is marked (`Record.reread_reason`) until a change
+describes it completely.
 
 **Order.** Changes are ordered by commit timestamp, then commit number, then sequence number, then
 arrival. Numbers are comparable within one database instance only, and restart lower when the org is
