@@ -92,7 +92,7 @@ def doctor(
     report = _Report(as_json)
     settings = None
     with report.trying(
-        "settings", "correct the setting; `sfpubsub --help` and the documentation list all settings"
+        "settings", "correct the setting; see `sfpubsub --help` and the documentation"
     ):
         settings = Settings.load(service)
         report.settings(settings)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sfpubsub.spark.raw.destination import Destination
     from sfpubsub.spark.raw.sources import Source
 
-# Names that identify a table's directory: parquet, delta, iceberg.
+# File patterns by which a table's directory is recognised: parquet, delta, iceberg.
 _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 
 

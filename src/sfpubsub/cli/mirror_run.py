@@ -42,7 +42,7 @@ RAW_NAME = "_raw"
 
 
 class MirrorRun:
-    """Runs the stream, the tables, and the reader of the org.
+    """Runs a mirror: its stream, its tables, and its reads of the org.
 
     Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
     Then the stream with the raw table is opened, and the tables derived from it.

@@ -223,7 +223,7 @@ class Printer:
         try:
             click.echo(publish_line(result), nl=False)
             self._progress.look()
-        except Exception as error:  # noqa: BLE001  # re-raised in the main thread, where it ends the command
+        except Exception as error:  # noqa: BLE001  # re-raised in the main thread
             self._broken = error
 
 

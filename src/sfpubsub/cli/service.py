@@ -78,7 +78,8 @@ def connected_client(
     """Yield a client that has reached the service and is signed in.
 
     Args:
-        schema_store: Store to search before requesting a schema, and to fill; None for none.
+        schema_store: Store that is searched before a schema is requested, and filled afterwards;
+            None for no store.
         sessions: Supplies the session, instead of signing in with the options.
         options: Values of `service_options`.
 

@@ -80,8 +80,8 @@ _GRACE = 3.0
 @click.option(
     "--replay",
     metavar="latest|earliest|HEX",
-    help="Where to start. With --channel: -1 (latest), -2 (earliest) or a replay id.  [default: "
-    "latest]",
+    help="With --topic or --channel: where to start. A channel takes -1 (latest), -2 (earliest) "
+    "or a replay id.  [default: latest]",
 )
 @click.option(
     "--replay-store",
@@ -340,7 +340,9 @@ def _print(
 
 
 def _wait_for_reader(subscription: Reading, printer: _Printer, stop: StopRequest) -> None:
-    """Wait until all lines were read, the reader has exited, or the wait is pointless."""
+    """Wait until all lines were read, the reader has exited, the subscription has ended, or
+    `_GRACE` seconds have passed since a stop request.
+    """
     deadline = math.inf
     while printer.unread and not printer.out.is_gone(_LOOK):
         printer.ack_read()

@@ -174,8 +174,8 @@ def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> b
 
 
 def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) -> bool:
-    """Return whether a read without a record began at least one margin after the record's last
-    event.
+    """Return whether a record that a read did not return is deleted: the read began at least one
+    margin after the record's last event.
 
     Args:
         mirrored: The known state of the record.

@@ -54,7 +54,7 @@ class Standing:
     written: int = 0
     """Number of events received so far; increases with each write."""
     gaps: tuple[str, ...] = ()
-    """Names of the gaps that lost positions caused, in this process or earlier. The stream has a
+    """Names of the gaps caused by lost positions, in this process or earlier. The stream has a
     new position after each of these gaps.
     """
     health: Health | None = None
@@ -143,7 +143,7 @@ class MirrorStream:
         self._thread.start()
 
     def stop(self) -> None:
-        """Request a stop, before which received events are written and acked. Safe to call from
+        """Request a stop. The stream first writes and acks the received events. Safe to call from
         signal handlers.
         """
         if self._job is not None:

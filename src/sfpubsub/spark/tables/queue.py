@@ -30,7 +30,7 @@ QUEUE = pa.schema(
         ("reason", pa.string()),
         ("change_type", pa.string()),
         ("commit_timestamp", TIME),
-        # Of the event; a read of any state after the event is recent enough.
+        # ``ingest_seq`` of the event. A read of any later state is recent enough.
         ("since_seq", pa.int64()),
         ("step", pa.int64()),
     ]
