@@ -58,8 +58,8 @@ def lag(
     if not chosen:
         what = next(iter(meant.values()), "any subscription")
         raise ConfigurationError(
-            f"{directory} has no status file of a subscribe, ingest or mirror of {what}: run this "
-            f"command on the same machine and as the same user as that one"
+            f"{directory} has no status file of a subscribe, ingest or mirror of {what}: run "
+            f"sfpubsub lag on the same machine and as the same user"
         )
     now = time.time()
     records = [_record(status, now) for status in chosen]

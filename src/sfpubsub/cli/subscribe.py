@@ -147,8 +147,8 @@ def subscribe(
         return
     if managed is not None and not (replay is None and store_file is None and fallback is None):
         raise click.UsageError(
-            "--replay, --replay-store and --fallback require --topic; with --managed, the service "
-            "stores the position"
+            "--replay, --replay-store and --fallback require --topic or --channel; with "
+            "--managed, the service stores the position"
         )
     _check_replay(replay)
     from sfpubsub.stores.file_quarantine import FileQuarantine

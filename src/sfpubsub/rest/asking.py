@@ -127,7 +127,9 @@ class Asker:
         self.again(lambda: self._org.send("DELETE", path))
 
     def download(self, path: str, query: Mapping[str, str], sink: Sink) -> Answer:
-        """Pass the CSV at *path* to *sink*. Not retried, because only the caller can start over."""
+        """Pass the CSV at *path* to *sink*. Not retried, because only the caller can discard what
+        *sink* has received.
+        """
         return self._bulk.send("GET", path, query=query, headers={"Accept": "text/csv"}, sink=sink)
 
     def again(self, ask: Callable[[], Any]) -> Any:

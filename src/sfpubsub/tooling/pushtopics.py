@@ -1,4 +1,4 @@
-"""Manage PushTopics and push to generic channels through the org's REST API."""
+"""Manage PushTopics, and push events to generic channels, through the org's REST API."""
 
 from __future__ import annotations
 

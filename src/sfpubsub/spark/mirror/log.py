@@ -56,7 +56,7 @@ class Marker:
     as_of: AsOf
     is_last: bool = False
     until: datetime | None = None
-    """See `Read`."""
+    """See `Read.until`."""
     job: str | None = None
     """Id of the job of a Bulk read."""
     locator: str | None = None

@@ -48,7 +48,7 @@ class Outcome:
     """The new state of one record, and the changes to the queue."""
 
     mirrored: Mirrored | None
-    """None if nothing is known about the record."""
+    """The new state; None if nothing is known about the record."""
     added: tuple[Entry, ...] = ()
     """New entries. Must be durable before the record, so that no row is marked without an entry.
     After a crash an entry may be added again; the queue is a set.

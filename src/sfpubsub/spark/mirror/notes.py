@@ -23,14 +23,14 @@ class Merge:
 
     entity: str
     kind: str
-    """See `Marker`."""
+    """See `Marker.kind`."""
     first: int
     last: int
-    """Numbers of the pieces."""
+    """Numbers of the first and the last piece."""
     read: Read
     """`Read.until` is only used with `is_last`; otherwise each row has its own."""
     newest: Read | None
-    """See `Merging`."""
+    """See `Merging.newest`."""
     is_last: bool
     laid: int
     """``ingest_seq`` of the newest raw row that was applied."""
@@ -59,7 +59,7 @@ class Ask:
 
     entity: str
     record_ids: tuple[str, ...] | None
-    """None for all records of the object."""
+    """Ids of the records; None for all records of the object."""
     reason: Reason
     laid: int
     """``ingest_seq`` of the newest raw row that was applied."""

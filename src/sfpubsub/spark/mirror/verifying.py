@@ -43,7 +43,7 @@ _ASKED_AT_ONCE = 200
 
 
 class Why(enum.StrEnum):
-    """Why a row may differ from the org although the mirror works correctly."""
+    """A reason why a row may differ from the org although the mirror works correctly."""
 
     QUEUED = "queued"
     """The reread queue has an open entry for the record, so the mirror will read it."""
@@ -65,7 +65,7 @@ class Difference:
     in_org: bool
     in_table: bool
     why: Why | None
-    """None if the difference is unexplained."""
+    """Possible reason for the difference; None if it is unexplained."""
 
 
 @dataclass

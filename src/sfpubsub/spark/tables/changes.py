@@ -29,7 +29,7 @@ from sfpubsub.errors import DecodeError, SchemaNotFoundError
 # like a gap.
 _TELLING = ("CREATE", "UPDATE", "DELETE", "UNDELETE")
 
-# After a change of one of these types, the whole record is known, whatever happened before.
+# After a change of one of these types, the whole record is known, regardless of earlier events.
 _WHOLE = ("CREATE", "DELETE", "UNDELETE")
 
 _HEADER = f"""{CHANGE_EVENT_HEADER} STRUCT<
@@ -103,19 +103,21 @@ def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
         schemas: See `field_changes`.
 
     Returns:
-        ``entity_name``, ``record_id``;
-        ``state``: the known fields as the text of a JSON object, in the form of ``payload_json``,
-        merged over all changes since the last CREATE or UNDELETE; null for a deleted record;
-        ``is_deleted``;
-        ``is_complete``: whether `state` has every field that is not null. Else the record is older
-        than the table, and `state` has what changed since, or ``reread`` is true;
-        ``reread``: whether an event did not say what changed, so that `state` may be out of date:
-        read the record from the org; ``reread_reason``: that event's change type, or ``DIFF`` for a
-        text of which only the difference was sent, and that `state` leaves out, or ``LATE`` for an
-        event that arrived after a newer one, and whose place clocks alone say; ``reread_since``:
-        when that was committed;
-        and of the newest event ``change_type``, ``commit_number``, ``sequence_number``,
-        ``commit_timestamp``, ``ingest_seq``.
+        ``entity_name``, ``record_id``, and:
+
+        - ``state``: the known fields as the text of a JSON object, in the form of ``payload_json``,
+          merged over all changes since the last CREATE or UNDELETE; null for a deleted record.
+        - ``is_deleted``: whether the record is deleted.
+        - ``is_complete``: whether ``state`` has every field that is not null. If not, the record is
+          older than the table, and ``state`` only has later changes, or ``reread`` is true.
+        - ``reread``: whether ``state`` may be out of date, because an event did not report what
+          changed. In that case, read the record from the org.
+        - ``reread_reason``: the change type of that event; or ``DIFF`` for a text that was sent
+          only as a diff, and is missing in ``state``; or ``LATE`` for an event that arrived after a
+          newer one, so that only commit timestamps determine their order.
+        - ``reread_since``: when that event's change was committed.
+        - ``change_type``, ``commit_number``, ``sequence_number``, ``commit_timestamp`` and
+          ``ingest_seq`` of the newest event.
     """
     changes = field_changes(raw, schemas).withColumn("at", f.struct(*_ORDER))
     marks = field_changes(_about_all(raw), schemas).withColumn("at", f.struct(*_ORDER))
@@ -267,7 +269,7 @@ def _marks(changes: DataFrame) -> DataFrame:
 
 
 def _since_whole(changes: DataFrame) -> DataFrame:
-    """Drop each record's changes before the last one after which the whole record is known."""
+    """Drop each record's changes that precede its last CREATE, DELETE or UNDELETE."""
     whole = f.when(f.col("change_type").isin(*_WHOLE) & ~f.col("is_gap"), f.col("at"))
     last = f.max(whole).over(Window.partitionBy(*_RECORD))
     rows = _with_late(changes.withColumn("whole_at", last))
@@ -277,7 +279,7 @@ def _since_whole(changes: DataFrame) -> DataFrame:
 def _with_late(changes: DataFrame) -> DataFrame:
     """Mark records for which an event arrived after a newer one.
 
-    The mark stays until an event arrives after which the whole record is known.
+    The mark stays until the record's next CREATE, DELETE or UNDELETE arrives.
     """
     record = Window.partitionBy(*_RECORD)
     before = record.orderBy("ingest_seq").rowsBetween(Window.unboundedPreceding, -1)

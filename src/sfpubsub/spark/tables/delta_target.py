@@ -136,16 +136,15 @@ class DeltaTargetTable(LoggedTargetTable):
     def append(self, files: Sequence[bytes], step: int) -> bool:
         """See `TargetTable`.
 
-        One commit contains the step and the files. Delta rejects it if another commit with our
-        application id was made in between. A crash before the commit leaves files that no reader
-        sees, and that VACUUM removes.
+        One commit contains the step and the files. Delta rejects it if a concurrent commit has our
+        application id. A crash before the commit leaves files that no reader sees, and that VACUUM
+        removes.
         """
         with self._errors("was not written"), active_session(self._target.spark):
             transaction = self._log().startTransaction()
             if self._step_of(transaction.snapshot()) >= step:
                 return False
-            # `txnVersion` also does this: a concurrent commit with our application id becomes a
-            # conflict.
+            # As `txnVersion` does, make a concurrent commit with our application id a conflict.
             transaction.readTxn().addOne(APPLICATION)
             self._check_names(transaction.metadata())
             number = {"appId": APPLICATION, "version": step, "lastUpdated": _now()}

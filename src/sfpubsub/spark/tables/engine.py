@@ -3,7 +3,7 @@
 Combines the parts: the next step is planned (planning.py) and recorded (steps.py), its rows are
 decoded in one Spark job (decode.py), and each table stores its rows with the step's number
 (target.py). Invariant: the raw table's rows and the plans determine the content of the tables,
-whichever processes were killed in between.
+even if processes were killed.
 """
 
 from __future__ import annotations

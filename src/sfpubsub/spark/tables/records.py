@@ -37,7 +37,7 @@ _DELETED = {"GAP_CREATE": False, "GAP_UPDATE": False, "GAP_UNDELETE": False, "GA
 
 
 class Reason(enum.StrEnum):
-    """Why a record, or all records of an object, must be read from the org again."""
+    """Reason for rereading a record, or all records of an object, from the org."""
 
     GAP = "gap"
     """An event did not report what changed."""
@@ -188,8 +188,8 @@ class Record:
     is_complete: bool
     """Whether every field is known from an event or a read of the record."""
     reread_reason: Reason | None
-    """Why the record must be reread from the org: the first reason since it was last known; None if
-    it need not be.
+    """Why the record must be reread from the org: the first reason since the record was last known;
+    None if no reread is needed.
     """
     commit_timestamp: datetime | None
     """Taken from the newest applied event, like the following fields."""
@@ -273,9 +273,8 @@ class Fold:
     versions: list[Record] = field(default_factory=list)
     """The record after each applied change, in order of arrival."""
     renumbered: list[tuple[datetime, datetime]] = field(default_factory=list)
-    """Times of two consecutive commits of which the newer one has the lower number, because the org
-    was migrated to another instance. Commits of one record are serialised, so there is no other
-    cause.
+    """Times of consecutive commits, as pairs, whose numbers decrease because the org was migrated
+    to another instance. Commits of one record are serialised, so no other cause is possible.
     """
 
     def apply(self, change: Change) -> None:

@@ -153,7 +153,7 @@ class Follower(Protocol):
 
 
 class StepLog(ABC):
-    """Stores the steps of one target, of which only the newest is needed. Not thread-safe."""
+    """Stores the steps of one target. Only the newest step is needed. Not thread-safe."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
