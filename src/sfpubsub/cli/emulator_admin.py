@@ -226,7 +226,7 @@ def _event(line: str, where: str) -> dict[str, Any]:
     try:
         event = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise click.ClickException(f"{where} is not JSON: {error}") from error
+        raise click.ClickException(f"{where} is not valid JSON: {error}") from error
     if not isinstance(event, dict):
         raise click.ClickException(f"{where} is not a JSON object")
     return event

@@ -74,7 +74,7 @@ class Output:
 
     @property
     def written(self) -> int:
-        """Bytes written so far."""
+        """Number of bytes written so far."""
         return self._written
 
     def taken(self) -> int:
@@ -90,7 +90,7 @@ class Output:
         """Return whether the reader has closed its end.
 
         Args:
-            wait: Maximum seconds to wait until it does.
+            wait: Maximum time to wait for that, in seconds.
         """
         if self._broken:
             return True

@@ -79,13 +79,15 @@ class Status:
     acked_at: float | None = None
     """When that event was acked."""
     delivered: int = 0
-    """Events delivered in this run."""
+    """Number of events delivered in this run."""
     pending: int = 0
     unacked: int = 0
     gaps: int = 0
     quarantined: int = 0
     hours: dict[str, int] = field(default_factory=dict)
-    """Events delivered, by hour since 1970. Includes redeliveries, as the service counts them."""
+    """Number of events delivered, by hour since 1970 UTC. Includes redeliveries, as the service
+    counts them.
+    """
 
     def delivered_lately(self, now: float) -> int:
         """Return the number of events delivered in the last 24 hours, rounded up to full hours."""

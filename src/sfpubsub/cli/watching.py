@@ -67,7 +67,8 @@ def watching(
     Args:
         title: Name of the command, for display.
         address: Address to serve on; None for no server.
-        timings: Timings of the client.
+        timings: Timings of the client, from which limits for health are derived; None for the
+            defaults.
         also: Returns additional text for the status line, or "".
         ends: Whether to print the status line once more at the end.
 

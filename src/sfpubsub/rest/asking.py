@@ -78,7 +78,9 @@ class Asker:
 
     @property
     def calls(self) -> int:
-        """Requests made so far, including retries; each counts against the org's daily limit."""
+        """Number of requests made so far, including retries; each counts against the org's daily
+        limit.
+        """
         return self._org.calls + self._bulk.calls
 
     @property
@@ -119,7 +121,7 @@ class Asker:
         return self.again(ask) if repeat else ask()
 
     def patch(self, path: str, body: object) -> Any:
-        """Send a PATCH and return the parsed response. Not retried."""
+        """Send a PATCH, without retries, and return the parsed response."""
         return _exact(self._org.send("PATCH", path, body=body))
 
     def delete(self, path: str) -> None:

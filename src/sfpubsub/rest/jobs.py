@@ -1,6 +1,6 @@
 """Bulk API 2.0 query jobs: create them, wait for them, fetch their results, delete them.
 
-A job lives in the org and is identified only by its id. After a crash, a process can continue with
+A job exists in the org and is identified only by its id. After a crash, a process can continue with
 the id and the locator that it saved.
 """
 

@@ -50,7 +50,7 @@ class QueryPage:
     rows: list[dict[str, Any]]
     """Values by field name, without ``attributes``."""
     total: int
-    """Total rows on all pages."""
+    """Total number of rows on all pages."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,9 @@ class OrgReader:
 
     @property
     def calls(self) -> int:
-        """Requests made so far, including retries; each counts against the org's daily limit."""
+        """Number of requests made so far, including retries; each counts against the org's daily
+        limit.
+        """
         return self._asker.calls
 
     @property

@@ -37,7 +37,7 @@ class ResultPage:
     only, and reports about later pages contradict each other.
     """
     records: int
-    """Rows, not counting the header."""
+    """Number of rows, without the header."""
     next_locator: str | None
     """Locator of the next page; None for the last page. It is valid as long as the job exists."""
 
@@ -154,7 +154,7 @@ class LineCounter:
 
     @property
     def lines(self) -> int:
-        """Lines so far, including an incomplete last line."""
+        """Number of lines so far, including an incomplete last line."""
         return self._ended + (self._last != b"\n")
 
     @property

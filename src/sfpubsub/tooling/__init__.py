@@ -1,8 +1,8 @@
 """Create, start, stop and delete an org's managed subscriptions.
 
-Uses the org's Tooling API over HTTP. It opens no stream, and reads no positions, because that API
-does not expose them. A change takes up to a few minutes to reach the Pub/Sub API, which only a
-subscribe call can confirm; `wait_until` polls a check that the caller provides.
+This package uses the org's Tooling API over HTTP. It opens no stream, and reads no positions,
+because that API does not expose them. A change takes up to a few minutes to reach the Pub/Sub API,
+which only a subscribe call can confirm; `wait_until` polls a check that the caller provides.
 """
 
 from __future__ import annotations

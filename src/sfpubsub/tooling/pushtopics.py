@@ -95,7 +95,9 @@ class PushTopics:
         """
         rows = self._rows(f"WHERE Name = '{_checked(name)}'")
         if not rows:
-            raise TopicNotFoundError(f"the org has no PushTopic {name}: see pushtopic list")
+            raise TopicNotFoundError(
+                f"the org has no PushTopic {name}: see sfpubsub pushtopic list"
+            )
         return _topic(rows[0])
 
     def delete(self, name: str) -> PushTopic:

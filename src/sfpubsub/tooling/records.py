@@ -139,7 +139,8 @@ def record_of(row: dict[str, Any]) -> ManagedEventSubscription:
 def check_id(record_id: Any) -> None:
     """Check that *record_id* is valid, because it becomes part of a path.
 
-    Raises: RemoteProtocolError: *record_id* is not valid.
+    Raises:
+        RemoteProtocolError: *record_id* is not valid.
     """
     if not isinstance(record_id, str) or not is_id(record_id):
         raise RemoteProtocolError("the org returned a managed subscription without a valid id")

@@ -46,7 +46,7 @@ Opening = TypeVar("Opening", OpenStream, OpenPublish)
 
 
 class Driven(Protocol):
-    """The inputs common to all protocols."""
+    """The inputs that all protocols have in common."""
 
     def abort(self) -> list[Command]: ...
     def crashed(self, error: SfPubSubError) -> list[Command]: ...
@@ -197,7 +197,7 @@ class CallDriver(ABC, Generic[Opening]):
 
         Args:
             happened: Passes the event to the protocol; its last argument is the time.
-            what: The arguments before the time.
+            what: Further arguments for *happened*, before the time.
         """
         if not self._home.is_here:
             self._check_process()

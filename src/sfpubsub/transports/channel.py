@@ -52,7 +52,7 @@ def open_channel(
     proxy: str = "",
     timings: Timings | None = None,
 ) -> grpc.Channel:
-    """Return a channel to *endpoint*. Does not connect yet.
+    """Return a channel to *endpoint*, without connecting yet.
 
     Args:
         endpoint: ``host:port``; the service listens on 443 and 7443.

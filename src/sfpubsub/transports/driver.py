@@ -1,7 +1,7 @@
 """The driver of a subscription: handles responses, acks and commits.
 
-Based on `CallDriver`. The protocol makes all decisions about credit, commits, resuming and delays.
-The application's thread receives events in batches.
+This driver extends `CallDriver`. The protocol makes all decisions about credit, commits, resuming
+and delays. The application's thread receives events in batches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The queue between the threads of a driver and those of the application.
 
-Holds one item per response. A waiter reads `Mailbox.count`, checks the state, and then waits for
-the count to change, so it misses nothing that happens between the check and the wait. The asyncio
-API does the same with a callback set by `Mailbox.listen`.
+The queue holds one item per response. A waiter reads `Mailbox.count`, checks the state, and then
+waits for the count to change, so it misses nothing that happens between the check and the wait. The
+asyncio API does the same with a callback set by `Mailbox.listen`.
 """
 
 from __future__ import annotations

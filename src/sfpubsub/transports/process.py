@@ -18,7 +18,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 class Home:
-    """The process that created this object."""
+    """Identifies the process that created this object."""
 
     def __init__(self) -> None:
         self.pid: int = os.getpid()

@@ -1,7 +1,7 @@
 """The driver of a publisher: accepts events and reports their outcomes.
 
-Based on `CallDriver`. The protocol decides which events share a request, what is retried, and when
-to give up.
+This driver extends `CallDriver`. The protocol decides which events share a request, what is
+retried, and when to give up.
 """
 
 from __future__ import annotations

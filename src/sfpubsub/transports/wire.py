@@ -1,7 +1,7 @@
 """Convert between Protobuf messages and the protocol's values. No other module uses both.
 
-Makes no decisions. Opaque ids stay bytes. A field that the service omits becomes None where its
-absence has a meaning.
+This module makes no decisions. Opaque ids stay bytes. A field that the service omits becomes None
+where its absence has a meaning.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ MANAGED = Form(pb.ManagedFetchResponse.FromString, managed_opening, managed_requ
 
 
 def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
-    """Convert a message of a stream.
+    """Convert a message of a Subscribe or ManagedSubscribe stream.
 
     Raises:
         RemoteProtocolError: An event has no replay id, so there is no position to resume from.

@@ -62,7 +62,7 @@ class Signal:
     where: str | None = None
     """For ``reread``: a SOQL condition; None means all records."""
     id: str = field(default_factory=_new_id)
-    """Use the same id to put the same signal again."""
+    """Unique id. A sender that repeats a signal must use the same id."""
 
 
 class Mailbox:

@@ -5,9 +5,9 @@ tables. This module decides which state it is applied to, and which queue entrie
 
 **A row.** A read contains every event up to its as-of, and perhaps later ones. So its row replaces
 the known state, and every event after the as-of is applied to it in order of arrival. Applying an
-event that the row already contains is harmless: each field it names is named again by every later
-event that changed the field, up to the value in the row. A text diff that the row already contains
-does not match, and is skipped.
+event that the row already contains is harmless: each of its fields is set again by the later events
+that changed the field, up to the value in the row. A text diff that the row already contains does
+not match, and is skipped.
 
 **An entry.** Changes that events do not name can be reverted this way, because the row may be
 older. Every such change has a queue entry, which is closed only by a read that began one margin
@@ -38,7 +38,7 @@ class Mirrored:
     """The known state of one record, as stored in its table row."""
 
     record: Record
-    """`Record.ingest_seq` is never less than the as-of of `read`."""
+    """The record. Its `ingest_seq` is never less than the as-of of `read`."""
     read: Read | None = None
     """The newest merged read; None if only events were merged."""
 
@@ -75,8 +75,8 @@ def lay(
         mirrored: The state known so far.
         changes: The record's changes, in order of arrival.
         about_all: Cues from the same raw rows that concern all records, including this one.
-        newest: See `is_outdated`. For a record that it did not return, a change older than the read
-            is late as well: the record may have been deleted.
+        newest: See `is_outdated`. For a record that this read did not return, a change older than
+            the read is late as well, because the record may have been deleted.
     """
     read = None if mirrored is None else mirrored.read
     before = None if mirrored is None else mirrored.record
@@ -166,8 +166,8 @@ def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> b
         read: The read.
         mirrored: The known state of the record.
         newest: The newest merged read, of the object or a piece of it, that would have returned the
-            record. A record that it did not return and that has no events is unknown; an older read
-            would restore it.
+            record. If this read did not return a record without events, the record is unknown, and
+            an older read would wrongly restore it.
     """
     merged = [newest, None if mirrored is None else mirrored.read]
     return any(each is not None and read.as_of < each.as_of for each in merged)

@@ -64,7 +64,7 @@ class MirroredObject:
     Args:
         target: Location of the tables.
         entity: The object.
-        event_type: The name of its change events.
+        event_type: Event type of the object's change events.
         describe: Requests the describe result of the object from the org.
     """
 

@@ -39,7 +39,7 @@ class Merge:
     size: int = 0
     """Number of rows in the pieces."""
     calls: int = 0
-    """Requests made to the org since the last note that counted them."""
+    """Number of requests made to the org since the last note that counted them."""
     selected: tuple[str, ...] = ()
     """With `is_last`: the fields that the read selected."""
 

@@ -1,4 +1,4 @@
-"""Choose the next read of the org. Pure: no Spark, no I/O, no clock."""
+"""Choose the next read of the org. This module is pure: no Spark, no I/O, no clock."""
 
 from __future__ import annotations
 

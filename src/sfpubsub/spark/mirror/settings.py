@@ -48,10 +48,10 @@ class MirrorReport:
     """Counts of the work of a mirror in this run."""
 
     events: int = 0
-    """Raw rows applied."""
+    """Number of raw rows applied."""
     records: int = 0
-    """Rows of reads that were merged."""
+    """Number of rows of reads that were merged."""
     reads: int = 0
-    """Reads of whole objects that were merged completely."""
+    """Number of reads of whole objects that were merged completely."""
     api_calls: int = 0
-    """Requests made to the org."""
+    """Number of requests made to the org."""

@@ -50,7 +50,7 @@ class Standing:
     is_anchored: bool = False
     """Whether a position is durable, so that no later event can be missed."""
     is_caught_up: bool = False
-    """Whether the service has no more events, and all received ones are in the raw table."""
+    """Whether the service has no more events, and all received events are in the raw table."""
     written: int = 0
     """Number of events received so far; increases with each write."""
     gaps: tuple[str, ...] = ()

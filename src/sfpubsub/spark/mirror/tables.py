@@ -341,8 +341,8 @@ class MirrorTables:
         """Write a step's rows to a table in up to three changes. The last change has the step's
         last number.
 
-        A repeated step may merge rows that it inserted before, but never the reverse: a change that
-        was made keeps a number at least as high.
+        A repeated step may merge rows that it inserted before a crash, but never inserts rows that
+        it merged, because a completed change keeps a number that is at least as high.
 
         Args:
             found: The object.

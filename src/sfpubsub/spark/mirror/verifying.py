@@ -92,7 +92,7 @@ class Verification:
     margin: float = 300.0
     clock: Callable[[], float] = time.time
     compared: int = 0
-    """Records of the table that were compared with the org."""
+    """Number of records of the table that were compared with the org."""
     equal: int = 0
     differing: dict[str, int] = field(default_factory=dict)
     """Number of differences by `Why`; unexplained ones under ``unexplained``."""

@@ -249,7 +249,7 @@ class _Object:
         )
 
     def _before(self) -> DataFrame:
-        """Return the current rows of the changed records, in the same form."""
+        """Return the current rows of the changed records, in the form expected by the fold."""
         return self._current_rows("left_semi").selectExpr(
             *self._columns, "false AS _is_change", *_nulls(("_changed", "_diffs"))
         )
@@ -338,7 +338,7 @@ def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
 def _cues(
     objects: Sequence[_Object], number: int
 ) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
-    """Return the queue rows of a step, and where commit numbers restarted.
+    """Return the queue rows of a step, and the times between which commit numbers restarted.
 
     Computes the folds of all objects in one job.
     """

@@ -46,8 +46,8 @@ def decode(rows: DataFrame, plans: Mapping[str, Plan], size: int) -> Decoded:
 
     Args:
         rows: Rows with the columns `READ`.
-        plans: Plans by event type, for the schemas of the rows.
-        size: Total size of their payloads, in bytes.
+        plans: Decoding plans by event type, for the schemas of the rows.
+        size: Total size of the rows' payloads, in bytes.
     """
     tasks = max(1, size // _TASK_BYTES)
     found = rows.select(*READ).coalesce(tasks)

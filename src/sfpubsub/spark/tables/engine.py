@@ -1,9 +1,9 @@
 """Build query tables from a raw table, step by step: one typed table per event type.
 
-Combines the parts: the next step is planned (planning.py) and recorded (steps.py), its rows are
-decoded in one Spark job (decode.py), and each table stores its rows with the step's number
-(target.py). Invariant: the raw table's rows and the plans determine the content of the tables,
-even if processes were killed.
+This module combines the parts: the next step is planned (planning.py) and recorded (steps.py), its
+rows are decoded in one Spark job (decode.py), and each table stores its rows with the step's number
+(target.py). Invariant: the raw table's rows and the plans determine the content of the tables, even
+if processes were killed.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ class StepReport:
     """The durable result of one or several steps."""
 
     batches: int = 0
-    """Raw batches whose rows were added."""
+    """Number of raw batches whose rows were added."""
     rows: Mapping[str, int] = field(default_factory=dict)
-    """Rows added, by event type."""
+    """Number of rows added, by event type."""
     undecodable: int = 0
-    """Rows that could not be decoded; the table `_undecodable` has the reasons."""
+    """Number of rows that could not be decoded. The table `_undecodable` contains the reasons."""
     reasons: Mapping[str, int] = field(default_factory=dict)
     """Number of undecodable rows by reason."""
     removed: int = 0
-    """Raw batches whose rows were removed, because the raw table was restored to an earlier
-    version.
+    """Number of raw batches whose rows were removed, because the raw table was restored to an
+    earlier version.
     """
     seconds: float = field(default=0.0, compare=False)
-    """Duration in seconds."""
+    """Duration of the steps, in seconds."""
 
     def __add__(self, other: StepReport) -> StepReport:
         return StepReport(
@@ -90,7 +90,8 @@ class EventTables:
     """Builds the tables of one target. A context manager; not thread-safe.
 
     No other process may write to the target, but the raw table may be written at the same time.
-    Needs no credentials and no network service: schemas come from the raw table's store.
+    The engine needs no credentials and no network service, because schemas come from the raw
+    table's store.
 
     Args:
         spark: A classic session (not Spark Connect) with the formats' jars (`spark_session`).
@@ -268,7 +269,7 @@ class EventTables:
             if found is None:
                 raise WriteError(
                     f"raw batch {last.id} no longer exists, so it is unknown which rows of the "
-                    f"raw table were processed"
+                    f"raw table were processed: restore the batch, or use a new target"
                 )
             self._laid = (last.id, int(found))
         return self._laid[1]

@@ -1,8 +1,8 @@
 """Apply `Fold` to the changes of many records, as Arrow data on an executor.
 
-Needs no Spark. The rows of a record are adjacent: first its row of the current table, if any, then
-its changes in order of arrival. Invariant: the result depends only on these rows and on the cues
-about all records, not on how the rows are split into batches.
+This module does not need Spark. The rows of a record are adjacent: first its row of the current
+table, if any, then its changes in order of arrival. Invariant: the result depends only on these
+rows and on the cues about all records, not on how the rows are split into batches.
 """
 
 from __future__ import annotations

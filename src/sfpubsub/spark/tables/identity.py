@@ -76,7 +76,7 @@ class Identity:
             may_grow: Whether objects may be added.
 
         Raises:
-            ConfigurationError: The source is another one, or the objects differ.
+            ConfigurationError: The source is a different raw table, or the objects differ.
         """
         grown = may_grow and set(self.objects) <= set(now.objects)
         if now.objects != self.objects and not grown:

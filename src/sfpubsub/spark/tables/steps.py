@@ -121,7 +121,7 @@ class Step(Protocol):
 
     @property
     def target(self) -> Target:
-        """The target."""
+        """Target of the tables."""
         ...
 
     def rows(self, event_type: str) -> DataFrame:
