@@ -70,7 +70,7 @@ def _name(der: bytes) -> str:
                 encoding = {_SIXTEEN_BIT: "utf-16-be", _THIRTY_TWO_BIT: "utf-32-be"}
                 text = value.decode(encoding.get(kind, "utf-8"), "replace")
                 parts.append(f"{_PARTS[oid]}={text}")
-    return ", ".join(parts) or "nobody"
+    return ", ".join(parts) or "(no name)"
 
 
 def _time(kind: int, value: bytes) -> datetime:

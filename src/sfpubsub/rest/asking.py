@@ -46,7 +46,7 @@ class Asker:
 
     Args:
         sessions: Supplies the session.
-        http: Makes the requests; its own limits are replaced.
+        http: Makes the requests; its size and time limits are replaced.
         api_version: Such as ``60.0``.
         timings: Timeouts, delays and the number of attempts.
         sleep: Pauses for the given number of seconds; may raise an error to end the retries.

@@ -46,7 +46,7 @@ _MARKS = 200
 
 
 def _new_id() -> str:
-    # Names sort in order of arrival, as far as the senders' clocks agree. Nanoseconds, because a
+    # Names sort in order of arrival if the senders' clocks agree. Nanoseconds, because a
     # program may pause and resume within a millisecond.
     return f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
 

@@ -117,8 +117,8 @@ class DeltaTargetTable(LoggedTargetTable):
     ) -> None:
         """See `TargetTable`."""
         there = self.exists()
-        # Under the lock of the settings, because another thread may have set the number for its own
-        # table, which these commits would use otherwise.
+        # Under the lock of the settings, because these commits would otherwise use the number that
+        # another thread may have set for its table.
         with self._errors("cannot be created"), self._target.settings({}):
             if not there:
                 self._create(columns, facts or {}, merged=merged)

@@ -104,8 +104,8 @@ class IcebergTargetTable(LoggedTargetTable):
     ) -> None:
         """See `TargetTable`."""
         there = self.exists()
-        # Under the lock of the settings, because another thread may have set the number for its own
-        # table, which these commits would use otherwise.
+        # Under the lock of the settings, because these commits would otherwise use the number that
+        # another thread may have set for its table.
         with self._errors("cannot be created"), self._target.settings({}):
             java = self._java_session.parseDataType(spark_schema(columns).json())
             wanted = self._iceberg("spark.SparkSchemaUtil").convert(java)
