@@ -84,7 +84,7 @@ def test_a_file_that_is_not_utf_8_is_named(emulator, tmp_path, capsys):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"{}\n" + b"x" * 10_000 + b"\xff\n")
     assert run(["publish", TOPIC, "--file", str(path), "--created-by", USER]) == 1
-    assert "events.jsonl is not UTF-8, at line 2 or after it" in capsys.readouterr().err
+    assert "events.jsonl is not valid UTF-8 at line 2 or later" in capsys.readouterr().err
     assert emulator.bus.tip() == 1
 
 
