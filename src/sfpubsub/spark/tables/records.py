@@ -273,8 +273,9 @@ class Fold:
     versions: list[Record] = field(default_factory=list)
     """The record after each applied change, in order of arrival."""
     renumbered: list[tuple[datetime, datetime]] = field(default_factory=list)
-    """Times of consecutive commits, as pairs, whose numbers decrease because the org was migrated
-    to another instance. Commits of one record are serialised, so no other cause is possible.
+    """Times of the commits before and after each decrease of the commit numbers. The cause is a
+    migration of the org to another instance: commits of one record are serialised, so no other
+    cause is possible.
     """
 
     def apply(self, change: Change) -> None:
