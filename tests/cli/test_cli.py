@@ -308,7 +308,7 @@ def test_text_that_is_no_text_and_a_full_disk_are_one_line(emulator, tmp_path, c
     file = tmp_path / "events.jsonl"
     file.write_bytes(b'{"City__c": "\xff"}')
     assert run(["publish", TOPIC, "--file", str(file)]) == 1
-    assert_one_line_error(capsys, "not UTF-8")
+    assert_one_line_error(capsys, "not valid UTF-8")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "sfpubsub", "topic", TOPIC],

@@ -62,7 +62,7 @@ def test_an_event_that_is_refused_is_told_with_its_lines(command, running):
 @pytest.mark.parametrize(
     ("topic", "line", "said"),
     [
-        (ORDERS, "{", "line 1 of <stdin> is not JSON"),
+        (ORDERS, "{", "line 1 of <stdin> is not valid JSON"),
         (ORDERS, "[]", "line 1 of <stdin> is not a JSON object"),
         (ORDERS, '{"Nonsense": 1}', "has no field Nonsense"),
         ("/event/None__e", "{}", "/event/None__e"),

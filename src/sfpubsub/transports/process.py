@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-# Number of forks between the first process and this one. Checked with each response, where calling
-# os.getpid() would be the most expensive line.
+# Number of forks between the first process and this one. Compared on every response instead of
+# calling os.getpid(), which would be the most expensive line.
 _forks = 0
 
 
@@ -18,7 +18,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 class Home:
-    """The process that created this object."""
+    """Identifies the process that created this object."""
 
     def __init__(self) -> None:
         self.pid: int = os.getpid()
