@@ -55,7 +55,7 @@ class Sink(Protocol):
         ...
 
     def add(self, event: Event, received_at: float) -> bool:
-        """Add an event, and return whether enough events were added to `write` them.
+        """Add an event. Return True once enough events have accumulated to call `write`.
 
         Raises:
             DecodeError: The payload does not match the schema. The event was not added.

@@ -183,8 +183,8 @@ def publish_all(
     if driver.failure is not None and len(failed) == len(results):
         driver.raise_failure()
     raise PublishError(
-        f"{topic}: {len(failed)} of {len(results)} events failed, the first one "
-        f"({failed[0].correlation_key}) with: {failed[0].error}",
+        f"{topic}: {len(failed)} of {len(results)} events failed; first failure "
+        f"({failed[0].correlation_key}): {failed[0].error}",
         results=results,
         retryable=all(result.retryable for result in failed),
     ) from driver.failure

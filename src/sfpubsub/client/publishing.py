@@ -247,8 +247,8 @@ class Outbound(Generic[ReceiptT]):
             failed, self._failed = self._failed, 0
         if failed:
             raise PublishError(
-                f"{self.topic}: {failed} event{'s' * (failed > 1)} failed, the first one "
-                f"({failures[0].correlation_key}) with: {failures[0].error}",
+                f"{self.topic}: {failed} event{'s' * (failed > 1)} failed; first failure "
+                f"({failures[0].correlation_key}): {failures[0].error}",
                 results=failures,
                 retryable=all(result.retryable for result in failures),
             ) from self.driver.failure

@@ -112,7 +112,7 @@ class RemoteEmulator:
         """Add a fault; the arguments are those of `Fault`.
 
         Returns:
-            The fault's number in the plan, counted from 0.
+            The fault's number in the plan, starting from 0.
         """
         return int(self.call("POST", "/admin/faults", {"kind": kind, **arguments})["number"])
 

@@ -1,8 +1,8 @@
 """Observes one subscription over time: its health, and when things last happened.
 
-A `Health` snapshot describes the current state. When the service last sent something, or when the
-last commit happened, follows only from comparing snapshots over time. The status file, the metrics,
-`/health`, the page and the terminal's status line all use the result.
+A `Health` snapshot describes only the current state. When the service last sent something, or when
+the last commit happened, can be determined only by comparing successive snapshots. The status file,
+the metrics, `/health`, the page and the terminal's status line all use the result.
 """
 
 from __future__ import annotations

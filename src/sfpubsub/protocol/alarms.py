@@ -34,7 +34,7 @@ _WHILE_STREAMING = (Due.SILENT, Due.RESERVE, Due.COMMIT, Due.NEVER_ACKED)
 
 
 class Alarms:
-    """The timers of one subscription. Not thread-safe; the driver serialises.
+    """The timers of one subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
         timings: Timings of the service and the client.

@@ -14,7 +14,7 @@ from sfpubsub.types import RawEvent
 
 
 class Appetite:
-    """Tracks how much room one subscription has. Not thread-safe; the driver serialises.
+    """Tracks how much room one subscription has. Not thread-safe; the driver serialises all calls.
 
     Args:
         limits: Memory limits.

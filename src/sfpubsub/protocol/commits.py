@@ -41,7 +41,7 @@ class Sent(NamedTuple):
 
 
 class Commits:
-    """The commits of one managed subscription. Not thread-safe; the driver serialises."""
+    """The commits of one managed subscription. Not thread-safe; the driver serialises all calls."""
 
     def __init__(self, timings: Timings) -> None:
         self._timings = timings

@@ -14,7 +14,7 @@ from sfpubsub.types import RawEvent, ReplayId
 
 
 class Intake:
-    """The receiving side of one subscription. Not thread-safe; the driver serialises.
+    """The receiving side of one subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
         appetite: Tracks received and waiting events.

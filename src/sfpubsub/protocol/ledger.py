@@ -30,7 +30,7 @@ from sfpubsub.types import EventKey, RawEvent, ReplayId, event_keys
 
 
 class Ledger:
-    """The entries of one subscription. Not thread-safe; the driver serialises."""
+    """The entries of one subscription. Not thread-safe; the driver serialises all calls."""
 
     def __init__(self) -> None:
         self._runs: list[Run] = []

@@ -12,7 +12,7 @@ from sfpubsub.protocol.window import Window
 
 
 class Outgoing:
-    """The sending side of one subscription. Not thread-safe; the driver serialises."""
+    """The sending side of one subscription. Not thread-safe; the driver serialises all calls."""
 
     def __init__(self) -> None:
         self.window: Window = Window()

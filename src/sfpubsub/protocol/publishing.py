@@ -44,7 +44,7 @@ from sfpubsub.types import ProducerEvent, PublishCounts, PublishResult
 
 
 class PublishProtocol:
-    """One publisher of one topic. Not thread-safe; the driver serialises.
+    """One publisher of one topic. Not thread-safe; the driver serialises all calls.
 
     Args:
         topic: Full path of the topic.

@@ -12,7 +12,7 @@ from sfpubsub.types import Gap, ReplayId, ReplayPreset, StartPosition
 
 
 class Resume:
-    """The position of one plain subscription. Not thread-safe; the driver serialises.
+    """The position of one plain subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
         name: The topic, for gaps.

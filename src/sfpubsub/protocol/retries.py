@@ -41,7 +41,7 @@ class Verdict:
 
 
 class Retries:
-    """The retry budgets of one subscription. Not thread-safe; the driver serialises.
+    """The retry budgets of one subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
         name: The topic, or the managed subscription's name or id.

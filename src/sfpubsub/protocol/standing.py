@@ -32,7 +32,7 @@ from sfpubsub.types import CommitReceipt, Gap, GapReason, RawEvent, ReplayId
 
 
 class Standing:
-    """The position of one managed subscription. Not thread-safe; the driver serialises.
+    """The position of one managed subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
         name: The managed subscription's name or id.

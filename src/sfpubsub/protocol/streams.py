@@ -38,7 +38,7 @@ from sfpubsub.types import Gap, StartPosition
 
 
 class Streams:
-    """The streams of one subscription. Not thread-safe; the driver serialises.
+    """The streams of one subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
         name: The topic, or the managed subscription's name or id.

@@ -50,7 +50,7 @@ class Entry:
 
 
 class Unanswered:
-    """The events of one publisher. Not thread-safe; the driver serialises."""
+    """The events of one publisher. Not thread-safe; the driver serialises all calls."""
 
     def __init__(self) -> None:
         self._tickets = 0

@@ -26,17 +26,17 @@ from sfpubsub.config import RETURN_CREDIT_AT, WINDOW
 
 
 class Window:
-    """The credit of one stream at a time. Not thread-safe; the driver serialises."""
+    """The credit of one stream at a time. Not thread-safe; the driver serialises all calls."""
 
     def __init__(self) -> None:
         self.outstanding: int = 0
         """Number of requested events that we may still receive."""
         # Whether the service last reported nothing as pending, and nothing was requested since.
         self._dry = False
-        self._probing = False  # whether the reserve was sent last, and is not answered yet
+        self._probing = False  # whether the reserve was sent last, and has not been answered yet
 
     def open(self, room: int) -> int:
-        """Start a new stream; return the number of events for its first request."""
+        """Reset the credit for a new stream; return the number of events for its first request."""
         self._dry = self._probing = False
         self.outstanding = max(1, min(WINDOW, room))
         return self.outstanding

@@ -130,7 +130,7 @@ class PublishCounts:
     failed: int = 0
     """Refused, or abandoned without a response."""
     pending: int = 0
-    """Sent or waiting, and not answered yet."""
+    """Number of events that are waiting or were sent, without a result yet."""
     sent_again: int = 0
     """Number of resends: an upper bound for the duplicates on the bus."""
     streams: int = 0

@@ -359,7 +359,7 @@ def test_an_idle_job_whose_jvm_died_ends_too(tmp_path: Path):
     """It could not write the next event, so it does not wait for one."""
     idle = run("[kill_jvm]", "--managed", "S", "--to", str(tmp_path / "t"))
     assert idle.returncode == 1, idle.stderr
-    assert "error: spark's JVM" in idle.stderr
+    assert "error: the Spark JVM" in idle.stderr
     assert "Traceback" not in idle.stderr
 
 

@@ -118,7 +118,7 @@ class FaultPlan:
         """Add a fault. A fault that acts takes effect before this returns.
 
         Returns:
-            The fault's number in the plan, counted from 0.
+            The fault's number in the plan, starting from 0.
 
         Raises:
             ValueError: The fault acts on something that does not exist; the plan is unchanged.
@@ -155,9 +155,10 @@ class FaultPlan:
         """
         with self._lock:
             if not 0 <= number < len(self._entries):
+                count = len(self._entries)
                 raise ValueError(
-                    f"there is no fault {number}; the plan has {len(self._entries)} faults,"
-                    " counted from 0"
+                    f"there is no fault {number}: the plan has {count} "
+                    f"fault{'s' * (count != 1)}, numbered from 0"
                 )
             entry = self._entries[number]
             if KINDS[entry.fault.kind].acts:

@@ -30,7 +30,8 @@ class Table:
         name: The object's name.
         columns: All columns that can be selected, in the order of a complete record.
         comparable: Columns that can be used in conditions and in ORDER BY.
-        rows: Returns all records, by column, in the order of an answer without ORDER BY.
+        rows: Returns all records, each as a mapping from column to value, in the order used when a
+            query has no ORDER BY.
         single: Columns that can be selected only if the query finds at most one row.
         first_version: API version that introduced the object.
         path: URL path of its records after the version; empty if they have no URL.
@@ -48,8 +49,8 @@ class Table:
         """Return the answer to a query of this object.
 
         Raises:
-            RestRefused: The query names an unknown column, or selects a `single` column of several
-                rows.
+            RestRefused: The query names a column that does not exist or cannot be used there, or it
+                selects a column in `single` but finds several rows.
         """
         columns = [self._column(name, self.columns) for name in asked.fields]
         where = [(self._column(item.field, self.comparable), item) for item in asked.where]

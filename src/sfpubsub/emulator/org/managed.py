@@ -86,7 +86,7 @@ class ManagedSubscriptions:
         bus: The bus whose positions are committed.
         clock: The org's clock.
         settings: Times and limits.
-        faults: The fault plan, which may hold a slot.
+        faults: The fault plan. A ``hold_slot`` fault delays the release of a slot.
     """
 
     def __init__(

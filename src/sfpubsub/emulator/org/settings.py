@@ -102,7 +102,7 @@ class Settings:
 
     commit_answer_tip: AnswerTip = "sent"
     """`latest_replay_id` of a commit answer: absent ("none"), the last position sent on the stream
-    ("sent"), or the org's newest ("org"), which may be ahead of events that are not sent yet.
+    ("sent"), or the org's newest ("org"), which may be ahead of events that have not been sent yet.
     """
 
     commit_answer_pending: bool = True

@@ -338,7 +338,7 @@ class EventWriter:
             WriteError: Spark's JVM has exited.
         """
         if not self._jvm.alive():
-            raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has exited: start the job again")
+            raise WriteError(f"the Spark JVM (pid {self._jvm.pid}) has exited: restart the job")
 
     def hear_time(self, process_time: int) -> None:
         """Record the service's time, to check this machine's clock against it. Thread-safe.

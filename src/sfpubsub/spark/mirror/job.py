@@ -317,7 +317,7 @@ class Mirror:
             self._gaps = set(gaps)
             return False
         for name in self._objects:
-            self._say(f"{name}: events may be missing, so all records are reread")
+            self._say(f"{name}: events may be missing, so all records will be reread")
             self._ask(name, Reason.GAP)
         self.tables.queue.keep_gaps([*kept, *new])
         return True

@@ -54,8 +54,8 @@ class Outcome:
     After a crash an entry may be added again; the queue is a set.
     """
     healed: tuple[Entry, ...] = ()
-    """The record's own entries that the read closes. Must be removed after the record
-    is durable.
+    """The record's own entries that the merged read closes. Remove them only after the record is
+    durable.
     """
 
 
@@ -201,8 +201,8 @@ def _sorted_out(
 
 
 def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
-    """Return a record with its position in the order of changes, which determines which later
-    changes are late.
+    """Return a record with its position in the order of changes set. A change that arrives later
+    but precedes this position is late.
     """
     placed = replace(
         record,

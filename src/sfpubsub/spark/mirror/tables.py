@@ -97,7 +97,7 @@ class MirrorTables:
 
         Args:
             entity: The object.
-            newest: The newest read of the whole object that was merged completely.
+            newest: The newest completely merged read of the whole object; None if no read is.
         """
         if newest is not None:
             self._newest[entity] = newest

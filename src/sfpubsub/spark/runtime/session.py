@@ -267,5 +267,5 @@ def jvm_of(spark: SparkSession) -> Process:
     pid = int(jvm.java.lang.ProcessHandle.current().pid())
     process = Process.of(pid)
     if process is None:
-        raise WriteError(f"spark's JVM (pid {pid}) has exited: start the job again")
+        raise WriteError(f"the Spark JVM (pid {pid}) has exited: restart the job")
     return process

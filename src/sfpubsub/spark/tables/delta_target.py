@@ -277,9 +277,9 @@ class DeltaTargetTable(LoggedTargetTable):
         mode = str(metadata.columnMappingMode().name())
         if mode not in _UNMAPPED:
             raise WriteError(
-                f"{self._address} uses column mapping ({mode}), so rows cannot be added to it: "
-                f"restore delta.columnMapping.mode, and rebuild the tables with sfpubsub tables "
-                f"rebuild"
+                f"{self._address} uses column mapping ({mode}), so rows cannot be added to "
+                f"it: set its table property delta.columnMapping.mode to none, then rebuild the "
+                f"tables with sfpubsub tables rebuild"
             )
 
     @contextmanager

@@ -58,7 +58,7 @@ _COMMITS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class StepReport:
-    """The durable result of one or several steps."""
+    """What one or more steps have durably done."""
 
     batches: int = 0
     """Number of raw batches whose rows were added."""
@@ -404,9 +404,9 @@ class EventTables:
         found = sum(decoded.rows.values())
         if found != plan.rows:
             raise WriteError(
-                f"{found} of the {plan.rows} rows of raw batches {plan.batches[0].id} to "
-                f"{plan.batches[-1].id} were decoded or classified, so none was written; if rows "
-                f"were removed from the raw table, rebuild the tables with sfpubsub tables rebuild"
+                f"expected {plan.rows} rows in raw batches {plan.batches[0].id} to "
+                f"{plan.batches[-1].id}, but found {found}; nothing was written: if rows were "
+                f"removed from the raw table, rebuild the tables with sfpubsub tables rebuild"
             )
         return decoded
 

@@ -237,7 +237,7 @@ class StepFile(StepLog):
             return {} if text is None else dict(json.loads(text))
         except (ValueError, TypeError) as error:
             raise ConfigurationError(
-                f"{self._path / IDENTITY_FILE} cannot be read: {error}"
+                f"{self._path / IDENTITY_FILE} is not a valid JSON object: {error}"
             ) from error
 
     def claim(self, identity: dict[str, Any]) -> None:
