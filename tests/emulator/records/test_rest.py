@@ -137,6 +137,24 @@ def test_a_query_comes_in_pages(rest):
     assert rest("GET", first["nextRecordsUrl"]).code == (400, "INVALID_QUERY_LOCATOR")
 
 
+def test_a_later_page_has_its_rows_as_they_are_when_it_is_asked_for(rest):
+    """Which rows it has was decided by the query: a new one is not among them, a deleted one is,
+    and a changed one has its new value."""
+    given = [{"attributes": {"type": "Order__c"}, "Name": f"{n:03}"} for n in range(202)]
+    for start in range(0, 202, 101):
+        rest("POST", "/composite/sobjects", {"records": given[start : start + 101]})
+    soql = "SELECT Name, Notes__c FROM Order__c ORDER BY Name"
+    first = find(rest, soql, Sforce_Query_Options="batchSize=200").json
+    again = find(rest, "SELECT Id FROM Order__c ORDER BY Name").json
+    ids = [row["Id"] for row in again["records"]]
+    rest("DELETE", f"/sobjects/Order__c/{ids[200]}")
+    rest("PATCH", f"/sobjects/Order__c/{ids[201]}", {"Notes__c": "changed"})
+    rest("POST", "/sobjects/Order__c", {"Name": "999"})
+    page = rest("GET", first["nextRecordsUrl"]).json
+    found = [(row["Name"], row["Notes__c"]) for row in page["records"]]
+    assert found == [("200", None), ("201", "changed")]
+
+
 @pytest.mark.parametrize(
     "path",
     ["/query", "/composite/sobjects/Order__c", "/sobjects/Order_Event__e/eventSchema"],
@@ -191,6 +209,23 @@ def test_a_collection_is_one_transaction(shared, rest):
         ("UPDATE", ids),
         ("DELETE", ids),
     ]
+
+
+def test_a_collection_of_changing_objects_is_one_transaction_too(shared, rest):
+    """Twelve changes from one object to another are more than an org takes; here they are taken."""
+    records = [
+        {"attributes": {"type": "Account"}, "Name": "a"},
+        {"attributes": {"type": "Order__c"}, "Name": "o"},
+    ]
+    results = rest("POST", "/composite/sobjects", {"records": records * 6}).json
+    assert [result["success"] for result in results] == [True] * 12
+    headers = [
+        event["ChangeEventHeader"]
+        for topic in ("/data/AccountChangeEvent", ORDERS)
+        for event in events(shared, topic)
+    ]
+    assert sum(len(header["recordIds"]) for header in headers) == 12
+    assert len({header["transactionKey"] for header in headers}) == 1
 
 
 def test_all_or_none_takes_everything_back(shared, rest):
