@@ -111,6 +111,29 @@ def test_refusals_have_salesforces_shape(rest):
     assert "GET /services/data/v67.0/analytics/reports is not served" in unserved.text
 
 
+@pytest.mark.parametrize(
+    ("path", "missing"),
+    [
+        ("/analytics/reports", "/analytics/reports is not served"),
+        ("/sobjects/Order__c/updated?start=x", "/sobjects/Order__c/updated is not served"),
+        ("/sobjects/Order__c/deleted?start=x", "/sobjects/Order__c/deleted is not served"),
+        ("/sobjects/Lead", "/sobjects/Lead"),
+        ("/sobjects/Lead/describe", "/sobjects/Lead/describe"),
+        ("/sobjects/Lead/00QSB0000000001YAA", "/sobjects/Lead/00QSB0000000001YAA"),
+        ("/sobjects/Order__c/External_Id__c/nobody", "/sobjects/Order__c/External_Id__c/nobody"),
+        ("/tooling/sobjects/ApexClass", "/tooling/sobjects/ApexClass is not served"),
+        ("/services/data/v999.0/limits", "/v999.0/limits"),
+    ],
+)
+def test_what_is_not_there_is_named(rest, path, missing):
+    """404 in the shape of the API, with what was asked for: somebody has to find it in a log."""
+    reply = rest("GET", path)
+    assert reply.code == (404, "NOT_FOUND")
+    (error,) = reply.json
+    assert error["message"].startswith("The requested resource does not exist: GET /services/data/")
+    assert error["message"].endswith(missing)
+
+
 def test_a_query_comes_in_pages(rest):
     """A page has as many rows as the client wishes; the next is where nextRecordsUrl says."""
     given = [{"attributes": {"type": "Order__c"}, "Name": f"{n:03}"} for n in range(450)]
