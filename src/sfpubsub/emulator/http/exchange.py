@@ -101,10 +101,10 @@ class Problem(Exception):  # noqa: N818 - an answer, not a bug
 
     Args:
         status: The HTTP status.
-        text: What is wrong.
+        text: What is wrong; blank if the request line says it.
     """
 
-    def __init__(self, status: HTTPStatus, text: str) -> None:
+    def __init__(self, status: HTTPStatus, text: str = "") -> None:
         self.status = status
         super().__init__(text)
 

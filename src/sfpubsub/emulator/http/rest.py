@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
-from sfpubsub.emulator.http.exchange import Answer, Call, json_answer, json_body
+from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer, json_body
 
 OLDEST_VERSION = 31
 NEWEST_VERSION = 67
@@ -26,8 +26,6 @@ _CODES: dict[HTTPStatus, str] = {
 
 _FIELDS = 20
 """Maximum fields of a query string; no request has as many as ten."""
-
-_NOWHERE = "The requested resource does not exist"
 
 
 class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
@@ -65,13 +63,13 @@ def refusal(refused: RestRefused) -> Answer:
 def problem(status: HTTPStatus, text: str) -> Answer:
     """Return an error unrelated to the content of the request, in the format of this area."""
     if status == HTTPStatus.NOT_FOUND:
-        text = f"{_NOWHERE}: {text}" if text else _NOWHERE
+        text = f"The requested resource does not exist: {text}"
     return json_answer([{"message": text, "errorCode": _CODES.get(status, "BAD_REQUEST")}], status)
 
 
-def missing() -> RestRefused:
-    """Return the error for a record or resource that does not exist."""
-    return RestRefused("NOT_FOUND", _NOWHERE, status=HTTPStatus.NOT_FOUND)
+def missing() -> Problem:
+    """Return the error for a record or resource that does not exist; the answer names its path."""
+    return Problem(HTTPStatus.NOT_FOUND)
 
 
 def versions(call: Call) -> Answer:
@@ -111,7 +109,8 @@ def authorised(call: Call) -> int:
     """Check the token of a request, and return its API version.
 
     Raises:
-        RestRefused: The token is not valid, or the version is not served.
+        RestRefused: The token is not valid.
+        Problem: The version is not served.
     """
     sessions = call.world.sessions
     if not sessions.knows(call.bearer):

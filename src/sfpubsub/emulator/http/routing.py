@@ -89,8 +89,8 @@ _ROUTES = (
     _route(_VERSION + r"/sobjects/?", GET=describe.everything),
     _route(_OBJECT + r"/?", GET=describe.basics, POST=sobjects.create),
     _route(_OBJECT + r"/describe/?", GET=describe.whole),
-    _route(
-        _OBJECT + r"/(?P<id>\w+)",
+    _route(  # getUpdated and getDeleted are not served, and no ids
+        _OBJECT + r"/(?P<id>(?!(?:updated|deleted)$)\w+)",
         GET=sobjects.read,
         PATCH=sobjects.update,
         DELETE=sobjects.delete,
@@ -162,7 +162,7 @@ def _answer(call: Call, pages: Sequence[Route]) -> Answer:
     try:
         return _handler(call, pages)(call)
     except Problem as found:
-        return problem(call.path, found.status, str(found))
+        return problem(call.path, found.status, str(found) or _line(call))
     except RestRefused as refused:
         return rest.refusal(refused)
     except RecordProblem as found:
@@ -201,7 +201,11 @@ def _handler(call: Call, pages: Sequence[Route]) -> Handler:
         _count(call)
         parts = found.groupdict()
         return lambda asked: handler(replace(asked, parts=parts))
-    raise Problem(HTTPStatus.NOT_FOUND, f"{call.method} {call.path[:_SHOWN]} is not served")
+    raise Problem(HTTPStatus.NOT_FOUND, f"{_line(call)} is not served")
+
+
+def _line(call: Call) -> str:
+    return f"{call.method} {call.path[:_SHOWN]}"
 
 
 def _count(call: Call) -> None:

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from sfpubsub.emulator.http import streaming
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
-from sfpubsub.emulator.http.rest import RestRefused, asked_of, authorised, body_of
+from sfpubsub.emulator.http.rest import RestRefused, asked_of, authorised, body_of, missing
 from sfpubsub.emulator.org import soql
 from sfpubsub.emulator.org.accounts import User
 from sfpubsub.emulator.org.records.problems import RecordProblem
@@ -163,8 +163,7 @@ def _one_by(call: Call, user: User) -> dict[str, Any] | Answer:
     value = unquote(call.parts["value"])
     found = call.world.records.find(name, call.parts["field"], value, None, user)
     if not found:
-        text = "The requested resource does not exist"
-        raise RestRefused("NOT_FOUND", text, status=HTTPStatus.NOT_FOUND)
+        raise missing()
     if len(found) > 1:
         urls = [_path(call, name, row["Id"]) for row in found]
         return json_answer(urls, HTTPStatus.MULTIPLE_CHOICES)
@@ -178,14 +177,12 @@ def _object(call: Call) -> str:
     """Return the object name of a path.
 
     Raises:
-        RestRefused: The object does not exist.
+        Problem: The object does not exist.
     """
     try:
         return call.world.records.describe(call.parts["object"]).name
     except RecordProblem as problem:
-        raise RestRefused(
-            "NOT_FOUND", "The requested resource does not exist", status=HTTPStatus.NOT_FOUND
-        ) from problem
+        raise missing() from problem
 
 
 def _fields(call: Call) -> list[str] | None:
