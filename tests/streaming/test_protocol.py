@@ -236,6 +236,15 @@ def test_a_channel_is_subscribed_once():
         script.subscribe(OTHER, waiter="twice")
 
 
+def test_channels_of_the_pubsub_api_are_pointed_out(caplog):
+    """A log line when one is subscribed, and none for the others."""
+    caplog.set_level("INFO")
+    script = Script().connected(TOPIC)
+    assert "Pub/Sub API" not in caplog.text
+    script.subscribe("/event/Order__e")
+    assert "/event/Order__e can be read through the Pub/Sub API" in caplog.text
+
+
 def test_requests_stay_below_the_limit():
     """2.1: many channels are split over requests; a filter that can never fit is refused."""
     script = Script().connected()
@@ -648,10 +657,10 @@ def test_an_unknown_client_is_not_shaken_hands_with_in_a_loop():
     script = Script().connected(TOPIC)
     script.now += 1.0
     script.no(POLL, UNKNOWN, "handshake")
-    assert script.protocol.state is State.OPENING
+    assert ASK in script.flying
     script.well(ASK)
     script.no(POLL, UNKNOWN, "handshake")
-    assert script.protocol.state is State.WAITING
+    assert not script.flying
     assert script.protocol.deadline == pytest.approx(script.now + 1.0)
 
 
@@ -686,7 +695,7 @@ def test_a_connect_is_sent_again_in_the_same_session_if_the_server_says_so():
     script.wait()
     assert script.sent[-1][0]["channel"] == "/meta/connect"
     script.well(POLL)
-    assert script.protocol.deadline == script.now + Pace().poll
+    assert script.protocol.deadline == script.now + Pace().held * Pace().held_factor
 
 
 def test_a_server_that_is_too_busy_is_left_alone():

@@ -97,7 +97,6 @@ class AsyncStreamingClient(StreamingBase):
         if getattr(self._store, "may_wait", False):
             future = self._pool.submit(call)
             await settled(future)
-            found = future.result()
-        else:
-            found = call()
+            call = future.result
+        found = call()
         return await found if isawaitable(found) else found

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from sfpubsub import errors
-from sfpubsub.streaming.bayeux import Message, advice_of
-from sfpubsub.types import Gap
+from sfpubsub.streaming.bayeux import Message, advice_of, part_of
 
 _ERROR = re.compile(r"(\d{3}):([^:]*):(.*)", re.DOTALL)
 
@@ -69,9 +67,7 @@ class BayeuxError(errors.StreamError):
     @property
     def reason(self) -> str:
         """``ext.sfdc.failureReason``, which is more specific, or else the error."""
-        found: Any = self.response
-        for part in ("ext", "sfdc", "failureReason"):
-            found = found.get(part) if isinstance(found, Mapping) else None
+        found = part_of(self.response, "ext", "sfdc", "failureReason")
         return found if found and isinstance(found, str) else self.error
 
 
@@ -106,20 +102,18 @@ def _row(text: str) -> tuple[type[errors.SfPubSubError], str]:
     return next((kind, cure) for start, kind, cure in _ERRORS if re.match(start, text, flags))
 
 
-def error_for(what: str, refusal: BayeuxError, gap: Gap | None = None) -> errors.SfPubSubError:
+def error_for(what: str, refusal: BayeuxError) -> errors.SfPubSubError:
     """Return the error for a refusal, with the server's refusal as its cause.
 
     Args:
         what: What was refused, for the message.
         refusal: The refusal; its reason determines the error.
-        gap: The gap to attach to a `ReplayIdRejectedError`.
     """
     said = refusal.reason
     kind, cure = _row(said)
     shown = said if said == refusal.error else f"{said} ({refusal.error})"
     message = f"{what} was refused: {shown[:400] or 'no reason given'}; {cure}"
-    details: dict[str, Any] = {"gap": gap} if kind is errors.ReplayIdRejectedError else {}
-    error = kind(message, error_code=BayeuxError({"error": said}).error_code, **details)
+    error = kind(message, error_code=BayeuxError({"error": said}).error_code)
     error.__cause__ = refusal
     return error
 

@@ -43,7 +43,7 @@ class LongPolling:
         self._insecure, self._path = http.insecure, path
         self._sessions, self._loads = sessions, loads
         cookies = CookieJar()  # shared by both connections: they identify the session to the server
-        self._connections = {lane: HttpConnection(http, cookies, MAX_BYTES) for lane in Lane}
+        self.connections = {lane: HttpConnection(http, cookies, MAX_BYTES) for lane in Lane}
 
     def exchange(self, request: Send) -> bayeux.Answer | SfPubSubError:
         """Send a request, and return its response or an error."""
@@ -61,7 +61,7 @@ class LongPolling:
             return RemoteProtocolError(f"a response could not be read: {type(error).__name__}")
 
     def _post(self, request: Send) -> str:
-        session, connection = request.session, self._connections[request.lane]
+        session, connection = request.session, self.connections[request.lane]
         url = session.instance_url + self._path
         network.check_url(url, "the instance URL", insecure=self._insecure, path=True)
         headers = headers_of(Bearer(session.instance_url, session.access_token))
@@ -81,13 +81,3 @@ class LongPolling:
             raise StreamUnavailableError(f"{answer.host} answered {answer!r}")
         # If a server echoes the token, it must not reach logs and errors.
         return answer.body.decode("utf-8", "replace").replace(session.access_token, "***")
-
-    def cut(self, request: Send) -> None:
-        """Break the connection of a request that is marked as cut, in flight or about to
-        be sent.
-        """
-        self._connections[request.lane].cut()
-
-    def drop(self, lane: Lane) -> None:
-        """Close a connection. Must not be called while a request is in flight."""
-        self._connections[lane].drop()
