@@ -75,7 +75,7 @@ class Script:
         self, name: str = TOPIC, start: int = -1, waiter: object = "", *, rewind: bool = False
     ) -> None:
         call = self.call(waiter or name)
-        self.protocol.channels.subscribe(name, start, call, rewind=rewind)
+        self.protocol.channels.subscribe(name, start, call, rewind=rewind, resumes=False)
         self.tick()
 
     def unsubscribe(self, name: str = TOPIC, waiter: object = "left") -> None:

@@ -202,12 +202,12 @@ class StreamingProtocol:
         self._send(Lane.ASK, [message])
 
     def _connect(self) -> None:
-        """Send a connect. The server must not hold the first one of a session."""
+        """Send a connect, which the server may hold unless it is the first one of the session."""
         message = self._message(bayeux.CONNECT, connectionType="long-polling")
-        is_held = self.state is State.CONNECTED and not self._advice["multiple-clients"]
-        if not is_held:
-            message["advice"] = {"timeout": 0}
-        self._send(Lane.POLL, [message], held=self._advice["timeout"] if is_held else 0.0)
+        held = self._advice["timeout"] if self.state is State.CONNECTED else 0.0
+        if not held or self._advice["multiple-clients"]:
+            message["advice"] = {"timeout": 0}  # asks the server not to hold it
+        self._send(Lane.POLL, [message], held)
 
     def _send(self, lane: Lane, messages: Sequence[Message], held: float = 0.0) -> None:
         """Send a request that the server may hold for *held* seconds."""
@@ -322,7 +322,7 @@ class StreamingProtocol:
             f"no connection for {self._patience:g} s, and still trying: {self._trouble}"
         )
         error.__cause__ = self._trouble
-        # One is enough if nobody receives messages.
-        if not any(type(item) is errors.StreamUnavailableError for item in self.channels.items):
+        # One is enough if nobody receives messages. A copy, because another thread removes items.
+        if errors.StreamUnavailableError not in map(type, self.channels.items.copy()):
             self.channels.items.append(error)
         self.channels.give_up(error)

@@ -39,11 +39,11 @@ class Channel:
 
     name: str
     """The channel as the caller wrote it, with its filter; the key in a store."""
-    position: int
+    position: int = NEW_EVENTS
     """Where to subscribe from: first its start, then the replay id of the last queued message."""
-    call: Call | None
+    call: Call | None = None
     """The call that waits for the first subscribe or for the unsubscribe."""
-    is_wanted: bool = True
+    is_wanted: bool = False
     is_active: bool = False
     """Whether it is subscribed in this session."""
     asked: Message | None = None
@@ -115,9 +115,7 @@ class Subscriptions:
         is_full = 0 < self.max_pending_count <= len(self.items)
         return is_full or any(item.early for item in self._by_path.values())
 
-    def subscribe(
-        self, name: str, start: int, call: Call, *, rewind: bool, resumes: bool = False
-    ) -> None:
+    def subscribe(self, name: str, start: int, call: Call, *, rewind: bool, resumes: bool) -> None:
         """Mark a channel as wanted.
 
         Args:
@@ -133,13 +131,13 @@ class Subscriptions:
                 way, or another call for it is in progress.
         """
         channel, path = self._find(name), path_of(name)
-        if channel is None or not channel.is_wanted:
+        if not channel.is_wanted:
             if len(self.dumps([name, path]).encode()) > bayeux.MAX_REQUEST - _ROOM:
                 raise LocalProtocolError(f"the filter of {path[:100]} is too long for a request")
             if path.startswith(("/event/", "/data/")):
                 logger.info("%s can be read through the Pub/Sub API as well: PubSubClient", path)
-            left = channel.position if channel is not None and resumes else NEW_EVENTS
-            self._by_path[path] = Channel(name, start if left < 0 else left, call)
+            left = channel.position if resumes else NEW_EVENTS
+            self._by_path[path] = Channel(name, start if left < 0 else left, call, is_wanted=True)
         elif rewind:
             raise LocalProtocolError(f"{name} is already subscribed: unsubscribe it first")
         else:
@@ -152,27 +150,25 @@ class Subscriptions:
             LocalProtocolError: The channel is not valid, or another call for it is in progress.
         """
         channel = self._find(name)
-        if channel is None:
-            call.settle()
-        else:
-            channel.is_wanted, channel.call = False, call
-            channel.answer()
+        channel.is_wanted, channel.call = False, call
+        channel.answer()
 
-    def _find(self, name: str) -> Channel | None:
+    def _find(self, name: str) -> Channel:
+        """Return a channel that no call is waiting for; it may be one that was never subscribed."""
         path = path_of(name)
         if len(path) < 2 or path[0] != "/" or path.startswith(("/meta/", "/service/")):
             kinds = "/topic/NAME, /u/NAME, /event/NAME__e or /data/NAME"
             raise LocalProtocolError(f"{name!r} is not a channel: use {kinds}")
-        channel = self._by_path.get(path)
-        if channel is None:
-            return None
-        if channel.name != name and (channel.is_wanted or not channel.is_settled):
+        channel = self._by_path.get(path) or Channel(name)
+        if channel.name != name and channel.is_settled and not channel.is_wanted:
+            return Channel(name)  # the filter of the one that was unsubscribed does not matter
+        if channel.name != name:
             held = f"{path} is subscribed as {channel.name}, and has one position"
             raise LocalProtocolError(f"{held}: use another client for {name}")
         if channel.call is not None:
             held = f"{name} is already being subscribed or unsubscribed"
             raise LocalProtocolError(f"{held}: wait until that call returns")
-        return channel if channel.name == name else None
+        return channel
 
     # Requests and answers.
 
@@ -269,7 +265,7 @@ class Subscriptions:
             if event["channel"] != path:
                 path = event["channel"]
                 known = self._by_path.get(path_of(path))
-                channel = known or Channel(path, NEW_EVENTS, None, is_live=True)
+                channel = known or Channel(path, is_live=True)
             if not channel.is_live:
                 channel.early.append(event)
                 continue
