@@ -88,12 +88,12 @@ class Call:
 
 
 def path_of(channel: str) -> str:
-    """Return a channel without its filter."""
+    """Return a channel's name without its filter."""
     return channel.partition("?")[0]
 
 
 def part_of(value: Any, *names: str) -> Any:
-    """Return the part of a message under nested names; None if it is missing or not nested so."""
+    """Return the value under nested keys of a message; None if there is no such value."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value
@@ -124,7 +124,7 @@ def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
     events: list[Message] = []
     replies: dict[tuple[str, str], Message] = {}
     if not isinstance(messages, list):
-        messages = [None]  # which is not a message either
+        messages = [None]  # refused below, because None is not a message
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("channel"), str):
             return broken("something that is not a list of messages")

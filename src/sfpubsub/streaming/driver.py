@@ -51,7 +51,7 @@ class StreamingDriver:
         self._transport = transport
         self._on_gap = on_gap
         self._news = threading.Condition()  # its lock serialises the protocol and its commands
-        # Queue length at which fetching can resume.
+        # Queue length at which the client can fetch again.
         self._room_at = protocol.channels.max_pending_count - 1
         self._jobs = {lane: queue.SimpleQueue[Send | None]() for lane in Lane}
         self._threads: list[threading.Thread] = []

@@ -18,11 +18,10 @@ class Pace:
     seconds.
     """
     held: float = 110.0
-    """How long the server may hold a connect, until its advice says otherwise; 110 s at Salesforce.
-    """
+    """How long the server may hold a connect, unless it has advised a time; Salesforce: 110 s."""
     held_factor: float = 1.2
-    """The timeout of a held connect is the time that the server may hold it times this factor, but
-    at least `request`.
+    """The timeout of a held connect is the time that the server may hold it, times this factor; at
+    least `request`.
     """
     close: float = 5.0
     """Timeout of the disconnect when the client is closed."""

@@ -1,5 +1,5 @@
-"""The state machine of one client's session with a Bayeux server. Makes all decisions, performs no
-actions.
+"""The state machine of one client's session with a Bayeux server. It makes all decisions and
+performs no actions.
 
 After each input, `tick` returns the commands to execute. There is no I/O, clock or thread here. Not
 thread-safe; the driver serialises all calls.
@@ -43,12 +43,12 @@ class State(enum.Enum):
 _ENDING = (State.CLOSING, State.STOPPED)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StreamingProtocol:
     """The protocol state of one client."""
 
     channels: Subscriptions
-    """The client's channels, with its queue."""
+    """The channels and the queue of messages."""
     pace: Pace
     """Timeouts and delays."""
     chance: Callable[[], float]
@@ -60,20 +60,21 @@ class StreamingProtocol:
     further period of this length; None or 0 for never.
     """
     state: State = State.CONNECTING
+    # Private; not for the constructor.
     _now: float = 0.0  # time of the current input
     _opener: Call | None = None
     # The session.
     _ids: Iterator[int] = field(default_factory=lambda: count(1))  # message ids
     _client_id: str = ""  # empty while there is no session
     _flying: dict[Lane, Send] = field(default_factory=dict)  # the requests in flight
-    _connected_at: float = math.inf  # when this session was connected
+    _connected_at: float = math.inf  # when this session was connected; infinite if it is not
     # When the next handshake or connect may be sent; while closing, when to stop anyway.
     _next_at: float = math.inf
     _refused: Any = None  # the last session that was refused, if any
     _refused_at: float = -math.inf  # when that was; reset once a new session has worked
     # The current outage.
     _trouble: errors.SfPubSubError | None = None  # the last failure
-    _tell_at: float = math.inf  # when to report to the application
+    _report_at: float = math.inf  # when to report to the application
 
     def __post_init__(self) -> None:
         # The server's advice; later values replace earlier ones.
@@ -120,7 +121,7 @@ class StreamingProtocol:
         events, replies = ([], {}) if isinstance(outcome, errors.SfPubSubError) else outcome
         for advice in map(bayeux.advice_of, replies.values()):
             if advice.get("multiple-clients") and not self._advice["multiple-clients"]:
-                logger.warning("the server sees several clients with one cookie, and holds no poll")
+                logger.warning("the server sees several clients with one cookie: it holds no polls")
             self._advice |= advice
         # Replies are handled first, so that a channel is active before the events that arrive with
         # its subscribe reply.
@@ -132,7 +133,7 @@ class StreamingProtocol:
                 error = errors.StreamUnavailableError("the server ended the session")
                 self._fail(error, Next.HANDSHAKE)
             else:
-                self._hear(request, replies)
+                self._handle(request, replies)
         self.channels.arrived(events)
         if self.state is State.CLOSING and request.messages[0]["channel"] == bayeux.DISCONNECT:
             self.stop()
@@ -147,8 +148,8 @@ class StreamingProtocol:
         if self.state not in _ENDING:
             if any(now >= due for due in self._due()):
                 self._fail(errors.StreamUnavailableError("the server did not answer in time"))
-            if now >= self._tell_at:
-                self._tell_of_outage()
+            if now >= self._report_at:
+                self._report_outage()
         self._advance()
         out, self.channels.out = self.channels.out, []
         return out
@@ -159,7 +160,7 @@ class StreamingProtocol:
         if self.state in _ENDING:
             return self._next_at
         next_at = self._next_at if self._may_advance() else math.inf
-        return min(self._tell_at, next_at, *self._due())
+        return min(self._report_at, next_at, *self._due())
 
     # Requests.
 
@@ -235,8 +236,8 @@ class StreamingProtocol:
 
     # Answers.
 
-    def _hear(self, request: Send, replies: dict[tuple[str, str], Message]) -> None:
-        """Handle the replies to a request's messages, up to one after which the session ends."""
+    def _handle(self, request: Send, replies: dict[tuple[str, str], Message]) -> None:
+        """Handle the replies to a request's messages, up to the first one that ends the session."""
         for message in request.messages:
             channel = message["channel"]
             reply = replies.get((channel, message["id"]), {})
@@ -249,16 +250,16 @@ class StreamingProtocol:
                 self._refuse(channel, refusal, request)
                 return
             if is_about_channel:
-                self.channels.heard(message, refusal)
+                self.channels.replied(message, refusal)
             elif channel == bayeux.HANDSHAKE:
-                self._shaken(reply)
+                self._handshaken(reply)
             else:
                 self._connected(reply, request)
         if self.state is State.CONNECTED and self.channels.are_complete:  # no outage
-            self._trouble, self._tell_at = None, math.inf
+            self._trouble, self._report_at = None, math.inf
             self._backoff.reset()
 
-    def _shaken(self, reply: Message) -> None:
+    def _handshaken(self, reply: Message) -> None:
         client_id = reply.get("clientId")
         if not isinstance(client_id, str) or not client_id:
             self._fail(bayeux.broken("a handshake without a client id"))
@@ -277,9 +278,9 @@ class StreamingProtocol:
         if self._opener is not None:
             self._opener.settle()
             self._opener = None
-        # Although the connect succeeded.
+        # A server can end the session although the connect succeeded.
         if bayeux.advice_of(reply).get("reconnect") in ("handshake", "none"):
-            self._refuse("going on", BayeuxError(reply), request)
+            self._refuse("the next connect", BayeuxError(reply), request)
 
     # Failures.
 
@@ -301,7 +302,7 @@ class StreamingProtocol:
             self.stop(error)
             return
         if self._trouble is None:  # an outage starts
-            self._tell_at = self._now + self._patience
+            self._report_at = self._now + self._patience
         self._trouble = error
         delay = self._interval
         lived = self._now >= self._connected_at + self.pace.backoff_initial
@@ -316,8 +317,8 @@ class StreamingProtocol:
             self._cut()
             self.channels.lost()
 
-    def _tell_of_outage(self) -> None:
-        self._tell_at = self._now + self._patience
+    def _report_outage(self) -> None:
+        self._report_at = self._now + self._patience
         error = errors.StreamUnavailableError(
             f"no connection for {self._patience:g} s, and still trying: {self._trouble}"
         )

@@ -1,8 +1,8 @@
 """The part of the protocol that handles channels: which requests to send, what each reply means,
 and the position of each channel. Like the rest of the protocol, it has no I/O and no clock.
 
-Two flags record whether the application wants a channel and whether it is active at the server.
-When they differ, a request is sent to make them equal, one at a time.
+Two flags record whether the application wants a channel and whether the server has it. When they
+differ, a request is sent to make them equal, one at a time.
 
 Invariant: a channel resumes after the last message that was queued, so queued messages are not
 delivered twice. Only the application's store records what was processed.
@@ -44,10 +44,11 @@ class Channel:
     call: Call | None = None
     """The call that waits for the first subscribe or for the unsubscribe."""
     is_wanted: bool = False
+    """Whether the application wants to receive its events."""
     is_active: bool = False
-    """Whether it is subscribed in this session."""
+    """Whether the server has confirmed the subscription in this session."""
     asked: Message | None = None
-    """The subscribe or unsubscribe message in flight."""
+    """The subscribe or unsubscribe message in flight, if any."""
     is_live: bool = False
     """Whether its events are accepted: from the server's confirmation until the next subscribe is
     sent, including the time after the session has ended.
@@ -64,14 +65,13 @@ class Channel:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the server has the channel if it is wanted, and does not have it if it is not.
-
-        A channel that is settled and not wanted is kept for its position.
+        """Whether the server has the channel if and only if it is wanted, and no request for it is
+        in flight. A channel that is settled and not wanted is kept for its position.
         """
         return self.asked is None and self.is_wanted == self.is_active
 
     def answer(self, error: SfPubSubError | None = None) -> None:
-        """Settle the waiting call, if any: with an error, or once the channel is settled."""
+        """Settle the waiting call, if any: with *error*, or as done if the channel is settled."""
         if self.call is not None and (error is not None or self.is_settled):
             self.call.settle(error)
             self.call = None
@@ -79,7 +79,7 @@ class Channel:
 
 @dataclass(eq=False)
 class Subscriptions:
-    """The channels of one client, their requests, their replies and their events."""
+    """The channels of one client, and the queue of their events."""
 
     dumps: Callable[[Any], str]
     """Encodes JSON."""
@@ -88,11 +88,11 @@ class Subscriptions:
     order: Iterator[int]
     """Numbers messages in their order of arrival."""
     max_pending_count: int
-    """Pending messages at which no more are fetched; 0 or less for no limit."""
+    """Queue length at which no more events are fetched; 0 or less for no limit."""
     items: Items = field(default_factory=deque)
     """The queue of messages and errors for the application, which removes them from the left."""
     out: list[Command] = field(default_factory=list)
-    """The commands that were not executed yet; gaps are added here."""
+    """Commands for the driver: those of the whole protocol; gaps are added here."""
     has_replay: bool = True
     """Whether the server supports replay in this session."""
     _by_path: dict[str, Channel] = field(default_factory=dict)
@@ -111,7 +111,8 @@ class Subscriptions:
 
     @property
     def are_full(self) -> bool:
-        """Whether no more events should be fetched."""
+        """Whether no more events should be fetched for now."""
+        # Events that wait for the reply to a subscribe are in a list without a limit.
         is_full = 0 < self.max_pending_count <= len(self.items)
         return is_full or any(item.early for item in self._by_path.values())
 
@@ -127,8 +128,8 @@ class Subscriptions:
                 that messages that are still queued are not delivered twice.
 
         Raises:
-            LocalProtocolError: The channel is not valid, or is already subscribed in a different
-                way, or another call for it is in progress.
+            LocalProtocolError: The channel is not valid, is subscribed with another filter, or is
+                already subscribed and *rewind* is true; or another call for it is in progress.
         """
         channel, path = self._find(name), path_of(name)
         if not channel.is_wanted:
@@ -144,24 +145,26 @@ class Subscriptions:
             call.settle()
 
     def unsubscribe(self, name: str, call: Call) -> None:
-        """Mark a channel as no longer wanted. Does nothing if it is not subscribed.
+        """Mark a channel as no longer wanted. The call is settled by the server's reply, or
+        immediately if the channel is not subscribed.
 
         Raises:
-            LocalProtocolError: The channel is not valid, or another call for it is in progress.
+            LocalProtocolError: The channel is not valid, is subscribed with another filter, or
+                another call for it is in progress.
         """
         channel = self._find(name)
         channel.is_wanted, channel.call = False, call
         channel.answer()
 
     def _find(self, name: str) -> Channel:
-        """Return a channel that no call is waiting for; it may be one that was never subscribed."""
+        """Return a channel; a new one, which is not wanted, if it was never subscribed."""
         path = path_of(name)
         if len(path) < 2 or path[0] != "/" or path.startswith(("/meta/", "/service/")):
             kinds = "/topic/NAME, /u/NAME, /event/NAME__e or /data/NAME"
             raise LocalProtocolError(f"{name!r} is not a channel: use {kinds}")
         channel = self._by_path.get(path) or Channel(name)
         if channel.name != name and channel.is_settled and not channel.is_wanted:
-            return Channel(name)  # the filter of the one that was unsubscribed does not matter
+            return Channel(name)  # the one with another filter was unsubscribed
         if channel.name != name:
             held = f"{path} is subscribed as {channel.name}, and has one position"
             raise LocalProtocolError(f"{held}: use another client for {name}")
@@ -196,11 +199,16 @@ class Subscriptions:
                 channel.is_live, channel.early = False, []
         return asked
 
-    def heard(self, asked: Message, refusal: BayeuxError | None) -> None:
-        """Handle the reply to a subscribe or unsubscribe, unless it concerns the session."""
+    def replied(self, asked: Message, refusal: BayeuxError | None) -> None:
+        """Handle the reply to a subscribe or unsubscribe, unless it concerns the session.
+
+        Args:
+            asked: The message that was sent.
+            refusal: None if the server confirmed it.
+        """
         channel = self._by_path[path_of(asked["subscription"])]
         if channel.asked is not asked:
-            return  # given up, and subscribed again in the meantime
+            return  # the caller gave it up, and the channel was subscribed again
         channel.asked = None
         is_subscribe = asked["channel"] == bayeux.SUBSCRIBE
         if refusal is None:
@@ -234,9 +242,7 @@ class Subscriptions:
             channel.answer()
 
     def give_up(self, error: SfPubSubError, call: Call | None = None) -> None:
-        """Fail all waiting calls, or one of them; what they asked for must not take
-        effect later.
-        """
+        """Fail all waiting calls, or only *call*; what they asked for must not happen later."""
         for channel in self._by_path.values():
             if channel.call is not None and call in (None, channel.call):
                 channel.is_wanted = False

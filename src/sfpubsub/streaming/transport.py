@@ -1,5 +1,4 @@
-"""Long polling over HTTP: two persistent connections with the same cookies, each of which can be
-cut.
+"""Long polling over HTTP: two connections with the same cookies, each of which can be cut.
 
 Requests go only to the org, with the same limits as every other request of this package
 (`sfpubsub.auth.http`).
@@ -24,8 +23,7 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class LongPolling:
-    """The HTTP connections of one client. Each lane is used by one thread; `cut` may be called from
-    any.
+    """The HTTP connections of one client, each used by the thread of its lane.
 
     Args:
         http: Sends the requests.
@@ -44,9 +42,10 @@ class LongPolling:
         self._sessions, self._loads = sessions, loads
         cookies = CookieJar()  # shared by both connections: they identify the session to the server
         self.connections = {lane: HttpConnection(http, cookies, MAX_BYTES) for lane in Lane}
+        """By lane. The driver cuts one, in any thread, when the protocol cancels its request."""
 
     def exchange(self, request: Send) -> bayeux.Answer | SfPubSubError:
-        """Send a request, and return its response or an error."""
+        """Send a request, and return its response or an error. Blocks."""
         try:
             request.session = self._sessions.get_session(request.refused)
             text = self._post(request)
@@ -77,7 +76,7 @@ class LongPolling:
         if not isinstance(answer, Answer):
             raise answer
         if answer.status != 200 and not answer.body.lstrip().startswith(b"[{"):
-            # These are not refusals of Bayeux.
+            # Not a Bayeux refusal, but the page of a proxy or of a server that is down.
             raise StreamUnavailableError(f"{answer.host} answered {answer!r}")
         # If a server echoes the token, it must not reach logs and errors.
         return answer.body.decode("utf-8", "replace").replace(session.access_token, "***")
