@@ -326,6 +326,17 @@ def test_unsubscribing():
     assert script.protocol.channels.names == {TOPIC}
 
 
+def test_an_event_that_comes_after_the_unsubscribe_is_delivered():
+    """A poll was in flight: the event has its channel's name, and polling goes on."""
+    name = f"{TOPIC}?Name='a'"
+    script = Script().connected(name)
+    script.unsubscribe(name)
+    script.well(ASK)
+    script.well(POLL, event(5))
+    assert [(item.replay_id, item.subscription) for item in script.queued] == [(5, name)]
+    assert POLL in script.flying
+
+
 @pytest.mark.parametrize("stage", ["between", "flying", "queued"])
 def test_what_leaves_while_the_session_is_lost_is_not_resumed(stage):
     """It is gone with the session, which is what was wanted."""
@@ -563,6 +574,17 @@ def test_a_session_in_doubt_is_given_up(speak):
     assert len(handshakes) == 2
     assert script.renewals == 0
     assert script.errors == []
+
+
+@pytest.mark.parametrize("speak", [lambda s: s.answer(ASK), lambda s: s.no(ASK, UNKNOWN)])
+def test_a_request_of_many_messages_fails_once(speak):
+    """Two channels are resubscribed in one request: its failure is one, and so is the delay."""
+    script = Script(connection_timeout=None).connected(TOPIC, OTHER)
+    script.fail(POLL)
+    script.reconnect()
+    assert len(script.messages(ASK)) == 2
+    speak(script)
+    assert script.protocol._next_at == pytest.approx(script.now + 2.0)
 
 
 def test_what_is_still_in_flight_is_cut_first():
@@ -834,6 +856,23 @@ def test_the_application_is_told_of_an_outage_and_told_again():
     script.well(ASK)
     script.wait(100.0)
     assert len(script.errors) == 3
+
+
+def test_an_outage_lasts_until_all_channels_are_subscribed_again():
+    """H3: a server that answers all but the subscribes is as good as none."""
+    script = Script(connection_timeout=10.0).connected(TOPIC)
+    begun = script.now
+    script.fail(POLL)
+    while not script.errors and script.now < begun + 100.0:
+        if ASK not in script.flying:
+            script.wait()
+        elif "subscription" in script.messages(ASK)[0]:
+            script.fail(ASK)
+            script.land_cut()
+        else:
+            script.well(ASK)
+            script.well(POLL)
+    assert script.now == pytest.approx(begun + 10.0)
 
 
 def test_an_outage_does_not_fill_the_queue_of_an_application_that_does_not_read():

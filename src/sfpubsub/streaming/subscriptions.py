@@ -213,8 +213,7 @@ class Subscriptions:
         is_subscribe = asked["channel"] == bayeux.SUBSCRIBE
         if refusal is None:
             logger.info("%s: %s, from %d", asked["channel"], channel.name, channel.position)
-            channel.is_active = is_subscribe
-            channel.is_live = channel.is_live or is_subscribe
+            channel.is_active, channel.is_live = is_subscribe, True
         elif not is_subscribe:
             channel.is_wanted = True
             channel.answer(error_for(f"unsubscribing {channel.name}", refusal))
