@@ -63,7 +63,7 @@ class AsyncStreamingClient(StreamingBase):
         await self._ack(message)
 
     async def push(self, channel: str, payload: str, user_ids: Sequence[str] = ()) -> int:
-        """Push a generic event through REST, like `StreamingClient.push`."""
+        """Push a generic event through REST, like `StreamingClient.push`. Runs in a thread."""
         push = partial(self._channels.push, channel, payload, user_ids)
         return await in_thread("sfpubsub-push", push)
 

@@ -30,8 +30,8 @@ class StreamingDriver:
     """Runs one protocol from `start` until it stops. Thread-safe.
 
     Args:
-        protocol: Owned by the driver.
-        transport: The HTTP side; closed at the end.
+        protocol: Used only under the driver's lock.
+        transport: Sends the requests. Its connections are closed at the end.
         on_gap: Called with each gap, when a position is given up; must not block.
     """
 

@@ -17,8 +17,8 @@ from sfpubsub.streaming.bayeux import Message, advice_of, part_of
 _ERROR = re.compile(r"(\d{3}):([^:]*):(.*)", re.DOTALL)
 
 _LOST = (
-    "its event is older than the service keeps, or the stream was reset: name a replay_fallback, "
-    "or start over with -2 (all retained events) or -1 (new ones)"
+    "the service does not keep the event any more, or the stream was reset: set replay_fallback, "
+    "or start over with -2 (all retained events) or -1 (new events)"
 )
 _CHANGED = "something between here and the org drops cookies or changes requests"
 _ENDED = (errors.StreamUnavailableError, "the session with the server has ended")
@@ -28,19 +28,18 @@ _ENDED = (errors.StreamUnavailableError, "the session with the server has ended"
 # pages.
 _ERRORS: tuple[tuple[str, type[errors.SfPubSubError], str], ...] = (
     (r"400:.*replayid .*was invalid", errors.ReplayIdRejectedError, _LOST),
-    (r"400:.*does not exist", errors.TopicNotFoundError, "check its name and the user's access"),
+    (r"400:.*does not exist", errors.TopicNotFoundError, "check the name and the user's access"),
     (r"400:.*api version", errors.ConfigurationError, "set SFPUBSUB_STREAMING_API_VERSION"),
     (r"400:.*(cookie|connection type)", errors.RemoteProtocolError, _CHANGED),
     (r"400:", errors.LocalProtocolError, "check the channel's name"),
-    (r"40[13]:.*(unknown client|has not completed handshake|session_unknown)", *_ENDED),
+    (r"402:|40[13]:.*(unknown client|has not completed handshake|session_unknown)", *_ENDED),
     (r"401:", errors.SessionExpiredError, "the access token is not valid: sign in again"),
-    (r"402:", *_ENDED),
     (r"403:.*\blimit\b", errors.QuotaExceededError, "a limit is reached: try again later"),
     (r"403:", errors.PermissionDeniedError, "check the user's access, and the channel's name"),
-    (r"404:.*vary only by case", errors.LocalProtocolError, "spell the channel as it was made"),
+    (r"404:.*vary only by case", errors.LocalProtocolError, "spell it as it was created"),
     (r"404:", errors.TopicNotFoundError, "check the channel's name"),
     (r"413:", errors.LocalProtocolError, "the request is too large: use a shorter filter"),
-    (r"503:", errors.StreamUnavailableError, "the server is busy: try again in some minutes"),
+    (r"503:", errors.StreamUnavailableError, "the server is busy: try again in a few minutes"),
     (r"", errors.StreamError, "see the cause"),
 )
 
