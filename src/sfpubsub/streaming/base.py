@@ -74,8 +74,9 @@ class StreamingBase:
         if is_async(replay) and not self._AWAITS:
             raise ConfigurationError(f"{type(replay).__name__} is async: use AsyncStreamingClient")
         self._start, self._store = positions.start_and_store(replay)
-        self._keeps = self._store is not None and replay_policy == "automatic"
-        self._kept: dict[str, int] = {}  # `delivery_seq` of the newest stored position, by channel
+        self._auto_acks = self._store is not None and replay_policy == "automatic"
+        # By channel, the `delivery_seq` of the message whose position is stored.
+        self._acked_seq: dict[str, int] = {}
         sessions = CurrentSession(session)
         http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
         self._channels = GenericChannels(OrgClient(sessions, http), api_version)
@@ -215,7 +216,7 @@ class StreamingBase:
         if not isinstance(head, StreamingMessage):
             driver.take()
             raise head
-        if self._keeps and head.replay_id is not None:
+        if self._auto_acks and head.replay_id is not None:
             await self._ack(head)  # first: if this fails, the message stays queued
         driver.take()
         return head
@@ -225,7 +226,7 @@ class StreamingBase:
         `_next`.
         """
         items, take = self._driver.items, self._driver.take
-        while not self._keeps and items and type(head := items[0]) is StreamingMessage:
+        while not self._auto_acks and items and type(head := items[0]) is StreamingMessage:
             take()
             yield head
 
@@ -233,7 +234,7 @@ class StreamingBase:
         name, number = message.subscription, message.replay_id
         if number is None:
             raise RemoteProtocolError(f"an event of {name} has no replay id that could be stored")
-        if self._store is not None and message.delivery_seq > self._kept.get(name, 0):
+        if self._store is not None and message.delivery_seq > self._acked_seq.get(name, 0):
             position = positions.as_replay_id(number)
             await self._stored(partial(self._store.set, name, position))
-            self._kept[name] = message.delivery_seq
+            self._acked_seq[name] = message.delivery_seq
