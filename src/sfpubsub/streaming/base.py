@@ -68,7 +68,9 @@ class StreamingBase:
         on_gap: Callable[[Gap], None] | None = None,
     ) -> None:
         if replay_policy not in get_args(ReplayPolicy):
-            raise ConfigurationError(f"replay_policy is automatic or manual, not {replay_policy!r}")
+            raise ConfigurationError(
+                f"replay_policy must be automatic or manual, not {replay_policy!r}"
+            )
         if not _VERSION.fullmatch(api_version):
             raise ConfigurationError(f"API version {api_version!r} is not 37.0 or later")
         if is_async(replay) and not self._AWAITS:
