@@ -24,6 +24,7 @@ from sfpubsub.emulator.org.schemas import _USER_ID
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub_grpc import pubsub_api_pb2 as pb
+from tests.conftest import until
 
 from .support import ORDERS, Client
 from .web import APP, REFRESH, USER, ask, form, rest, token
@@ -390,6 +391,8 @@ def test_tokens_expire_by_the_clock(start):
     publishing = client.stream("PublishStream")
     publishing.send(pb.PublishRequest(topic_name=ORDERS))
     assert publishing.refusal() == "publish.event.count.invalid"  # it was open
+    streams = emulator._world.streams
+    until(lambda: [each.pending for each in streams.all()] == [100, 100], "both requests")
     emulator.clock.jump(60)
     publishing = client.stream("PublishStream")
     assert publishing.silent(0.05)

@@ -514,7 +514,7 @@ def test_pushtopics_are_administered(emulator):
     assert made not in topics.list()
     with pytest.raises(TopicNotFoundError, match="pushtopic list"):
         topics.show("Leads")
-    with pytest.raises(ConfigurationError, match="not the name"):
+    with pytest.raises(ConfigurationError, match="not a valid PushTopic name"):
         topics.show("Leads' OR Name LIKE '%")
 
 

@@ -36,7 +36,11 @@ def test_a_failure_of_one_ends_the_others_in_order_and_names_its_source():
     """The others write and ack what they have; what failed says whose it was."""
     log: list[str] = []
     good = stream_of(A, [3], log)
-    bad = stream_of(B, [2, PermissionDeniedError("no access", error_code="x")], log)
+
+    def wait() -> None:
+        until(lambda: not good.subscription.script, "the other one's events")
+
+    bad = stream_of(B, [2, wait, PermissionDeniedError("no access", error_code="x")], log)
     with pytest.raises(PermissionDeniedError, match="topic /data/AccountChangeEvent: no access"):
         Streams([good, bad]).run()
     assert good.subscription.log == ["write", "ack", "drain"]

@@ -100,7 +100,7 @@ def test_an_id_that_is_no_name_of_a_file_is_refused(tmp_path: Path):
 
 def test_another_file_system_needs_a_session():
     """Said at once, with the place."""
-    with pytest.raises(ConfigurationError, match=r"s3a://bucket/lake .*needs a Spark session"):
+    with pytest.raises(ConfigurationError, match=r"s3a://bucket/lake .*pass a Spark session"):
         Mailbox(None, Place.parse("s3a://bucket/lake", "delta"))
 
 
