@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from sfpubsub.errors import LocalProtocolError, SfPubSubError, StreamError
+from sfpubsub.errors import SfPubSubError, StreamError
 from sfpubsub.protocol.commands import (
     CancelStream,
     Command,
@@ -183,13 +183,7 @@ class CallDriver(ABC, Generic[Opening]):
         )
 
     def _check_process(self) -> None:
-        # A forked child has a copy of this object but none of its threads: nothing would ever
-        # happen, and a lock that another thread held at the fork is never released.
-        if not self._home.is_here:
-            raise LocalProtocolError(
-                f"{self._title} belongs to process {self._home.pid}, which "
-                f"forked this process: make a client after the fork"
-            )
+        self._home.check(self._title)
 
     # Event handling.
 
