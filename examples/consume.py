@@ -1,9 +1,10 @@
-"""Read a topic, keep the position in a file, end in order on SIGTERM.
+"""Read a topic, keep the position in a file, and shut down cleanly on SIGTERM.
 
     python examples/consume.py /event/Order_Event__e positions.json
 
-A crash repeats the events since the position was stored, within the last second; nothing is lost.
-Where to read and as whom is said by the SFPUBSUB_ variables, as for the command line.
+After a crash, the events of about the last second, since the position was stored, are delivered
+again; nothing is lost. The SFPUBSUB_ variables set the org and the credentials, as for the command
+line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def main() -> None:
     ):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: subscription.stop())
-        for batch in subscription:  # asking for the next one acks this one
+        for batch in subscription:  # asking for the next batch acks this one
             for event in batch:
                 print(event.to_json(), flush=True)
 

@@ -1,8 +1,8 @@
-"""Read several topics side by side with asyncio.
+"""Read several topics concurrently with asyncio.
 
     python examples/consume_async.py /event/Order_Event__e /data/AccountChangeEvent
 
-Ends when no topic had an event for five seconds; a service would read for ever.
+It stops reading a topic after five seconds without an event; a service would read forever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sfpubsub import AsyncPubSubClient
 
 
 async def follow(client: AsyncPubSubClient, topic: str) -> int:
-    """Print the events of one topic; return how many there were."""
+    """Print the events of one topic; return their number."""
     count = 0
     async with client.subscribe(topic, replay="earliest") as subscription:
         while (batch := await subscription.next_batch(timeout=5)) is not None:
@@ -25,7 +25,7 @@ async def follow(client: AsyncPubSubClient, topic: str) -> int:
 
 
 async def main() -> None:
-    """Follow all topics of the command line on one connection."""
+    """Read all topics given on the command line over one connection."""
     topics = sys.argv[1:]
     async with AsyncPubSubClient.from_env() as client:
         counts = await asyncio.gather(*(follow(client, topic) for topic in topics))

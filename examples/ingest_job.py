@@ -1,9 +1,9 @@
-"""The ingest job as a program of your own: a topic into a raw Parquet table, each event once.
+"""Run the ingest job from your own program: write a topic to a raw Parquet table, each event once.
 
     python examples/ingest_job.py /event/Order_Event__e orders
 
-`sfpubsub ingest` does the same, and more: several sources, progress, signals, schemas kept beside
-the table. Take this where the session of Spark is yours.
+`sfpubsub ingest` does the same, and more: several sources, progress, signals, schemas stored next
+to the table. Use this program if you need your own Spark session.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from sfpubsub.spark import EventWriter, IngestJob, TableReplayStore, spark_sessi
 
 
 def main() -> None:
-    """Write what there is, then end."""
+    """Write all events that the service has, then end."""
     topic, table = sys.argv[1:]
-    # Spark first: its JVM is started by a fork, which must not happen beside gRPC's threads.
+    # Spark first: its JVM is started by a fork, which must not happen while gRPC's threads run.
     with (
         spark_session() as spark,
         EventWriter(spark, table, topic=topic) as writer,

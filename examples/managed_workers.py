@@ -2,8 +2,9 @@
 
     python examples/managed_workers.py My_Managed_Subscription failed-orders
 
-What a handler fails on for good goes into the directory, with its reason; `sfpubsub quarantine`
-lists it. SIGTERM ends it: running handlers are finished, and what is done is committed.
+An event for which the handler fails permanently is stored in the directory, with the reason;
+`sfpubsub quarantine` lists these events. On SIGTERM, running handlers finish, and handled events
+are committed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from sfpubsub import Event, FileQuarantine, PubSubClient, Retry
 
 
 def handle(event: Event) -> None:
-    """Do the work; when this returns, the event is done. It may come again after a crash."""
+    """Handle an event; it is acked when this returns, but may be delivered again after a crash."""
     if event.value["Amount__c"] is None:
         raise ValueError("an order without an amount")
     print(event.value["Order_Number__c"], event.value["Amount__c"], flush=True)

@@ -2,7 +2,7 @@
 
     python examples/mirror.py Account ./lake
 
-The first run reads all records; each later one brings the table up to the org and ends.
+The first run reads all records; each later run applies the changes since then, and ends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sfpubsub.cli.main import run
 
 
 def main() -> None:
-    """Bring the table up to the org, and print the live records on which it can be relied."""
+    """Update the table from the org, and print the live records that are known to be correct."""
     name, target = sys.argv[1:]
     code = run(["mirror", "run", name, "--to", target, "--once", "--margin", "1"])
     if code:

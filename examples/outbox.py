@@ -1,13 +1,14 @@
-"""An outbox: events are rows of a database until Salesforce has them.
+"""Publish events from an outbox, a database table that keeps them until Salesforce has them.
 
-An application writes an event into the table ``outbox`` in the same transaction as what the event
-tells of, so that there is never one without the other. This program publishes the rows, in order,
-and marks each one after its result. Killed at any moment and started again it loses nothing; what
-it had sent and not marked goes out once more under the same id, by which subscribers tell repeats.
+An application writes an event into the table ``outbox`` in the same transaction as the change that
+the event reports, so that neither exists without the other. This program publishes the rows, in
+order, and marks each one when it has the result. If it is killed at any moment and started again,
+nothing is lost; rows that were sent but not marked are sent again with the same id, so that
+subscribers can recognise duplicates.
 
     python examples/outbox.py orders.db /event/Order_Event__e
 
-Where to publish and as whom is said by the SFPUBSUB_ variables, as for the command line.
+The SFPUBSUB_ variables set the org and the credentials, as for the command line.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ PAGE = 1000
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS outbox (
-    number INTEGER PRIMARY KEY,      -- the order
-    event_id TEXT NOT NULL UNIQUE,   -- made once, with the row: every sending has the same
+    number INTEGER PRIMARY KEY,      -- the order of publishing
+    event_id TEXT NOT NULL UNIQUE,   -- created with the row, so that every attempt uses the same id
     event TEXT NOT NULL,             -- values by field name, as JSON
     sent_at TEXT,
-    refused TEXT                     -- why the service will not take it; for a person to mend
+    refused TEXT                     -- the reason of a permanent refusal, for a person to fix
 )
 """
 
 
 def open_database(path: str) -> sqlite3.Connection:
-    """Open the database and make the table if it is not there."""
+    """Open the database, and create the table if it does not exist."""
     database = sqlite3.connect(path, isolation_level=None)
     database.execute("PRAGMA journal_mode = WAL")
     database.execute(SCHEMA)
@@ -44,7 +45,7 @@ def open_database(path: str) -> sqlite3.Connection:
 
 
 def put(database: sqlite3.Connection, event: Mapping[str, Any]) -> str:
-    """Add an event; call it in the transaction of what the event tells of. Returns its id."""
+    """Add an event, in the transaction of the change that it reports; return its id."""
     event_id = str(uuid.uuid4())
     database.execute(
         "INSERT INTO outbox (event_id, event) VALUES (?, ?)", (event_id, json.dumps(event))
@@ -57,7 +58,7 @@ def publish_all(
 ) -> int:
     """Publish the rows that were not sent, and mark them; return how many were accepted.
 
-    Raises PublishError if a row has no result after *timeout* seconds: it is for the next run.
+    Raises PublishError if a row has no result after *timeout* seconds; the next run sends it again.
     """
     sent = 0
     with client.open_publisher(
@@ -94,13 +95,13 @@ def publish_all(
 
 
 def refuse(database: sqlite3.Connection, number: int, reason: str) -> None:
-    """Mark a row that will never be taken as it is, so that it does not stop the others."""
+    """Mark a row that was refused permanently, so that it does not block the others."""
     print(f"row {number} was refused: {reason}", file=sys.stderr)
     database.execute("UPDATE outbox SET refused = ? WHERE number = ?", (reason, number))
 
 
 def main() -> None:
-    """Publish what there is, once; run it again and again, by a timer for instance."""
+    """Publish all waiting rows once; run it repeatedly, with a timer for instance."""
     path, topic = sys.argv[1:]
     database = open_database(path)
     with PubSubClient.from_env() as client:

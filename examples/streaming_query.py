@@ -1,9 +1,10 @@
-"""A streaming query over a topic: the sum of all orders by city, in a Parquet directory.
+"""Run a streaming query over a topic: write the sum of orders by city to a Parquet directory.
 
     python examples/streaming_query.py pubsub.toml /event/Order_Event__e totals checkpoint
 
-It reads what there is and ends; run again, it goes on from its checkpoint. Where to read and as
-whom is in the settings file: the source runs in a process of its own, which gets no variables.
+It reads the available events and ends; the next run continues from its checkpoint. The settings
+file sets the org and the credentials, because the source runs in a separate process, which gets no
+SFPUBSUB_ variables.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def main() -> None:
     settings, topic, totals, checkpoint = sys.argv[1:]
 
     def write(rows: DataFrame, number: int) -> None:
-        # A batch that is repeated after a crash has the same number, and replaces itself.
+        # A batch that is repeated after a crash has the same number, and overwrites its first copy.
         rows.write.mode("overwrite").parquet(str(Path(totals) / f"batch={number}"))
 
     with spark_session() as spark:

@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "transports": {"protocol", "config", "sfpubsub_grpc"},
     "client": {"transports", "protocol", "avro", "auth", "config", "stores", "aio_bridge"},
     "spark": {"client", "streaming", "avro", "auth", "rest", "config", "durable", "stores"},
-    "streaming": {"auth", "config", "stores", "aio_bridge", "tooling"},
+    "streaming": {"protocol", "auth", "config", "stores", "aio_bridge", "tooling"},
     "emulator": {"sfpubsub_grpc"},
     "monitoring": {"client", "config"},
     "testing": {"emulator", "transports"},

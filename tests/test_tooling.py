@@ -554,7 +554,7 @@ def test_waiting_tells_its_progress_and_ends_when_the_check_does():
 def test_waiting_is_bounded_and_says_that_the_change_is_made():
     """No longer than its timeout, at least one look, and an error that may be tried again."""
     clock, looks = Clock(), []
-    with pytest.raises(StreamUnavailableError, match="until X is known") as caught:
+    with pytest.raises(StreamUnavailableError, match="that X is known") as caught:
         wait_until(
             "X is known",
             lambda: bool(looks.append(clock.now)),

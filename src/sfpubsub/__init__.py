@@ -1,6 +1,6 @@
-"""Salesforce Pub/Sub API for Python and PySpark.
+"""Client for Salesforce's Pub/Sub API, for Python and PySpark.
 
-Names are resolved when they are first used, so that importing the package stays cheap.
+Public names are imported when they are first used, so that importing the package stays cheap.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""From the driver's threads into the loop, and out of the loop into threads.
+"""Bridges between threads and an asyncio event loop.
 
-Nothing here blocks in the loop, and nothing that a thread calls fails because the loop is closed.
+Nothing here blocks the loop, and no function that a thread calls fails because the loop is closed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any) -> None:
-    """Schedule *callback* on *loop*, from any thread. Does nothing if the loop is closed."""
+    """Schedule *callback* on *loop* from any thread; do nothing if the loop is closed."""
     try:
         loop.call_soon_threadsafe(callback, *args)
     except RuntimeError:
@@ -23,7 +23,10 @@ def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *a
 
 
 async def settled(future: Future[Any], timeout: float | None = None) -> None:
-    """Wait until *future* is done, without a thread; leaves it alone when cancelled."""
+    """Wait until *future* is done or *timeout* seconds have passed, without blocking a thread.
+
+    Cancelling the wait does not cancel *future*.
+    """
     loop = asyncio.get_running_loop()
     waiter = loop.create_future()
 
@@ -36,50 +39,64 @@ async def settled(future: Future[Any], timeout: float | None = None) -> None:
 
 
 async def in_thread(name: str, work: Callable[[], T]) -> T:
-    """Run *work* in a thread of its own. When cancelled, the thread continues to the end."""
+    """Run *work* in a separate thread and return its result.
+
+    Cancelling the wait does not stop the thread.
+    """
     pool = ThreadPoolExecutor(1, thread_name_prefix=name)
     future = pool.submit(work)
-    pool.shutdown(wait=False)  # takes no more, and lets the thread end after this
+    pool.shutdown(wait=False)  # accepts no more work, and the thread ends after this
     await settled(future)
     return future.result()
 
 
 async def next_turn() -> None:
-    """Let the other tasks of the loop have their turn."""
+    """Let the loop run its other tasks once."""
     await asyncio.sleep(0)
 
 
 class Bell:
-    """Wakes the tasks of the loop it was made in; rung from any thread."""
+    """Wakes waiting tasks of the event loop that created it.
+
+    `ring` may be called from any thread, the other methods only from the loop.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        # One call in the loop's queue is enough, however often it is rung, and none where nobody
-        # waits: each costs a write to the loop's socket, during which the interpreter is let go.
+        # At most one call is queued in the loop, however often the bell rings, and none if no task
+        # waits: each call costs a write to the loop's wake-up socket, which releases the GIL.
         self._due = False
         self._waiters: set[asyncio.Future[None]] = set()
         self.count = 0
-        """Changes with everything that a waiter may be waiting for."""
+        """Number of rings; a change shows that a condition may have become true."""
 
     def ring(self) -> None:
-        """Have waiters look again; what there is to see was put in place before this call."""
-        self.count += 1  # first: a thread about to wait checks it after registering
+        """Make waiting tasks check their conditions again; change the state before the call."""
+        self.count += 1  # first: a task that is about to wait checks it after registering
         if self._waiters and not self._due:
             self._due = True
             call_in(self._loop, self._rung)
 
     def _rung(self) -> None:
-        self._due = False  # first: what happens from here on asks for another call
+        self._due = False  # first, so that a ring from here on schedules another call
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     def deadline(self, timeout: float | None) -> float | None:
-        """Return the loop's time in *timeout* seconds, None for None."""
+        """Return the loop's time *timeout* seconds from now; None means no deadline."""
         return None if timeout is None else self._loop.time() + timeout
 
     async def until(self, condition: Callable[[], bool], deadline: float | None = None) -> bool:
-        """Wait until *condition* holds after a ring; return False when the deadline came first."""
+        """Wait until *condition* is true, checking it after each ring.
+
+        Args:
+            condition: Called in the loop.
+            deadline: Time of the loop's clock, as from `deadline`; None means no limit.
+
+        Returns:
+            True if the condition was met, False if the deadline passed first.
+        """
         while not condition():
             rest = None if deadline is None else deadline - self._loop.time()
             if rest is not None and rest <= 0:
@@ -87,7 +104,7 @@ class Bell:
             waiter = self._loop.create_future()
             self._waiters.add(waiter)
             try:
-                if condition():  # a ring before there was a waiter woke nobody
+                if condition():  # a ring before the waiter was registered did not wake it
                     return True
                 if rest is None:
                     await waiter

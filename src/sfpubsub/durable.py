@@ -1,7 +1,7 @@
-"""File-system steps that survive the loss of power.
+"""File operations whose results survive a power failure.
 
-A file is durable after an fsync of the file and of the directory that names it; a rename, after an
-fsync of the directories on both sides. POSIX file systems only.
+A file is durable after an fsync of the file and of its directory; a rename, after an fsync of the
+source and target directories. POSIX file systems only.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import os
 import uuid
 from pathlib import Path
 
-# macOS: fsync leaves the bytes in the drive's cache, this does not. Absent elsewhere.
+# On macOS, fsync leaves data in the drive's cache, and this command flushes it. None elsewhere.
 _FULL_FSYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
 
 
 def sync(path: Path) -> None:
-    """Flush one file, or the names in one directory, to the disk.
+    """Flush a file, or the entries of a directory, to the disk.
 
     Raises:
-        OSError: The system could not.
+        OSError: *path* could not be opened or flushed.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -32,17 +32,21 @@ def sync(path: Path) -> None:
 
 
 def sync_directory_and_files(directory: Path) -> None:
-    """Flush every file of a flat directory, then their names."""
+    """Flush every file in a directory without subdirectories, then the directory itself.
+
+    Raises:
+        OSError: A file could not be opened or flushed.
+    """
     for entry in sorted(directory.iterdir()):
         sync(entry)
     sync(directory)
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory durable, with those above it; it may be there already.
+    """Create a directory and its missing parents durably; do nothing if it exists.
 
     Raises:
-        OSError: The system could not.
+        OSError: A directory could not be created or flushed.
     """
     missing = [place for place in (path, *path.parents) if not place.exists()]
     path.mkdir(parents=True, exist_ok=True)
@@ -51,10 +55,13 @@ def make_directory(path: Path) -> None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Give *path* new contents: after a crash it has the old ones or the new ones, never a part.
+    """Replace the contents of *path* atomically and durably.
+
+    After a crash, the file has either the old or the new contents.
 
     Raises:
-        OSError: The system could not; the old contents are still there.
+        OSError: The file could not be written, replaced or flushed; it has either the old or the
+            new contents.
     """
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:

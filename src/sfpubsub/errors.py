@@ -9,7 +9,7 @@
      │    └── SessionExpiredError      they used to be valid; a new session may help
      ├── ProtocolError
      │    ├── LocalProtocolError       the caller broke a rule of this library
-     │    │    └── SubscriptionClosedError  it was already drained, closed or aborted
+     │    │    └── SubscriptionClosedError  it was stopped, drained, closed or aborted
      │    └── RemoteProtocolError      the service broke a rule of the wire contract
      ├── StreamError                   a call or stream failed
      │    ├── StreamUnavailableError   network, restart, overload: the same call may work later
@@ -23,7 +23,7 @@
      │    └── SubscriptionBusyError    another client holds the managed subscription
      ├── CommitError                   a position could not be committed
      ├── SchemaError
-     │    ├── SchemaNotFoundError      the service does not know the schema id
+     │    ├── SchemaNotFoundError      the service has no schema with this id
      │    ├── DecodeError              a payload does not fit its schema
      │    └── EncodeError              a value does not fit the schema
      ├── PublishError                  events were refused, or not answered in time
@@ -46,10 +46,10 @@ class SfPubSubError(Exception):
     """Base of all errors of this package. Survives pickling with its attributes.
 
     Args:
-        message: A lower-case sentence.
-        retryable: Whether the same call may succeed later.
+        message: A lower-case sentence that names the cause and what to do next.
+        retryable: Whether the same call may succeed later; by default, the value of the class.
         error_code: The service's ``error-code`` trailer, if any.
-        rpc_id: The service's id of the failed call, for Salesforce support.
+        rpc_id: The service's id of the failed call, for Salesforce support, if known.
     """
 
     retryable: bool = False
@@ -105,7 +105,7 @@ class ProtocolError(SfPubSubError):
 
 
 class LocalProtocolError(ProtocolError):
-    """The caller broke a rule of this library. The state is unchanged."""
+    """The caller broke a rule of this library. The call had no effect."""
 
 
 class SubscriptionClosedError(LocalProtocolError):
@@ -124,7 +124,7 @@ class StreamUnavailableError(StreamError):
     """The service or the network is temporarily unavailable.
 
     Args:
-        retry_after: Seconds to wait before the next attempt, if the service said so.
+        retry_after: Seconds to wait before the next attempt; None if the service gave no time.
     """
 
     retryable = True
@@ -157,7 +157,7 @@ class TopicNotFoundError(StreamError):
 
 
 class SubscriptionNotFoundError(StreamError):
-    """There is no such managed subscription, or the service does not know of it yet."""
+    """There is no such managed subscription, or it is too new for the service to find it."""
 
 
 class PermissionDeniedError(StreamError):
@@ -187,7 +187,7 @@ class SchemaError(SfPubSubError):
 
 
 class SchemaNotFoundError(SchemaError):
-    """The service does not know the schema id."""
+    """The service has no schema with this id."""
 
 
 class DecodeError(SchemaError):
@@ -214,8 +214,7 @@ class PublishError(SfPubSubError):
 
 
 class HandlerError(SfPubSubError):
-    """The handler of a run failed on an event, and retries are exhausted. The cause is its
-    exception.
+    """A handler failed permanently on an event, which stopped its run. The cause is its exception.
 
     Args:
         event_id: Id of the event; can be empty.
@@ -242,7 +241,7 @@ class RequestRefusedError(SfPubSubError):
     """The org refused an HTTP request; ``error_code`` is Salesforce's own code.
 
     Args:
-        status: The HTTP status.
+        status: HTTP status code; 0 if the refusal was not an HTTP status, as for a failed bulk job.
     """
 
     def __init__(self, message: str, *, status: int = 0, **details: Any) -> None:

@@ -1,4 +1,4 @@
-"""For tests of code that uses sfpubsub: an emulator in the process, and a scripted transport.
+"""Tools for testing code that uses sfpubsub: an in-process emulator and a scripted transport.
 
 ::
 
@@ -8,8 +8,8 @@
         emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "1"}])
         ...
 
-`EmulatorServer` needs the extra ``sfpubsub[emulator]``.
-`RemoteEmulator` is one that runs elsewhere.
+`EmulatorServer` needs the extra ``sfpubsub[emulator]``. `RemoteEmulator` controls an emulator that
+runs in another process.
 """
 
 from sfpubsub.emulator.faults import Fault, FaultPlan

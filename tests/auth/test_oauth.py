@@ -184,7 +184,7 @@ def test_a_private_key_that_is_none(tmp_path):
     bad = tmp_path / "key.pem"
     bad.touch(mode=0o600)
     bad.write_text("-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n")
-    with pytest.raises(ConfigurationError, match=r"key\.pem holds no RSA") as caught:
+    with pytest.raises(ConfigurationError, match=r"key\.pem does not contain an RSA") as caught:
         JwtBearer("k", "u", str(bad)).get_session(None)
     assert caught.value.__context__ is None
     with pytest.raises(ConfigurationError, match=r"nowhere\.pem cannot be read"):
@@ -219,11 +219,11 @@ def _pem(tmp_path, content: bytes):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("public", "holds a public key or a certificate: name the file with the private key"),
-        ("openssh public", "holds a public key or a certificate"),
-        ("certificate", "holds a public key or a certificate"),
+        ("public", "contains a public key or certificate: name the file with the private key"),
+        ("openssh public", "contains a public key or certificate"),
+        ("certificate", "contains a public key or certificate"),
         ("elliptic", "is not RSA: the JWT flow signs with RS256"),
-        ("empty", "holds no RSA private key in PEM form"),
+        ("empty", "does not contain an RSA private key in PEM form"),
     ],
 )
 def test_a_key_of_another_kind_is_named_for_what_it_is(tmp_path, key_file, kind, says):

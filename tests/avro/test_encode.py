@@ -142,7 +142,7 @@ def test_the_corpus_is_written_as_fastavro_writes_it(name):
         (ALL, {"m": {1: 1}}, "All.m takes text as keys, not int"),
         (ALL, {"m": {"k": "v"}}, "All.m['k'] takes null or int, not str 'v'"),
         (ALL, {"e2": "GREEN"}, "All.e2 takes null or Color (RED, BLUE), not str 'GREEN'"),
-        (ALL, {"t": "soon"}, "not a All: "),
+        (ALL, {"t": "soon"}, "not a valid All: "),
         (ALL, {"y": "z" * 999}, "..."),
     ],
 )

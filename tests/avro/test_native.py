@@ -335,7 +335,7 @@ def test_another_version_is_not_used(monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "sfpubsub_native", type(sys)("sfpubsub_native"))
     sys.modules["sfpubsub_native"].__version__ = "0.0.1"
     assert native._load() is None
-    assert f"sfpubsub-native 0.0.1 is installed and not used: {''}" in caplog.text
+    assert f"sfpubsub-native 0.0.1 is installed but not used: {''}" in caplog.text
     assert native.VERSION in caplog.text
 
 

@@ -208,7 +208,7 @@ def test_a_state_is_told_once(capsys):
         ("waiting", "X: down (UNAVAILABLE, rpc id 2)", "no"),
         ("waiting", "X: held (ALREADY_EXISTS, rpc id 3)", "no"),
         ("renewing", "X: held (ALREADY_EXISTS, rpc id 3)", "no"),
-        ("paused", "7 bytes wait to be read", "no"),
+        ("paused", "7 bytes are waiting to be read", "no"),
         ("streaming", None, "yes"),
         ("streaming", None, "yes"),
         ("waiting", "X: held (ALREADY_EXISTS, rpc id 4)", "no"),
@@ -308,7 +308,7 @@ def test_text_that_is_no_text_and_a_full_disk_are_one_line(emulator, tmp_path, c
     file = tmp_path / "events.jsonl"
     file.write_bytes(b'{"City__c": "\xff"}')
     assert run(["publish", TOPIC, "--file", str(file)]) == 1
-    assert_one_line_error(capsys, "not UTF-8")
+    assert_one_line_error(capsys, "not valid UTF-8")
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "sfpubsub", "topic", TOPIC],
@@ -357,7 +357,7 @@ def assert_one_line_error(capsys, *says: str) -> None:
         (["subscribe", "--managed", NAME], {"SFPUBSUB_ACCESS_TOKEN": "x"}, 3, "access token"),
         (["topic", TOPIC], {"SFPUBSUB_ACCESS_TOKEN": "x"}, 3, "access token"),
         (["subscribe", "--managed", NAME], {"SFPUBSUB_ACCESS_TOKEN": ""}, 1, "SFPUBSUB_ACCESS_"),
-        (["subscribe", "--topic", TOPIC, "--replay", "xyz"], {}, 2, "not a replay id: 'xyz'"),
+        (["subscribe", "--topic", TOPIC, "--replay", "xyz"], {}, 2, "'xyz' is not a replay id"),
         (["subscribe", "--topic", TOPIC, "--replay", ""], {}, 2, "not a replay id"),
         (["topic", "/event/\udcff"], {}, 1, "error"),
         (["subscribe", "--topic", TOPIC, "--replay", "00ff"], {}, 4, "Replay ID"),

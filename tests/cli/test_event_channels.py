@@ -146,11 +146,11 @@ def test_the_page_runs(emulator, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["create", "Two__Words", "--type", "event"], "is not the name of a channel"),
+        (["create", "Two__Words", "--type", "event"], "is not a valid channel name"),
         (["create", "ChangeEvents", "--type", "data"], "is the standard channel of every org"),
         (["create", "All", "--type", "data", "--label", " "], "a label must have 1 to 80"),
         (["show", "Nobody"], "no channel Nobody__chn"),
-        (["add", "ChangeEvents", "a b"], "is not the name of an event"),
+        (["add", "ChangeEvents", "a b"], "is not a valid name of an event"),
         (["remove", "ChangeEvents", "Contact", "--yes"], "has no ContactChangeEvent"),
         (["delete", "ChangeEvents", "--yes"], "cannot be deleted"),
     ],

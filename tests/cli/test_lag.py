@@ -424,7 +424,7 @@ def test_lag_tells_the_living_from_the_killed(emulator, capsys):
     assert said()["alive"] is False
     assert said()["ended_s"] is None
     assert run(["lag", "--topic", TOPIC]) == 0
-    assert "died without a clean exit" in capsys.readouterr().out
+    assert "ended without a clean exit" in capsys.readouterr().out
 
 
 def test_lag_opens_no_stream_and_needs_no_settings(emulator, monkeypatch, capsys):
@@ -440,7 +440,7 @@ def test_lag_opens_no_stream_and_needs_no_settings(emulator, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ([], 1, "no status of a subscribe, ingest or mirror of any subscription"),
+        ([], 1, "no status file of a subscribe, ingest or mirror of any subscription"),
         (["--managed", "Other"], 1, "Other"),
         (["--topic", TOPIC], 1, TOPIC),
         (["--managed", NAME, "--endpoint", "elsewhere:7443"], 1, NAME),

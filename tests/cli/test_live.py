@@ -107,5 +107,5 @@ def test_where_one_cannot_listen(text):
     """A usage error that says what is meant."""
     from click import BadParameter
 
-    with pytest.raises(BadParameter, match="neither a port nor HOST:PORT"):
+    with pytest.raises(BadParameter, match="is not a valid address: use PORT or HOST:PORT"):
         Listen().convert(text, None, None)

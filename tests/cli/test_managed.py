@@ -55,7 +55,7 @@ def test_the_life_of_a_managed_subscription(emulator, capsys):
         "state": "RUN",
     }
     assert "oldest retained event (EARLIEST)" in said
-    assert f"{NEW} can be subscribed to" in said
+    assert f"{NEW} is available" in said
     assert run(["managed", "list"]) == 0
     assert [record["developer_name"] for record in lines(capsys)[0]] == [NAME, NEW]
     for changing, change in [
@@ -79,8 +79,8 @@ def test_creating_waits_until_the_service_knows(run_emulator, monkeypatch, capsy
     point_at(started, monkeypatch)
     assert run(["managed", "create", NEW, "--topic", TOPIC]) == 0
     (_,), said = lines(capsys)
-    assert "not yet after" in said
-    assert said.splitlines()[-1] == f"{NEW} can be subscribed to"
+    assert "still waiting after" in said
+    assert said.splitlines()[-1] == f"{NEW} is available"
     assert run(["subscribe", "--managed", NEW, "--idle-timeout", "0"]) == 0
 
 
@@ -114,7 +114,7 @@ def test_a_held_slot_counts_as_known(emulator, connect, capsys):
         until(lambda: holder.health().state == "streaming", "the slot")
         assert run(["managed", "start", NAME]) == 0
         assert holder.health().reconnects == 0
-    assert "can be subscribed to" in capsys.readouterr().err
+    assert "is available" in capsys.readouterr().err
 
 
 def test_a_network_that_is_down_does_not_count_as_known(run_emulator, connect):
@@ -139,7 +139,7 @@ def test_one_sign_in_does_for_the_change_and_the_wait(run_emulator, monkeypatch,
         SFPUBSUB_REFRESH_TOKEN="emulator-refresh-token",
     )
     assert run(["managed", *command]) == 0
-    assert "can be subscribed to" in lines(capsys)[1]
+    assert "is available" in lines(capsys)[1]
 
 
 def test_a_start_at_latest_is_warned_of(emulator, capsys):

@@ -74,7 +74,7 @@ def test_a_closed_pipe_acks_what_was_read_and_nothing_else(emulator, capsys):
         code, err = ended(process)
         assert time.monotonic() - closed < 3
     assert code == 0
-    assert err.splitlines() == ["1 event, 9 more not read"]
+    assert err.splitlines() == ["1 event, 9 more printed but not read"]
     assert rest_of(emulator, capsys) == published[1:]
 
 
@@ -134,7 +134,7 @@ def test_a_signal_does_not_wait_for_a_reader_that_has_stopped(emulator, capsys):
         assert read_line(process)["event_id"] == published[0]
         until(lambda: committed(emulator) is not None, "a commit")
         process.send_signal(signal.SIGTERM)
-        assert ended(process) == (0, "1 event, 9 more not read\n")
+        assert ended(process) == (0, "1 event, 9 more printed but not read\n")
     assert rest_of(emulator, capsys) == published[1:]
 
 

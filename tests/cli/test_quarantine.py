@@ -114,12 +114,12 @@ def test_a_list_without_a_line_says_so(kept, capsys):
         (kept.directory / left).touch()
         assert at(kept, "list") == 0
         captured = capsys.readouterr()
-        assert (captured.out, captured.err) == ("", f"no event in {kept.directory}\n")
+        assert (captured.out, captured.err) == ("", f"no events in {kept.directory}\n")
     put(kept, 1, 2, schema_json=SCHEMA)
     assert at(kept, "redrive") == 0
     capsys.readouterr()
     assert at(kept, "list") == 0
-    assert "except 2 redriven, which --all shows" in capsys.readouterr().err
+    assert "except 2 already redriven (use --all to list them)" in capsys.readouterr().err
     assert at(kept, "list", "--all") == 0
     captured = capsys.readouterr()
     assert (len(captured.out.splitlines()), captured.err) == (2, "")

@@ -45,7 +45,7 @@ def test_v_shows_the_life_of_a_healthy_subscription(emulator, capsys):
     for text in (
         f"INFO sfpubsub.cli: signed in at {emulator.instance_url}, org {emulator.tenant_id}",
         f"INFO sfpubsub.transport: connected to {emulator.grpc_target}",
-        f"INFO sfpubsub.transport: subscribing to {NAME}, asking for ",
+        f"INFO sfpubsub.transport: subscribing to {NAME}, requesting ",
         f"INFO sfpubsub.transport: first response of {NAME} after ",
     ):
         assert [line for line in said if line.startswith(text)], (text, said)

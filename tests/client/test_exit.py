@@ -70,7 +70,7 @@ if child == 0:
             try:
                 asyncio.run(use(client, call))
             except LocalProtocolError as error:
-                assert "make a client after the fork" in str(error), error
+                assert "create a new client after the fork" in str(error), error
                 os.write(refused[1], b".")
     os._exit(0)
 os.waitpid(child, 0)

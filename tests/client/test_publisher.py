@@ -360,7 +360,7 @@ def test_leaving_by_an_exception_ends_at_once(face, run_emulator):
             async with publisher_of(face, emulator) as publisher:
                 receipts.append(await publisher.send({}))
                 raise ZeroDivisionError
-        assert "closed before an answer" in (await receipts[0]).error
+        assert "closed before a result" in (await receipts[0]).error
 
     run(scenario())
 
@@ -439,6 +439,6 @@ def test_closing_the_client_ends_its_publishers(run_emulator, connect):
     publisher = client.open_publisher(TOPIC, created_by=USER)
     receipt = publisher.send({})
     client.close()
-    assert "closed before an answer" in receipt.result(PATIENCE).error
+    assert "closed before a result" in receipt.result(PATIENCE).error
     with pytest.raises(LocalProtocolError, match="closed"):
         client.open_publisher(TOPIC)

@@ -54,7 +54,7 @@ def test_what_a_proxy_says_ends_no_subscription_that_has_worked(run_emulator, co
     assert collect(subscription, 2) == [0, 1]
     plan.add(Fault("drop_stream", status=status))
     plan.add(Fault("drop_call", rpc="ManagedSubscribe", status=status, times=3))
-    until(lambda: "taken for passing" in (subscription.health().reason or ""), "the reason")
+    until(lambda: "treated as temporary" in (subscription.health().reason or ""), "the reason")
     emulator.publish(TOPIC, orders(1, first=2))
     assert collect(subscription, 1) == [2]
     plan.assert_consumed()

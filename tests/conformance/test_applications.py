@@ -195,7 +195,7 @@ def test_a_wrong_argument_leaves_nothing_open(start: Start):
     for kind in (face.plain, face.managed):
         with pytest.raises(ConfigurationError, match="'auto' or 'manual'"):
             kind("/event/Order_Event__e", ack="bad")
-        with pytest.raises(ValueError, match="max_bytes is at least 1"):
+        with pytest.raises(ValueError, match="max_bytes must be at least 1"):
             kind("/event/Order_Event__e", max_bytes=0)
     assert threading.active_count() <= before
     assert face.client._connection._drivers == set()
@@ -255,7 +255,7 @@ def test_a_pause_keeps_the_stream_and_hands_out_nothing(start: Start):
     """For longer than the service's idle rule; then everything comes, once."""
     target, face = start(
         Timings(backoff_initial=0.02, backoff_max=0.1, reserve=0.1),
-        idle_close_s=0.3,
+        idle_close_s=2.0,  # the rest is what a loaded machine may be late by
         events_per_response=10,
     )
     held = face.managed(NAME)
@@ -263,7 +263,7 @@ def test_a_pause_keeps_the_stream_and_hands_out_nothing(start: Start):
     seen = held.collect(5)
     held.subscription.pause()
     target.publish(300)
-    assert held.next(1.0) is None
+    assert held.next(2.5) is None
     assert "paused" in (held.health().reason or "")
     assert held.health().pending_count < 200  # what was outstanding, and the reserve
     held.subscription.resume()

@@ -62,7 +62,7 @@ def test_an_event_that_is_refused_is_told_with_its_lines(command, running):
 @pytest.mark.parametrize(
     ("topic", "line", "said"),
     [
-        (ORDERS, "{", "line 1 of <stdin> is not JSON"),
+        (ORDERS, "{", "line 1 of <stdin> is not valid JSON"),
         (ORDERS, "[]", "line 1 of <stdin> is not a JSON object"),
         (ORDERS, '{"Nonsense": 1}', "has no field Nonsense"),
         ("/event/None__e", "{}", "/event/None__e"),
@@ -127,7 +127,7 @@ def test_the_grpc_port_is_not_the_http_port(command, running):
     """Who takes the wrong one of two ports is told so, in one line."""
     code, output = command("topics", "--url", f"http://{running.grpc_target}")
     assert code == 1
-    assert "is not HTTP; use its http port" in output
+    assert "does not speak HTTP; use the emulator's http port" in output
     assert "seed" not in command("clock", "--url", "http://127.0.0.1:1")[1]
 
 

@@ -117,8 +117,8 @@ MARKS = ("DOC", "PROTO", "SAMPLE", "CLIENT", "SEEN", "2ND", "UNCONF")
 
 
 def test_evidence_has_sources_and_dates():
-    """Each behaviour has a source or is marked as not confirmed, and each section says when it was
-    looked up."""
+    """Each behaviour has a source or is marked as not confirmed, and a test; each section says when
+    it was looked up."""
     for section in EVIDENCE.split("\n## ")[1:]:
         head, _, text = section.partition("\n")
         assert re.search(r"^Looked up on 20\d\d-\d\d-\d\d", text, re.MULTILINE), head
@@ -127,6 +127,7 @@ def test_evidence_has_sources_and_dates():
         for row in rows[2:]:
             marked = any(mark in row[known] for mark in MARKS)
             assert marked or len(row[known]) > 20, row  # in words, where no mark fits
+            assert "test" not in rows[0] or "`" in row[rows[0].index("test")], row
 
 
 def test_evidence_has_every_status():

@@ -83,7 +83,11 @@ def test_a_fault_is_switched_off():
     assert plan.take("refuse", "GetTopic")
     plan.switch_off(0)
     assert [row["off"] for row in plan.report()] == [True, False, False]
-    for number, said in ((0, "is already off"), (2, "cannot be undone"), (3, "the plan has 3")):
+    for number, said in (
+        (0, "is no longer active"),
+        (2, "cannot be undone"),
+        (3, "the plan has 3"),
+    ):
         with pytest.raises(ValueError, match=said):
             plan.switch_off(number)
     assert plan.take("refuse", "GetTopic")
@@ -92,7 +96,7 @@ def test_a_fault_is_switched_off():
     assert [row["happened"] for row in plan.report()] == [1, 2, 0]
     plan.met(acts)
     plan.assert_consumed()
-    with pytest.raises(ValueError, match="is already off"):
+    with pytest.raises(ValueError, match="is no longer active"):
         plan.switch_off(1)
 
 

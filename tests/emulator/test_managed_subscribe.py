@@ -228,7 +228,7 @@ def test_refusals_leave_the_stream_open(filled):
         "garbage": (b"12345678", "invalid"),
         "short": (b"\x01", "invalid"),
         "undelivered": (published[7].replay_id, "not delivered"),
-        "backward": (published[1].replay_id, "committed already"),
+        "backward": (published[1].replay_id, "already committed"),
     }
     for name, (replay_id, expected) in bad.items():
         stream.send(commit(replay_id, name))
@@ -323,6 +323,24 @@ def test_commit_deadline(start):
     assert status == "DEADLINE_EXCEEDED"
     assert "1800 seconds" in details
     assert trailers["type"] == "ManagedSubscribe"
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_whether_a_commit_keeps_an_idle_stream_open(start, counts):
+    """By default it does not, which is the harder case; with the setting the 60 s begin anew."""
+    settings = Settings(commits_reset_idle=counts, commit_answer_delay_s=0)
+    emulator, client = start(clock=ManualClock(), settings=settings)
+    (event,) = emulator.publish(ORDERS, orders(1))
+    stream = client.managed(num_requested=1)
+    stream.events(1)
+    emulator.clock.jump(59)
+    stream.send(commit(event.replay_id))
+    stream.answer()
+    emulator.clock.jump(1)
+    if counts:
+        assert stream.silent()
+        emulator.clock.jump(59)
+    assert stream.end()[0] == "OK"
 
 
 def test_half_close_answers_first(start):

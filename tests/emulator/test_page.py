@@ -223,7 +223,7 @@ def last(org: Any, name: str) -> dict[str, Any]:
         ({"Ordered_At__c": "1.5"}, "Ordered_At__c is not a whole number"),
         ({"form-json": "{"}, "this is not JSON"),
         ({"form-json": '{"Nonsense": 1}'}, "has no field Nonsense"),
-        ({"form-json": "[]"}, "write an object"),
+        ({"form-json": "[]"}, "must be an object"),
     ],
 )
 def test_what_cannot_be_published_is_said_beside_the_form(org, fields, said):
@@ -356,7 +356,7 @@ def test_every_kind_of_fault_has_a_form(org):
     assert added["cut_poll"]["with_events"] is True
     status, _, text = send(org, "/ui/faults", kind="drop_stream", **{"p-after_responses": "few"})
     assert status == 400
-    assert "after_responses is a whole number, not 'few'" in html.unescape(text)
+    assert "after_responses must be a whole number, not 'few'" in html.unescape(text)
 
 
 def test_a_fault_is_switched_off(org):

@@ -141,7 +141,7 @@ def test_a_fault_and_the_clock(visit, org):
     assert org.faults.report()[-1]["off"]
     page = visit("/ui/clock")
     page.get_by_role("button", name="+ 1 hour").click()
-    page.get_by_text("The clock was moved on.").wait_for()
+    page.get_by_text("The clock was moved forward.").wait_for()
     org.clock.jump(3600)
     sync_api.expect(page.locator("#ahead")).to_have_text("2 h 0 min 0 s")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -46,6 +48,8 @@ DOWN = Failure(FailureKind.RETRY, StreamUnavailableError("down"))
 EXPIRED = Failure(FailureKind.REAUTHENTICATE, SessionExpiredError("expired"))
 DENIED = Failure(FailureKind.STOP, PermissionDeniedError("not you"))
 TIMINGS = Timings(backoff_initial=1.0, backoff_max=4.0)
+# For the walks, in which sessions may be refused again and again for a long time.
+PATIENT = replace(TIMINGS, session_budget=math.inf)
 BUSY = "PLATFORM_EVENT_PUBLISHING_UNAVAILABLE"
 
 # Seconds after which the service ends a stream that sends no request (PublishStream RPC).
@@ -56,10 +60,10 @@ def event(number: int, size: int = 10, schema_id: str = "A") -> ProducerEvent:
     return ProducerEvent(schema_id, bytes(size), f"id{number}")
 
 
-def make(*, timeout=120.0, ordered=False, **limits) -> PublishProtocol:
+def make(*, timeout=120.0, ordered=False, timings=TIMINGS, **limits) -> PublishProtocol:
     limits.setdefault("max_requests", 1 if ordered else 4)
     return PublishProtocol(
-        TOPIC, "A", timeout=timeout, limits=PublishLimits(**limits), timings=TIMINGS
+        TOPIC, "A", timeout=timeout, limits=PublishLimits(**limits), timings=timings
     )
 
 
@@ -463,11 +467,8 @@ class Publishing(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.protocol = make(
-            ordered=self.ordered, timeout=500.0, max_pending_count=1000, max_requests=2
-        )
-        if self.ordered:
-            self.protocol = make(ordered=True, timeout=500.0)
+        limits = {} if self.ordered else {"max_pending_count": 1000, "max_requests": 2}
+        self.protocol = make(ordered=self.ordered, timeout=500.0, timings=PATIENT, **limits)
         self.given: list[str] = []
         self.told: dict[int, PublishResult] = {}
         self.bus: list[str] = []  # ids in the order published

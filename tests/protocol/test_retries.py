@@ -73,7 +73,7 @@ def test_what_turns_away_in_mid_life_is_on_the_way() -> None:
 
     assert verdict.signal is Signal.BROKEN
     assert judge.give_up_at == 130.0
-    assert str(judge.reason).startswith("forbidden; taken for passing")
+    assert str(judge.reason).startswith("forbidden; treated as temporary")
 
 
 def shut_out(judge: Retries, now: float, until: float) -> tuple[float, int]:

@@ -380,7 +380,7 @@ def test_a_slot_that_was_obtained_is_no_reason_any_more() -> None:
     assert script.protocol.health().reason == "another stream is active"
     script.wait(1.0)
     reason = script.protocol.health().reason
-    assert reason == "opening again after: another stream is active"
+    assert reason == "reconnecting after: another stream is active"
     script.wait(70.0)
 
     assert script.protocol.state is State.OPENING

@@ -280,8 +280,8 @@ def test_a_page_that_was_cut_without_a_word_is_fetched_again(told, file, cut):
 @pytest.mark.parametrize(
     ("reply", "error", "words"),
     [
-        (Reply(200, '"Id"\n"1"\n'), RemoteProtocolError, "remove headers"),
-        (page_of("<html>", "many"), RemoteProtocolError, "remove headers"),
+        (Reply(200, '"Id"\n"1"\n'), RemoteProtocolError, "removes headers"),
+        (page_of("<html>", "many"), RemoteProtocolError, "removes headers"),
         (Reply(204), LocalProtocolError, "wait until it is complete"),
         (
             Reply(302, "", {"Location": "https://elsewhere.example"}),

@@ -205,16 +205,16 @@ def describe(**changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"scale": "2"}, "Opportunity.Amount came without a valid scale"),
-        ({"scale": True}, "without a valid scale"),
-        ({"nillable": None}, "without a valid nillable"),
-        ({"name": None}, "a field of Opportunity came without a valid name"),
+        ({"scale": "2"}, "Opportunity.Amount has no valid scale"),
+        ({"scale": True}, "has no valid scale"),
+        ({"nillable": None}, "has no valid nillable"),
+        ({"name": None}, "a field of Opportunity has no valid name"),
         ({"referenceTo": [None]}, "referenceTo"),
         ({"referenceTo": None}, "referenceTo"),
-        ({"picklistValues": [{"value": 1}]}, "without a valid value"),
-        ({"head_name": 5}, "an object came without a valid name"),
-        ({"head_keyPrefix": 6}, "without a valid keyPrefix"),
-        ({"head_custom": "no"}, "without a valid custom"),
+        ({"picklistValues": [{"value": 1}]}, "has no valid value"),
+        ({"head_name": 5}, "an object has no valid name"),
+        ({"head_keyPrefix": 6}, "has no valid keyPrefix"),
+        ({"head_custom": "no"}, "has no valid custom"),
     ],
 )
 def test_describes_that_are_malformed(told, changes, words):

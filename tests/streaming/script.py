@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from typing import Any
@@ -12,6 +13,7 @@ from sfpubsub.streaming.bayeux import Call, Command, Cut, Lane, Send, sorted_out
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.pace import Pace
 from sfpubsub.streaming.protocol import StreamingProtocol
+from sfpubsub.streaming.subscriptions import Subscriptions
 from sfpubsub.types import Gap
 
 CLIENT = "client-1"
@@ -26,10 +28,18 @@ def event(replay_id: Any, channel: str = TOPIC, **more: Any) -> dict[str, Any]:
 class Script:
     """Feeds the protocol and keeps what came out."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        fallback: int | None = None,
+        max_pending_count: int = 100,
+        connection_timeout: float | None = 10.0,
+    ) -> None:
         self.now = 100.0
         self.chance = 1.0
-        self.protocol = StreamingProtocol(Pace(), json.dumps, lambda: self.chance, **arguments)
+        channels = Subscriptions(json.dumps, fallback, itertools.count(1), max_pending_count)
+        self.items = channels.items
+        self.protocol = StreamingProtocol(channels, Pace(), lambda: self.chance, connection_timeout)
         self.calls: dict[object, Call] = {}
         self.session: object = "session"
         self.out: list[Command] = []
@@ -65,7 +75,7 @@ class Script:
         self, name: str = TOPIC, start: int = -1, waiter: object = "", *, rewind: bool = False
     ) -> None:
         call = self.call(waiter or name)
-        self.protocol.channels.subscribe(name, start, call, rewind=rewind)
+        self.protocol.channels.subscribe(name, start, call, rewind=rewind, resumes=False)
         self.tick()
 
     def unsubscribe(self, name: str = TOPIC, waiter: object = "left") -> None:
@@ -78,8 +88,8 @@ class Script:
 
     def read(self, count: int | None = None) -> None:
         """Take so many items out of the queue; all, if nothing is said."""
-        for _ in range(len(self.protocol.items) if count is None else count):
-            self.taken.append(self.protocol.items.popleft())
+        for _ in range(len(self.items) if count is None else count):
+            self.taken.append(self.items.popleft())
         self.tick()
 
     # What the server does.
@@ -163,7 +173,7 @@ class Script:
 
     @property
     def queued(self) -> list[StreamingMessage | SfPubSubError]:
-        return [*self.taken, *self.protocol.items]
+        return [*self.taken, *self.items]
 
     @property
     def ids(self) -> list[int | None]:

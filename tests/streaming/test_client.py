@@ -336,7 +336,7 @@ def test_an_event_without_an_id_does_not_stop_a_client_that_keeps_positions(face
     replay: dict = {}
     client = face(emulator, TOPIC, replay=replay)
     bare = StreamingMessage({"channel": TOPIC, "data": "text"}, TOPIC, None, 0)
-    client.client._driver.protocol.items.append(bare)
+    client.client._driver.items.append(bare)
     assert client.receive() == bare
     found = emulator.publish_streaming(TOPIC, numbered(1))
     assert client.ids(1) == found

@@ -236,6 +236,15 @@ def test_a_channel_is_subscribed_once():
         script.subscribe(OTHER, waiter="twice")
 
 
+def test_channels_of_the_pubsub_api_are_pointed_out(caplog):
+    """A log line when one is subscribed, and none for the others."""
+    caplog.set_level("INFO")
+    script = Script().connected(TOPIC)
+    assert "Pub/Sub API" not in caplog.text
+    script.subscribe("/event/Order__e")
+    assert "/event/Order__e can be read through the Pub/Sub API" in caplog.text
+
+
 def test_requests_stay_below_the_limit():
     """2.1: many channels are split over requests; a filter that can never fit is refused."""
     script = Script().connected()
@@ -315,6 +324,17 @@ def test_unsubscribing():
     script.no(ASK, "500::no")
     assert type(script.outcome("refused")) is StreamError
     assert script.protocol.channels.names == {TOPIC}
+
+
+def test_an_event_that_comes_after_the_unsubscribe_is_delivered():
+    """A poll was in flight: the event has its channel's name, and polling goes on."""
+    name = f"{TOPIC}?Name='a'"
+    script = Script().connected(name)
+    script.unsubscribe(name)
+    script.well(ASK)
+    script.well(POLL, event(5))
+    assert [(item.replay_id, item.subscription) for item in script.queued] == [(5, name)]
+    assert POLL in script.flying
 
 
 @pytest.mark.parametrize("stage", ["between", "flying", "queued"])
@@ -556,6 +576,17 @@ def test_a_session_in_doubt_is_given_up(speak):
     assert script.errors == []
 
 
+@pytest.mark.parametrize("speak", [lambda s: s.answer(ASK), lambda s: s.no(ASK, UNKNOWN)])
+def test_a_request_of_many_messages_fails_once(speak):
+    """Two channels are resubscribed in one request: its failure is one, and so is the delay."""
+    script = Script(connection_timeout=None).connected(TOPIC, OTHER)
+    script.fail(POLL)
+    script.reconnect()
+    assert len(script.messages(ASK)) == 2
+    speak(script)
+    assert script.protocol._next_at == pytest.approx(script.now + 2.0)
+
+
 def test_what_is_still_in_flight_is_cut_first():
     """No second connect while the first may still be held; its events still count."""
     script = Script(connection_timeout=None).connected(TOPIC)
@@ -648,10 +679,10 @@ def test_an_unknown_client_is_not_shaken_hands_with_in_a_loop():
     script = Script().connected(TOPIC)
     script.now += 1.0
     script.no(POLL, UNKNOWN, "handshake")
-    assert script.protocol.state is State.OPENING
+    assert ASK in script.flying
     script.well(ASK)
     script.no(POLL, UNKNOWN, "handshake")
-    assert script.protocol.state is State.WAITING
+    assert not script.flying
     assert script.protocol.deadline == pytest.approx(script.now + 1.0)
 
 
@@ -686,7 +717,7 @@ def test_a_connect_is_sent_again_in_the_same_session_if_the_server_says_so():
     script.wait()
     assert script.sent[-1][0]["channel"] == "/meta/connect"
     script.well(POLL)
-    assert script.protocol.deadline == script.now + Pace().poll
+    assert script.protocol.deadline == script.now + Pace().held * Pace().held_factor
 
 
 def test_a_server_that_is_too_busy_is_left_alone():
@@ -825,6 +856,23 @@ def test_the_application_is_told_of_an_outage_and_told_again():
     script.well(ASK)
     script.wait(100.0)
     assert len(script.errors) == 3
+
+
+def test_an_outage_lasts_until_all_channels_are_subscribed_again():
+    """H3: a server that answers all but the subscribes is as good as none."""
+    script = Script(connection_timeout=10.0).connected(TOPIC)
+    begun = script.now
+    script.fail(POLL)
+    while not script.errors and script.now < begun + 100.0:
+        if ASK not in script.flying:
+            script.wait()
+        elif "subscription" in script.messages(ASK)[0]:
+            script.fail(ASK)
+            script.land_cut()
+        else:
+            script.well(ASK)
+            script.well(POLL)
+    assert script.now == pytest.approx(begun + 10.0)
 
 
 def test_an_outage_does_not_fill_the_queue_of_an_application_that_does_not_read():

@@ -159,7 +159,7 @@ def test_a_callback_that_raises_takes_no_thread_with_it(harness, caplog):
     second = h.transport.next_call()
     second.respond(Response(events(0, 1), pending=99))
     assert h.take() == ["id0"]
-    assert "on_gap of Orders raised" in caplog.text
+    assert "the on_gap callback of Orders raised" in caplog.text
 
 
 def test_what_was_received_is_handed_out_before_the_failure(harness):
@@ -330,7 +330,7 @@ def test_an_abort_wakes_everyone(harness):
     assert h.call.cancelled
     assert {outcomes.get(), outcomes.get()} == {
         None,
-        "the subscription Orders was closed before the answer",
+        "the subscription Orders was closed before the commit was answered",
     }
 
 

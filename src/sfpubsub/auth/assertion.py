@@ -1,4 +1,4 @@
-"""The signed assertion of the JWT bearer flow; the only module that knows PyJWT."""
+"""Create the signed assertion of the JWT bearer flow; the only module that imports PyJWT."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sfpubsub.errors import ConfigurationError, MissingExtraError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
-# Lifetime of an assertion, in seconds. The service's limit is given as 3 and as 5 minutes;
-# staying below the shorter one leaves room for a clock that runs ahead.
+# Lifetime of an assertion, in seconds. Salesforce documents both 3 and 5 minutes as the maximum;
+# staying below the shorter one allows for a local clock that is slightly fast.
 LIFETIME = 170.0
 
 # The authorisation server that ``aud`` must name, by the suffix of the login host. Salesforce
@@ -33,7 +33,7 @@ def make_assertion(client_id: str, username: str, audience: str, private_key_fil
 
     Raises:
         MissingExtraError: PyJWT or its signing library is not installed.
-        ConfigurationError: The key file cannot be read, or does not hold a usable RSA private key.
+        ConfigurationError: The key file cannot be read, or contains no usable RSA private key.
     """
     try:
         import cryptography.hazmat.primitives.asymmetric.rsa  # noqa: F401  # what RS256 needs
@@ -53,15 +53,13 @@ def make_assertion(client_id: str, username: str, audience: str, private_key_fil
         try:
             return jwt.encode(claims, private, algorithm="RS256")
         except (ValueError, jwt.PyJWTError):
-            problem = "holds an RSA key that cannot sign: make one of 2,048 bits"
-    # Outside the block and not chained: those errors may contain the key.
+            problem = "contains an RSA key that cannot sign: create a key of 2,048 bits"
+    # Outside the except block, so not chained: the libraries' errors may contain the key.
     raise ConfigurationError(f"the private key file {path} {problem}")
 
 
 def _private_key(pem: bytes) -> tuple[RSAPrivateKey | None, str]:
-    """Return the key and an empty string, or None and a phrase that says what is wrong with the
-    file.
-    """
+    """Return the key and an empty string, or None and a phrase that describes the problem."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -72,8 +70,8 @@ def _private_key(pem: bytes) -> tuple[RSAPrivateKey | None, str]:
         return None, "is encrypted: store it without a passphrase, readable only by its owner"
     except (ValueError, UnsupportedAlgorithm):
         if any(mark in pem for mark in _PUBLIC):
-            return None, "holds a public key or a certificate: name the file with the private key"
-        return None, "holds no RSA private key in PEM form"
+            return None, "contains a public key or certificate: name the file with the private key"
+        return None, "does not contain an RSA private key in PEM form: name the file that does"
     if not isinstance(key, RSAPrivateKey):
-        return None, "holds a private key that is not RSA: the JWT flow signs with RS256"
+        return None, "contains a private key that is not RSA: the JWT flow signs with RS256"
     return key, ""

@@ -15,21 +15,21 @@ from sfpubsub.errors import RemoteProtocolError, StreamUnavailableError
 def redirected(host: str, location: str) -> RemoteProtocolError:
     """Return the error for a redirect, which is never followed."""
     try:
-        elsewhere = (
-            urlsplit(location).hostname or host
-        )  # only the host: a query may contain secrets
+        # Only the host is shown, because the path and query may contain secrets.
+        elsewhere = urlsplit(location).hostname or host
     except ValueError:
         elsewhere = "an invalid URL"
     return RemoteProtocolError(
         f"{host} redirects to {elsewhere[:200]!r}; redirects are not followed: if that host is "
-        f"right, set "
-        f"SFPUBSUB_LOGIN_URL or SFPUBSUB_INSTANCE_URL to it"
+        f"right, set SFPUBSUB_LOGIN_URL or SFPUBSUB_INSTANCE_URL to it"
     )
 
 
 def failure_of(host: str, error: Exception) -> StreamUnavailableError:
-    """Return the error for a failed request, based on exception types and TLS details only, because
-    the libraries' messages may contain URLs.
+    """Return the error for a failed request.
+
+    Its message is based only on exception types and TLS details, because the libraries' messages
+    may contain URLs.
     """
     import requests
 
@@ -37,12 +37,12 @@ def failure_of(host: str, error: Exception) -> StreamUnavailableError:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return StreamUnavailableError(
                 f"the certificate of {host} was not accepted ({cause.verify_message}): set "
-                f"SFPUBSUB_CA_FILE to the certificate of its authority",
-                retryable=False,  # retrying does not change either end
+                f"SFPUBSUB_CA_FILE to a PEM file with the certificate of its authority",
+                retryable=False,  # a retry would meet the same certificate
             )
     why = "the connection was lost"
     if isinstance(error, requests.exceptions.ProxyError):
-        why = "the proxy refused, or could not be reached: check SFPUBSUB_PROXY or https_proxy"
+        why = "the proxy refused it or could not be reached: check SFPUBSUB_PROXY or https_proxy"
     elif isinstance(error, requests.exceptions.SSLError):
         why = "the TLS handshake failed"
     elif isinstance(error, requests.exceptions.Timeout):
@@ -55,10 +55,10 @@ def failure_of(host: str, error: Exception) -> StreamUnavailableError:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its causes, however the libraries have nested them."""
+    """Yield an error and its nested causes, at most 20 and each once."""
     seen: list[BaseException] = []
     waiting = [error]
-    while waiting and len(seen) < 20:  # chains have about five
+    while waiting and len(seen) < 20:  # a chain has about five
         cause = waiting.pop()
         if cause in seen:
             continue
@@ -69,10 +69,14 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def retry_after(text: str) -> float | None:
-    """Return the delay in seconds from a Retry-After header (RFC 9110: a number, or a date)."""
+    """Return the delay in seconds from a Retry-After header (RFC 9110: a number, or a date).
+
+    Returns:
+        None if the header is missing or malformed; the caller then uses its own delay.
+    """
     if text.isascii() and text.isdigit():
         return float(text)
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (ValueError, TypeError, OverflowError):
-        return None  # missing or malformed: the caller uses its own delay
+        return None

@@ -1,9 +1,9 @@
-"""HTTP requests, all made here. This module knows nothing about sign-in flows or the org's objects.
+"""The HTTP client that makes every HTTP request; independent of sign-in flows and org objects.
 
 A request goes only to the host it was made for: redirects are not followed, plaintext is allowed on
-loopback only, and ``.netrc`` files and cookies are ignored. Its duration and its size are bounded,
-whatever the server does. Failures are raised as our own errors, never chained to the libraries'
-errors, which carry the request and its secrets.
+loopback only, and ``.netrc`` files and cookies are ignored. The duration of a request and the size
+of its response are bounded, whatever the server does. Failures are raised as our own errors, never
+chained to the libraries' errors, which carry the request and its secrets.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_BYTES = 4 * 1024 * 1024
 # Bytes of a response passed to a sink at a time.
 _CHUNK = 256 * 1024
 
-# One of these headers says where the body ends (RFC 9112); Salesforce always sends one.
+# One of these headers delimits the body (RFC 9112); Salesforce always sends one.
 _FRAMES = {"content-length", "transfer-encoding"}
 
 Sink = Callable[[bytes], bool]
@@ -68,7 +68,7 @@ class Form(dict[str, str]):
     __str__ = __repr__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a form holds secrets and is not pickled")
+        raise TypeError("a form holds secrets and cannot be pickled")
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,14 +76,14 @@ class Bearer:
     """An access token and the only host it may be sent to."""
 
     instance_url: str
-    """Scheme and host."""
+    """Scheme and host of the org, without a path."""
     token: str
 
     def __repr__(self) -> str:
         return f"Bearer({self.instance_url!r}, ***)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a token is a secret and is not pickled")
+        raise TypeError("a token is a secret and cannot be pickled")
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,18 +110,18 @@ class Answer:
             return json.loads(self.body, parse_float=parse_float)
         except (ValueError, ArithmeticError, RecursionError):
             pass
-        # Outside the block: the parser's error contains the whole text.
+        # Outside the except block, so not chained: the parser's error contains the whole text.
         kind = "HTML" if self.body.lstrip()[:1] == b"<" else "invalid JSON"
         raise RemoteProtocolError(
-            f"{self.host} answered {self.status} with {kind}: is it the host of a Salesforce org, "
-            f"and is nothing in between answering for it?"
+            f"{self.host} answered {self.status} with {kind}: check that it is the host of a "
+            f"Salesforce org, and that no proxy answers in its place"
         )
 
     def __repr__(self) -> str:
         return f"Answer({self.status})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("an answer may hold a secret and is not pickled")
+        raise TypeError("an answer may hold a secret and cannot be pickled")
 
 
 class HttpClient:
@@ -164,7 +164,7 @@ class HttpClient:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> HttpClient:
-        """Make a client that uses the CA file and the proxy of the settings.
+        """Create a client that uses the CA file and the proxy of the settings.
 
         Raises:
             ConfigurationError: The CA file cannot be read.
@@ -175,7 +175,7 @@ class HttpClient:
         """Post a form.
 
         Raises:
-            ConfigurationError: Secrets must not be sent to *url*.
+            ConfigurationError: *url* is not valid, or is not safe to send secrets to.
             StreamUnavailableError: No response in time, or the server is down or overloaded.
             RemoteProtocolError: The response is a redirect, or too large.
         """
@@ -206,11 +206,11 @@ class HttpClient:
                 when an error is raised.
 
         Raises:
-            LocalProtocolError: *path* could name another host.
+            LocalProtocolError: *path* does not start with a slash, so it could name another host.
             StreamUnavailableError: As for `post_form`.
             RemoteProtocolError: As for `post_form`.
         """
-        # Appending "@host" or ".host" to the instance would name another host.
+        # Appending "@host" or ".host" to the instance URL would name another host.
         if not path.startswith("/"):
             raise LocalProtocolError("the path of a request must start with a slash")
         url = bearer.instance_url + path + (f"?{urlencode(query)}" if query else "")
@@ -251,7 +251,7 @@ class HttpClient:
         headers: Mapping[str, str],
         request: Mapping[str, Any],
     ) -> Answer | SfPubSubError:
-        # Built here, because no raised error has this frame in its traceback.
+        # The headers are built here, because no raised error has this frame in its traceback.
         every = {**headers_of(bearer), **headers}
         with closing(limit.adapter()) as adapter:
             found = self.exchange(
@@ -286,14 +286,14 @@ class HttpClient:
 
         Args:
             adapter: From `RequestLimit.adapter`. It is used without a requests session, which would
-                process redirects even if told not to follow them, read a .netrc whose password
-                replaces our token, and send cookies that nobody asked for.
+                process redirects even if told not to follow them, replace our token by a password
+                from a .netrc file, and send cookies from other responses.
             method: HTTP method.
             url: Must have been checked by the caller: secrets are sent to it.
             headers: All request headers.
             timeout: Limit for each read, in seconds.
             max_bytes: Largest response accepted, in bytes.
-            cookies: Cookie jar to read from and to update.
+            cookies: Cookie jar to send cookies from and to update; None for no cookies.
             sink: As in `call`.
             body: ``data`` or ``json``, as in requests.
         """
@@ -302,7 +302,7 @@ class HttpClient:
         from requests.cookies import extract_cookies_to_jar
 
         host = urlsplit(url).netloc
-        # First: an error raised by this must not have the prepared request in its frames.
+        # Before the request is prepared: an error raised by this must not carry it in a frame.
         roots = self._roots
         proxies = network.proxies_for(url, self._proxy)
         try:
@@ -326,7 +326,7 @@ class HttpClient:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             return failure_of(host, error)
         if size > max_bytes:
-            return RemoteProtocolError(f"{host} answered more than {max_bytes} bytes")
+            return RemoteProtocolError(f"{host} answered with more than {max_bytes} bytes")
         headers = {name.lower(): value for name, value in response.headers.items()}
         if response.status_code == 200 and not size and not _FRAMES & headers.keys():
             # Without this header, the libraries take a truncated response for a complete one.
@@ -334,12 +334,14 @@ class HttpClient:
         return Answer(response.status_code, read, host, headers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("an HTTP client is not pickled: its proxy URL may contain a password")
+        raise TypeError("an HTTP client cannot be pickled: its proxy URL may contain a password")
 
 
 def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
-    """Pass the body to *sink* until it ends, gets too large, or is no longer wanted; return the
-    number of bytes read.
+    """Pass the body to *sink* in chunks, and return the number of bytes read.
+
+    Stops at the end of the body, once more than *max_bytes* were read, or when *sink* returns
+    False.
     """
     size = 0
     while size <= max_bytes:

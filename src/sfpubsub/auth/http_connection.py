@@ -11,10 +11,10 @@ from sfpubsub.errors import SfPubSubError
 
 
 class HttpConnection:
-    """Sends requests one after another over the same connection. For one thread, except `cut`.
+    """Sends requests one after another over one connection. Not thread-safe, except for `cut`.
 
     Args:
-        http: Sends the requests; has the certificate authorities and the proxy.
+        http: Makes the requests, with its certificate authorities and its proxy.
         cookies: The cookie jar; several connections may share one.
         max_bytes: Largest response accepted, in bytes.
     """
@@ -28,7 +28,7 @@ class HttpConnection:
         self._adapter: Any = None
 
     def ready(self) -> None:
-        """Prepare for a request. From here on `cut` breaks it, even before it is sent."""
+        """Prepare for the next request; from here on, `cut` breaks it, even before it is sent."""
         if self._limit.expired:
             self.drop()
             self._limit = RequestLimit()
@@ -37,12 +37,14 @@ class HttpConnection:
     def post(
         self, url: str, headers: Mapping[str, str], body: bytes, timeout: float
     ) -> Answer | SfPubSubError:
-        """Send a POST request once. Return the response, or the error, like `HttpClient.exchange`.
+        """Send a POST request, without retrying; return the response, or the error.
+
+        The error is returned rather than raised, as by `HttpClient.exchange`.
 
         Args:
-            url: Checked by the caller, because a secret is sent to it.
-            headers: All headers.
-            body: The body, sent unchanged.
+            url: Must have been checked by the caller: secrets are sent to it.
+            headers: All request headers.
+            body: The request body, sent unchanged.
             timeout: Limit for each read, in seconds.
         """
         answer = self._http.exchange(
@@ -60,7 +62,10 @@ class HttpConnection:
         return answer
 
     def cut(self) -> None:
-        """Break the request in flight or about to be sent. The next one opens a new connection."""
+        """Break the request that is in flight or about to be sent. Thread-safe.
+
+        The next request opens a new connection.
+        """
         self._limit.expire()
 
     def drop(self) -> None:

@@ -68,8 +68,8 @@ class OAuthLogin(ABC):
     def _form(self) -> Form:
         """Return the form that this flow posts."""
 
-    def _learn(self, found: dict[str, Any]) -> None:  # noqa: B027  # most need nothing
-        """Remember what the next sign-in needs from this response."""
+    def _learn(self, found: dict[str, Any]) -> None:  # noqa: B027  # most flows keep nothing
+        """Keep what the next sign-in needs from this token response."""
 
     def get_session(self, expired: Session | None) -> Session:
         """Sign in.
@@ -78,7 +78,8 @@ class OAuthLogin(ABC):
             AuthenticationError: The sign-in was refused; the message says what to check.
             StreamUnavailableError: The host is down or did not respond in time.
             RemoteProtocolError: The response is not a valid token response.
-            ConfigurationError: The response belongs to a different org than the settings name.
+            ConfigurationError: The session belongs to an org other than the configured one, the
+                tenant id cannot be determined, or the private key cannot be used.
         """
         try:
             with self._lock:
@@ -101,9 +102,13 @@ class OAuthLogin(ABC):
     def _session(self, host: str, found: dict[str, Any]) -> Session:
         token = _text(host, found, "access_token")
         if not token or len(token) > MAX_TOKEN:
-            raise RemoteProtocolError(f"{host} answered without a usable access token")
+            raise RemoteProtocolError(
+                f"{host} answered without a usable access token: check SFPUBSUB_LOGIN_URL"
+            )
         if _text(host, found, "token_type").lower() not in ("", "bearer"):
-            raise RemoteProtocolError(f"{host} answered with a token that is not a Bearer token")
+            raise RemoteProtocolError(
+                f"{host} answered with a token that is not a Bearer token: check SFPUBSUB_LOGIN_URL"
+            )
         instance_url = self._instance(host, _text(host, found, "instance_url"))
         org_id = organisation_of(
             self._http,
@@ -188,11 +193,11 @@ class JwtBearer(OAuthLogin):
 
 
 class RefreshToken(OAuthLogin):
-    """The refresh token flow. If the token rotates, only this object remembers the new one.
+    """The refresh token flow. If the token rotates, only this object has the new one.
 
     Args:
         client_id: Consumer key of the app that the token was issued to.
-        refresh_token: The token.
+        refresh_token: The refresh token to start with.
         client_secret: Consumer secret, if the app requires one.
         **options: Arguments of `OAuthLogin`.
     """
@@ -238,10 +243,10 @@ class UsernamePassword(OAuthLogin):
 
 
 def session_provider(settings: Settings, http: HttpClient | None = None) -> SessionProvider:
-    """Return the login that the settings choose. Nothing is sent yet.
+    """Return the session provider for the flow in the settings, without signing in.
 
     Args:
-        settings: ``auth`` names the flow.
+        settings: The settings, whose ``auth`` selects the flow.
         http: Makes the requests; built from the settings if None.
 
     Raises:
@@ -297,10 +302,9 @@ def _check_complete(settings: Settings) -> None:
     if missing == ["login_url"]:
         raise ConfigurationError(
             "the client credentials flow works only on the org's own host: set SFPUBSUB_LOGIN_URL "
-            "to "
-            f"its My Domain, https://NAME.my.salesforce.com{choose}"
+            f"to its My Domain, https://NAME.my.salesforce.com{choose}"
         )
-    hint = "" if "auth" in settings.sources else ", or another way to sign in with SFPUBSUB_AUTH"
+    hint = "" if "auth" in settings.sources else ", or sign in another way with SFPUBSUB_AUTH"
     raise ConfigurationError(
         f"signing in by {settings.auth} is not possible without {names}: set "
         f"{'it' if len(missing) == 1 else 'them'}{hint}{choose}"
@@ -308,7 +312,7 @@ def _check_complete(settings: Settings) -> None:
 
 
 def _audience(login_url: str) -> str:
-    """Return the authorisation server of a login host; a My Domain uses the general one."""
+    """Return the ``aud`` claim for a login URL; for a My Domain, the shared login host."""
     host = _host(login_url)
     for ending, audience in AUDIENCES:
         if host.endswith(ending):
@@ -330,7 +334,10 @@ def _json_or_none(answer: Answer) -> Any:
 def _fields(answer: Answer) -> dict[str, Any]:
     found = answer.json()
     if not isinstance(found, dict):
-        raise RemoteProtocolError(f"{answer.host} answered with JSON that is not a token response")
+        raise RemoteProtocolError(
+            f"{answer.host} answered with JSON that is not a token response: check "
+            f"SFPUBSUB_LOGIN_URL"
+        )
     return found
 
 
@@ -339,5 +346,8 @@ def _text(host: str, found: dict[str, Any], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or not value.isascii() or not value.isprintable():
-        raise RemoteProtocolError(f"{host} answered with a {name} that is not a string")
+        raise RemoteProtocolError(
+            f"{host} answered with a {name} that is not a printable string: check "
+            f"SFPUBSUB_LOGIN_URL"
+        )
     return value

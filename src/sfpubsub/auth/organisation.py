@@ -1,4 +1,4 @@
-"""Find out which org a token belongs to: every call must carry its tenant id."""
+"""Find out which org a token belongs to, because every call must carry the org's tenant id."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ _IDENTITY = re.compile(rf"https?://[^/?#]+/id/({ORG_ID})/[0-9A-Za-z]+/?")
 def organisation_of(
     http: HttpClient, bearer: Bearer, *, identity_url: str = "", tenant_id: str = ""
 ) -> str:
-    """Return the tenant id from the identity URL, userinfo, the token, or *tenant_id*, in this
-    order.
+    """Return the tenant id to use with a token.
+
+    The org is taken from the identity URL, else from userinfo, else from the token itself.
 
     Args:
         http: Makes the userinfo request, to the token's own host.
-        bearer: The token.
-        identity_url: The ``id`` of the token response.
-        tenant_id: The configured tenant id; it must belong to the same org.
+        bearer: The token and its host.
+        identity_url: The ``id`` of the token response, if it has one.
+        tenant_id: The configured tenant id. It is returned unchanged unless it belongs to
+            another org.
 
     Raises:
         ConfigurationError: *tenant_id* belongs to another org, or the org cannot be determined.

@@ -1,7 +1,7 @@
 """What a refused sign-in means and what to check, as data.
 
 Salesforce names the cause in ``error``, which is coarse, and ``error_description``, which is free
-text. The first row that matches both applies; an unknown ``error`` is shown as it is.
+text. The first row that matches both applies; an unknown ``error`` is shown unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sfpubsub.errors import AuthenticationError
 # Longest excerpt of a response that is shown, in characters.
 SHOWN = 300
 
-# Anything that looks like a token in foreign text: an access token, a JWT, an sf login URL.
+# Anything that looks like a token: an access token, a JWT, or an sf login URL.
 _TOKEN = re.compile(r"00D\w{12,15}!\S+|\beyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?|force://\S+")
 
 
@@ -27,9 +27,9 @@ class Refusal:
     error: str
     """Salesforce's ``error`` code."""
     words: str
-    """Part of the description, in lower case; empty matches any."""
+    """Part of Salesforce's ``error_description``, in lower case; empty matches any."""
     check: str
-    """What the user can do."""
+    """What the user should check or do."""
     retryable: bool = False
     """Whether the same sign-in may work later."""
 
@@ -39,8 +39,8 @@ _APPROVE = (
     "users are pre-authorized', a profile or permission set, and the scopes api and refresh_token"
 )
 _CREDENTIALS = (
-    "check SFPUBSUB_CLIENT_ID and SFPUBSUB_CLIENT_SECRET, both of the same app; a new app takes "
-    "some minutes to become known"
+    "check that SFPUBSUB_CLIENT_ID and SFPUBSUB_CLIENT_SECRET belong to the same app; a new app "
+    "becomes active after some minutes"
 )
 
 # Salesforce documentation (OAuth 2.0 authorization errors) and users' reports.
@@ -56,7 +56,8 @@ REFUSALS: tuple[Refusal, ...] = (
         "set SFPUBSUB_LOGIN_URL to the org's My Domain, https://NAME.my.salesforce.com, and not to "
         "login.salesforce.com or test.salesforce.com",
     ),
-    Refusal("invalid_grant", "approved", _APPROVE),  # hasn't approved this consumer, not admin a.
+    # "user hasn't approved this consumer" and "user is not admin approved to access this app".
+    Refusal("invalid_grant", "approved", _APPROVE),
     Refusal(
         "invalid_grant",
         "audience",
@@ -98,7 +99,7 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal("unauthorized_client", "", "enable the flow in the app, and give it the scope api"),
     Refusal("unsupported_grant_type", "", "enable this flow in the app's OAuth settings"),
     Refusal("invalid_scope", "", "give the app the scope api"),
-    Refusal("invalid_request", "", "check that SFPUBSUB_LOGIN_URL is the org's and uses https"),
+    Refusal("invalid_request", "", "check that SFPUBSUB_LOGIN_URL is the org's https login URL"),
     Refusal("inactive_user", "", "activate the user"),
     Refusal("inactive_org", "", "the org is locked, closed or suspended: ask its administrator"),
     Refusal("rate_limit_exceeded", "", "sign in less often", retryable=True),
@@ -107,7 +108,7 @@ REFUSALS: tuple[Refusal, ...] = (
 
 
 def find(error: str, description: str) -> Refusal | None:
-    """Return the first row that matches, or None."""
+    """Return the first row that matches a response's error and description, or None."""
     lower = description.lower()
     for row in REFUSALS:
         if row.error == error.lower() and row.words in lower:
@@ -121,7 +122,7 @@ def refused(host: str, status: int, found: Any, secrets: Iterable[str]) -> Authe
     Args:
         host: The host that refused.
         status: The HTTP status.
-        found: The parsed JSON response.
+        found: The parsed JSON response; None if it was not JSON.
         secrets: Values to redact if the response repeats them.
     """
     hidden = list(secrets)
@@ -143,7 +144,12 @@ def _shown(text: object, secrets: Iterable[str]) -> str:
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return foreign text in a form that is safe to show: one line, short, without secrets."""
+    """Make text from a server or program safe to show: one short line, without secrets.
+
+    Args:
+        text: The text, cut after `SHOWN` characters.
+        secrets: Values to redact, in addition to anything that looks like a token.
+    """
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     text = _TOKEN.sub("***", text)

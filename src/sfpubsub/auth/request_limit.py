@@ -1,4 +1,4 @@
-"""A hard deadline for one HTTP request, whatever the server, the network and DNS do."""
+"""A hard deadline for an HTTP request, whatever the server, the network and DNS do."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ NOTICE = 0.5
 def within(seconds: float, work: Callable[[RequestLimit], T]) -> T | None:
     """Run *work* and return its result, or None if it does not finish in time.
 
-    It runs in a separate thread, which is abandoned if necessary: a DNS lookup has no timeout, and
-    a connect timeout applies to each of a host's addresses. After the deadline none of its
-    connections sends anything.
+    *work* runs in a separate thread, which is abandoned at the deadline: a DNS lookup has no
+    timeout, and a connect timeout applies to each of a host's addresses. After the deadline, no
+    connection of *work* sends anything.
+
+    Args:
+        seconds: The time allowed.
+        work: Makes the request with adapters of the `RequestLimit` that it is given. Its exception
+            is raised here.
     """
     limit = RequestLimit()
     future: Future[T] = Future()
@@ -55,26 +60,25 @@ class RequestLimit:
 
     def __init__(self) -> None:
         self.expired = False
-        # Guards the socket, and stops a late `watch` from missing `expired`.
+        # Guards `expired` and the socket, so that a late `watch` sees `expired`.
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
 
     def watch(self, connection: socket.socket) -> None:
-        """Watch *connection* instead of the previous one; cut it at once if the deadline has
-        passed.
-        """
+        """Watch *connection* instead of the previous one; if already expired, cut it instead."""
         with self._lock:
             if self.expired:
                 _cut(connection)
                 return
             if self._socket is not None:
                 self._socket.close()
-            # A duplicate handle: TLS takes over the original and does not expose another.
+            # A duplicate handle, because TLS takes over the original one.
             self._socket = connection.dup()
 
     def adapter(self) -> Any:
-        """Return a requests adapter whose connections are watched. Use it for one request at a
-        time.
+        """Return a requests adapter whose connections are watched.
+
+        Use it for one request at a time.
         """
         from requests.adapters import HTTPAdapter
 
@@ -83,7 +87,7 @@ class RequestLimit:
         class Adapter(HTTPAdapter):
             def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:
                 pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-                if hasattr(pool, "is_watched"):  # the pool serves one request after another
+                if hasattr(pool, "is_watched"):  # prepared by an earlier request
                     return pool
                 kind: Any = pool.ConnectionCls
 

@@ -54,7 +54,7 @@ class OrgClient:
 
     @property
     def calls(self) -> int:
-        """Requests made so far; each counts against the org's daily limit."""
+        """Number of requests made so far; each counts against the org's daily limit."""
         return self._calls
 
     @property
@@ -63,21 +63,24 @@ class OrgClient:
         return self._answered
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        """Send a GET and return the parsed response. *path* is, for example,
-        ``/services/data/v60.0/tooling/query``.
+        """Send a GET and return the parsed JSON response, or None if it is empty.
+
+        Args:
+            path: Starts with a slash, such as ``/services/data/v60.0/tooling/query``.
+            query: Query parameters.
         """
         return _content(self.send("GET", path, query=query))
 
     def post(self, path: str, body: object) -> Any:
-        """Send a POST to create something; return the parsed response."""
+        """Send a POST and return the parsed JSON response, or None if it is empty."""
         return _content(self.send("POST", path, body=body))
 
     def patch(self, path: str, body: object) -> None:
-        """Send a PATCH to change something."""
+        """Send a PATCH; the response body is ignored."""
         self.send("PATCH", path, body=body)
 
     def delete(self, path: str) -> None:
-        """Send a DELETE."""
+        """Send a DELETE; the response body is ignored."""
         self.send("DELETE", path)
 
     def send(
@@ -92,8 +95,10 @@ class OrgClient:
     ) -> Answer:
         """Make a request and return the successful response.
 
+        If the session is refused (status 401), it is renewed and the request repeated once.
+
         Args:
-            method: HTTP method.
+            method: ``GET``, ``POST``, ``PATCH`` or ``DELETE``.
             path: Starts with a slash.
             body: Sent as JSON; None sends no body.
             query: Query parameters.
@@ -138,7 +143,7 @@ def refusal(answer: Answer, what: str, secrets: Iterable[str] = ()) -> SfPubSubE
 
     Args:
         answer: Its body usually has Salesforce's form, ``[{"errorCode", "message"}]``.
-        what: Describes the request in the message.
+        what: The request as named in the message, such as ``GET /services/…``.
         secrets: Values to redact if the response repeats them.
     """
     code, message = (scrub(text, secrets) for text in _reason(answer))

@@ -1,6 +1,6 @@
-"""A session with the org, and its providers.
+"""Sessions with an org, and the objects that provide them.
 
-A `Session` never leaks its token by accident: neither through its repr nor by pickling.
+A `Session` does not reveal its token by accident: its repr hides it, and pickling fails.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from sfpubsub.errors import (
 # What an HTTP header may contain; anything else would make every call fail and be retried forever.
 _HEADER_VALUE = re.compile(r"[!-~]*")
 
-# An access token that is not a JWT begins with the organisation id: 15 characters, always 00D at
-# first, and an exclamation mark. This is a convention that other tools rely on as well.
+# An access token that is not a JWT begins with the organisation id (15 characters, the first three
+# always 00D) and an exclamation mark. This is a convention that other tools rely on as well.
 _TOKEN_WITH_ORG = re.compile(r"(00D[0-9A-Za-z]{12})!")
 
-# An organisation id: 15 characters, or 18 with a checksum of their case.
+# An organisation id: 15 characters, or 18 with a checksum of the letters' case.
 ORG_ID = r"[0-9A-Za-z]{15}(?:[0-9A-Za-z]{3})?"
 
 _SUFFIX_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"
 
 
 def eighteen(org_id: str) -> str:
-    """Convert a 15-character id to its 18-character form, which adds one checksum letter per five
-    characters.
+    """Return the 18-character form of a 15-character id; return any other id unchanged.
 
-    The service accepts both; the longer one is safe to compare case-insensitively.
+    It adds one checksum character per five characters. The service accepts both forms; the longer
+    one is safe to compare case-insensitively.
     """
     if len(org_id) != 15:
         return org_id
@@ -47,20 +47,24 @@ def eighteen(org_id: str) -> str:
 
 
 def org_id_of_token(access_token: str) -> str:
-    """Return the 18-character organisation id at the start of a token; empty without one."""
+    """Return the 18-character organisation id at the start of a token, or an empty string."""
     found = _TOKEN_WITH_ORG.match(access_token)
     return eighteen(found[1]) if found else ""
 
 
 def org_id_of(tenant_id: str) -> str:
-    """Return the 18-character organisation id in a tenant id; empty without one."""
+    """Return the 18-character organisation id in a tenant id, or an empty string."""
     given = tenant_id.rpartition("/")[2]
     return eighteen(given) if re.fullmatch(ORG_ID, given) else ""
 
 
 def is_other_org(org_id: str, tenant_id: str) -> bool:
-    """Return whether *tenant_id* (an id or ``core/MyDomain/ID``) belongs to an org other than
-    *org_id*.
+    """Return whether *tenant_id* belongs to an org other than *org_id*.
+
+    Args:
+        org_id: An organisation id.
+        tenant_id: An organisation id or ``core/MyDomain/ID``. If it contains no valid id, the
+            result is False.
     """
     given = tenant_id.rpartition("/")[2]
     return re.fullmatch(ORG_ID, given) is not None and given[:15] != org_id[:15]
@@ -71,7 +75,7 @@ class Session:
     """Credentials for API calls.
 
     Raises:
-        ConfigurationError: A required value is missing.
+        ConfigurationError: A value is missing, or contains characters that a header cannot have.
     """
 
     access_token: str
@@ -115,15 +119,15 @@ class Session:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Session:
-        """Return a session made of the token in the settings.
+        """Create a session from the token in the settings.
 
         Raises:
-            ConfigurationError: A required value is missing.
+            ConfigurationError: A value is missing or not valid.
         """
         return cls(settings.access_token, settings.instance_url, settings.tenant_id)
 
     def doubt(self) -> str:
-        """Return a clause that describes a contradiction in this session; empty without one."""
+        """Describe a mismatch of token and tenant id; return an empty string if there is none."""
         org_id = org_id_of_token(self.access_token)
         if not org_id or not is_other_org(org_id, self.tenant_id):
             return ""
@@ -141,13 +145,13 @@ class Session:
 
 
 class SessionProvider(Protocol):
-    """Supplies sessions. Any object with this one method will do."""
+    """Supplies sessions. Any object with a `get_session` method can be used."""
 
     def get_session(self, expired: Session | None) -> Session:
         """Return a session. May block.
 
         Args:
-            expired: The session that was refused, or None for the first one.
+            expired: The session that the service refused; None when no session was refused.
 
         Raises:
             AuthenticationError: No session can be obtained.
@@ -156,13 +160,17 @@ class SessionProvider(Protocol):
 
 
 class StaticSession:
-    """A ready session that cannot be renewed."""
+    """A `SessionProvider` with a fixed session, which cannot be renewed."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def get_session(self, expired: Session | None) -> Session:
-        """Return the session."""
+        """Return the session.
+
+        Raises:
+            SessionExpiredError: *expired* is not None, and there is no other session.
+        """
         if expired is not None:
             doubt = self._session.doubt()
             if doubt:
@@ -179,21 +187,20 @@ class StaticSession:
 
 
 class CurrentSession:
-    """The session shared by all calls of a client. It is renewed only once, however many callers
-    ask. Thread-safe.
+    """The session that all calls of a client share. Thread-safe.
 
-    It is a `SessionProvider` itself, so that several clients can share one sign-in.
+    An expired session is renewed only once, however many callers request it. This class is a
+    `SessionProvider` itself, so that several clients can share one sign-in.
 
     Args:
-        session: A ready session, or a provider.
+        session: A session, or a provider of sessions.
     """
 
     def __init__(self, session: Session | SessionProvider) -> None:
         provider = StaticSession(session) if isinstance(session, Session) else session
         self._provider = provider
-        self._lock = (
-            threading.Lock()
-        )  # held while a session is fetched, so that other callers wait for it
+        # Held while a session is fetched, so that other callers wait for it.
+        self._lock = threading.Lock()
         self._session: Session | None = None
         self._failures = 0
         self._failure: SfPubSubError | None = None  # the last one
@@ -228,8 +235,8 @@ class CurrentSession:
 
     def _fetch(self, expired: Session | None, failures: int) -> Session:
         if self._failure is not None and self._failures != failures:
-            # Another caller's fetch failed while this one waited. Trying again at once would fail
-            # again, and too many refused sign-ins lock the user out.
+            # Another caller's fetch failed while this one waited. An immediate retry would fail
+            # too, and too many refused sign-ins lock the user out.
             raise copy.copy(self._failure)
         try:
             return self._provider.get_session(expired)
@@ -237,8 +244,8 @@ class CurrentSession:
             self._failure = copy.copy(error)
             self._failures += 1
             raise
-        except Exception as error:  # noqa: BLE001  # a provider is anyone's code
-            # Neither quoted nor chained: a request's URL or body may contain a secret.
+        except Exception as error:  # noqa: BLE001  # a provider may raise anything
+            # Neither quoted nor chained: the error may contain a URL or body with a secret.
             failure = AuthenticationError(
                 f"the session provider failed with {type(error).__name__}; it should raise an "
                 f"AuthenticationError that says why",

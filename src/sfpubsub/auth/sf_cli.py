@@ -1,6 +1,6 @@
-"""Sign in with Salesforce's command line ``sf``, which keeps the credentials and renews the token.
+"""Sign in with Salesforce's command line ``sf``, which stores credentials and renews the token.
 
-Of its output only error messages are shown, with secrets removed: the output contains a token, and
+Only error messages of its output are shown, with secrets removed: the output contains a token, and
 warnings may quote one.
 """
 
@@ -21,7 +21,7 @@ from sfpubsub.auth.session import ORG_ID, Session
 from sfpubsub.config import network
 from sfpubsub.errors import AuthenticationError, ConfigurationError, SfPubSubError
 
-# How long one run of the program may take, in seconds: it starts slowly and uses the network.
+# How long one run of ``sf`` may take, in seconds: it starts slowly and uses the network.
 COMMAND_TIMEOUT = 60.0
 
 # Since May 2026 ``org display`` prints [REDACTED] instead of the token, and a separate command
@@ -60,8 +60,9 @@ class SfCliLogin:
         """Return a session for the org that ``sf`` is signed in to.
 
         Raises:
-            ConfigurationError: The program is not installed, or its org is not the expected one.
-            AuthenticationError: It is not signed in to the org, or still has the refused token.
+            ConfigurationError: ``sf`` is not installed, or its org is not the expected one.
+            AuthenticationError: ``sf`` failed, did not answer in time, is not signed in to the org,
+                or still has the refused token.
         """
         try:
             return self._take(expired)
@@ -135,7 +136,7 @@ class SfCliLogin:
             said = found.get("message")
             problem = f"failed: {scrub(said)}" if isinstance(said, str) else "failed"
             problem += f"; sign in with sf org login web{self._for_target()}"
-        # Outside the blocks and not chained: those errors hold the program's output.
+        # Outside the except blocks, so not chained: those errors hold the program's output.
         raise AuthenticationError(f"sf {' '.join(command)} {problem}")
 
     def _for_target(self) -> str:
@@ -146,7 +147,7 @@ class SfCliLogin:
 
 
 def _plain(environ: Mapping[str, str]) -> dict[str, str]:
-    # With FORCE_COLOR, which some shells and CI systems set, its JSON contains colour codes.
+    # With FORCE_COLOR, which some shells and CI systems set, sf puts colour codes into its JSON.
     return {**{k: v for k, v in environ.items() if k != "FORCE_COLOR"}, "NO_COLOR": "1"}
 
 

@@ -26,7 +26,7 @@ class SimpleSalesforceLogin:
     """A `SessionProvider` that uses the session of a `Salesforce` object. Thread-safe.
 
     Args:
-        salesforce: The object; it is renewed in place.
+        salesforce: The object; its session is renewed in place.
         tenant_id: Organisation id, if it cannot be derived from the session.
         http: Makes the requests.
 
@@ -49,7 +49,7 @@ class SimpleSalesforceLogin:
         self._lock = threading.Lock()  # the object is not thread-safe
 
     def get_session(self, expired: Session | None) -> Session:
-        """Return the object's session, renewing it first if it is the one that was refused.
+        """Return the object's session, renewing it first if it equals *expired*.
 
         Raises:
             SessionExpiredError: The object cannot renew its session.
@@ -84,11 +84,11 @@ class SimpleSalesforceLogin:
             )
         try:
             refresh()
-        except Exception as error:  # noqa: BLE001  # the package's own, or of requests
+        except Exception as error:  # noqa: BLE001  # an error of the package, or of requests
             name, retryable = type(error).__name__, isinstance(error, OSError)
         else:
             return
-        # Outside the block and not chained: such errors contain requests, which contain the
+        # Outside the except block, so not chained: such errors contain the request and its
         # password.
         raise AuthenticationError(
             f"the Salesforce object could not renew its session ({name}): an object made from "

@@ -19,7 +19,7 @@ def quoted(value: str) -> str:
 
 
 def page_of(answer: Any) -> tuple[list[dict[str, Any]], Any]:
-    """Return the rows of one query response, and the URL of the next page (None on the last page).
+    """Return the rows of a query response, and the path of the next page (None on the last page).
 
     Raises:
         RemoteProtocolError: The response is not a valid query response.

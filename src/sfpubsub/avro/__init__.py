@@ -1,3 +1,4 @@
-"""Avro payloads: schemas by id, decoding and encoding. Spark executors import this package, so it
-must not import grpc.
+"""Decoding and encoding of Avro payloads, with schemas looked up by id.
+
+Spark executors import this package, so it must not import grpc.
 """

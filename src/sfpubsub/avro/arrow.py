@@ -67,7 +67,7 @@ class EncodedBatch(Protocol):
 
     @property
     def received_at(self) -> float:
-        """Seconds since 1970 UTC."""
+        """When the batch was received, in seconds since 1970 UTC."""
         ...
 
     @property
@@ -83,7 +83,7 @@ class Rejected:
     index: int
     """Index among the events passed in, from 0."""
     delivery_seq: int
-    """Its `Event.delivery_seq`."""
+    """`Event.delivery_seq` of the event."""
     event: RawEvent
     """The event as received."""
     error: DecodeError
@@ -164,7 +164,7 @@ def _each(batches: EncodedBatch | Iterable[EncodedBatch]) -> Iterable[EncodedBat
 def _places_by_schema(raws: Sequence[RawEvent]) -> dict[str, Sequence[int]]:
     """Return the indexes of events by schema id, in order of each schema's first event."""
     ids = [raw.schema_id for raw in raws]
-    if len(set(ids)) == 1:  # nearly always
+    if len(set(ids)) == 1:  # the usual case
         return {ids[0]: range(len(ids))}
     places: dict[str, list[int]] = {}
     for place, schema_id in enumerate(ids):
@@ -208,7 +208,10 @@ class _Group:
         self._received += [round(batch.received_at * 1_000_000)] * count
 
     def parts(self, max_bytes: int) -> Iterator[_Group]:
-        """Split the events into groups of at most *max_bytes* payload bytes, or one event."""
+        """Split the events into groups of at most *max_bytes* of payload each.
+
+        A single event that is larger gets a group to itself.
+        """
         sizes = list(map(len, self._payloads))
         if sum(sizes) <= max_bytes:
             yield self
@@ -229,7 +232,12 @@ class _Group:
         return picked
 
     def record_batch(self, rejected: list[Rejected], native: bool) -> Iterator[pa.RecordBatch]:
-        """Decode the payloads, yield the record batch, and add undecodable events to *rejected*."""
+        """Decode the payloads and yield the record batch; yield none if the schema is unavailable.
+
+        Args:
+            rejected: Undecodable events are added to it.
+            native: Whether the compiled decoder may be used.
+        """
         codec = self.codec
         if isinstance(codec, NoCodec):
             self._reject(_refusals(codec, self._payloads), rejected)
@@ -278,7 +286,7 @@ class _Group:
 def _chosen(value: pa.StructArray, wanted: Collection[str]) -> pa.StructArray:
     """Return a struct array with only the wanted fields of *value*."""
     fields = [field for field in value.type if field.name in wanted]
-    if not fields:  # a struct without fields does not know its length
+    if not fields:  # from_arrays takes the length from the fields
         return pa.array([{}] * len(value), pa.struct([]))
     return pa.StructArray.from_arrays([value.field(field.name) for field in fields], fields=fields)
 
@@ -294,8 +302,8 @@ def _refusals(codec: NoCodec, payloads: Sequence[bytes]) -> dict[int, DecodeErro
 
 
 def _column(values: list[Any], type_: pa.DataType) -> pa.Array:
-    # For a small event the envelope costs more than the payload. Most columns hold a single value,
-    # and integers need not be checked one by one.
+    # For a small event the envelope costs more than the payload. Most columns hold a single value
+    # many times, and integers can be copied without checking each one.
     if values and values.count(values[0]) == len(values):
         return pa.repeat(pa.scalar(values[0], type_), len(values))
     if type_ in (pa.int64(), TIME):
@@ -305,7 +313,7 @@ def _column(values: list[Any], type_: pa.DataType) -> pa.Array:
 
 
 def _event_time(codec: Codec, value: pa.StructArray) -> pa.Array:
-    """Return `Codec.event_time` of every value."""
+    """Return the time of each event, as `Codec.event_time` does; null if unknown."""
     path = [CHANGE_EVENT_HEADER, "commitTimestamp"] if codec.is_change_event else ["CreatedDate"]
     type_ = value.type
     for name in path:
@@ -318,8 +326,9 @@ def _event_time(codec: Codec, value: pa.StructArray) -> pa.Array:
 
 
 def times_of(milliseconds: pa.Array) -> pa.Array:
-    """Convert milliseconds since 1970 to timestamps; times that Spark cannot represent
-    become null.
+    """Convert milliseconds since 1970 UTC to timestamps.
+
+    Times that Spark cannot represent become null.
     """
     ends = pc.min_max(milliseconds)
     first, last = ends["min"].as_py(), ends["max"].as_py()

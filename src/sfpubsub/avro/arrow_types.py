@@ -18,7 +18,7 @@ try:
 except ImportError as missing:
     raise MissingExtraError("the Arrow form of events", "arrow") from missing
 
-# Times have the type's zone UTC: Spark shifts a time without a zone by the session's time zone.
+# The type includes the zone UTC: Spark shifts a timestamp without a zone by the session's zone.
 TIME = pa.timestamp("us", tz="UTC")
 
 # Milliseconds since 1970 of 0001-01-01 and of the end of 9999: the range of Spark's TIMESTAMP.
@@ -38,9 +38,9 @@ PRIMITIVES = {
 
 NAMED = ("record", "error", "enum", "fixed")
 
-# Most types in a schema after every reference to a named type is expanded. A chain of records that
-# each refer twice to the previous one doubles the number at every step, so even a small schema can
-# be huge.
+# Maximum number of types in a schema after every reference to a named type is expanded. A chain of
+# records that each refer twice to the previous one doubles the number at every step, so even a
+# small schema can become huge.
 MAX_TYPES = 20_000
 
 AvroSchema: TypeAlias = Any  # JSON
@@ -48,7 +48,7 @@ AvroSchema: TypeAlias = Any  # JSON
 
 @dataclass(frozen=True)
 class Shape:
-    """One type of an Avro schema, with everything derived from it."""
+    """One type of an Avro schema, and the Arrow type derived from it."""
 
     kind: str
     """Name of the Avro type, or ``optional`` for a union of null and one other type."""
@@ -77,7 +77,8 @@ class _Mapper:
         self._types += 1
         if self._types > MAX_TYPES:
             raise SchemaError(
-                f"no Arrow form: more than {MAX_TYPES} types after resolving references"
+                f"the schema has no Arrow form: more than {MAX_TYPES} types after resolving "
+                f"references"
             )
         if isinstance(schema, list):
             return self._union(schema, namespace)
@@ -106,15 +107,15 @@ class _Mapper:
     def _reference(self, kind: str, namespace: str) -> Shape:
         name = _full_name(kind, namespace)
         if name in self._open:
-            raise SchemaError(f"no Arrow form: the record {name} contains itself")
+            raise SchemaError(f"the schema has no Arrow form: the record {name} contains itself")
         if name not in self._named:
-            raise SchemaError(f"no Arrow form: the type {name} is not defined")
+            raise SchemaError(f"the schema has no Arrow form: the type {name} is not defined")
         return self.shape(*self._named[name])
 
     def _record(self, schema: AvroSchema, name: str) -> Shape:
         if not schema["fields"]:
-            # Parquet has no column for it.
-            raise SchemaError(f"no Arrow form: the record {name} has no fields")
+            # Parquet cannot store a struct without fields.
+            raise SchemaError(f"the schema has no Arrow form: the record {name} has no fields")
         self._open.append(name)
         inner = name.rpartition(".")[0]
         children = [self.shape(field["type"], inner) for field in schema["fields"]]
@@ -150,7 +151,10 @@ class _Mapper:
         shapes = [self.shape(branch, namespace) for branch in schema]
         numbers = tuple(n for n, shape in enumerate(shapes) if shape.kind != "null")
         if not numbers:
-            raise SchemaError(f"no Arrow form: a union of {json.dumps(schema)}")
+            raise SchemaError(
+                f"the schema has no Arrow form: the union {json.dumps(schema)} has no type other "
+                f"than null"
+            )
         members = [shapes[n] for n in numbers]
         if len(members) == 1:
             (member,) = members
@@ -192,7 +196,9 @@ def _member_names(branches: Sequence[AvroSchema], namespace: str) -> list[str]:
     if len(set(names)) < len(names):
         names = [name.replace(".", "_") for name in full]
     if len(set(names)) < len(names):
-        raise SchemaError(f"no Arrow form: a union with two members of the same name, {names}")
+        raise SchemaError(
+            f"the schema has no Arrow form: a union has two members of the same name: {names}"
+        )
     return names
 
 
@@ -217,7 +223,9 @@ def shape_of(schema_json: str) -> Shape:
     try:
         shape = _Mapper().shape(json.loads(schema_json))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise SchemaError(f"not a valid Avro schema: {type(error).__name__} {error}") from error
+        raise SchemaError(
+            f"the schema is not a valid Avro schema: {type(error).__name__} {error}"
+        ) from error
     if shape.kind != "record":
-        raise SchemaError(f"not an Avro record schema: {shape.kind}")
+        raise SchemaError(f"the schema is not an Avro record schema, but of type {shape.kind}")
     return shape

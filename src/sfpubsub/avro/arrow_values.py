@@ -1,10 +1,9 @@
-"""Decode payloads of one schema into one Arrow array, if possible without a Python object per
-field.
+"""Decode payloads of one schema into an Arrow array.
 
-There are two routes with equal results: the compiled decoder (`sfpubsub.avro.native`), or dicts
-(`Codec`, then pyarrow). The dicts handle whatever the compiled decoder does not support. Invariant:
-a payload is either decoded with all its bytes used, or rejected. Immutable after construction and
-thread-safe.
+There are two ways with equal results: the compiled decoder (`sfpubsub.avro.native`), which creates
+no Python object per field, or dicts (`Codec`, then pyarrow). Dicts are used for whatever the
+compiled decoder does not support. Invariant: a payload is either decoded with all its bytes used,
+or rejected. Immutable after construction and thread-safe.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ try:
 except ImportError as missing:
     raise MissingExtraError("the Arrow form of events", "arrow") from missing
 
-# Most payload bytes decoded in one call: Arrow's 32-bit offsets limit a column to 2 GiB, and an
+# Maximum payload bytes decoded in one call: Arrow's 32-bit offsets limit a column to 2 GiB, and an
 # enum symbol can be much longer than the byte that encodes it.
 MAX_PAYLOAD_BYTES = 64 * 2**20
 
@@ -56,11 +55,14 @@ class Values:
         return self._compiled is not None
 
     def decode(self, payloads: Sequence[bytes]) -> tuple[pa.StructArray, Rejects]:
-        """Decode payloads; return the values of the valid ones in order, and the errors of the
-        others.
+        """Decode payloads.
 
         Args:
             payloads: At most `MAX_PAYLOAD_BYTES` in total.
+
+        Returns:
+            The values of the valid payloads in order, and the errors of the others by their index
+            in *payloads*.
         """
         if self._compiled is None:
             return self._decode_dicts(payloads)

@@ -23,19 +23,19 @@ from typing import Any
 from sfpubsub.avro.native import field_names_of
 from sfpubsub.errors import DecodeError, SchemaError
 
-# Most expanded bitmaps cached per schema. An org's automations change the same few sets of fields
-# again and again; an entry with ten names takes about 300 bytes.
+# Maximum number of expanded bitmaps cached per schema. An org's automations change the same few
+# sets of fields again and again; an entry with ten names takes about 300 bytes.
 MAX_BITMAPS = 512
 
-# Most schemas cached, including the text that is their key: about 100 KiB for a schema with 500
-# fields. An org selects about ten objects for change data capture, and recreating an entry takes a
-# millisecond.
+# Maximum number of cached schemas. An entry, including the text that is its key, takes about
+# 100 KiB for a schema with 500 fields, and recreating it takes a millisecond. An org selects about
+# ten objects for change data capture.
 MAX_SCHEMAS = 128
 
 # Up to 4,096 fields; an object has at most about 1,000. This limits the size of cached strings.
 _BITMAP = re.compile(r"(?:([0-9]{1,4})-)?0x([0-9A-Fa-f]{1,1024})")
 
-# Most characters of a malformed entry quoted in an error; an event may have a megabyte of them.
+# Maximum characters of a malformed entry quoted in an error; an entry may have a million.
 _QUOTED = 80
 
 
@@ -67,16 +67,12 @@ class ChangeSchema:
             for field, parts in found
             if parts is not None
         }
-        """Names of a compound field's parts, such as ``BillingAddress.City``, by the
-        field's name.
-        """
+        """Names of a compound field's parts, such as ``BillingAddress.City``, by field name."""
         entity_fields = self.fields[1:]
         self.names: frozenset[str] = frozenset(entity_fields).union(
             *(self.parts.get(field, ()) for field in entity_fields)
         )
-        """Every name for which a change can be queried: fields and their parts, but not
-        the header.
-        """
+        """Names of all fields and their parts, except the header and its parts."""
         self._bits = _Bits(self.fields)
         self._bits_of_parts = {field: _Bits(parts) for field, parts in self.parts.items()}
         # Names by entry. No lock is needed: single reads and writes of a dict are atomic, and two
@@ -154,7 +150,7 @@ class ChangeSchema:
             )
         parts = self._bits_of_parts.get(self.fields[index])
         if parts is None:
-            raise self._error(entry, f"refers to parts of {self.fields[index]}, which has none")
+            raise self._error(entry, f"refers to parts of {self.fields[index]}, which has no parts")
         return parts
 
     def _error(self, entry: object, what: str) -> DecodeError:
@@ -171,11 +167,11 @@ class ChangeSchema:
 
 
 class _Bits:
-    """Looks up names by bits, a byte at a time, because an event may have half of an object's
-    fields.
+    """Maps the set bits of a bitmap to names.
 
-    The names for each byte value are cached: at most 256 entries per eight names, of which events
-    use a few. Thread-safe, for the same reason as the cache above.
+    Looks up a byte at a time, because an event may contain half of an object's fields. The names
+    for each byte value are cached: at most 256 entries per eight names, though events use only a
+    few of them. Thread-safe, for the same reason as the cache of `ChangeSchema`.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -222,7 +218,7 @@ def _fields_and_parts(schema: Any) -> Iterator[tuple[str, tuple[str, ...] | None
 def _record_fields(
     node: Any, namespace: str, named: dict[str, tuple[str, ...]]
 ) -> tuple[str, ...] | None:
-    """Return the field names of the record that a type is, or has as a branch; else None.
+    """Return the field names of a record type, or of the first record in a union; else None.
 
     A named type is defined where it first occurs and only named afterwards (Avro specification,
     Names), so every definition found is added to *named*.

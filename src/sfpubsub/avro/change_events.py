@@ -35,12 +35,12 @@ class FieldState(enum.Enum):
     UNCHANGED = "unchanged"
     """The change did not touch it."""
     UNKNOWN = "unknown"
-    """The event does not say. It is a gap event, or has a change type unknown to this library."""
+    """Not in the event: it is a gap event, or this library does not support its change type."""
 
 
 @dataclass(frozen=True)
 class TextDiff:
-    """The diff of a large text, sent instead of the text."""
+    """A diff of a large text field, sent instead of its new value."""
 
     diff: str
     """A unified diff, as received, with its header."""
@@ -73,7 +73,7 @@ class FieldChange:
     name: str
     """The field, or ``Parent.Child`` for a part of a compound field."""
     state: FieldState
-    """What happened to it."""
+    """What happened to the field."""
     value: Any = None
     """The new value of a changed field: a `TextDiff` if the service sent one, or a dict for a
     compound field, in which unchanged parts are None. For an unchanged field, its value if the
@@ -104,7 +104,9 @@ class ChangeEvent:
     ) -> None:
         header = value.get(CHANGE_EVENT_HEADER)
         if not isinstance(header, dict):
-            raise DecodeError(f"a {schema.name} (schema {schema.schema_id}) has no header")
+            raise DecodeError(
+                f"an event of type {schema.name} (schema {schema.schema_id}) has no header"
+            )
         self._schema = schema
         self._value = value
         self._wanted = wanted
@@ -186,7 +188,7 @@ class ChangeEvent:
         """Return what happened to one field.
 
         It depends on the change type. A CREATE changes every field that has a value and leaves the
-        others unchanged. An UPDATE does what its lists say. After a DELETE every field is null. An
+        others unchanged. An UPDATE changes the fields in its lists. A DELETE nulls every field. An
         UNDELETE restores every field, including null ones. For any other type, the state is
         unknown. A compound field is changed if any of its parts is, and nulled if all its parts
         were set to null.
@@ -201,11 +203,11 @@ class ChangeEvent:
         """
         if name not in self._schema.names:
             raise LocalProtocolError(
-                f"a {self._schema.name} has no field {name!r} in schema {self._schema.schema_id}"
+                f"{self._schema.name} has no field {name!r} in schema {self._schema.schema_id}"
             )
         if self._wanted is not None and name.partition(".")[0] not in self._wanted:
             raise LocalProtocolError(
-                f"{name} of a {self._schema.name} was not read: add it to fields=… when creating "
+                f"{name} of {self._schema.name} was not read: add it to fields=… when creating "
                 f"the subscription"
             )
         value = self._value_of(name)
@@ -238,7 +240,7 @@ class ChangeEvent:
         parts = self._schema.parts.get(name, ())
         if touched.isdisjoint(parts):
             return FieldState.UNCHANGED
-        # Untouched parts are null in the event as well, so only the lists can tell.
+        # Untouched parts are null in the event as well, so the lists decide.
         return FieldState.NULLED if nulled.issuperset(parts) else FieldState.CHANGED
 
     @cached_property
@@ -257,8 +259,8 @@ class ChangeEvent:
         value = self._header.get(name)
         if not isinstance(value, kind):
             raise DecodeError(
-                f"the header of a {self._schema.name} (schema {self._schema.schema_id}) "
-                f"has no {name}"
+                f"the header of an event of type {self._schema.name} (schema "
+                f"{self._schema.schema_id}) has no {name}"
             )
         return value
 

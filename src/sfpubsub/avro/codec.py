@@ -35,12 +35,12 @@ logger = logging.getLogger("sfpubsub.client")
 CHANGE_EVENT_HEADER = "ChangeEventHeader"
 CREATED_DATE = "CreatedDate"
 
-# Most nested brackets in a schema's text. Salesforce's schemas have about ten; the parsers that
-# follow are recursive.
+# Maximum nesting of brackets in a schema's text. Salesforce's schemas have about ten levels; the
+# limit protects the recursive parsers that follow.
 MAX_SCHEMA_DEPTH = 100
 
-# Most projections that a codec caches. A program needs one for each subscription that reads
-# different fields of the same event. Each has its own generated function of about 50 KiB.
+# Maximum number of projections that a codec caches. A program needs one for each subscription that
+# reads different fields of the same event. Each has its own generated function of about 50 KiB.
 MAX_PROJECTIONS = 16
 
 # Fields that are times, and fields that contain such fields.
@@ -84,8 +84,8 @@ class Codec:
         self.topic: str = f"/{'data' if self.is_change_event else 'event'}/{self.name}"
         """The event type's own topic; channels may carry its events as well."""
         self._encoder = Encoder(schema, self._named, self.name)
-        # Created for the first payload, because a publisher needs none. Two threads may both create
-        # one.
+        # Created for the first payload, because a publisher does not decode. Two threads may both
+        # create one.
         self._read: Callable[[bytes], Any] | None = None
         self._is_finite = False
         self._compiled: Any = None
@@ -96,8 +96,8 @@ class Codec:
     def only(self, names: frozenset[str]) -> Codec:
         """Return a cached codec for the same schema that decodes only some fields.
 
-        The other fields are not in a decoded value and take less than half the time. The payload
-        must still fit its schema, except that skipped strings need not be valid UTF-8.
+        The other fields are skipped, which takes less than half the time of decoding them. The
+        payload must still fit its schema, except that skipped strings need not be valid UTF-8.
         `always_read` is always included.
 
         Args:
@@ -134,7 +134,7 @@ class Codec:
         return (name,) if name in self.fields else ()
 
     def decode(self, payload: bytes, *, datetimes: bool = False) -> dict[str, Any]:
-        """Return the event's fields by name.
+        """Decode a payload and return the event's fields by name.
 
         Args:
             payload: The Avro bytes.
@@ -153,9 +153,9 @@ class Codec:
         return value
 
     def decode_with_json(self, payload: bytes) -> tuple[dict[str, Any], str]:
-        """Return the event's fields by name, and their `sfpubsub.avro.json.to_json` form.
+        """Decode a payload; return the event's fields by name, and the fields as JSON text.
 
-        Faster than doing both separately.
+        Faster than `decode` followed by `sfpubsub.avro.json.to_json`, with the same results.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -164,7 +164,9 @@ class Codec:
         return value, to_json(value, is_finite=is_finite)
 
     def to_json(self, payload: bytes) -> str:
-        """Return the event's fields in their `sfpubsub.avro.json.to_json` form.
+        """Decode a payload and return the fields as JSON text.
+
+        The form is that of `sfpubsub.avro.json.to_json`.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -177,7 +179,7 @@ class Codec:
         return self.decode_with_json(payload)[1]
 
     def facts_and_json(self, payload: bytes) -> tuple[int | None, Mapping[str, Any] | None, str]:
-        """Return `event_time`, a change event's header if it has one, and `to_json`.
+        """Decode a payload; return `event_time`, a change event's header or None, and JSON text.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -195,7 +197,7 @@ class Codec:
         return (*self.facts(value), text)
 
     def facts(self, value: Mapping[str, Any]) -> tuple[int | None, Mapping[str, Any] | None]:
-        """Return `event_time`, and a change event's header if it has one."""
+        """Return `event_time`, and the header of a change event (None for other events)."""
         header = value.get(CHANGE_EVENT_HEADER) if self.is_change_event else None
         return self.event_time(value), header if isinstance(header, Mapping) else None
 
@@ -207,20 +209,18 @@ class Codec:
         return self._compiled
 
     def _decode(self, payload: bytes) -> tuple[dict[str, Any], bool]:
-        # Returns also whether all numbers are known to be finite.
+        # Also returns whether all numbers are known to be finite.
         if type(payload) is not bytes:  # slices of other types are not bytes
             payload = bytes(payload)
         read = self._read or self._make_read()
         try:
             return read(payload), self._is_finite
-        except Exception:  # noqa: BLE001 - of any type: the careful reading says what is wrong
+        except Exception:  # noqa: BLE001 - of any type: the careful decoder finds the reason
             return self._decode_carefully(payload), False
 
     @property
     def times(self) -> Times:
-        """The fields that the schema documents as ``DateTime``, and the records that
-        contain them.
-        """
+        """The fields that the schema documents as ``DateTime``, and the records containing them."""
         if self._times is None:
             self._times = _times(self._schema, self._named, {})
         return self._times
@@ -259,7 +259,7 @@ class Codec:
         Args:
             value: Values by field name. Times are integers, in milliseconds since 1970 UTC.
             fill_created: ``CreatedDate`` (milliseconds since 1970 UTC) and ``CreatedById`` to use
-                if *value* lacks them.
+                if the schema has these fields and *value* lacks them.
 
         Raises:
             EncodeError: A field is unknown, missing without a default, or of the wrong type. The
@@ -273,10 +273,13 @@ class Codec:
         return self._encoder.encode(value)
 
     def event_time(self, value: Mapping[str, Any]) -> int | None:
-        """Return when the event occurred, in milliseconds since 1970 UTC, or None if it does not
-        say.
+        """Return when the event occurred, in milliseconds since 1970 UTC; None if unknown.
 
-        Platform events carry ``CreatedDate``, change events ``commitTimestamp`` in their header.
+        This is ``CreatedDate`` of a platform event, or ``commitTimestamp`` in the header of a
+        change event.
+
+        Args:
+            value: The decoded event.
         """
         if self.is_change_event:
             header = value.get(CHANGE_EVENT_HEADER)
@@ -292,7 +295,7 @@ class Codec:
 
 
 class NoCodec(Codec):
-    """Stands in for an unavailable schema: all its payloads are undecodable.
+    """The codec of an unavailable schema: decoding and encoding always fail.
 
     Args:
         schema_id: The service's id of the schema.
@@ -311,7 +314,7 @@ class NoCodec(Codec):
         self._read, self._compiled = self._decode, None
 
     def only(self, names: frozenset[str]) -> Codec:
-        """Return this codec, which decodes nothing anyway."""
+        """Return this codec, which cannot decode any field."""
         return self
 
     def _decode(self, payload: bytes) -> tuple[dict[str, Any], bool]:
@@ -322,7 +325,7 @@ class NoCodec(Codec):
     def encode(
         self, value: Mapping[str, Any], *, fill_created: tuple[int, str] | None = None
     ) -> bytes:
-        """Raise an EncodeError."""
+        """Raise an EncodeError, because the schema is not available."""
         raise EncodeError(str(self.error)) from self.error
 
 
@@ -347,10 +350,10 @@ def _parse(text: str, named: dict[str, Any]) -> Any:
     for definition in named.values():
         size = definition.get("size", 0)
         if not isinstance(size, int) or size < 0:
-            raise ValueError(f"a fixed of {size!r} bytes")
+            raise ValueError(f"the size of a fixed type is {size!r}")
         for field in definition.get("fields", ()):
             if not isinstance(field["name"], str):
-                raise ValueError(f"a field named {field['name']!r}")  # noqa: TRY004
+                raise ValueError(f"a field is named {field['name']!r}")  # noqa: TRY004
             _set_bytes_default(field, named)
     return schema
 
@@ -374,7 +377,7 @@ def _times(schema: Any, named: Mapping[str, Any], known: dict[str, Times]) -> Ti
             found.append((field["name"], None))
         branches = [named.get(kind) if isinstance(kind, str) else kind for kind in branches]
         records = [kind for kind in branches if kind and kind["type"] == "record"]
-        if len(records) == 1:  # with several, the dict does not say which one it is
+        if len(records) == 1:  # with several, the decoded dict does not show which one it is
             inside = known.get(records[0]["name"])
             if inside is None:
                 inside = _times(records[0], named, known)

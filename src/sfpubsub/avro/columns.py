@@ -55,10 +55,10 @@ class Column:
 
     name: str
     path: tuple[str, ...]
-    """Where its value is in the decoded payload."""
+    """Field names that lead to its value in the decoded payload."""
     type: pa.DataType
     is_bitmap: bool = False
-    """Whether it is a list of bitmaps, to be expanded to a list of field names."""
+    """Whether the value is a list of bitmaps, which must be expanded to a list of field names."""
 
 
 def columns_of(schema_json: str) -> pa.Schema:
@@ -173,7 +173,11 @@ def _merged(fields: list[pa.Field], more: Iterable[pa.Field]) -> list[pa.Field]:
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds the values of both and can be read as *one*, or None."""
+    """Return the type for a column that stores values of both types; None if no type fits.
+
+    It is *one*, possibly with more struct fields, so that existing data of type *one* stays
+    readable.
+    """
     if pa.types.is_struct(one) and pa.types.is_struct(other):
         return pa.struct(_merged(list(one), list(other)))
     if pa.types.is_list(one) and pa.types.is_list(other):
@@ -195,7 +199,7 @@ def names_of(field: pa.Field) -> Iterator[str]:
 
 
 def type_word(kind: pa.DataType) -> str:
-    """Return a name for a type like Spark SQL's, restricted to what a column name allows."""
+    """Return a type's name as in Spark SQL, using only characters that a column name allows."""
     if pa.types.is_list(kind):
         return f"array_{type_word(kind.value_type)}"
     if pa.types.is_map(kind):
@@ -212,8 +216,17 @@ def type_word(kind: pa.DataType) -> str:
 
 
 def places_of(own: Iterable[pa.Field], fields: Iterable[pa.Field]) -> list[str]:
-    """Return the column name, in lower case, to which `merge` assigned each field of
-    one version.
+    """Return the columns to which `merge` assigned the fields of one schema version.
+
+    Args:
+        own: The fields of the version.
+        fields: The table's columns, or the fields of a struct in it.
+
+    Returns:
+        The lower-case name of each field's column, in the order of *own*.
+
+    Raises:
+        SchemaError: A field has no column: its version was not merged into *fields*.
     """
     targets = {field.name.lower(): field.type for field in fields}
     found: list[str] = []

@@ -1,12 +1,12 @@
 """Generate a Python function that decodes the payloads of one schema.
 
-A function made for one schema needs no look-up per field and no call per byte. This makes it faster
-than fastavro's C code, which reads every byte through a file object.
+A function generated for one schema needs no look-up per field and no call per byte. This makes it
+faster than fastavro's C code, which reads every byte through a file object.
 
 The source text depends only on the structure of the schema. Names, symbols and sizes come from the
 network, so they never become part of it: they are passed in as values of globals. The function does
 not handle rare cases: it raises for anything it does not expect, and the caller decodes the payload
-again with the guard and fastavro (`sfpubsub.avro.codec`). So it returns a correct result or none.
+again with the guard and fastavro (`sfpubsub.avro.codec`). So any result that it returns is correct.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MAX_NODES = 4000
 # levels of indentation.
 MAX_DEPTH = 9
 
-# Number of consecutive null fields that are skipped at once, and the number of fields from which a
-# record benefits from it: an UPDATE of a large object contains only a few fields.
+# Number of consecutive null fields that are skipped together, and the number of fields from which a
+# record benefits from this: an UPDATE of a large object contains only a few fields.
 RUN = 8
 RUN_FROM = 24
 
@@ -77,7 +77,7 @@ def generate(
             "    return result",
         ]
     )
-    exec(compile(text, "<decoder>", "exec"), source.globals)  # noqa: S102 - see the module's text
+    exec(compile(text, "<decoder>", "exec"), source.globals)  # noqa: S102 - see module docstring
     decode: Callable[[bytes], Any] = source.globals["decode"]
     return decode
 
@@ -222,7 +222,7 @@ class _Source:
         is_map = schema["type"] == "map"
         item = schema["values" if is_map else "items"]
         if not is_map and self.may_be_empty(item):
-            # Then the count is not bounded by the payload's size; the guard has an allowance.
+            # The payload's size would not bound the count; the guard limits it by an allowance.
             raise Unsupported
         found, left = f"a{depth}", f"c{depth}"
         if store is not None:

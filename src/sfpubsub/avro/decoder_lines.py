@@ -10,9 +10,7 @@ ODD = 0x81  # mask for a first byte: set if the number continues or is negative
 
 
 class Odd(Exception):  # noqa: N818 - see above
-    """The payload contains something that the generated decoder leaves to the guard
-    and fastavro.
-    """
+    """The payload contains something that only the guard and fastavro handle."""
 
 
 # By the first byte of a length: the size of the length and its data in bytes, or 0 if the length

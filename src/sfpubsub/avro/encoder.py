@@ -40,8 +40,8 @@ class Encoder:
         """Return the Avro bytes of *value*.
 
         Raises:
-            EncodeError: The value does not match the schema; the text names the field, its type and
-                the given value.
+            EncodeError: The value does not match the schema; the message names the field, its type
+                and the given value.
         """
         out = io.BytesIO()
         try:
@@ -50,7 +50,9 @@ class Encoder:
         except EncodeError:
             raise
         except Exception as error:  # fastavro does not document which exceptions it raises
-            raise EncodeError(f"not a {self._title}: {type(error).__name__} {error}") from error
+            raise EncodeError(
+                f"the value is not a valid {self._title}: {type(error).__name__} {error}"
+            ) from error
         return out.getvalue()
 
     def _check(self, value: Any, schema: Any, path: str) -> None:

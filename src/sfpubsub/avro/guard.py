@@ -1,9 +1,9 @@
 """Check a payload against its schema without decoding it, and report where it does not match.
 
 The check follows the Avro specification strictly. It runs before fastavro reads a payload, because
-fastavro trusts lengths and counts from the network, and it explains why the generated decoder gave
-up. Time and memory are bounded by the payload: every step consumes a byte of it or a part of a
-fixed allowance. The code is not fast; payloads that the generated decoder can read do not reach it.
+fastavro trusts lengths and counts from the network, and it reports why a payload is not valid. Time
+and memory are bounded by the payload: every step consumes a byte of it or a part of a fixed
+allowance. The code is not fast; payloads that the generated decoder can read do not reach it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 MAX_DEPTH = 64
 
 # Number of values that take no bytes (null outside a union, an empty record) allowed per payload,
-# in addition to MAX_DEPTH for each of its bytes. Without a limit, three bytes can announce 2**60 of
-# them.
+# in addition to MAX_DEPTH for each of its bytes. Without a limit, a few bytes could announce 2**60
+# of them.
 MAX_EMPTY = 10_000
 
 _INTS = {"int": 32, "long": 64}
@@ -59,11 +59,11 @@ class _Walk:
     def value(self, schema: Any, depth: int) -> None:
         before = self.at
         if depth > MAX_DEPTH:
-            raise Misfit(f"more than {MAX_DEPTH} levels inside one another")
+            raise Misfit(f"more than {MAX_DEPTH} levels of nesting")
         if isinstance(schema, list):
             branch = self.integer(64)
             if not 0 <= branch < len(schema):
-                raise Misfit(f"union branch {branch} of {len(schema)}")
+                raise Misfit(f"union branch {branch}, but there are only {len(schema)}")
             self.value(schema[branch], depth + 1)
         else:
             kind = schema["type"] if isinstance(schema, dict) else schema
@@ -77,7 +77,7 @@ class _Walk:
         if self.at == before:
             self.allowance -= 1
             if self.allowance < 0:
-                raise Misfit("too many values without a byte")
+                raise Misfit("too many values that take no bytes")
 
     def end(self) -> None:
         if self.at != len(self.payload):
@@ -116,7 +116,7 @@ class _Walk:
     def enum(self, schema: Mapping[str, Any], _depth: int) -> None:
         index = self.integer(32)
         if not 0 <= index < len(schema["symbols"]):
-            raise Misfit(f"enum symbol {index} of {len(schema['symbols'])}")
+            raise Misfit(f"enum symbol {index}, but there are only {len(schema['symbols'])}")
 
     def fixed(self, schema: Mapping[str, Any], _depth: int) -> None:
         self.take(schema["size"])
@@ -124,7 +124,7 @@ class _Walk:
     def take(self, size: int) -> bytes:
         if not 0 <= size <= len(self.payload) - self.at:
             left = len(self.payload) - self.at
-            raise Misfit(f"a length of {size} where {left} bytes are left")
+            raise Misfit(f"a length of {size}, but only {left} bytes are left")
         self.at += size
         return self.payload[self.at - size : self.at]
 

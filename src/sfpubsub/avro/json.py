@@ -28,8 +28,8 @@ except ImportError:
     _orjson = None
 
 # Subclasses of dict and similar types are passed to `_text`, which rejects them; then json encodes
-# the value, and handles NaN in it. Other types that orjson would encode by itself are passed to
-# `_text` as well.
+# the value, and handles NaN in it. Other types that orjson could encode are passed to `_text` as
+# well.
 _ORJSON_OPTIONS = (
     0
     if _orjson is None

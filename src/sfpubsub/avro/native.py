@@ -37,7 +37,7 @@ def _load() -> Any:
         return None
     if module.__version__ != VERSION:
         _log.warning(
-            "sfpubsub-native %s is installed and not used: this version of sfpubsub goes with %s",
+            "sfpubsub-native %s is installed but not used: this version of sfpubsub needs %s",
             module.__version__,
             VERSION,
         )

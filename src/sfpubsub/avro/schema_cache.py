@@ -60,8 +60,9 @@ def schema_id_of(schema_json: str) -> str:
 
 
 class SchemaCache:
-    """A cache that fetches each schema once, however many threads request it, and keeps the most
-    recently used.
+    """Caches the most recently used schemas.
+
+    Each schema is fetched only once, however many threads request it.
 
     Args:
         fetch: Fetches a schema from the service by id. Its errors are raised in every caller that
@@ -89,7 +90,7 @@ class SchemaCache:
         """Return the codec of *schema_id*, fetching the schema if it is not cached.
 
         Raises:
-            SchemaNotFoundError: The service does not know the id.
+            SchemaNotFoundError: The service has no schema with this id.
             SchemaError: The schema is not valid Avro.
             SfPubSubError: Any other error that the fetch or the store raises.
         """
@@ -110,7 +111,7 @@ class SchemaCache:
         except BaseException as error:
             with self._lock:
                 del self._in_flight[schema_id]
-            # Other threads must not be interrupted by this thread's Ctrl-C; they may retry.
+            # This thread's Ctrl-C must not be raised in other threads; they may retry.
             interrupted = SchemaError("the fetch was interrupted", retryable=True)
             mine.set_exception(error if isinstance(error, Exception) else interrupted)
             raise
@@ -128,8 +129,8 @@ class SchemaCache:
             return None
         try:
             return Codec(schema_id, schema_json)
-        except SchemaError as error:  # ask the service instead
-            logger.warning("a stored schema cannot be used, asking the service: %s", error)
+        except SchemaError as error:  # fetch it from the service instead
+            logger.warning("a stored schema is not valid; fetching it from the service: %s", error)
             return None
 
     def _fetched(self, schema_id: str) -> Codec:

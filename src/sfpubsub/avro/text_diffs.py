@@ -22,7 +22,7 @@ def patched(old: str, diff: str, sha256: str) -> str | None:
     decides: a text with a different hash is not returned.
 
     Args:
-        old: The text before.
+        old: The text before the change.
         diff: A unified diff with its two header lines.
         sha256: SHA-256 of the new text in UTF-8, in hexadecimal.
 
@@ -39,8 +39,9 @@ def patched(old: str, diff: str, sha256: str) -> str | None:
 
 
 def _patched_lines(old: list[str], diff: list[str]) -> list[str] | None:
-    """Replace old lines by new ones. The content of the old lines is not compared; the hash
-    verifies the result.
+    """Return the new lines, or None if the hunks do not fit.
+
+    The old lines in the diff are not compared with *old*, because the hash verifies the result.
     """
     new: list[str] = []
     place = 0  # index of the next old line

@@ -21,8 +21,8 @@ try:
 except ImportError as missing:
     raise MissingExtraError("typed tables", "arrow") from missing
 
-# The reason for an event of the Streaming API. It can never be decoded, in contrast to an event
-# whose schema is only missing for now.
+# The reason for an event of the Streaming API. Such an event can never be decoded, in contrast to
+# one whose schema is temporarily unavailable.
 _WITHOUT_SCHEMA = "the event is JSON and has no schema: read payload_json of the raw table"
 
 

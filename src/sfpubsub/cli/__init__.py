@@ -1,1 +1,3 @@
-"""The command line: thin commands over the package; each imports what it needs when it runs."""
+"""The command line: thin commands over the package. Each command imports what it needs when it
+runs.
+"""

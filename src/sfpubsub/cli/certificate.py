@@ -1,7 +1,7 @@
-"""Describe a certificate (subject, issuer, expiry), to explain why it was refused.
+"""Read a certificate's subject, issuer and expiry, to explain why the certificate was rejected.
 
-The standard library describes only certificates that it accepts, so this module reads these few
-fields from any certificate. It validates nothing.
+The standard library describes only certificates that it accepts. This module reads these few fields
+from any certificate, and validates nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-_VERSION = 0xA0  # the tag [0], which is left out of version 1
+_VERSION = 0xA0  # tag [0], omitted in version 1
 _UTC_TIME, _GENERALIZED_TIME = 0x17, 0x18
 _SIXTEEN_BIT, _THIRTY_TWO_BIT = 0x1E, 0x1C  # character widths; everything else is decoded as UTF-8
 
@@ -34,7 +34,7 @@ def certificate_of(der: bytes) -> Certificate:
     """Read a certificate (RFC 5280, section 4.1).
 
     Raises:
-        ValueError: It is not a certificate.
+        ValueError: *der* is not a complete certificate.
     """
     try:
         _, certificate = next(_elements(der))
@@ -70,7 +70,7 @@ def _name(der: bytes) -> str:
                 encoding = {_SIXTEEN_BIT: "utf-16-be", _THIRTY_TWO_BIT: "utf-32-be"}
                 text = value.decode(encoding.get(kind, "utf-8"), "replace")
                 parts.append(f"{_PARTS[oid]}={text}")
-    return ", ".join(parts) or "nobody"
+    return ", ".join(parts) or "(no name)"
 
 
 def _time(kind: int, value: bytes) -> datetime:

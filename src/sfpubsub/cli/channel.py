@@ -20,7 +20,7 @@ from sfpubsub.streaming import StreamingClient, StreamingMessage, as_replay_id
 from sfpubsub.streaming.positions import as_number
 from sfpubsub.types import Gap, Replay
 
-# How often to check whether a signal requested a stop, in seconds; fast enough for a person.
+# Seconds between checks for a stop requested by a signal; too short to be noticed by a user.
 _POLL = 0.2
 
 
@@ -35,10 +35,10 @@ def run(
     idle_timeout: float | None,
     service: Mapping[str, str | None],
 ) -> None:
-    """Print a channel's events until stopped, *max_events* are printed, or none came for
-    *idle_timeout*; then unsubscribe and disconnect.
+    """Print a channel's events as JSON lines, then unsubscribe and disconnect.
 
-    An event's position is stored once its line has been flushed.
+    Ends when a signal requests a stop, after *max_events* events, or after *idle_timeout* seconds
+    without an event. An event's position is stored once its line has been flushed.
     """
     start = _start(replay)
     count, silent_since = 0, time.monotonic()
@@ -74,7 +74,9 @@ def run(
 
 
 def line_of(message: StreamingMessage) -> dict[str, Any]:
-    """Return an event with the same keys as events of topics, plus two more."""
+    """Return an event with the same keys as an event of a topic, plus ``subscription`` and
+    ``type``.
+    """
     data = message.data if isinstance(message.data, dict) else {"payload": message.data}
     about = data.get("event")
     return {
@@ -96,7 +98,7 @@ def _next(client: StreamingClient) -> StreamingMessage | None:
     except StreamUnavailableError as error:
         if client.closed:
             raise
-        click.echo(f"waiting: {error}", err=True)  # it keeps trying
+        click.echo(f"waiting: {error}", err=True)  # the client keeps trying
         return None
 
 
@@ -105,7 +107,8 @@ def _start(replay: str | None) -> Replay:
         number = -1 if replay is None else as_number(int(replay))
     except (ValueError, ConfigurationError) as error:
         raise click.BadParameter(
-            f"{replay!r} is not -1, -2 or a replay id", param_hint="--replay"
+            f"{replay!r} is not valid: use -1 (new events), -2 (all stored events) or a replay id",
+            param_hint="--replay",
         ) from error
     return {-1: "latest", -2: "earliest"}.get(number) or as_replay_id(number)
 

@@ -1,6 +1,6 @@
 """``sfpubsub completion``: shell completion for commands and options.
 
-Click generates the script; this module puts it where the shell looks for it.
+Click generates the script. This module writes it to the directory that the shell searches.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-# Variable with which the shell requests completions; click derives it from the program's name.
+# Environment variable through which the shell requests completions. Click derives it from the
+# program's name.
 VARIABLE = "_SFPUBSUB_COMPLETE"
 
 SHELLS = ("bash", "zsh", "fish")
@@ -19,7 +20,7 @@ SHELLS = ("bash", "zsh", "fish")
 shell_option = click.option(
     "--shell",
     type=click.Choice(SHELLS),
-    help="Shell to use.  [default: from the variable SHELL]",
+    help="Shell to use.  [default: taken from the variable SHELL]",
 )
 
 
@@ -38,9 +39,9 @@ def show(shell: str | None) -> None:
 @completion.command()
 @shell_option
 def install(shell: str | None) -> None:
-    """Install the completion script in your home directory, where the shell looks for it.
+    """Install the completion script in your home directory, where the shell finds it.
 
-    It applies to new shells. Installing again replaces the script.
+    Completion works in new shells. Installing again replaces the script.
     """
     shell = shell or _own_shell()
     path = _place(shell)
@@ -51,7 +52,9 @@ def install(shell: str | None) -> None:
     if shell == "zsh":
         click.echo(f"add this to ~/.zshrc, before compinit: fpath=({path.parent} $fpath)", err=True)
     elif shell == "bash":
-        click.echo("this needs the package bash-completion, which most systems have", err=True)
+        click.echo(
+            "completion needs the package bash-completion, which most systems have", err=True
+        )
 
 
 def _own_shell() -> str:

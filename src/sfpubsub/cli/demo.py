@@ -28,13 +28,13 @@ from sfpubsub.errors import ConfigurationError, MissingExtraError, SfPubSubError
 TOPIC = "/event/Order_Event__e"
 SUBSCRIPTION = "My_Managed_Subscription"
 
-# Number of events: enough for many batches, but processed within seconds.
+# Number of events to publish: enough for many batches, but processed within seconds.
 EVENTS = 6000
 # Rows per batch: when the job is killed, some batches are written and more remain.
 BATCH = 500
 # Timeout for each step, in seconds; starting Spark on a busy machine takes the longest.
 PATIENCE = 60.0
-# Idle seconds after which the second run has nothing left to read.
+# Seconds without an event after which the second run ends.
 IDLE = 3.0
 
 Table = dict[str, int]
@@ -62,7 +62,7 @@ def demo(events: int, directory: Path | None) -> None:
         home = directory or Path(temporary)
         if (home / "orders").exists():
             raise ConfigurationError(
-                f"{home} contains an earlier demo: remove it, or use another --dir"
+                f"{home} contains an earlier demo: delete that directory, or use another --dir"
             )
         counts = _Demo(home.absolute(), events).run()
     _show(counts)
@@ -77,8 +77,8 @@ def _say(text: str) -> None:
 def _show(counts: Table) -> None:
     meaning = {
         "published": "events accepted by the service",
-        "delivered": "events that the service sent to both runs",
-        "redelivered": "of these, redelivered after the kill",
+        "delivered": "events that the service sent in both runs",
+        "redelivered": "of the delivered events: sent again after the kill",
         "written": "rows in the table",
         "lost": "published, but not in the table",
         "duplicated": "in the table more than once",
@@ -113,7 +113,10 @@ class _Demo:
             _say("second run: the same command again")
             with self._ingest("--once", "--idle-timeout", str(IDLE)) as job:
                 if job.wait(PATIENCE) != 0:
-                    raise SfPubSubError(f"the second run ended with exit code {job.returncode}")
+                    raise SfPubSubError(
+                        f"the second run ended with exit code {job.returncode}; "
+                        f"see its output above"
+                    )
             _say("counting the rows of the table's files")
             return self._count()
 
@@ -125,7 +128,7 @@ class _Demo:
             assert process.stdout is not None  # noqa: S101  # it is a pipe
             line = process.stdout.readline()
             if not line:
-                raise SfPubSubError("the emulator did not start; see its message above")
+                raise SfPubSubError("the emulator did not start; see its output above")
             ready = json.loads(line)
             self._http = ready["http"]
             self._env.update(
@@ -135,7 +138,7 @@ class _Demo:
                 SFPUBSUB_ACCESS_TOKEN=ready["access_token"],
                 SFPUBSUB_INSTANCE_URL=ready["instance_url"],
                 SFPUBSUB_TENANT_ID=ready["tenant_id"],
-                # So that nothing of it is left behind.
+                # Keep the status files in the demo's directory, which may be temporary.
                 SFPUBSUB_STATE_DIR=str(self._data.parent / "state"),
             )
             click.echo(f"  grpc {ready['grpc']}, health page {self._http}", err=True)
@@ -166,7 +169,9 @@ class _Demo:
             timeout=PATIENCE,
         )
         if done.returncode != 0:
-            raise SfPubSubError(f"publishing ended with exit code {done.returncode}")
+            raise SfPubSubError(
+                f"publishing ended with exit code {done.returncode}; see its output above"
+            )
         self._published += [json.loads(line)["event_id"] for line in done.stdout.splitlines()]
 
     @contextmanager
@@ -244,7 +249,7 @@ def _wait_for(happened: Callable[[], bool], job: subprocess.Popen[str], what: st
             _give_up(f"the job ended with exit code {job.returncode} before {what} appeared")
         if time.monotonic() > deadline:
             _give_up(f"{what} did not appear within {PATIENCE:g} s")
-        time.sleep(0.02)  # polling: the table is observed from outside
+        time.sleep(0.02)  # polling, because another process writes the table
 
 
 def _give_up(reason: str) -> NoReturn:

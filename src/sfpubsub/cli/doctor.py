@@ -1,6 +1,6 @@
-"""``sfpubsub doctor``: check every step needed for a subscription, one by one.
+"""``sfpubsub doctor``: check each requirement of a subscription, one by one.
 
-It changes nothing and opens no stream. Every line is printed through `_Report.add` or
+The command changes nothing and opens no stream. Every line is printed through `_Report.add` or
 `Settings.describe`, which remove secrets. Each step has a timeout.
 """
 
@@ -44,7 +44,7 @@ _CONNECT = 10.0
 # A schema id that does not exist. A "not found" response shows that the session was accepted.
 _NO_SCHEMA = "A" * 22
 
-# A mirror retries; here one attempt is enough.
+# A mirror retries, but a check needs only one attempt.
 _ONE_TRY = RestTimings(request=10.0, attempts=1)
 
 _COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}
@@ -91,7 +91,9 @@ def doctor(
     """
     report = _Report(as_json)
     settings = None
-    with report.trying("settings", "see `sfpubsub --help` and the documentation"):
+    with report.trying(
+        "settings", "correct the setting; see `sfpubsub --help` and the documentation"
+    ):
         settings = Settings.load(service)
         report.settings(settings)
         report.add("settings", "ok", "they are valid")
@@ -104,7 +106,7 @@ def doctor(
         if sessions is None:
             report.skip(unchecked, "there is no session")
         elif not reached:
-            report.skip(unchecked, "it cannot be reached with these settings")
+            report.skip(unchecked, "the service cannot be reached with these settings")
         else:
             _check_service(report, settings, sessions, topic)
         if managed is not None and sessions is not None:
@@ -121,7 +123,7 @@ def doctor(
 
 
 class _Report:
-    """Prints results as they come in."""
+    """Prints each result immediately."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -169,8 +171,8 @@ class _Report:
 
     @contextmanager
     def trying(self, name: str, cure: str = "") -> Iterator[None]:
-        """Report an error raised in the block as a failure of check *name*. The block reports
-        success itself.
+        """Report an error raised in the block as a failure of check *name*. The block must report
+        success.
         """
         try:
             yield
@@ -184,7 +186,9 @@ class _Report:
 
 
 def _check_network(report: _Report, settings: Settings) -> bool:
-    """Return whether the configured port can be reached, with TLS if required."""
+    """Check the network. Return whether the configured port can be reached, with TLS
+    if required.
+    """
     way = None
     with report.trying("endpoint", "set SFPUBSUB_ENDPOINT to host:port"):
         way = probes.way_to(settings)
@@ -214,7 +218,9 @@ def _check_network(report: _Report, settings: Settings) -> bool:
 
 
 def _check_ports(report: _Report, way: Way) -> bool:
-    """Try the configured port, and for the real service the other one too."""
+    """Check the configured port and, for the real service, its other port. Return whether the
+    configured port is open.
+    """
     through = f" through the proxy {':'.join(map(str, way.first))}" if way.proxy else ""
     others = [port for port in _PORTS if way.host.endswith(_SERVICE) and port != way.port]
     open_ports, failure = [], None
@@ -225,7 +231,7 @@ def _check_ports(report: _Report, way: Way) -> bool:
             if port == way.port:
                 failure = error
             else:
-                report.add(f"port {port}", "skipped", f"{error}; it is not the one in use")
+                report.add(f"port {port}", "skipped", f"{error}; this port is not configured")
         else:
             open_ports.append(port)
             report.add(f"port {port}", "ok", f"{way.host} answers{through}")
@@ -248,8 +254,8 @@ def _check_session(report: _Report, settings: Settings) -> CurrentSession | None
         sessions = CurrentSession(session_provider(settings, http))
         session = sessions.get()
         report.hide(session.access_token)
-        how = "a ready token" if settings.auth == "token" else settings.auth
-        report.add("sign-in", "ok", f"by {how}, for {session.instance_url}")
+        how = "an access token" if settings.auth == "token" else settings.auth
+        report.add("sign-in", "ok", f"with {how}, to {session.instance_url}")
     if session is None:
         report.skip(["organisation"], "there is no session")
         return None
@@ -270,7 +276,7 @@ def _check_service(
         client.connect(_CONNECT)
         with suppress(SchemaNotFoundError):
             client.get_schema(_NO_SCHEMA)
-        report.add("Pub/Sub API", "ok", "it responds and accepts the session")
+        report.add("Pub/Sub API", "ok", "the service responds and accepts the session")
         if topic is not None:
             _check_topic(report, client, topic)
             return

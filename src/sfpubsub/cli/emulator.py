@@ -1,8 +1,8 @@
 """``sfpubsub emulator``: run the local emulator until it is stopped.
 
-Reads options, prints one JSON line, and turns signals into exit codes. The emulator itself is in
-sfpubsub.emulator, which is imported only when the command runs. Subcommands for a running emulator
-are in emulator_admin and emulator_records.
+This module reads options, prints one JSON line, and converts signals to exit codes. The emulator is
+in sfpubsub.emulator, which is imported only when the command runs. The subcommands for a running
+emulator are in emulator_admin and emulator_records.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ if TYPE_CHECKING:
     from sfpubsub.emulator.server import EmulatorServer
 
 _GRPC_PORT = 7011
-"""Default of --grpc-port: unassigned by IANA, below the ephemeral range, and not the service's
-7443."""
+"""Default of --grpc-port. The port is unassigned by IANA, below the ephemeral range, and differs
+from the service's 7443.
+"""
 
 _HTTP_PORT = 7012
-"""Default of --http-port: the next one."""
+"""Default of --http-port: the port after the one for gRPC."""
 
 
 _COMMANDS = ("clock", "faults", "publish", "records", "subscriptions", "topics")
 
 
 class _Commands(click.Group):
-    """Imports subcommands only when they are used, so that they do not slow the start."""
+    """Command group that imports a subcommand only when it is used, so that the start is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands."""
@@ -82,7 +83,7 @@ class _Commands(click.Group):
     help="Address to listen on. Other machines can reach the emulator only if you change this.",
 )
 @click.option(
-    "--tls", is_flag=True, help="Serve both ports with TLS; clients trust the ca_file printed."
+    "--tls", is_flag=True, help="Serve both ports with TLS. Clients must trust the printed ca_file."
 )
 @click.option(
     "--tls-name",
@@ -94,8 +95,8 @@ class _Commands(click.Group):
 @click.option(
     "--advertise",
     metavar="HOST[:PORT]",
-    help="Host announced to clients instead of --host, for containers with --host 0.0.0.0."
-    " PORT is the HTTP port as seen from outside, if it differs.",
+    help="Host announced to clients instead of --host, such as in a container with --host 0.0.0.0."
+    " PORT is the HTTP port that clients use, if it differs.",
 )
 @click.option(
     "--ready-file",
@@ -130,10 +131,11 @@ def emulator(
     """Run a local emulator of the Pub/Sub API.
 
     When ready, it prints one JSON line with everything that a client needs to connect. The file
-    client.toml in the data directory contains the same as a settings file for --config. SIGTERM and
-    Ctrl-C shut it down cleanly; if it is killed in another way, nothing acknowledged is lost.
+    client.toml in the data directory contains the same values as a settings file for --config.
+    SIGTERM and Ctrl-C shut it down cleanly; if it is killed in another way, no acknowledged data is
+    lost.
 
-    With a subcommand, it talks to a running emulator instead of starting one.
+    A subcommand controls a running emulator instead of starting one.
     """
     if context.invoked_subcommand is not None:
         _refuse_options(context)
@@ -145,8 +147,8 @@ def emulator(
         if error.name is None or error.name.startswith("sfpubsub"):
             raise
         _fail(f"the emulator needs the package {error.name}: pip install 'sfpubsub[emulator]'")
-    # Signals are blocked here and awaited below, so that no handler interrupts anything. Threads
-    # started from now on inherit the mask, so only the wait receives the signals.
+    # Signals are blocked here and awaited below, so that no signal handler interrupts other code.
+    # Threads started from now on inherit the mask, so only ``sigwait`` receives the signals.
     signals = {signal.SIGINT, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
@@ -175,18 +177,18 @@ def emulator(
 
 
 def _refuse_options(context: click.Context) -> None:
-    """Reject options for starting an emulator before a subcommand, where they would do nothing."""
+    """Reject options for starting an emulator if a subcommand follows, which would ignore them."""
     for name in context.params:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(
-                f"{option} starts an emulator, but {context.invoked_subcommand} talks to"
-                " a running one: name it with --url after the subcommand"
+                f"{option} configures a new emulator, but {context.invoked_subcommand} controls"
+                " a running one: use --url after the subcommand to select it"
             )
 
 
 def _end_with_stdin() -> None:
-    with contextlib.suppress(OSError):  # it was closed from the start
+    with contextlib.suppress(OSError):  # stdin was already closed
         while os.read(0, 4096):
             pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -194,7 +196,7 @@ def _end_with_stdin() -> None:
 
 @contextlib.contextmanager
 def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
-    """Keep the ready line in a file while the block runs. The file is written atomically."""
+    """Write the ready line to a file atomically, and remove the file when the block ends."""
     if ready_file is None:
         yield
         return
@@ -206,7 +208,7 @@ def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
 
 
 def _write_privately(path: Path, text: str) -> None:
-    """Write a secret to a file that only its owner can read. The file is written atomically."""
+    """Write a secret atomically to a file that only its owner can read."""
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -218,8 +220,8 @@ def _write_privately(path: Path, text: str) -> None:
 
 
 def _client_settings(server: EmulatorServer) -> str:
-    """Return a settings file for a client, which signs in with the default app if the org
-    has it.
+    """Return the content of a settings file for a client. It signs in with the default app if the
+    org has that app, otherwise with an access token.
     """
     from sfpubsub.emulator.org.accounts import DEFAULT_APP
 
@@ -243,7 +245,7 @@ def _client_settings(server: EmulatorServer) -> str:
 
 
 def _ready(server: EmulatorServer) -> dict[str, str]:
-    """Return what a client needs to connect."""
+    """Return the values that a client needs to connect, for the ready line."""
     ready = {
         "grpc": server.grpc_target,
         "http": server.http_url,

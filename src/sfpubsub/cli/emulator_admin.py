@@ -1,6 +1,6 @@
 """``sfpubsub emulator publish`` and other subcommands that control a running emulator.
 
-Thin wrappers around its admin endpoint. Each prints JSON lines.
+The commands are thin wrappers around the emulator's admin endpoint, and print JSON lines.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from sfpubsub.emulator.remote import DEFAULT_URL, RemoteEmulator
 
 _EVENTS = 200
 _BYTES = 128 * 1024
-"""Most events per request, and the size in bytes at which a request is sent; the endpoint accepts
-twice that size.
+"""Maximum number of events per request, and the size in bytes at which a request is sent. The
+endpoint accepts twice that size.
 """
 
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Duration(click.types.FloatParamType):
-    """A duration in seconds, or with a unit: s, m, h or d."""
+    """Parameter type of a duration: a number of seconds, or a number with the unit s, m, h or d."""
 
     name = "duration"
 
@@ -38,14 +38,16 @@ class Duration(click.types.FloatParamType):
         """Return the duration in seconds."""
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
         if found is None:
-            self.fail(f"{value!r} is not a duration such as 90, 90s, 5m, 73h or 3d", param, ctx)
+            self.fail(
+                f"{value!r} is not a valid duration: use a form such as 90, 90s, 5m, 73h or 3d",
+                param,
+                ctx,
+            )
         return float(found[1]) * _UNITS_S[found[2]]
 
 
 def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select the emulator, which is passed to the command as its first
-    argument.
-    """
+    """Add options that select a running emulator, and pass the emulator as the first argument."""
 
     @click.option(
         "--url",
@@ -84,11 +86,11 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
 )
 @of_an_emulator
 def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
-    """Publish one event per JSON line, on behalf of the org itself.
+    """Publish one event per JSON line, as the org itself.
 
     Each line contains the fields of the topic's schema; CreatedDate, CreatedById and the members of
-    a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this can publish change events.
-    Prints event_id and replay_id of each event.
+    a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this command can publish change
+    events. Prints event_id and replay_id of each event.
     """
     for where, events in _parts(file):
         try:
@@ -131,7 +133,7 @@ def faults() -> None:
 @faults.command("list")
 @of_an_emulator
 def list_faults(emulator: RemoteEmulator) -> None:
-    """List the added faults, and how often each has happened."""
+    """List the faults that were added, and how often each has occurred."""
     for number, fault in enumerate(emulator.faults()):
         show({"number": number, **fault})
 
@@ -141,9 +143,9 @@ def list_faults(emulator: RemoteEmulator) -> None:
 @click.argument("parameters", nargs=-1, metavar="[NAME=VALUE]...")
 @of_an_emulator
 def add(emulator: RemoteEmulator, kind: str, parameters: tuple[str, ...]) -> None:
-    """Add a fault. It happens at the next opportunity, or at once.
+    """Add a fault. Depending on its kind, it occurs immediately or at the next opportunity.
 
-    Parameters are times, rpc, target, and those of the KIND, such as after_responses=3; see
+    The parameters are times, rpc, target, and those of KIND, such as after_responses=3; see
     `sfpubsub emulator faults kinds`. Prints the fault's number.
     """
     show({"number": emulator.add_fault(kind, **dict(map(_parameter, parameters)))})
@@ -153,7 +155,7 @@ def add(emulator: RemoteEmulator, kind: str, parameters: tuple[str, ...]) -> Non
 @click.argument("number", type=click.IntRange(min=0))
 @of_an_emulator
 def off(emulator: RemoteEmulator, number: int) -> None:
-    """Disable a fault, so that it no longer happens. Effects that it already had remain.
+    """Disable a fault, so that it no longer occurs. Its earlier effects remain.
 
     NUMBER is the fault's number, as printed by `add` and `list`.
     """
@@ -163,7 +165,7 @@ def off(emulator: RemoteEmulator, number: int) -> None:
 
 @faults.command()
 def kinds() -> None:
-    """List the kinds of faults: where each can happen, its parameters, and its effect."""
+    """List the kinds of faults: where each can occur, its parameters, and its effect."""
     from sfpubsub.emulator.faults.kinds import KINDS
 
     for name, kind in KINDS.items():
@@ -175,7 +177,7 @@ def kinds() -> None:
     "--jump",
     type=Duration(),
     metavar="DURATION",
-    help="Advance the clock, by 90, 90s, 5m, 73h or 3d.",
+    help="Advance the clock by a duration such as 90, 90s, 5m, 73h or 3d.",
 )
 @of_an_emulator
 def clock(emulator: RemoteEmulator, jump: float | None) -> None:
@@ -199,7 +201,7 @@ def _show_named(rows: dict[str, dict[str, Any]]) -> None:
 
 
 def _parts(file: TextIO) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the events of each request, and a description of their lines."""
+    """Yield the events of each request, preceded by a description of their lines."""
     part: list[dict[str, Any]] = []
     size = first = last = 0
 
@@ -224,17 +226,17 @@ def _event(line: str, where: str) -> dict[str, Any]:
     try:
         event = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise click.ClickException(f"{where} is not JSON: {error}") from error
+        raise click.ClickException(f"{where} is not valid JSON: {error}") from error
     if not isinstance(event, dict):
         raise click.ClickException(f"{where} is not a JSON object")
     return event
 
 
 def _parameter(text: str) -> tuple[str, Any]:
-    """A name and a value: a number or truth value as JSON writes it, else the text itself."""
+    """Return the name and value of a parameter. Numbers, true and false are parsed as JSON."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise click.UsageError(f"{text!r} is not a parameter: write NAME=VALUE")
+        raise click.UsageError(f"{text!r} is not a valid parameter: use NAME=VALUE")
     if re.fullmatch(r"true|false|\d+(\.\d+)?", value):
         return name, json.loads(value)
     return name, value

@@ -1,6 +1,6 @@
 """``sfpubsub emulator records``: view and change the records of an emulator.
 
-Thin wrappers around its REST API. Each prints JSON lines.
+The commands are thin wrappers around the emulator's REST API, and print JSON lines.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _given(values: tuple[str, ...]) -> dict[str, str | None]:
-    """Return the fields and values; the org parses numbers and dates from text."""
+    """Return the values by field name, as text. The org parses numbers and dates."""
     given = {}
     for text in values:
         name, equals, value = text.partition("=")

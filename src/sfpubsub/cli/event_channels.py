@@ -53,7 +53,7 @@ def channel() -> None:
     "channel_type",
     type=click.Choice(CHANNEL_TYPES),
     required=True,
-    help="Channel for platform events (event) or change events (data).",
+    help="Kind of events in the channel: platform events (event) or change events (data).",
 )
 @click.option("--label", metavar="TEXT", help="Human-readable label.  [default: NAME]")
 @service_options
@@ -81,7 +81,8 @@ def show(name: str, **service: str | None) -> None:
     "--filter",
     "filter_expression",
     metavar="SOQL",
-    help="Only events that match this condition, such as \"City__c = 'Rome'\".  [default: all]",
+    help="Deliver only events that match this condition, such as \"City__c = 'Rome'\".  [default: "
+    "all]",
 )
 @click.option(
     "--enrich",
@@ -101,7 +102,7 @@ def add(
     """Add the event ENTITY to a channel.
 
     Prints the channel as a JSON line. For a channel of change events, ENTITY may be an object such
-    as Account; adding it to ChangeEvents turns its change events on.
+    as Account; adding it to ChangeEvents turns on its change events.
     """
     _print(
         _channels(service).add(
@@ -119,11 +120,13 @@ def remove(name: str, entity: str, yes: bool, **service: str | None) -> None:
     """Remove the event ENTITY from a channel.
 
     Prints the channel as a JSON line. Its subscribers no longer receive these events; removing an
-    object from ChangeEvents turns its change events off.
+    object from ChangeEvents turns off its change events.
     """
     channels = _channels(service)
     found = channels.show(name)
-    _confirm(f"subscribers of {found.topic} will no longer receive {entity}. Remove it?", yes)
+    _confirm(
+        f"subscribers of {found.topic} will no longer receive {entity}. Remove the event?", yes
+    )
     _print(channels.remove(name, entity))
 
 
@@ -140,7 +143,7 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
     channels = _channels(service)
     found = channels.show(name)
     if found.name != STANDARD:
-        _confirm(f"subscribers of {found.topic} will be disconnected. Delete it?", yes)
+        _confirm(f"subscribers of {found.topic} will be disconnected. Delete the channel?", yes)
     _print(channels.delete(name))
 
 
@@ -188,6 +191,6 @@ def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("there is no terminal to confirm this: use --yes")
+        raise click.UsageError("confirmation requires a terminal: use --yes to skip it")
     if not click.confirm(question, err=True):
         raise click.ClickException("nothing was changed")

@@ -1,6 +1,6 @@
-"""``sfpubsub ingest``: events of subscriptions into a raw table.
+"""``sfpubsub ingest``: write the events of subscriptions to a raw table.
 
-Puts the parts together, reads options and prints messages; decides nothing about events.
+This module reads the options and starts the run. It makes no decisions about events.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sfpubsub.spark.raw.destination import Destination
     from sfpubsub.spark.raw.sources import Source
 
-# What the directory of a raw table holds: parquet, delta, iceberg.
+# File patterns by which a table's directory is recognised: parquet, delta, iceberg.
 _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 
 
@@ -44,7 +44,7 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     type=Topic(),
     metavar="TOPIC",
     multiple=True,
-    help="Topic to read, its position lives in the table; can be repeated.",
+    help="Topic to read; its position is stored in the table; can be repeated.",
 )
 @click.option(
     "--channel",
@@ -52,14 +52,14 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     metavar="CHANNEL",
     multiple=True,
     help="Channel of the Streaming API to read, such as /topic/NAME of a PushTopic; its position "
-    "lives in the table; can be repeated.",
+    "is stored in the table; can be repeated.",
 )
 @click.option(
     "--to",
     "to",
     metavar="PATH",
     required=True,
-    help="The table that all of them are written to.",
+    help="Table to write all events to.",
 )
 @click.option(
     "--format",
@@ -73,7 +73,7 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     "--staging",
     metavar="DIR",
     help="With parquet: where to create .NAME.sfpubsub, which holds unfinished writes and the "
-    "side tables.  [default: the directory that the table is in]",
+    "side tables.  [default: the directory that contains the table]",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
@@ -95,37 +95,39 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     "--idle-timeout",
     type=Seconds(min=0, min_open=True),
     metavar="S",
-    help="Stop after S seconds without an event on an open stream.  [default with --once: 30]",
+    help="Stop after S seconds without an event while the stream is open.  [default with --once: "
+    "30]",
 )
 @click.option(
     "--once",
     is_flag=True,
-    help="Stop when there is nothing left to read: when idle, or when the service says so.",
+    help="Stop when there is nothing left to read, according to the service or after "
+    "--idle-timeout.",
 )
 @click.option(
     "--batch-events",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Write at the latest after N events.  [default: 10000]",
+    help="Write a batch after N events at the latest.  [default: 10000]",
 )
 @click.option(
     "--batch-bytes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Write at the latest after N bytes of payload.  [default: 33554432]",
+    help="Write a batch after N bytes of payload at the latest.  [default: 33554432]",
 )
 @click.option(
     "--batch-seconds",
     type=Seconds(min=0),
     metavar="S",
-    help="Write at the latest S seconds after a batch's first event.  [default: 10]",
+    help="Write a batch S seconds after its first event at the latest.  [default: 10]",
 )
 @click.option(
     "--window-keys",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Dedupe keys to keep per table, in memory (1.1 bytes each) and on disk (24 bytes each); "
-    "older events are looked up in the table.  [default: 300000000]",
+    help="Number of deduplication keys to keep per table, in memory (1.1 bytes each) and on disk "
+    "(24 bytes each). Older events are looked up in the table.  [default: 300000000]",
 )
 @click.option(
     "--fallback",
@@ -138,7 +140,7 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     type=click.Choice(["stop", "continue"]),
     default="stop",
     show_default=True,
-    help="If a source fails: stop the others cleanly, or let them continue without it.",
+    help="What to do if a source fails: stop the other sources cleanly, or continue with them.",
 )
 @click.option(
     "--on-undecodable",
@@ -177,15 +179,16 @@ def ingest(
     """Write events to a raw Spark table, each event exactly once.
 
     An event is acked only after it is durable in the table, so the job can be killed at any moment
-    and restarted: nothing is lost and nothing is written twice. Ctrl-C and SIGTERM write what was
-    received, commit, and exit. Side tables hold schemas, gaps, commits and events that cannot be
-    decoded.
+    and restarted: no event is lost, and none is written twice. After Ctrl-C or SIGTERM, the job
+    writes the events received so far, commits, and exits. Side tables contain schemas, gaps,
+    commits and events that cannot be decoded.
 
-    Several sources can share the table, its writes and one dedupe window.
+    Several sources can share the table, its writes and its deduplication window.
     """
     if fallback is not None and not topic and not channel:
         raise click.UsageError(
-            "--fallback requires --topic or --channel; a managed subscription has its own setting"
+            "--fallback requires --topic or --channel; a managed subscription has this setting in "
+            "the org"
         )
     if staging is not None and format_ != "parquet":
         raise click.UsageError(
@@ -194,10 +197,11 @@ def ingest(
     if table_properties and format_ == "parquet":
         raise click.UsageError("--table-property requires --format delta or iceberg")
     _require_spark()
-    # Imported here: they load pyspark, pyarrow and grpc, which no other command needs together.
+    # Imported here, because it loads pyspark, pyarrow and grpc, which no other command needs
+    # together.
     from sfpubsub.spark.ingest import job as jobs
 
-    # Checked before Spark starts, which takes seconds.
+    # Check these before Spark starts, which takes seconds.
     sources = _sources(managed, topic, channel)
     table = _table(sources, to, format_, staging)
     settings = Settings.load(service)
@@ -228,7 +232,7 @@ def ingest(
         with stop.installed():
             run.all(master, service, stop, http)
     finally:
-        # After the drains, so that the summary reports what was committed.
+        # After draining, so that the summary includes the last commits.
         for stream in run.streams:
             click.echo(summary_line(stream, table))
     if stop.interrupted:
@@ -247,7 +251,7 @@ def _sources(
     """Return the sources to read.
 
     Raises:
-        UsageError: No source is given, or one is given twice.
+        UsageError: No source was specified, or the same source twice.
     """
     from sfpubsub.spark.raw.sources import Source
 
@@ -255,7 +259,10 @@ def _sources(
     if not names or not all(names):
         raise click.UsageError("--managed, --topic or --channel is required at least once")
     if len({name.casefold() for name in names}) < len(names):
-        raise click.UsageError("a source is given twice, or two names differ only in case")
+        raise click.UsageError(
+            "a source was specified twice, or two names differ only in case: "
+            "specify each source once"
+        )
     return Source.several(managed, topic, channel)
 
 
@@ -271,7 +278,7 @@ def _table(sources: tuple[Source, ...], to: str, format_: str, staging: str | No
     for above in table.local.parents if table.local is not None else ():
         if any(next(above.glob(mark), None) is not None for mark in _MARKS):
             raise ConfigurationError(
-                f"{table} would be inside {above}, which is a table: choose another directory"
+                f"{table} would be inside the table {above}: choose another directory"
             )
     table.check(sources)
     return table

@@ -1,6 +1,4 @@
-"""Output of ``sfpubsub ingest``: progress and messages on stderr, a JSON line per source
-on stdout.
-"""
+"""Output of ``sfpubsub ingest``: messages on stderr, and a JSON line per source on stdout."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ class Report:
     """Messages and progress of all sources of one run. Thread-safe.
 
     Args:
-        sources: The sources of the run. If there are several, each message names its source.
+        sources: The sources of the run. If there are several, each message starts with its source.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -33,23 +31,23 @@ class Report:
         self._progress: dict[Source, Progress] = {}
 
     def say(self, text: str, source: Source | None = None) -> None:
-        """Print a human-readable line."""
+        """Print a message, preceded by *source* if there are several sources."""
         echo(f"{source}: {text}" if self._several and source else text)
 
     def progress(self, source: Source, progress: Progress) -> None:
-        """Record a source's progress so far."""
+        """Record the progress of a source, for `text`."""
         with self._lock:
             self._progress[source] = progress
 
     def text(self) -> str:
-        """Return the progress of all sources; empty before the first write."""
+        """Return the total progress of all sources as text; empty before the first write."""
         with self._lock:
             all_progress = list(self._progress.values())
         return _progress_text(all_progress) if all_progress else ""
 
 
 def summary_line(stream: Stream, destination: Destination) -> str:
-    """Return a JSON summary of one source; docs/how-to/ingest.md explains the keys."""
+    """Return the JSON summary of one source. docs/how-to/ingest.md explains the keys."""
     progress, source = stream.job.progress, stream.source
     health = stream.subscription.health()
     record: dict[str, Any] = {
@@ -76,7 +74,7 @@ def summary_line(stream: Stream, destination: Destination) -> str:
 def _position_text(source: Source, position: ReplayId | None) -> str | None:
     if position is None:
         return None
-    # The Streaming API's ids are numbers, and our positions contain their digits.
+    # Replay ids of the Streaming API are numbers, whose digits the position contains.
     return bytes(position).decode() if source.kind == "channel" else position.hex()
 
 

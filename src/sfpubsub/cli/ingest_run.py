@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Open:
-    """The opened table, and what its sources share."""
+    """The opened table, and the objects that all sources share."""
 
     sidecars: Sidecars
     together: Together
     sessions: CurrentSession
     client: PubSubClient | None
-    """Client for managed subscriptions and topics; None if there are only channels."""
+    """Client for managed subscriptions and topics; None if all sources are channels."""
 
 
 class Run:
@@ -61,8 +61,8 @@ class Run:
 
     Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
     The client comes second, so that a missing topic does not leave a table behind; the table third,
-    because its positions say where to subscribe. The subscriptions come last, so that they are
-    drained while the table is still leased.
+    because its positions determine where to subscribe. The subscriptions come last, so that they
+    are drained while the table is still leased.
     """
 
     def __init__(
@@ -129,18 +129,18 @@ class Run:
             jobs = Streams(self.streams, self._on_source_failure)
             opened.callback(jobs.join)  # before closing what they use
             stop.tell(lambda: self._stop(jobs))
-            # Existing objects are permanent; exempting them from garbage collection saves a tenth
-            # of the time.
+            # Existing objects live as long as the process. Exempting them from garbage collection
+            # saves a tenth of the time.
             gc.freeze()
             try:
                 jobs.run()
-            except KeyboardInterrupt:  # the second Ctrl-C skips even the drain
+            except KeyboardInterrupt:  # a second Ctrl-C ends without draining
                 if client is not None:
                     client.close()
                 raise
 
     def _stop(self, jobs: Streams) -> None:
-        echo("stopping: writing what was received")
+        echo("stopping: writing the events received so far")
         jobs.stop()
 
     def _spark(self, opened: ExitStack, master: str | None, stop: StopRequest) -> SparkSession:
@@ -169,9 +169,10 @@ class Run:
             try:
                 client.get_topic(source.name)
             except SfPubSubError as error:
-                if not error.retryable:  # otherwise its subscription retries
+                if not error.retryable:  # otherwise the subscription retries
                     failures.append(error)
-        # With "continue", ignore a single failure here; its subscription will report it.
+        # With "continue", ignore a failure if other sources work. The source's subscription reports
+        # it.
         if failures and (self._on_source_failure == "stop" or len(failures) == len(self._sources)):
             raise failures[0]
 
@@ -215,8 +216,8 @@ class Run:
         return [source.name for source in self._sources if source.kind == kind]
 
     def _close(self, writer: EventWriter, sidecars: Sidecars) -> None:
-        # After a second Ctrl-C a write may still be in progress. The lease must outlive it, so it
-        # ends with the process.
+        # After a second Ctrl-C, a write may still be in progress. The lease must outlive the write,
+        # so it is kept until the process ends.
         if not any(stream.is_running for stream in self.streams):
             try:
                 sidecars.close()
@@ -279,7 +280,7 @@ class Run:
         from sfpubsub.spark.ingest.positions import TableReplayStore
 
         batch = int(self._job_settings["batch_events"])
-        # A batch is acked as a whole, and the next one is received while Spark writes it.
+        # A batch is acked as a whole, and the next batch is received while Spark writes this one.
         unacked = max(Limits.max_unacked, 2 * batch + WINDOW)
         if source.kind == "channel":
             from sfpubsub.spark.ingest.channels import ChannelSubscription
@@ -327,10 +328,9 @@ def _block(subscription: Subscription | ChannelSubscription, status: StatusFile)
 
 
 class _Schemas(SchemaStore):
-    """Schemas that the client looks up before asking the service: those of the table's schema
-    store.
+    """The table's schemas, which the client looks up before it requests one from the service.
 
-    It does not store schemas itself; each job does so before it writes a row.
+    Stores no schemas; each job does so before it writes a row.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from sfpubsub.cli.words import counted
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.monitoring.words import span
 
-# Decimals of an age in seconds: the file is written about once a second.
+# Decimal places of ages in seconds. A status file is written about once a second.
 _DECIMALS = 1
 
 
@@ -23,11 +23,11 @@ _DECIMALS = 1
     "--managed",
     type=ManagedName(),
     metavar="NAME_OR_ID",
-    help="Only this managed subscription, named as in that command.",
+    help="Only this managed subscription. Use the name or id that the running command uses.",
 )
 @click.option("--topic", type=Topic(), metavar="TOPIC", help="Only this topic.")
 @click.option("--channel", type=Channel(), metavar="CHANNEL", help="Only this channel.")
-@click.option("--endpoint", metavar="HOST:PORT", help="Only this service.")
+@click.option("--endpoint", metavar="HOST:PORT", help="Only runs that use this endpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line per run.")
 def lag(
     managed: str | None,
@@ -38,9 +38,9 @@ def lag(
 ) -> None:
     """Show the progress of `subscribe`, `ingest` and `mirror run` on this machine.
 
-    Each run keeps a small status file, until a later run of the same command replaces it. This
-    command reads those files and does not contact the service. The newest run comes first. Without
-    any run the exit code is 1.
+    Each run writes a small status file, which remains until a later run of the same command
+    replaces it. This command reads those files and does not contact the service. It prints the
+    newest run first. If there are no runs, the exit code is 1.
     """
     given = {"managed": managed, "topic": topic, "channel": channel}
     meant = {kind: name for kind, name in given.items() if name is not None}
@@ -58,8 +58,8 @@ def lag(
     if not chosen:
         what = next(iter(meant.values()), "any subscription")
         raise ConfigurationError(
-            f"{directory} has no status of a subscribe, ingest or mirror of {what}: run this on "
-            f"the same machine and as the same user as that command"
+            f"{directory} has no status file of a subscribe, ingest or mirror of {what}: run "
+            f"sfpubsub lag on the same machine and as the same user"
         )
     now = time.time()
     records = [_record(status, now) for status in chosen]
@@ -130,11 +130,11 @@ def _page(record: dict[str, Any]) -> str:
             f"{counted(record['delivered'], 'event')}; {record['delivered_24h']} in the last 24 h",
         ),
     ]
-    if kind != "managed":  # nothing is committed for a plain subscription
+    if kind != "managed":  # plain subscriptions have no commits
         lines = [line for line in lines if "commit" not in line[0]]
     if record["gaps"] or record["quarantined"]:
         lines.append(
-            ("look at", f"{counted(record['gaps'], 'gap')}, {record['quarantined']} quarantined")
+            ("check", f"{counted(record['gaps'], 'gap')}, {record['quarantined']} quarantined")
         )
     return command + "\n" + "".join(f"  {name:<19} {text}\n" for name, text in lines)
 
@@ -147,7 +147,7 @@ def _process(record: dict[str, Any]) -> str:
         return f"{who} on {record['host']}, updated {_ago(record['updated_s'])}"
     if record["alive"]:
         return f"{who}, running, updated {_ago(record['updated_s'])}"
-    return f"{who}, died without a clean exit, {_ago(record['updated_s'])} or later"
+    return f"{who}, ended without a clean exit, {_ago(record['updated_s'])} or later"
 
 
 def _last_acked(record: dict[str, Any]) -> str:

@@ -21,13 +21,13 @@ _CLEAR = "\r\033[K"
 
 
 class LiveLine:
-    """The status line of one command. Thread-safe. A context manager; within its block, `echo`
-    cooperates with the line.
+    """The status line of one command. Thread-safe. A context manager: within its block, `echo`
+    prints messages above the line.
 
     Args:
-        text: Returns the text of the line.
+        text: Returns the current text of the line; empty to show no line.
         ends: Whether to print the line once more at the end.
-        is_terminal: Whether to update the line in place.
+        is_terminal: Whether to update the line in place; None to do so if stderr is a terminal.
         clock: Monotonic clock, in seconds.
     """
 
@@ -62,7 +62,7 @@ class LiveLine:
         text = self._text()
         if self._updates and text:
             columns = shutil.get_terminal_size().columns
-            # A line that wraps could not be cleared.
+            # Cut the line, because a line that wraps cannot be cleared.
             click.echo(_CLEAR + text[: columns - 1], err=True, nl=False)
             self._is_shown = True
         elif text:
@@ -88,7 +88,7 @@ class LiveLine:
             self._due = float("inf")
             if self._is_shown or self._ends:
                 self._show()
-            if self._is_shown:  # leave the last one standing
+            if self._is_shown:  # leave the last line visible
                 click.echo(err=True)
                 self._is_shown = False
 
@@ -97,7 +97,7 @@ _active: LiveLine | None = None
 
 
 def echo(text: str) -> None:
-    """Print a message on stderr without breaking the progress line."""
+    """Print a message on stderr without breaking the status line."""
     if _active is None:
         click.echo(text, err=True)
     else:

@@ -17,32 +17,32 @@ from sfpubsub.errors import SfPubSubError
 
 LogFormat = Literal["text", "json"]
 
-# Most lines of one kind within this many seconds; further ones are only counted. A repeated failure
-# must not bury one that happens once.
+# Maximum number of lines of one kind, and the seconds for which it applies. Further lines are only
+# counted, so that a repeated failure does not bury one that occurs once.
 LINES = 5
 WITHIN = 60.0
 
-# Most kinds remembered; beyond that, all are forgotten.
+# Maximum number of kinds to remember. Beyond it, all kinds are forgotten.
 _KINDS = 1000
 
-# The service's id of a call, as it appears in our messages; and everything in which messages of one
-# kind may differ.
+# The service's id of a call, as messages of this package contain it; and the parts in which
+# messages of one kind may differ.
 _RPC_ID = re.compile(r"rpc id ([^\s,;)]+)")
 _DIFFERS = re.compile(r"rpc id [^\s,;)]+|\d+(?:\.\d+)?")
 
 
 def set_up(verbose: int, log_format: LogFormat) -> None:
-    """Log to stderr.
+    """Set up logging to stderr.
 
     Args:
         verbose: 0 for warnings and errors, 1 for info, 2 for debug.
-        log_format: With ``json``, everything on stderr is JSON lines.
+        log_format: With ``json``, every line on stderr is a JSON object.
     """
-    # Only for our own logger: other libraries' logging must not bury our error message.
+    # Only for this package's logger: messages of other libraries must not bury its errors.
     logger = logging.getLogger("sfpubsub")
     logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)])
     for handler in [each for each in logger.handlers if isinstance(each, _ToStderr)]:
-        logger.removeHandler(handler)  # left from an earlier run in this process
+        logger.removeHandler(handler)  # added by an earlier call in this process
     handler = _ToStderr()
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
@@ -54,7 +54,7 @@ def set_up(verbose: int, log_format: LogFormat) -> None:
 
 
 class _ToStderr(logging.Handler):
-    """Writes to the current stderr."""
+    """Writes to the current stderr, with `Limit`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,9 +67,7 @@ class _ToStderr(logging.Handler):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats records as JSON objects: time, level, logger, message, and the RPC id if there is
-    one.
-    """
+    """Formats records as JSON objects with time, level, logger, message and, if known, RPC id."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as one line."""
@@ -93,15 +91,15 @@ class Limit:
 
     Not thread-safe; the handler calls it with its own lock held.
 
-    Messages that differ only in numbers and RPC ids are of the same kind. The next message that is
-    shown says how many were suppressed.
+    Messages that differ only in numbers and RPC ids are of the same kind. After that time, the next
+    message of the kind includes the number of suppressed ones.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # start time and count
 
     def told(self, record: logging.LogRecord) -> logging.LogRecord | None:
-        """Return the record to write, or None to suppress it."""
+        """Return the record to write; None if it must be suppressed."""
         if record.levelno < logging.WARNING:
             return record
         kind = record.name, _DIFFERS.sub("#", record.getMessage())
@@ -133,16 +131,16 @@ class JsonStderr(io.TextIOBase):
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._lock = threading.RLock()  # a signal handler may write while its own thread does
+        self._lock = threading.RLock()  # a signal handler may write while its thread is writing
         self._rest = ""
 
     @property
-    def encoding(self) -> str:  # type: ignore[override]  # click asks for it
+    def encoding(self) -> str:  # type: ignore[override]  # click reads it
         """Attribute of the underlying stream."""
         return self._out.encoding
 
     @property
-    def errors(self) -> str | None:  # type: ignore[override]  # click asks for it
+    def errors(self) -> str | None:  # type: ignore[override]  # click reads it
         """Attribute of the underlying stream."""
         return self._out.errors
 
@@ -155,7 +153,7 @@ class JsonStderr(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write complete lines, and buffer an incomplete one."""
+        """Write the complete lines, and buffer an incomplete last line."""
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
             for line in lines:
@@ -179,7 +177,7 @@ def _wrapped(line: str) -> str:
 
 
 def _rpc_id(record: logging.LogRecord, message: str) -> str | None:
-    """Return the RPC id in a record, if any."""
+    """Return the RPC id in a record's error, arguments or message; None if there is none."""
     args = record.args if isinstance(record.args, tuple) else ()
     error = record.exc_info[1] if record.exc_info else None
     for each in (error, *args):

@@ -37,7 +37,7 @@ def schema(id_or_topic: str, **service: str | None) -> None:
             schema_id = client.get_topic(id_or_topic).schema_id
             if not schema_id:
                 raise SchemaNotFoundError(
-                    f"{id_or_topic} carries several event types: use the topic of one of them, or "
+                    f"{id_or_topic} has several event types: use the topic of one event type, or "
                     f"the schema id of an event"
                 )
         try:

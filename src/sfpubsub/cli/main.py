@@ -1,5 +1,4 @@
-"""The ``sfpubsub`` command: dispatches to subcommands, and turns errors into one line and an exit
-code.
+"""The ``sfpubsub`` command: runs subcommands, and converts an error to one line and an exit code.
 
 Results go to stdout, messages to stderr. A command's module is imported only when
 the command is used, so that ``sfpubsub --help`` needs neither grpc nor Spark.
@@ -23,23 +22,23 @@ from sfpubsub.errors import (
     SfPubSubError,
 )
 
-# Exit codes; a usage error is 2, click's own.
+# Exit codes. Click uses 2 for usage errors.
 FAILED = 1
 NOT_ALLOWED = 3
 POSITION_LOST = 4
 INTERRUPTED = 130
 
-# Module of each command, and the line that --help shows.
+# Module of each command, and its line in --help.
 COMMANDS = {
     "channel": ("sfpubsub.cli.event_channels", "Administer channels of events."),
-    "completion": ("sfpubsub.cli.completion", "Complete commands and options by Tab."),
-    "demo": ("sfpubsub.cli.demo", "Run the main job on the emulator, end to end."),
-    "upgrade": ("sfpubsub.cli.upgrade", "Give an older raw table the columns of a new one."),
-    "derive": ("sfpubsub.cli.tables", "An alias of tables."),
+    "completion": ("sfpubsub.cli.completion", "Set up Tab completion in the shell."),
+    "demo": ("sfpubsub.cli.demo", "Run an ingest job on the emulator and kill it midway."),
+    "upgrade": ("sfpubsub.cli.upgrade", "Add new columns to an older raw table."),
+    "derive": ("sfpubsub.cli.tables", "Alias of tables."),
     "doctor": ("sfpubsub.cli.doctor", "Check settings, network, session and permissions."),
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),
     "ingest": ("sfpubsub.cli.ingest", "Write events to a table with PySpark, each exactly once."),
-    "lag": ("sfpubsub.cli.lag", "Show how far running commands have got on this machine."),
+    "lag": ("sfpubsub.cli.lag", "Show the progress of commands on this machine."),
     "mirror": ("sfpubsub.cli.mirror", "Keep tables in sync with objects of the org, with PySpark."),
     "managed": ("sfpubsub.cli.managed", "Administer managed subscriptions."),
     "publish": ("sfpubsub.cli.publish", "Publish events from JSON lines."),
@@ -48,7 +47,7 @@ COMMANDS = {
     "quarantine": ("sfpubsub.cli.quarantine", "List and redrive events that could not be decoded."),
     "schema": ("sfpubsub.cli.lookup", "Show an Avro schema, by id or topic."),
     "subscribe": ("sfpubsub.cli.subscribe", "Print events as JSON lines."),
-    "tables": ("sfpubsub.cli.tables", "Decode a raw table into tables for queries, with PySpark."),
+    "tables": ("sfpubsub.cli.tables", "Build query tables from a raw table, with PySpark."),
     "topic": ("sfpubsub.cli.lookup", "Show a topic."),
     "topics": ("sfpubsub.cli.event_channels", "List all topics that you can subscribe to."),
     "usage": (
@@ -66,7 +65,7 @@ class LazyGroup(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, imported now."""
+        """Import a command's module and return the command."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
@@ -80,7 +79,9 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="sfpubsub")
-@click.option("-v", "--verbose", count=True, help="Log more to stderr; repeat for even more.")
+@click.option(
+    "-v", "--verbose", count=True, help="Log info messages to stderr; -vv also logs debug messages."
+)
 @click.option(
     "--log-format",
     type=click.Choice(["text", "json"]),
@@ -91,10 +92,10 @@ class LazyGroup(click.Group):
 def cli(verbose: int, log_format: LogFormat) -> None:
     """Salesforce Pub/Sub API: subscribe, publish, ingest into Spark tables, and a local emulator.
 
-    Commands that call the service take each setting from an option (--login-url), else the
-    environment (SFPUBSUB_LOGIN_URL), else a TOML file (--config); `sfpubsub doctor` shows the
-    effective ones. Secrets are not options: SFPUBSUB_ACCESS_TOKEN, SFPUBSUB_CLIENT_SECRET,
-    SFPUBSUB_PASSWORD, SFPUBSUB_REFRESH_TOKEN.
+    Commands that call the service read each setting from an option (--login-url), otherwise from
+    the environment (SFPUBSUB_LOGIN_URL), otherwise from a TOML file (--config). `sfpubsub doctor`
+    shows the settings in effect. Secrets cannot be options. Use SFPUBSUB_ACCESS_TOKEN,
+    SFPUBSUB_CLIENT_SECRET, SFPUBSUB_PASSWORD or SFPUBSUB_REFRESH_TOKEN.
     """
     set_up(verbose, log_format)
 
@@ -113,7 +114,7 @@ def run(args: list[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    # Otherwise gRPC's core prints lines of its own, for instance about each failed handshake.
+    # Otherwise gRPC core prints messages, for instance about each failed handshake.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         code = cli.main(args, prog_name="sfpubsub", standalone_mode=False)
@@ -133,7 +134,8 @@ def run(args: list[str] | None = None) -> int:
         click.echo(f"error: {_one_line(error)}", err=True)
         return exit_code(error)
     except BrokenPipeError:
-        # The reader of our output is gone. Without this, Python would complain again when flushing.
+        # The reader of stdout has exited. Without this, Python would report the error again when
+        # flushing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (OSError, UnicodeError) as error:  # such as a full disk, or text that cannot be encoded

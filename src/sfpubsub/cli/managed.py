@@ -1,7 +1,7 @@
 """``sfpubsub managed``: administer managed subscriptions, and wait until a change takes effect.
 
-Only subscribing shows whether a change has reached the Pub/Sub API. So `create` and `start`
-subscribe for a moment, without acking anything.
+Only a subscription shows whether a change has reached the Pub/Sub API. So `create` and `start`
+subscribe briefly, without acking events.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from sfpubsub.tooling import (
 )
 from sfpubsub.tooling.records import PRESETS
 
-# Seconds without a refusal after which a subscription counts as accepted. Refusals arrive within a
-# second or two; acceptance shows only with the first event or keepalive, which may take minutes.
+# Seconds without a rejection after which a subscription counts as accepted. Rejections arrive
+# within a second or two; the first event or keepalive, which confirms acceptance, may take minutes.
 ACCEPTED = 4.0
 
 _POLL = 0.1
@@ -41,7 +41,7 @@ _shown = "|".join(PRESETS)
 _wait_option = click.option(
     "--wait/--no-wait",
     default=True,
-    help="Wait until the subscription works, by subscribing for a moment.  [default: wait]",
+    help="Subscribe briefly until the service accepts the subscription.  [default: wait]",
 )
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
@@ -121,8 +121,8 @@ def create(
 
     Creates it in state RUN, and prints the record as a JSON line. NAME and TOPIC cannot be changed
     later. EARLIEST starts with the oldest event that the service still retains, at most 72 hours
-    back; these deliveries count against the org's allocation. With LATEST the service remembers no
-    position before the first confirmed commit, so a crash before that loses events.
+    back; these deliveries count against the org's allocation. With LATEST, the service stores no
+    position before the first confirmed commit, so a crash before that commit loses events.
     """
     tooling = Tooling.from_env(service)
     record = tooling.create(
@@ -192,8 +192,8 @@ def update(
 def start(name_or_id: str, wait: bool, **service: str | None) -> None:
     """Start a stopped managed subscription.
 
-    Sets the state to RUN, and prints the record as a JSON line. After a stop it begins at its
-    default replay, because stopping deleted its position.
+    Sets the state to RUN, and prints the record as a JSON line. The subscription begins at its
+    default replay, because stopping it deleted its position.
     """
     tooling = Tooling.from_env(service)
     record = tooling.start(name_or_id)
@@ -209,15 +209,19 @@ def start(name_or_id: str, wait: bool, **service: str | None) -> None:
 def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
     """Stop a managed subscription and delete its position.
 
-    Sets the state to STOP, and prints the record as a JSON line. This disconnects a client that
-    reads it, and deletes its committed position. To keep the position, stop the client instead.
+    Sets the state to STOP, and prints the record as a JSON line. This disconnects the client that
+    reads the subscription, and deletes the committed position. To keep the position, stop the
+    client instead.
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)
-    _confirm(f"{_forgets(record)}. Stop it?", yes)
+    _confirm(f"{_forgets(record)}. Stop the subscription?", yes)
     record = tooling.stop(record.id)
     _show(record)
-    _say("a client that reads it gets an error within minutes; its committed position is deleted")
+    _say(
+        "the client that reads the subscription gets an error within minutes; the committed "
+        "position is deleted"
+    )
 
 
 @managed.command()
@@ -227,12 +231,15 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
 def delete(name_or_id: str, yes: bool, **service: str | None) -> None:
     """Delete a managed subscription and its position.
 
-    Prints the deleted record as a JSON line. This disconnects a client that reads it, and deletes
-    its committed position. Do not reuse the name soon.
+    Prints the deleted record as a JSON line. This disconnects the client that reads the
+    subscription, and deletes the committed position. Do not reuse the name soon.
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)
-    _confirm(f"this also deletes the committed position of {_what(record)}. Delete it?", yes)
+    _confirm(
+        f"this also deletes the committed position of {_what(record)}. Delete the subscription?",
+        yes,
+    )
     record = tooling.delete(record.id)
     _show(record)
     _say(
@@ -260,7 +267,8 @@ def _forgets(record: ManagedEventSubscription) -> str:
         else "with the oldest retained event, so that up to 72 hours of events are redelivered"
     )
     return (
-        f"the committed position of {_what(record)} will be deleted; after a restart it begins "
+        f"the committed position of {_what(record)} will be deleted; after a restart, the "
+        f"subscription begins "
         f"{begins}"
     )
 
@@ -270,13 +278,13 @@ def _confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(
-            "this deletes a position, and there is no terminal to confirm it: use --yes"
+            "this deletes a position, and confirmation requires a terminal: use --yes to skip it"
         )
     if not click.confirm(question, err=True):
         raise click.ClickException("nothing was changed")
 
 
-# Whether the Pub/Sub API knows.
+# Waiting for the Pub/Sub API.
 
 
 def _wait_until_served(
@@ -284,15 +292,15 @@ def _wait_until_served(
 ) -> None:
     name = record.developer_name
     with connected_client(None, tooling.sessions, **service) as client:
-        _say(f"waiting until the Pub/Sub API knows {name}, which takes some minutes")
+        _say(f"waiting until {name} is available at the Pub/Sub API, which takes some minutes")
         wait_until(
-            f"{name} is known",
+            f"{name} is available",
             lambda: _is_served(client, name),
             timeout=PROPAGATION,
             every=CHECK_EVERY,
-            progress=lambda seconds: _say(f"not yet after {seconds:.0f} s"),
+            progress=lambda seconds: _say(f"still waiting after {seconds:.0f} s"),
         )
-    _say(f"{name} can be subscribed to")
+    _say(f"{name} is available")
 
 
 def _is_served(client: PubSubClient, name: str) -> bool:
@@ -305,8 +313,9 @@ def _is_served(client: PubSubClient, name: str) -> bool:
                 health, now = subscription.health(), time.monotonic()
                 if health.state == "streaming":
                     return True
-                # There is a reason if another client holds it or the network is down. A network
-                # failure ends within the connection timeout, so wait a little longer than that.
+                # A reason is set if another client reads the subscription or the network is down. A
+                # network failure ends within the connection timeout, so wait a little longer than
+                # that.
                 if now >= (deadline if health.reason is None else deadline + ACCEPTED):
                     return True
                 subscription.next_batch(_POLL)

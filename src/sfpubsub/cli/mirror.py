@@ -1,6 +1,6 @@
 """``sfpubsub mirror``: keep tables in sync with objects of an org.
 
-Parses options, wires up the parts and prints messages. It makes no decisions about records.
+This module parses options and starts the run. It makes no decisions about records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Duration(click.types.StringParamType):
-    """A duration such as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``; 0 means never."""
+    """Parameter type of a duration such as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``."""
 
     name = "duration"
 
@@ -39,7 +39,11 @@ class Duration(click.types.StringParamType):
             return float(value)
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", value, re.ASCII)
         if found is None:
-            self.fail(f"{value!r} is not a duration such as 90s, 10m, 24h or 7d", param, ctx)
+            self.fail(
+                f"{value!r} is not a valid duration: use a form such as 90s, 10m, 24h or 7d",
+                param,
+                ctx,
+            )
         return float(found[1]) * _UNITS[found[2] or "s"]
 
 
@@ -51,7 +55,7 @@ def mirror() -> None:
 @mirror.command("run")
 @click.argument("objects", metavar="OBJECT...", nargs=-1, required=True)
 @mirror_tools.target_option
-@click.option("--raw", metavar="TABLE", help="The raw table.  [default: _raw in TARGET]")
+@click.option("--raw", metavar="TABLE", help="Raw table of the events.  [default: _raw in TARGET]")
 @mirror_tools.format_option
 @click.option("--managed", type=ManagedName(), metavar="NAME", help="Managed subscription to read.")
 @click.option(
@@ -62,7 +66,7 @@ def mirror() -> None:
     type=click.Choice(["earliest", "latest"]),
     default="latest",
     show_default=True,
-    help="With --topic: where to start with a new raw table.",
+    help="With --topic: where to start if the raw table is new.",
 )
 @mirror_tools.margin_option
 @click.option("--once", is_flag=True, help="Stop when the tables match the org.")
@@ -87,13 +91,13 @@ def mirror() -> None:
     metavar="N",
     default=DEFAULT_PIECE_ROWS,
     show_default=True,
-    help="Rows to read and merge at a time.",
+    help="Number of rows to read and merge at a time.",
 )
 @click.option(
     "--api-calls-per-day",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Most API calls to use in 24 hours.",
+    help="Maximum number of API calls in 24 hours.  [default: no limit]",
 )
 @click.option(
     "--refresh-formulas",
@@ -144,15 +148,15 @@ def run(
 ) -> None:
     """Keep a table of each OBJECT in sync with the org, until Ctrl-C.
 
-    First the stream is opened; then each object is read, and events are applied on top. The job can
-    be killed at any moment and restarted: it resumes where it stopped.
+    The job opens the stream, reads each object from the org, and then applies the events. It can be
+    killed at any moment and restarted: it resumes where it stopped.
     """
     if managed is not None and topic is not None:
         raise click.UsageError("use only one of --managed and --topic")
     for module in ("pyspark", "pandas", "pyarrow"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError("sfpubsub mirror", "spark")
-    # Imported here: they load pyspark and pyarrow.
+    # Imported here, because these modules load pyspark and pyarrow.
     from sfpubsub.cli.mirror_run import MirrorRun
     from sfpubsub.spark.mirror.settings import MirrorSettings
     from sfpubsub.spark.raw.sources import Source

@@ -1,4 +1,4 @@
-"""Check whether the channel of a mirror delivers an object's change events."""
+"""Check whether a mirror's channel delivers the change events of objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sfpubsub.auth.rest import OrgClient
 from sfpubsub.tooling import API_VERSION
 from sfpubsub.tooling.event_channels import EventChannels
 
-# The channel for all objects selected for change data capture.
+# Topic of the channel with all objects that are selected for change data capture.
 ALL_CHANGES = "/data/ChangeEvents"
 
 

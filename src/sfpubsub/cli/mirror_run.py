@@ -37,18 +37,18 @@ if TYPE_CHECKING:
     from sfpubsub.stores.schema_store import SchemaStore
     from sfpubsub.types import Health
 
-# Name of a target's raw table, unless another one is given.
+# Default name of the raw table in a target.
 RAW_NAME = "_raw"
 
 
 class MirrorRun:
-    """The stream, the tables, and the reader of the org.
+    """Runs a mirror: its stream, its tables, and its reads of the org.
 
     Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
-    Then come the stream with the raw table, and the tables derived from it.
+    Then the stream with the raw table is opened, and the tables derived from it.
 
     Raises:
-        ConfigurationError: A setting is missing or wrong.
+        ConfigurationError: A setting is missing or not valid.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class MirrorRun:
                     self._source,
                     self._connected,
                     start=start,
-                    # Lost changes are read from the org.
+                    # If events were lost, their records are read from the org.
                     fallback="earliest",
                     org_id=org_id_of(self._sessions.get().tenant_id),
                     job_settings=self._job_settings,
@@ -171,7 +171,7 @@ class MirrorRun:
             stop.tell(mirror.stop)
             gc.freeze()
             stream.begin()
-            say(f"waiting for {self._source} to be anchored")
+            say(f"waiting until the stream of {self._source} has a start position")
             try:
                 mirror.run(stream.standing, once=once)
             finally:
@@ -179,7 +179,7 @@ class MirrorRun:
                 stream.stop()
 
     def _text(self) -> str:
-        """Return the progress for display; empty if nothing was done yet."""
+        """Return the progress as text for the status line; empty before the tables are open."""
         if self._mirror is None:
             return ""
         report, queued = self._mirror.report, sum(self._mirror.queued().values())
@@ -205,7 +205,7 @@ class MirrorRun:
         return found
 
     def summary(self) -> dict[str, object]:
-        """Return a summary for scripts."""
+        """Return the summary that the command prints as a JSON line at the end."""
         report = self._report
         return {
             "to": self._target,
@@ -220,7 +220,7 @@ class MirrorRun:
         if not self._source.keeps_position or not self._source.name.startswith("/data/"):
             return
         if channel.endswith("ChangeEvent"):
-            return  # the topic of one object, which the service accepts or refuses
+            return  # the topic of one object, which the service accepts or rejects
         try:
             found = unselected(OrgClient(self._sessions, http), self._source.name, self._objects)
         except SfPubSubError as error:

@@ -1,4 +1,6 @@
-"""``sfpubsub mirror signal`` and ``sfpubsub mirror verify``: for use with a running mirror."""
+"""``sfpubsub mirror signal`` and ``sfpubsub mirror verify``: control a mirror, and check its
+tables.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ target_option = click.option(
     "target",
     metavar="TARGET",
     required=True,
-    help="Where the tables are: a directory, a URL, SCHEMA or CATALOG.SCHEMA.",
+    help="Location of the tables: a directory, a URL, SCHEMA or CATALOG.SCHEMA.",
 )
 format_option = click.option(
     "--format",
@@ -46,18 +48,18 @@ margin_option = click.option(
     metavar="S",
     default=DEFAULT_MARGIN,
     show_default=True,
-    help="Seconds by which the org's responses may lag behind its events.",
+    help="Maximum time in seconds by which the org's responses lag behind its events.",
 )
 
 
 @click.command("signal")
 @target_option
 @format_option
-@click.option("--reread", metavar="OBJECT", help="Read records of OBJECT from the org again.")
+@click.option("--reread", metavar="OBJECT", help="Reread the records of OBJECT from the org.")
 @click.option(
     "--where", metavar="SOQL", help="With --reread: only records that match this condition."
 )
-@click.option("--add", metavar="OBJECT", help="Mirror OBJECT as well.")
+@click.option("--add", metavar="OBJECT", help="Start mirroring OBJECT, too.")
 @click.option("--pause", is_flag=True, help="Pause merging and reading until --resume.")
 @click.option("--resume", is_flag=True, help="Resume after --pause.")
 @spark_options
@@ -90,7 +92,7 @@ def signal(
     if where is not None and reread is None:
         raise click.UsageError("--where requires --reread")
     _check_spark("sfpubsub mirror signal")
-    # Imported here: they load pyspark and pyarrow.
+    # Imported here, because these modules load pyspark and pyarrow.
     from sfpubsub.rest.asking import check_name
     from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
     from sfpubsub.spark.tables.target import Place
@@ -116,7 +118,7 @@ def signal(
     "--sample",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Compare N records of the table, chosen at random.  [default: all]",
+    help="Compare only N records of the table, chosen at random.  [default: all]",
 )
 @margin_option
 @spark_options
@@ -133,12 +135,12 @@ def verify(
 ) -> None:
     """Compare the table of OBJECT with the org, row by row.
 
-    Prints a JSON line for each record that differs, with a possible reason: it is queued for a
-    reread, it has just changed, only fields that cause no events differ, or it was purged. The last
-    line has the counts. The exit code is 1 if a difference has no such reason.
+    Prints a JSON line for each record that differs, with a possible reason: the record is queued
+    for a reread, has just changed, differs only in fields that cause no events, or was purged. The
+    last line contains the counts. The exit code is 1 if a difference has no such reason.
     """
     _check_spark("sfpubsub mirror verify")
-    # Imported here: they load pyspark and pyarrow.
+    # Imported here, because these modules load pyspark and pyarrow.
     from sfpubsub.auth.http import HttpClient
     from sfpubsub.auth.oauth import session_provider
     from sfpubsub.config import Settings

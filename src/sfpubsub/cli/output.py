@@ -1,8 +1,8 @@
-"""Stdout, with knowledge of how much its reader has consumed and whether it is still there.
+"""Write to stdout, and observe how much its reader has consumed and whether it has exited.
 
-A pipe buffers what was written and not yet read (64 KiB on Linux), and loses it if the reader
-exits. So output counts as taken once it has left the pipe. What the reader does with it is not
-visible: `head -1` reads a block and prints only its first line.
+A pipe buffers unread output (64 KiB on Linux), and loses it if the reader exits. So output counts
+as taken once it has left the pipe. What the reader does with the output is not visible: `head -1`
+reads a block and prints only its first line.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sfpubsub.errors import ConfigurationError
 class Output:
     """Writes to a stream and watches its reader. Not thread-safe.
 
-    For a file or a terminal, everything counts as taken at once. So does a pipe if the system does
-    not tell the writer how much is unread; only Linux is known to do so.
+    For a file or a terminal, all output counts as taken immediately. The same applies to a pipe
+    unless the system reports how much of it is unread; only Linux is known to do so.
 
     Args:
         out: Usually stdout. Nothing else may write to it from now on.
@@ -35,7 +35,7 @@ class Output:
 
     def __init__(self, out: TextIO | None) -> None:
         if out is None:
-            raise ConfigurationError("there is no stdout to print to: it was closed")
+            raise ConfigurationError("stdout is closed: start the command with an open stdout")
         out.flush()
         self._out = out
         self._written = 0  # bytes
@@ -53,8 +53,7 @@ class Output:
         return text.encode(self._out.encoding or "utf-8", self._out.errors or "strict")
 
     def write(self, data: bytes) -> None:
-        """Write *data*, blocking while a pipe is full. If the reader is gone, the rest is
-        discarded.
+        """Write *data*, blocking while a pipe is full. If the reader has exited, discard the rest.
 
         Raises:
             OSError: The data cannot be written, for instance because the disk is full.
@@ -75,23 +74,23 @@ class Output:
 
     @property
     def written(self) -> int:
-        """Bytes written so far."""
+        """Number of bytes written so far."""
         return self._written
 
     def taken(self) -> int:
         """Return how many of the written bytes the reader has taken."""
         if not self._counts_unread or self._descriptor is None:
             return self._written
-        # Data that others wrote to the same pipe counts as unread too, which errs on the safe side.
+        # Unread data of other writers to the same pipe is counted too, which errs on the safe side.
         unread = array.array("i", [0])
         fcntl.ioctl(self._descriptor, termios.FIONREAD, unread)
         return self._written - unread[0]
 
     def is_gone(self, wait: float = 0.0) -> bool:
-        """Return whether the reader is gone.
+        """Return whether the reader has closed its end.
 
         Args:
-            wait: Seconds to wait for it to go.
+            wait: Maximum time to wait for that, in seconds.
         """
         if self._broken:
             return True

@@ -8,12 +8,14 @@ from typing import Any
 
 import click
 
-# Channels that only the Streaming API carries.
+# Prefixes of channels that exist only in the Streaming API.
 _CHANNELS = ("/topic/", "/u/")
 
 
 class Seconds(click.FloatRange):
-    """A finite number of seconds. Click's own range accepts ``nan``, a time that never comes."""
+    """Parameter type of a finite number of seconds. Click's own type also accepts ``nan`` and
+    ``inf``.
+    """
 
     name = "seconds"
 
@@ -28,7 +30,7 @@ class Seconds(click.FloatRange):
 
 
 class Topic(click.types.StringParamType):
-    """The full name of a topic. For a short name, the error suggests the full one."""
+    """Parameter type of a topic's full name. For a short name, the error suggests the full name."""
 
     name = "topic"
 
@@ -44,7 +46,7 @@ class Topic(click.types.StringParamType):
 
 
 class ManagedName(click.types.StringParamType):
-    """The name or id of a managed subscription. For a topic, the error suggests the
+    """Parameter type of a managed subscription's name or id. For a topic, the error suggests the
     right option.
     """
 
@@ -63,7 +65,7 @@ class ManagedName(click.types.StringParamType):
 
 
 class Channel(click.types.StringParamType):
-    """A channel of the Streaming API, optionally with a filter."""
+    """Parameter type of a Streaming API channel, optionally with a filter."""
 
     name = "channel"
 
@@ -80,7 +82,7 @@ class Channel(click.types.StringParamType):
 
 
 class ReadingCommand(click.Command):
-    """A command whose source is given by options; suggests the option if it is missing."""
+    """Command whose source is an option. If the option's name is missing, the error suggests it."""
 
     allow_extra_args = True  # rejected here, with a better message than click's
 
@@ -94,7 +96,7 @@ class ReadingCommand(click.Command):
 
 
 def meant(name: str) -> str:
-    """Return the option that a name of this form belongs to."""
+    """Return the option that fits a name, judging by its form, followed by the name."""
     if name.startswith(_CHANNELS):
         return f"subscribe --channel {name}"
     return f"--topic {name}" if name.startswith("/") else f"--managed {name}"

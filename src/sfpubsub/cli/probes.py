@@ -21,7 +21,7 @@ from sfpubsub.config import Settings, network
 
 T = TypeVar("T")
 
-# Timeout of a step, in seconds. A refusal arrives at once; a dropped packet is never answered.
+# Timeout of a step, in seconds. A refusal arrives immediately; a dropped packet is never answered.
 STEP = 5.0
 
 # Bytes to read of a proxy's response; the first line is enough.
@@ -29,11 +29,11 @@ _ANSWER = 4096
 
 
 class ProbeError(Exception):
-    """A step failed.
+    """A probe that failed.
 
     Args:
         message: What failed.
-        cure: What to do.
+        cure: What the user can do.
     """
 
     def __init__(self, message: str, cure: str) -> None:
@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
     @property
     def first(self) -> tuple[str, int]:
-        """Host and port to connect to first."""
+        """Host and port to connect to: those of the proxy, if any."""
         if not self.proxy:
             return self.host, self.port
         parts = urlsplit(self.proxy)
@@ -59,7 +59,7 @@ class Way(NamedTuple):
 
 
 def way_to(settings: Settings) -> Way:
-    """Return the route that the settings define.
+    """Return the route to the endpoint that the settings define.
 
     Raises:
         ConfigurationError: The endpoint or the proxy is not valid.
@@ -79,11 +79,11 @@ def resolve(host: str) -> list[str]:
     """Return the addresses of *host*.
 
     Raises:
-        ProbeError: It cannot be resolved.
+        ProbeError: *host* cannot be resolved.
     """
     cure = "check the name, and the DNS and VPN of this machine"
     try:
-        # In a thread, because the system's resolver has no timeout that could be set.
+        # In a thread, because the system's resolver has no configurable timeout.
         found = _within(STEP, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
     except TimeoutError:
         raise ProbeError(f"no DNS response for {host} within {STEP:g} s", cure) from None
@@ -136,22 +136,23 @@ def handshake(way: Way, ca_file: str) -> str:
     except ssl.SSLCertVerificationError as error:
         raise ProbeError(
             f"the certificate is rejected: {error.verify_message}; it is {_seen(way)}",
-            "if it belongs to a proxy or a test server, set SFPUBSUB_CA_FILE to its authority",
+            "if it belongs to a proxy or a test server, set SFPUBSUB_CA_FILE to the certificate "
+            "of its authority",
         ) from None
     except ssl.SSLError as error:
         raise ProbeError(
-            f"no TLS: {error.reason or 'the connection was lost'}",
+            f"the TLS handshake failed: {error.reason or 'the connection was lost'}",
             "check the port; for an emulator without TLS set SFPUBSUB_INSECURE=1",
         ) from None
     except OSError as error:
         raise ProbeError(
             f"the connection was lost during the TLS handshake: {_words(error)}",
-            "look for a firewall that blocks TLS",
+            "check whether a firewall blocks TLS",
         ) from None
 
 
 def _seen(way: Way) -> str:
-    # Only inspected: nothing is sent over this connection.
+    # Without verification, because the certificate is only inspected and nothing is sent.
     looking = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     looking.check_hostname = False
     looking.verify_mode = ssl.CERT_NONE
@@ -191,14 +192,15 @@ def _through_proxy(connection: socket.socket, way: Way) -> None:
     if not answer.startswith(b"HTTP/1.") or status != [b"200"]:
         said = status[0][:3].decode("ascii", "replace") if status else "nothing"
         raise ProbeError(
-            f"the proxy answered {said} and refuses connections to {target}:{way.port}",
-            "allow it in the proxy, and check the username and password in SFPUBSUB_PROXY",
+            f"the proxy answered {said} and rejected the connection to {target}:{way.port}",
+            "allow the connection in the proxy, and check the username and password in "
+            "SFPUBSUB_PROXY",
         )
 
 
 def _words(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return f"no answer within {STEP:g} s"
+        return f"no response within {STEP:g} s"
     return (getattr(error, "strerror", None) or str(error)).lower()
 
 
@@ -206,7 +208,7 @@ def _within(seconds: float, work: Callable[[], T]) -> T:
     """Run *work* in a thread and return its result; abandon it on timeout.
 
     Raises:
-        TimeoutError: It took too long.
+        TimeoutError: *work* took longer than *seconds*.
     """
     future: Future[T] = Future()
 

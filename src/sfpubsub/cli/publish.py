@@ -27,14 +27,14 @@ from sfpubsub.types import PublishResult
 
 logger = logging.getLogger("sfpubsub.cli")
 
-# Member of a line that describes the event itself and is not a field; field names begin with a
-# letter.
+# Member of a line that contains the event's id and headers. It cannot be a field, because field
+# names begin with a letter.
 ABOUT = "_event"
 
 INTERRUPTED = 130
 
-# Most results waiting to be printed: a few requests' worth, so that a slow reader stops publishing
-# instead of filling memory.
+# Maximum number of results that wait to be printed: those of a few requests, so that a slow reader
+# of stdout pauses publishing instead of filling memory.
 MAX_UNPRINTED = 10_000
 
 # Highest rate that can be requested, in events per second: far more than an org accepts, but
@@ -46,14 +46,14 @@ T = TypeVar("T")
 
 
 class Rate(Seconds):
-    """Events per second, such as ``100`` or ``100/s``; finite."""
+    """Parameter type of a finite number of events per second, such as ``100`` or ``100/s``."""
 
     name = "rate"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the rate."""
+        """Return the rate in events per second."""
         plain: Any = value.removesuffix("/s") if isinstance(value, str) else value
         return float(super().convert(plain, param, ctx))
 
@@ -94,7 +94,8 @@ class Pace:
 @click.option(
     "--created-by",
     metavar="USER_ID",
-    help="Set CreatedById to this, and CreatedDate to the current time, if a line omits them.",
+    help="Value of CreatedById for lines that omit it. Lines that omit CreatedDate get the "
+    "current time.",
 )
 @click.option(
     "--stream", is_flag=True, help="Publish with PublishStream, with several requests in flight."
@@ -127,12 +128,12 @@ def publish(
 
     Each line is an object with the fields of the topic's schema; see `sfpubsub schema TOPIC`. It
     must contain CreatedDate (milliseconds since 1970 UTC) and CreatedById, unless --created-by is
-    used. The member "_event" is not a field: {"_event": {"id": "…", "headers": {"a": "b"}}} sets
-    the event's headers and its id, which stays the same if the event is resent.
+    used. The member "_event" is not a field of the event: {"_event": {"id": "…", "headers": {"a":
+    "b"}}} sets the event's id, which stays the same if the event is resent, and its headers.
 
     Events are sent in the order of the lines, one request at a time. With --stream several requests
     are in flight, and the service may publish them in any order. Unanswered events are resent with
-    the same id. An invalid line stops reading, as does Ctrl-C; a second Ctrl-C exits at once.
+    the same id. An invalid line ends reading, as does Ctrl-C. A second Ctrl-C exits immediately.
     """
     stop = StopRequest()
     with (
@@ -153,13 +154,13 @@ def publish(
 
 
 def _publish(publisher: Publisher, lines: Iterator[tuple[str, str]]) -> int:
-    """Send every line, and print results in the same order; return the number of failures."""
-    # A second Ctrl-C stops the publisher at once; events without a result are printed as well.
+    """Send every line, print results in the same order, and return the number of failures."""
+    # A second Ctrl-C stops the publisher immediately; events without a result are printed as well.
     with Printer(PublishProgress(sys.stderr, publisher)) as printer, publisher:
         try:
             _send(publisher, lines, printer)
         except Exception:
-            _flush(publisher)  # the lines before it are still published
+            _flush(publisher)  # the lines before the error are still published
             raise
         _flush(publisher)
     return printer.failed
@@ -175,7 +176,7 @@ def _send(publisher: Publisher, lines: Iterator[tuple[str, str]], printer: Print
 
 
 class Printer:
-    """Prints results in the order of their events, in a thread, so that results appear even while
+    """Prints results in the order of their events. Uses a thread, so that results appear even while
     no input arrives.
 
     Args:
@@ -191,9 +192,9 @@ class Printer:
         self._thread.start()
 
     def put(self, receipt: Future[PublishResult]) -> None:
-        """Queue a result for printing. Raises the error if printing an earlier one failed.
+        """Queue a result for printing. Raises the error that printing an earlier result caused.
 
-        Blocks while too many are waiting.
+        Blocks while `MAX_UNPRINTED` results are waiting.
         """
         self._receipts.put(receipt)
         self._raise_broken()
@@ -202,7 +203,7 @@ class Printer:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Wait until everything is printed. The publisher's timeout bounds the wait."""
+        """Wait until all results are printed. The publisher's timeout limits the wait."""
         self._receipts.put(None)
         self._thread.join()
         self._raise_broken()
@@ -222,19 +223,19 @@ class Printer:
         try:
             click.echo(publish_line(result), nl=False)
             self._progress.look()
-        except Exception as error:  # noqa: BLE001  # raised where it can end the command
+        except Exception as error:  # noqa: BLE001  # re-raised in the main thread
             self._broken = error
 
 
 def _flush(publisher: Publisher) -> None:
-    # Failures are printed one by one, so the publisher need not raise them again.
+    # Each failure is printed as a result, so the publisher's summary error is not needed.
     try:
         publisher.flush()
     except PublishError:
         return
 
 
-class _Enough(Exception):  # noqa: N818  # not an error: it ends a wait
+class _Enough(Exception):  # noqa: N818  # not an error, but the end of a wait
     """A signal arrived while waiting for a line or for the pace."""
 
 
@@ -262,13 +263,16 @@ def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple
         try:
             line = wait_for(file.readline, "")
         except UnicodeDecodeError as error:
-            # The file is decoded some lines ahead.
+            # The file is decoded ahead of the current line.
             raise ConfigurationError(
-                f"{file.name} is not UTF-8, at line {number} or after it"
+                f"{file.name} is not valid UTF-8 at line {number} or later: convert the file to "
+                f"UTF-8"
             ) from error
         if not line:
             if stop.requested:
-                logger.info("stopped reading; waiting for results, until a second Ctrl-C")
+                logger.info(
+                    "stopped reading input; waiting for results (a second Ctrl-C stops waiting)"
+                )
             return
         if line.strip():
             if pace is not None:  # after a signal, lines already read are sent without pacing
@@ -277,11 +281,11 @@ def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple
 
 
 def _event(line: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a line's field values, and the event's id and headers."""
+    """Return the field values in a line, and the event's id and headers."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{where} is not JSON: {error}") from error
+        raise ConfigurationError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigurationError(f"{where} is not a JSON object")
     about = value.pop(ABOUT, {})

@@ -8,19 +8,19 @@ from typing import TextIO
 
 from sfpubsub.client.publisher import Publisher
 
-# Seconds between updates: smooth to the eye, and negligible compared to the cost of an event.
+# Seconds between updates: short enough to look smooth, and long enough to cost almost nothing.
 EVERY = 0.2
 
 _CLEAR = "\r\x1b[K"
 
 
 class PublishProgress:
-    """Updates its line in place; silent if there is no terminal. Not thread-safe.
+    """Updates a line in place; prints nothing if *out* is not a terminal. Not thread-safe.
 
     Args:
-        out: The terminal's stream.
+        out: Stream to write to, usually stderr.
         publisher: Supplies the counts.
-        clock: Steady time in seconds.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PublishProgress:
             self._out.flush()
 
     def end(self) -> None:
-        """Leave the last line standing."""
+        """Print the final counts, and leave that line visible."""
         if self._out is not None:
             self._out.write(_CLEAR + self._line(self._clock()) + "\n")
             self._out.flush()

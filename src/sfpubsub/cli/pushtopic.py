@@ -22,7 +22,7 @@ _OPERATIONS = ("create", "update", "delete", "undelete")
 
 @click.group()
 def pushtopic() -> None:
-    """Administer PushTopics: queries whose result changes are published on /topic/NAME."""
+    """Administer PushTopics, which publish changes of a query's results on /topic/NAME."""
 
 
 @pushtopic.command()
@@ -40,7 +40,7 @@ def pushtopic() -> None:
     type=click.Choice(["Referenced", "All", "Select", "Where"]),
     default="Referenced",
     show_default=True,
-    help="Which fields cause events when changed.",
+    help="Fields whose changes cause events.",
 )
 @service_options
 def create(
@@ -79,10 +79,15 @@ def show(name: str, **service: str | None) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @service_options
 def delete(name: str, yes: bool, **service: str | None) -> None:
-    """Delete a PushTopic and print it. Its subscribers no longer receive events."""
+    """Delete a PushTopic, and print it as a JSON line. Its subscribers no longer receive events."""
     topics, _ = _objects(service)
     if not yes:
-        click.confirm(f"delete {topics.show(name).name}?", abort=True, err=True)
+        click.confirm(
+            f"subscribers of /topic/{topics.show(name).name} will no longer receive "
+            f"events. Delete it?",
+            abort=True,
+            err=True,
+        )
     _show(topics.delete(name))
 
 
@@ -90,7 +95,11 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
 @click.argument("channel")
 @click.argument("payload", required=False)
 @click.option(
-    "--to", "user_ids", multiple=True, metavar="ID", help="Id of a receiving user; can be repeated."
+    "--to",
+    "user_ids",
+    multiple=True,
+    metavar="ID",
+    help="Id of a user who receives the event; can be repeated.",
 )
 @service_options
 def push(

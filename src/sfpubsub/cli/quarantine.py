@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _OF_A_TABLE = "_quarantine"
 _SCHEMAS_BESIDE = "_schemas"
 
-# File names of entries, and of everything else in a quarantine: locks, drafts, marks.
+# Patterns of file names in a quarantine: entries, and all other files (locks, drafts, marks).
 _ENTRY = re.compile(r"[0-9a-f]{32}\.json")
 _LEFT = re.compile(r"^\.|\.tmp$|\.done$")
 
@@ -41,7 +41,7 @@ _dir_option = click.option(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
     required=True,
-    help="Directory of the quarantine; for a Parquet table DIR/NAME it is "
+    help="Directory of the quarantine. That of a Parquet table DIR/NAME is "
     "DIR/.NAME.sfpubsub/_quarantine.",
 )
 
@@ -65,16 +65,16 @@ def list_(directory: Path, all_: bool) -> None:
             shown += 1
         else:
             left_out += 1
-    if not shown:  # no output would look like a wrong directory
-        more = f" except {left_out} redriven, which --all shows" if left_out else ""
-        click.echo(f"no event in {directory}{more}", err=True)
+    if not shown:  # without output, the directory might seem to be wrong
+        more = f", except {left_out} already redriven (use --all to list them)" if left_out else ""
+        click.echo(f"no events in {directory}{more}", err=True)
 
 
 @quarantine.command()
 @_dir_option
 @click.argument("key")
 def show(directory: Path, key: str) -> None:
-    """Print everything stored about the event KEY, as one JSON line."""
+    """Print all stored data of the event KEY as one JSON line."""
     kept = _quarantine_at(directory)
     entry = _entry(kept, key)
     raw = entry.raw
@@ -95,8 +95,8 @@ def show(directory: Path, key: str) -> None:
     "--to",
     "to",
     metavar="TABLE",
-    help="Write events to this raw table, each once, instead of stdout. The table's position "
-    "stays unchanged. No other writer may have it open.",
+    help="Write events to this raw table, each once, instead of printing them. The position in "
+    "the table stays unchanged. No other process may be writing to the table.",
 )
 @click.option(
     "--format",
@@ -111,9 +111,11 @@ def show(directory: Path, key: str) -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
     multiple=True,
-    help="Schema store to search.  [default: _schemas next to the quarantine]",
+    help="Schema store to search; can be repeated.  [default: _schemas next to the quarantine]",
 )
-@click.option("--fetch", is_flag=True, help="Ask the service for schemas that are missing locally.")
+@click.option(
+    "--fetch", is_flag=True, help="Fetch schemas from the service that are missing locally."
+)
 @click.option("--again", is_flag=True, help="Include events that were already redriven.")
 @service_options
 def redrive(
@@ -129,10 +131,11 @@ def redrive(
     again: bool,
     **service: str | None,
 ) -> None:
-    """Decode events, all or those named, and print them as `subscribe` does.
+    """Decode all events, or those with the given KEYs, and print them as `subscribe` does.
 
-    An event is marked as redriven after its line or its row is written, and is skipped next time.
-    Events that still cannot be decoded stay, with a message on stderr, and the exit code is 1.
+    An event is marked as redriven after its line or row is written, and later runs skip it. Events
+    that still cannot be decoded stay in the quarantine and cause a message on stderr and exit code
+    1.
     """
     if to is None and (format_ or master or conf or packages):
         raise click.UsageError("--format, --master, --conf and --packages require --to")
@@ -148,7 +151,7 @@ def redrive(
                 click.echo("0 redriven, 0 left", err=True)
                 return
             entries = chain([first], entries)
-            # Before the client, because Spark forks.
+            # Start Spark before the client, because Spark forks.
             spark = spark_settings(conf, packages)
             sink = _open_table(opened, to, format_ or "parquet", master, spark, source_of(first))
         sources: list[Callable[[str], str | None]] = [
@@ -165,11 +168,11 @@ def redrive(
 
 
 def _quarantine_at(directory: Path) -> FileQuarantine:
-    """Return the quarantine there, which may be empty.
+    """Return the quarantine in *directory*, which may be empty.
 
     Raises:
-        ConfigurationError: The directory contains something else.
-        OSError: It cannot be read.
+        ConfigurationError: The directory contains other files.
+        OSError: The directory cannot be read.
     """
     names = sorted(place.name for place in directory.iterdir())
     foreign = [name for name in names if not _LEFT.search(name)]
@@ -228,7 +231,7 @@ def _entry(kept: FileQuarantine, key: str) -> QuarantinedEvent:
     entry = kept.get(key) if key.isalnum() else None
     if entry is None:
         raise ConfigurationError(
-            f"no event {key} in {kept.directory}: see sfpubsub quarantine list"
+            f"{kept.directory} has no event {key}: see sfpubsub quarantine list"
         )
     return entry
 

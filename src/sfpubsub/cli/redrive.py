@@ -1,8 +1,8 @@
 """Decode the events of a quarantine, and write them as lines or to a raw table.
 
 The order matters: decode, write durably, and only then mark as redriven. So a marked event is never
-lost, and an event that was written but not marked is written again. A table drops that duplicate; a
-reader of lines has to do so itself.
+lost, and an event that was written but not marked is written again. A table drops this duplicate; a
+program that reads the lines must deduplicate by itself.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ if TYPE_CHECKING:
     from sfpubsub.spark.raw.rows import Row
     from sfpubsub.spark.raw.sources import Source
 
-# Lines written before they are marked: a run that is killed repeats at most this many.
+# Number of lines to write before marking them. A run that is killed repeats at most this many
+# lines.
 _LINES = 100
 
-# A write to a table takes about a second, whatever its size: write many events at once, but no more
-# than fit easily in memory. Both values are those of `ingest`.
+# A write to a table takes about a second, regardless of its size. So write many events together,
+# but no more than easily fit in memory. Both values are those of `ingest`.
 _ROWS = 10_000
 _ROW_BYTES = 32 * 2**20
 
-# Errors of fsync for a pipe or a terminal, whose reader already has the line; None if there is no
-# descriptor at all.
+# Errors of fsync for a pipe or a terminal, whose reader has already received the line. None stands
+# for a stream without a descriptor.
 _NOT_A_FILE = {errno.EINVAL, errno.ENOTSUP, None}
 
 
@@ -50,14 +51,14 @@ class Sink(Protocol):
         ...
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
-        """Return why an entry cannot be written there, or None."""
+        """Return why the entry cannot be written to this destination; None if it can."""
         ...
 
     def add(self, event: Event, received_at: float) -> bool:
-        """Add an event; return whether it is time to write.
+        """Add an event. Return True once enough events have accumulated to call `write`.
 
         Raises:
-            DecodeError: Its payload does not fit its schema; it was not added.
+            DecodeError: The payload does not match the schema. The event was not added.
         """
         ...
 
@@ -97,7 +98,9 @@ class Lines:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise WriteError(f"the events could not be written out: {error.strerror}") from error
+            raise WriteError(
+                f"the events could not be written to stdout: {error.strerror}"
+            ) from error
         self._lines.clear()
 
 
@@ -110,7 +113,7 @@ def _sync(descriptor: Callable[[], int]) -> None:
 
 
 class Table:
-    """Writes to the raw table that the events belong to. Its position stays unchanged.
+    """Writes to the raw table that the events belong to. The position in the table stays unchanged.
 
     Args:
         writer: Writer of the table.
@@ -123,7 +126,7 @@ class Table:
         self._schemas: dict[str, str] = {}
         self._bytes = 0
         self.duplicates: int = 0
-        """Number of events that the table already had."""
+        """Number of events that the table already contained."""
 
     @property
     def name(self) -> str:
@@ -135,7 +138,9 @@ class Table:
         if entry.subscription in self._sources:
             return None
         owners = ", ".join(map(str, self._sources.values()))
-        return f"it belongs to {entry.subscription}, but the table contains events of {owners}"
+        return (
+            f"the event belongs to {entry.subscription}, but the table contains events of {owners}"
+        )
 
     def add(self, event: Event, received_at: float) -> bool:
         """See `Sink`."""
@@ -150,7 +155,8 @@ class Table:
         return len(self._rows) >= _ROWS or self._bytes >= _ROW_BYTES
 
     def write(self) -> None:
-        """See `Sink`. Events that the table already has are not written again, however old.
+        """See `Sink`. Events that the table already contains are not written again, regardless of
+        their age.
 
         Schemas are stored durably before the rows.
         """
@@ -173,10 +179,10 @@ def source_of(entry: QuarantinedEvent) -> Source:
 def redrive(
     kept: FileQuarantine, entries: Iterator[QuarantinedEvent], decoder: Decoder, sink: Sink
 ) -> tuple[int, int]:
-    """Decode entries, write them out, and mark them.
+    """Decode entries, write them to *sink*, and mark them.
 
     Returns:
-        The number of entries written, and the number left because they could not be.
+        The number of entries written, and the number of those that could not be written.
 
     Raises:
         WriteError: Entries could not be written or marked.
@@ -186,7 +192,7 @@ def redrive(
     keys: list[str] = []
 
     def write_out() -> None:
-        # In this order: an event that is marked and not written would be lost.
+        # Write before marking: an event that is marked but not written would be lost.
         sink.write()
         kept.mark_redriven(keys, sink.name)
         keys.clear()
@@ -207,7 +213,7 @@ def redrive(
                 refusal = str(error)
         if refusal is not None:
             left += 1
-            click.echo(f"{entry.key} stays: {refusal}", err=True)
+            click.echo(f"{entry.key} stays in the quarantine: {refusal}", err=True)
             continue
         keys.append(entry.key)
         done += 1
@@ -218,10 +224,11 @@ def redrive(
 
 
 class Decoder:
-    """Finds the schema of an entry: the stored one, or else by schema id.
+    """Decodes entries with their stored schemas or, for entries without one, with schemas from
+    *sources*.
 
     Args:
-        sources: Searched in order, each once per id.
+        sources: Functions that return a schema by id, or None. Called in order, each once per id.
     """
 
     def __init__(self, sources: list[Callable[[str], str | None]]) -> None:
@@ -229,10 +236,10 @@ class Decoder:
         self._found: dict[str, Codec | None] = {}
 
     def event(self, entry: QuarantinedEvent) -> Event:
-        """Return the event; its value is decoded on access.
+        """Return the event of an entry. Its value is decoded on first access.
 
         Raises:
-            SchemaNotFoundError: Its schema is not available.
+            SchemaNotFoundError: The entry's schema is not available.
         """
         schema_id = entry.raw.schema_id
         codec = _codec(schema_id, entry.schema_json)
@@ -242,7 +249,7 @@ class Decoder:
         codec = codec or self._found[schema_id]
         if codec is None:
             raise SchemaNotFoundError(
-                f"schema {schema_id} is missing: name a store with --schemas, or use --fetch"
+                f"schema {schema_id} is missing: specify a store with --schemas, or use --fetch"
             )
         batch = EventBatch(
             subscription=entry.subscription,
@@ -261,5 +268,5 @@ def _codec(schema_id: str, text: str | None) -> Codec | None:
     try:
         return None if text is None else Codec(schema_id, text)
     except SchemaError as error:
-        click.echo(f"skipped: {error}", err=True)
+        click.echo(f"a schema was skipped: {error}", err=True)
         return None

@@ -14,7 +14,7 @@ from sfpubsub.types import PublishResult
 
 
 def json_line(value: Any) -> str:
-    """Return *value* as one line of JSON, including the line end."""
+    """Return *value* as one line of JSON, including the newline."""
     return _compact(value) + "\n"
 
 
@@ -23,7 +23,7 @@ def _compact(value: Any) -> str:
 
 
 class EventLines:
-    """Renders events as JSON lines, including the line end. Not thread-safe.
+    """Renders events as JSON lines. Not thread-safe.
 
     The parts that all events of a schema share are cached.
 
@@ -37,10 +37,10 @@ class EventLines:
         self._common: dict[tuple[Codec, str, str], tuple[str, str]] = {}
 
     def line(self, event: Event) -> str:
-        """Render an event as a line.
+        """Return an event as one line of JSON, including the newline.
 
         Raises:
-            DecodeError: The payload does not fit its schema.
+            DecodeError: The payload does not match its schema.
         """
         raw = event.raw
         key = event.codec, event.subscription, event.topic
@@ -56,7 +56,8 @@ class EventLines:
         before = _compact({"topic": topic, "subscription": subscription, "event_id": ""})
         between = _compact({"schema_id": codec.schema_id, "event_name": codec.name, "payload": ""})
         common = before.removesuffix('""}'), f",{between[1:]}".removesuffix('""}')
-        # One per schema, but an unavailable schema is a new object for every response.
+        # There is one key per schema, except that an unavailable schema is a new object in every
+        # response.
         if len(self._common) >= MAX_SCHEMAS:
             self._common.clear()
         self._common[key] = common
@@ -64,7 +65,7 @@ class EventLines:
 
 
 def publish_line(result: PublishResult) -> str:
-    """Return a publish result as one line of JSON, including the line end."""
+    """Return a publish result as one line of JSON, including the newline."""
     replay_id = None if result.replay_id is None else result.replay_id.hex()
     return json_line(
         {"event_id": result.correlation_key, "replay_id": replay_id, "error": result.error}

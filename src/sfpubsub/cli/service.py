@@ -1,4 +1,4 @@
-"""Shared by the commands that call the service: options, the client, and signals."""
+"""Options, client and signal handling of the commands that call the service."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ import click
 from sfpubsub.config import DEFAULT_ENDPOINT, Settings
 from sfpubsub.config.settings import AUTH_WAYS, DEFAULT_LOGIN_URL, STREAMING_API_VERSION
 
-if TYPE_CHECKING:  # slow imports happen where they are used, so that --help stays fast
+if TYPE_CHECKING:  # these are imported where they are used, so that --help is fast
     from sfpubsub.auth.session import CurrentSession
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.stores.schema_store import SchemaStore
 
 logger = logging.getLogger("sfpubsub.cli")
 
-# How long a command waits to reach the service, in seconds: several connection attempts, and short
-# enough for a person.
+# Timeout for reaching the service, in seconds: enough for several connection attempts, but bearable
+# for a waiting user.
 CONNECT_TIMEOUT = 10.0
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-# Settings that can be given on the command line, with their help. Secrets are excluded, because
-# other users of a machine can see command lines.
+# Settings that can be set on the command line, with placeholder and help text. Secrets are
+# excluded, because other users of a machine can see command lines.
 OPTIONS: dict[str, tuple[str, str]] = {
     "config": ("FILE", "TOML file with settings."),
-    "profile": ("NAME", "The [profile.NAME] table of that file."),
-    "endpoint": ("HOST:PORT", f"The service.  [default: {DEFAULT_ENDPOINT}]"),
-    "insecure": ("1|force", "Plaintext: 1 to loopback only, force to anywhere."),
+    "profile": ("NAME", "Use the table [profile.NAME] of that file."),
+    "endpoint": ("HOST:PORT", f"Address of the service.  [default: {DEFAULT_ENDPOINT}]"),
+    "insecure": ("1|force", "Use plaintext: 1 to loopback only, force to any host."),
     "ca_file": ("PEM", "Certificate authorities to trust instead of the system's."),
     "proxy": ("URL", "HTTP proxy; if omitted, https_proxy and no_proxy apply."),
     "ping_interval": ("S", "Seconds between pings; 0 disables them.  [default: 30]"),
     "ping_timeout": ("S", "Seconds until a ping counts as lost.  [default: 10]"),
     "auth": ("WAY", f"How to sign in: {', '.join(AUTH_WAYS)}.  [default: token]"),
-    "instance_url": ("URL", "The org: scheme and host."),
+    "instance_url": ("URL", "URL of the org: scheme and host."),
     "tenant_id": ("ID", "Organisation id."),
-    "login_url": ("URL", f"Where to sign in.  [default: {DEFAULT_LOGIN_URL}]"),
+    "login_url": ("URL", f"URL to sign in at.  [default: {DEFAULT_LOGIN_URL}]"),
     "client_id": ("KEY", "Consumer key of the connected app."),
     "username": ("USER", "User to sign in as; with sf-cli, the org's username or alias."),
     "private_key_file": ("PEM", "Private key of the JWT flow."),
-    "audience": ("URL", "Audience of the JWT flow.  [default: from the login URL]"),
+    "audience": ("URL", "Audience of the JWT flow.  [default: derived from the login URL]"),
     "streaming_api_version": (
         "N.0",
         f"Version of the Streaming API.  [default: {STREAMING_API_VERSION}]",
@@ -58,7 +58,7 @@ CHOICES = {"insecure": ("1", "force"), "auth": tuple(AUTH_WAYS)}
 def service_options(command: Command) -> Command:
     """Add the options that select the service and the way to sign in.
 
-    The command gets them as ``**service``, a mapping for `connected_client` and `Settings.load`.
+    The command receives them as ``**service``, for `connected_client` and `Settings.load`.
     """
     for name, (metavar, text) in reversed(OPTIONS.items()):
         spelled = f"--{name.replace('_', '-')}"
@@ -78,13 +78,14 @@ def connected_client(
     """Yield a client that has reached the service and is signed in.
 
     Args:
-        schema_store: Store for schemas.
+        schema_store: Store that is searched before a schema is requested, and filled afterwards;
+            None for no store.
         sessions: Supplies the session, instead of signing in with the options.
         options: Values of `service_options`.
 
     Raises:
-        ConfigurationError: A setting is missing or wrong.
-        AuthenticationError: The sign-in was refused.
+        ConfigurationError: A setting is missing or not valid.
+        AuthenticationError: The sign-in was rejected.
         StreamUnavailableError: The service or the login host cannot be reached.
     """
     from sfpubsub.auth.oauth import session_provider
@@ -105,7 +106,7 @@ def client_of(
     """Return a client for the configured service.
 
     Raises:
-        ConfigurationError: A setting is wrong.
+        ConfigurationError: A setting is not valid.
     """
     from sfpubsub.client.client import PubSubClient
 
@@ -121,10 +122,10 @@ def client_of(
 
 
 class StopRequest:
-    """Turns SIGTERM and the first Ctrl-C into a flag. A second Ctrl-C raises KeyboardInterrupt.
+    """Sets a flag on SIGTERM or the first Ctrl-C. A second Ctrl-C raises KeyboardInterrupt.
 
-    It uses a flag instead of an exception, so that no event is interrupted between being written
-    and being acked.
+    A flag is used instead of an exception, so that no event is interrupted between its write and
+    its ack.
     """
 
     def __init__(self) -> None:
@@ -146,8 +147,8 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def tell(self, callback: Callable[[], None]) -> None:
-        """Call *callback* in the signal handler when a stop is requested, or at once if it already
-        was.
+        """Register *callback* to be called in the signal handler when a stop is requested. Calls it
+        immediately if a stop was already requested.
         """
         self._tell = callback
         if self.requested:

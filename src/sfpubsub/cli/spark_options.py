@@ -13,9 +13,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def pairs(
     _context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
-    """Split options of the form ``KEY=VALUE``. A click callback.
+    """Split option values of the form ``KEY=VALUE``. A click callback.
 
-    Errors do not quote the option: the value may be a secret, and without the ``=`` it is unclear
+    Errors do not quote the value, because it may be a secret, and without the ``=`` it is unclear
     where the key ends.
     """
     found = []
@@ -37,7 +37,7 @@ def spark_options(command: F) -> F:
             "--packages",
             metavar="COORDINATES",
             multiple=True,
-            help="Jars for Spark to fetch from Maven Central, as GROUP:ARTIFACT:VERSION, "
+            help="Jars that Spark downloads from Maven Central, as GROUP:ARTIFACT:VERSION, "
             "separated by commas; can be repeated.",
         ),
         click.option(
@@ -46,7 +46,7 @@ def spark_options(command: F) -> F:
             metavar="KEY=VALUE",
             multiple=True,
             help="Spark setting, for instance for a catalog; can be repeated. Put secrets into "
-            "spark-defaults.conf instead: other users can see command lines.",
+            "spark-defaults.conf instead, because other users can see command lines.",
         ),
     ):
         command = option(command)

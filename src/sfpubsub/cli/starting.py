@@ -1,4 +1,4 @@
-"""Start Spark for a command, so that Ctrl-C and SIGTERM are safe meanwhile."""
+"""Start Spark for a command so that Ctrl-C and SIGTERM are safe during the start."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _POLL = 0.2
 def start_spark(session: AbstractContextManager[SparkSession], stop: StopRequest) -> SparkSession:
     """Enter *session* in a separate thread and return its value. The caller must exit it.
 
-    In the main thread, PySpark would replace our signal handler, and Ctrl-C would interrupt a start
-    halfway, after which the command has been seen to hang.
+    In the main thread, PySpark would replace the command's signal handler, and Ctrl-C would
+    interrupt the start midway, after which the command has been observed to hang.
     """
     started: list[SparkSession | BaseException] = []
 
     def start() -> None:
         try:
             started.append(session.__enter__())
-        except BaseException as error:  # noqa: BLE001  # raised in the main thread
+        except BaseException as error:  # noqa: BLE001  # re-raised in the main thread
             started.append(error)
 
     thread = threading.Thread(target=start, name="start Spark", daemon=True)
     thread.start()
-    stop.tell(lambda: echo("stopping as soon as Spark has started"))
+    stop.tell(lambda: echo("stopping once Spark has started"))
     while thread.is_alive():
         thread.join(_POLL)
     if isinstance(started[0], BaseException):

@@ -1,4 +1,4 @@
-"""Status files: their contents, and reading them safely."""
+"""The contents of status files, and functions that read them safely."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sfpubsub.spark.runtime.process import Process
 
 Kind = Literal["managed", "topic", "channel"]
 
-# Hours for which deliveries are counted: the service's allocation covers a rolling 24 hours.
+# Hours for which deliveries are counted. The service's allocation covers a rolling 24 hours.
 HOURS = 24
 
 # Seconds of an hour.
@@ -24,7 +24,7 @@ HOUR = 3600
 # Suffix of the file names. The directory may contain unrelated files.
 SUFFIX = ".status.json"
 
-# Largest number accepted, far above any time in seconds and any count of events.
+# Maximum accepted number, far above any time in seconds and any count of events.
 _MOST = 1e13
 
 # Version of the file format; files of another version are not read.
@@ -36,25 +36,25 @@ class Status:
     """Contents of a status file. Times are in seconds since 1970 UTC, positions in hexadecimal."""
 
     command: str
-    """``subscribe`` or ``ingest``."""
+    """``subscribe``, ``ingest`` or ``mirror``."""
     kind: Kind
     name: str
     """The topic, or the managed subscription's name or id."""
     endpoint: str
     """``host:port`` of the service."""
     org: str
-    """The org, as far as the settings reveal it: tenant id, instance URL, or login host and user.
-    Orgs share an endpoint.
+    """The org according to the settings: tenant id, instance URL, or login host and user. It is
+    needed because orgs share an endpoint.
     """
     pid: int
     process: str
-    """When the process started, according to its system; distinguishes it from later processes with
-    the same pid.
+    """When the process started, according to the operating system. Distinguishes it from later
+    processes with the same pid.
     """
     host: str
-    """The machine that it runs on."""
+    """Host name of the machine that the process runs on."""
     run: str
-    """Identifies this run among all runs of the same subscription."""
+    """Random id of this run among the runs of the same subscription."""
     started_at: float
     updated_at: float
     into: str | None = None
@@ -62,7 +62,7 @@ class Status:
     connected: bool = False
     """Whether the service has accepted the subscription in this run."""
     ended_at: float | None = None
-    """When the command exited cleanly; None while it runs or if it was killed."""
+    """When the command exited cleanly; None if it is running or was killed."""
     state: str = "new"
     """`Health.state` of the subscription."""
     reason: str | None = None
@@ -71,7 +71,7 @@ class Status:
     received_position: str | None = None
     committed_position: str | None = None
     last_message_at: float | None = None
-    """When the service last sent something, keepalives included."""
+    """When the service last sent a message, including keepalives."""
     last_commit_at: float | None = None
     """When the last commit was confirmed."""
     acked_event_at: float | None = None
@@ -79,16 +79,18 @@ class Status:
     acked_at: float | None = None
     """When that event was acked."""
     delivered: int = 0
-    """Events delivered in this run."""
+    """Number of events delivered in this run."""
     pending: int = 0
     unacked: int = 0
     gaps: int = 0
     quarantined: int = 0
     hours: dict[str, int] = field(default_factory=dict)
-    """Events delivered, by hour since 1970. Includes redeliveries, as the service counts them."""
+    """Number of events delivered, by hour since 1970 UTC. Includes redeliveries, as the service
+    counts them.
+    """
 
     def delivered_lately(self, now: float) -> int:
-        """Return the events delivered in the last 24 h, rounded up to full hours."""
+        """Return the number of events delivered in the last 24 hours, rounded up to full hours."""
         return sum(recent(self.hours, now).values())
 
     def is_alive(self) -> bool | None:
@@ -100,8 +102,8 @@ class Status:
         return Process(self.pid, self.process).alive()
 
     def is_shown(self) -> bool:
-        """Return whether it is worth showing: a run that was killed before it was accepted
-        is not.
+        """Return whether `lag` shows the run. It omits runs that ended before the service accepted
+        them.
         """
         return self.connected or self.is_alive() is not False
 
@@ -119,7 +121,7 @@ def read_all(directory: Path) -> tuple[list[Status], list[str]]:
         try:
             status = read_status(path)
         except FileNotFoundError:
-            continue  # just pruned by another command
+            continue  # another command has just removed it
         except (OSError, ValueError) as error:
             unreadable.append(f"{path} cannot be read: {error}")
         else:
@@ -138,8 +140,8 @@ def read_status(path: Path) -> Status:
 
     Raises:
         FileNotFoundError: The file no longer exists.
-        OSError: The system could not read it.
-        ValueError: It is damaged, or of another version.
+        OSError: The file could not be read.
+        ValueError: The file is damaged, or of another version.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
@@ -151,7 +153,7 @@ def read_status(path: Path) -> Status:
         if name not in values or not isinstance(values[name], kind):
             raise ValueError(f"its {name} is missing or has a wrong type")
         if isinstance(values[name], str):
-            values[name].encode()  # otherwise it could not be printed
+            values[name].encode()  # fails if the text cannot be printed
         if isinstance(values[name], (int, float)) and not abs(values[name]) <= _MOST:
             raise ValueError(f"its {name} is not a valid number")
     if values["kind"] not in get_args(Kind):

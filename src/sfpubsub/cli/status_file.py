@@ -1,13 +1,15 @@
 """Write a small status file with the progress of a running command, for ``sfpubsub lag``.
 
-`subscribe` and `ingest` each update one in the iterating thread, about once a second; reading it
-does not involve the service. It is informative only: no decision depends on it, it is not flushed
-to disk, and failing to write it stops nothing. It contains no secrets and no event contents.
+`subscribe`, `ingest` and `mirror run` each update one file in the iterating thread, about once a
+second. Reading it does not involve the service. It is informative only: no decision depends on it,
+it is not flushed to disk, and a failed write does not stop the command. It contains no secrets and
+no event contents.
 
-Each run has its own file. Once the service has sent it something, it replaces the files of earlier
-runs that have ended, and keeps only their hourly event counts. A run that exits cleanly without
-having received anything replaces only files of runs that received nothing either. A run that was
-never accepted, because the name was misspelt or the sign-in failed, removes its file when it exits.
+Each run has its own file. Once a run has received a message from the service, it removes the files
+of earlier runs that have ended, and takes over their hourly event counts. A run that exits cleanly
+without receiving a message removes only the files of runs that received no message either. A run
+that was never accepted, because the name was misspelt or the sign-in failed, removes its own file
+when it exits.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sfpubsub.cli")
 
-# Seconds between writes: often enough for a person, and negligible compared to the cost of events.
+# Seconds between writes: short enough for a user, and negligible compared to the cost of events.
 EVERY = 1.0
 
 # Age in seconds at which the file of a dead process is removed: far beyond any retention.
@@ -63,12 +65,12 @@ class StatusFile:
                     status.look()
 
     Args:
-        command: ``subscribe`` or ``ingest``.
+        command: ``subscribe``, ``ingest`` or ``mirror``.
         kind: Whether *name* is a managed subscription, a topic or a channel.
         name: Name of the source.
-        settings: Settings of the run; they identify the service and the user.
-        into: The table that is written, if any.
-        clock: Seconds since 1970 UTC.
+        settings: Settings of the run, which identify the service and the org.
+        into: Address of the table that the run writes; None if there is no table.
+        clock: Wall clock, in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class StatusFile:
         org = _org(settings)
         self._key = _key(kind, name, settings.endpoint, org)
         self.observation = Observation(kind, name, clock=clock)
-        """The observation that the file is written from."""
+        """Collects the facts that are written to the file."""
         self._seen = NEW
         self._is_followed = False
         self._due = 0.0
@@ -128,7 +130,7 @@ class StatusFile:
             self.observation.failed(exc)
         health = self.observation.look().health
         is_orderly = exc_type is None and self._is_followed
-        # Or it ended before anything could arrive.
+        # A run without messages was accepted too, unless there is a reason why none arrived.
         if is_orderly and (health.responses or not health.reason):
             self._accepted(health)
         self.status.ended_at = self._clock()
@@ -138,13 +140,15 @@ class StatusFile:
             self._guarded(lambda: path.unlink(missing_ok=True))
 
     def follow(self, subscription: Watched) -> None:
-        """Start watching *subscription*."""
+        """Start reporting the progress of *subscription*."""
         self.observation.follow(subscription)
         self._is_followed = True
         self._due = 0.0
 
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
-        """Record that the first *events* of *batch* were acked (None: all of them). Cheap."""
+        """Record that the first *events* events of *batch* were acked; None for all
+        events. Cheap.
+        """
         self.observation.acked(batch, events)
 
     def look(self) -> None:
@@ -200,7 +204,7 @@ class StatusFile:
             work()
         except OSError as error:  # a full disk or a read-only home must not stop the subscription
             self._path = None
-            logger.warning("no longer writing a status file for sfpubsub lag: %s", error)
+            logger.warning("stopped writing the status file for sfpubsub lag: %s", error)
 
 
 def _org(settings: Settings) -> str:
@@ -226,17 +230,18 @@ def _remove_ended(directory: Path, key: str, *, silent: bool) -> Iterator[dict[s
         silent: Whether to remove only files of runs that received nothing.
     """
     for path in directory.glob(f"{key}-*{SUFFIX}"):
-        # Just removed, or damaged and so of no known owner.
+        # Ignore a file that was just removed, or is damaged, so that its owner is unknown.
         with suppress(FileNotFoundError, ValueError):
             status = read_status(path)
             if status.is_alive() is False and not (silent and status.last_message_at):
-                path.unlink()  # if two processes try, the one that succeeds takes over the counts
+                # Of two processes that try, the one that succeeds takes over the counts.
+                path.unlink()
                 yield status.hours
 
 
 def _prune(directory: Path, now: float) -> None:
     for path in [*directory.glob(f"*{SUFFIX}"), *directory.glob(f"*{_DRAFT}")]:
-        with suppress(FileNotFoundError):  # just removed by another command
+        with suppress(FileNotFoundError):  # another command may have just removed it
             if path.stat().st_mtime < now - _KEPT or _says_nothing(path):
                 path.unlink()
 
@@ -244,7 +249,7 @@ def _prune(directory: Path, now: float) -> None:
 def _says_nothing(path: Path) -> bool:
     try:
         return not read_status(path).is_shown()
-    except ValueError:  # damaged, or a draft that is being written
+    except ValueError:  # damaged, or not completely written yet
         return False
 
 

@@ -1,4 +1,4 @@
-"""Report the steps that build tables to the monitor: counts and durations."""
+"""Report counts and durations of the steps that build tables to the monitor."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ class Engine(Protocol):
     on_step: Callable[[StepReport], None] | None
 
     def step_seconds(self) -> float | None:
-        """Return how long the current step has been running, in seconds."""
+        """Return how long the current step has been running, in seconds; None if none
+        is running.
+        """
         ...
 
 
 class StepWatch:
-    """Sums up the steps of one engine. `on_step` is called in the engine's thread; the rest is
-    thread-safe.
+    """Adds up the reports of one engine's steps. Registers a callback that runs in the engine's
+    thread; all other methods are thread-safe.
     """
 
     def __init__(self) -> None:
@@ -39,8 +41,9 @@ class StepWatch:
 
     @property
     def total(self) -> StepReport:
-        """Sum of all steps."""
-        from sfpubsub.spark.tables.engine import StepReport  # which loads pyspark
+        """Total of all steps so far."""
+        # Imported here, because it loads pyspark.
+        from sfpubsub.spark.tables.engine import StepReport
 
         return self._total or StepReport()
 
@@ -56,7 +59,9 @@ class StepWatch:
         monitor.history.follow(Series("Current step", "s", lambda _: engine.step_seconds() or 0.0))
 
     def text(self) -> str:
-        """Return a summary of all steps for display; empty before the first one."""
+        """Return the total of all steps as text for the status line; empty before the
+        first step.
+        """
         total = self._total
         return "" if total is None else _text(total)
 
@@ -79,7 +84,7 @@ class StepWatch:
 
 
 def _text(report: StepReport) -> str:
-    if not report.batches:  # of a mirror: a merged read, or a note
+    if not report.batches:  # a step of a mirror without raw rows
         return "no batches of the raw table"
     rows = counted(sum(report.rows.values()), "row")
     return f"{counted(report.batches, 'batch')}, {rows}, {report.undecodable} not decoded"

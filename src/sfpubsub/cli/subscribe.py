@@ -1,4 +1,6 @@
-"""``sfpubsub subscribe``: print events as JSON lines, and ack them once they are read."""
+"""``sfpubsub subscribe``: print events as JSON lines, and ack them once the reader of stdout has
+taken them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from sfpubsub.cli.words import counted
 from sfpubsub.config import Settings
 from sfpubsub.types import start_position
 
-if TYPE_CHECKING:  # slow imports happen where they are used, so that --help stays fast
+if TYPE_CHECKING:  # these are imported where they are used, so that --help is fast
     from sfpubsub.client.batch import EventBatch
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.subscription import Subscription
@@ -34,49 +36,58 @@ if TYPE_CHECKING:  # slow imports happen where they are used, so that --help sta
     from sfpubsub.stores.file_quarantine import FileQuarantine
     from sfpubsub.stores.file_replay_store import FileReplayStore
 
-# How often to check whether a signal requested a stop, in seconds; fast enough for a person.
+# Seconds between checks for a stop requested by a signal; too short to be noticed by a user.
 # A signal sets a flag and cannot wake a waiting thread.
 _POLL = 0.2
 
-# Bytes to write before checking what was read: the size of a pipe on Linux.
+# Number of bytes to write before checking how much was read: the size of a pipe on Linux.
 _PIECE = 65_536
 
-# Seconds between checks whether the last lines were read; this has to be polled.
+# Seconds between checks whether the last lines were read. A pipe does not report this, so it is
+# polled.
 _LOOK = 0.02
 
-# Seconds to wait for the last lines to be read after a stop request: a live reader empties a pipe
-# within milliseconds, a stopped one never does.
+# Seconds to wait for the last lines to be read after a stop request: a running reader empties a
+# pipe within milliseconds, a stopped one never.
 _GRACE = 3.0
 
 
 @click.command(cls=ReadingCommand)
-@click.option("--managed", type=ManagedName(), metavar="NAME_OR_ID", help="A managed subscription.")
 @click.option(
-    "--topic", type=Topic(), metavar="TOPIC", help="A topic, such as /event/Order_Event__e."
+    "--managed", type=ManagedName(), metavar="NAME_OR_ID", help="Managed subscription to read."
+)
+@click.option(
+    "--topic", type=Topic(), metavar="TOPIC", help="Topic to read, such as /event/Order_Event__e."
 )
 @click.option(
     "--channel",
     metavar="CHANNEL",
-    help="A channel of the Streaming API: /topic/NAME for a PushTopic, or /u/NAME.",
+    help="Channel of the Streaming API to read: /topic/NAME of a PushTopic, or /u/NAME.",
 )
 @click.option("--max-events", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @click.option(
     "--idle-timeout",
     type=Seconds(min=0),
     metavar="S",
-    help="Stop after S seconds without an event. Waiting for a slot or the network is not idle.",
+    help="Stop after S seconds without an event. Time spent waiting for a slot or the network "
+    "does not count.",
 )
-@click.option("--raw", is_flag=True, help="Show payloads as base64 of their Avro bytes.")
+@click.option(
+    "--raw",
+    is_flag=True,
+    help="Print payloads as base64 of their Avro bytes, without decoding them.",
+)
 @click.option(
     "--replay",
     metavar="latest|earliest|HEX",
-    help="With --topic: where to start.  [default: latest]  With --channel: -1, -2 or an id.",
+    help="With --topic or --channel: where to start. A channel takes -1 (latest), -2 (earliest) "
+    "or a replay id.  [default: latest]",
 )
 @click.option(
     "--replay-store",
     "store_file",
     metavar="FILE",
-    help="With --topic or --channel: file to keep the position in; --replay then applies to the "
+    help="With --topic or --channel: file that stores the position; --replay then applies to the "
     "first run only.",
 )
 @click.option(
@@ -111,10 +122,10 @@ def subscribe(
 ) -> None:
     """Print events as JSON lines on stdout.
 
-    With --managed the service keeps the position, with --replay-store a file does. An event is
-    acked once its line is written or, for a pipe, once the reader has taken it, and the next run
-    continues after it. Ctrl-C exits cleanly, and so does a reader that closes the pipe, such as
-    `head`; a second Ctrl-C exits at once.
+    With --managed, the service stores the position; with --replay-store, a file does. An event is
+    acked once its line is written or, for a pipe, once the reader has taken the line. The next run
+    continues after the last acked event. The command exits cleanly after Ctrl-C, or when the reader
+    closes the pipe, as `head` does. A second Ctrl-C exits immediately.
     """
     if [managed, topic, channel].count(None) != 2:
         raise click.UsageError("use exactly one of --managed, --topic and --channel")
@@ -136,8 +147,8 @@ def subscribe(
         return
     if managed is not None and not (replay is None and store_file is None and fallback is None):
         raise click.UsageError(
-            "--replay, --replay-store and --fallback require --topic; with --managed the service "
-            "keeps the position"
+            "--replay, --replay-store and --fallback require --topic or --channel; with "
+            "--managed, the service stores the position"
         )
     _check_replay(replay)
     from sfpubsub.stores.file_quarantine import FileQuarantine
@@ -174,8 +185,8 @@ def subscribe(
         _run(read_from, printer, stop, idle_timeout, processing)
     said = counted(printer.count, "event")
     if printer.unread:
-        said += f", {printer.unread} more not read"
-    # After the drain, so that its commit gets a span too.
+        said += f", {printer.unread} more printed but not read"
+    # Call this after draining, so that the final commit gets a span, too.
     quarantined = read_from.health().quarantined
     click.echo(f"{said}, {quarantined} quarantined" if quarantined else said, err=True)
     if stop.interrupted:
@@ -221,7 +232,7 @@ def _open(
 
 
 class _Printer:
-    """Prints events as lines, and acks those that were read."""
+    """Prints events as lines, and acks the events whose lines were read."""
 
     def __init__(
         self,
@@ -238,14 +249,14 @@ class _Printer:
         self._line = EventLines(raw=raw).line
         self._max = max_events
         self._written = 0
-        # For each line not known to be read: its end offset in the output, and its event.
+        # For each line that may be unread: its end offset in the output, and its event.
         self._unread: deque[tuple[int, EventBatch, int]] = deque()
         self.count = 0
         """Number of events that were read and acked."""
 
     @property
     def unread(self) -> int:
-        """Number of events that were printed, at least in part, and are not known to be read."""
+        """Number of events that were printed, at least in part, and may not have been read."""
         return len(self._unread)
 
     @property
@@ -253,11 +264,13 @@ class _Printer:
         return self._max is not None and self._written >= self._max
 
     def write(self, batch: EventBatch) -> None:
-        # One by one, so that few values are alive at a time, which saves garbage collection.
+        # Render events one by one, so that few values exist at a time, which saves garbage
+        # collection.
         events = islice(batch, None if self._max is None else self._max - self._written)
         lines: list[bytes] = []
         try:
-            # An event that cannot be decoded stops this; those before it are printed and acked.
+            # An event that cannot be decoded raises here. The events before it are printed and
+            # acked.
             lines.extend(self.out.encoded(self._line(event)) for event in events)
         finally:
             end = self.out.written
@@ -327,7 +340,9 @@ def _print(
 
 
 def _wait_for_reader(subscription: Reading, printer: _Printer, stop: StopRequest) -> None:
-    """Wait until everything written was read, or the reader is gone."""
+    """Wait until all lines were read, the reader has exited, the subscription has ended, or
+    `_GRACE` seconds have passed since a stop request.
+    """
     deadline = math.inf
     while printer.unread and not printer.out.is_gone(_LOOK):
         printer.ack_read()

@@ -10,7 +10,7 @@ from sfpubsub.cli.words import counted
 from sfpubsub.monitoring.observation import Facts
 from sfpubsub.monitoring.words import span
 
-# Seconds over which a rate is averaged: long enough not to flicker, short enough to be current.
+# Seconds over which the rate is averaged: long enough to be steady, short enough to be current.
 _RATE_OVER = 10.0
 
 
@@ -18,8 +18,8 @@ class Summary:
     """Summarises subscriptions: events, rate, lag, last commit, reconnects.
 
     Args:
-        facts: Returns the facts about them.
-        clock: Seconds since 1970 UTC.
+        facts: Returns the current facts of each subscription.
+        clock: Wall clock, in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Summary:
         self._seen: deque[tuple[float, int]] = deque()
 
     def __call__(self) -> str:
-        """Return the line; empty if there is no subscription yet."""
+        """Return the summary; empty if there is no subscription yet."""
         now, all_facts = self._clock(), self._facts()
         if not all_facts:
             return ""

@@ -1,6 +1,7 @@
 """``sfpubsub tables`` and ``sfpubsub derive``: build tables for querying from a raw table.
 
-Parses options, wires up the parts and prints messages. Needs neither the service nor credentials.
+This module parses options, starts the engine and prints messages. It needs neither the service nor
+credentials.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ _FORMATS = click.Choice(["parquet", "delta", "iceberg"])
 
 @click.command("tables")
 @click.argument("what", type=click.Choice(["rebuild"]), required=False)
-@click.option("--from", "raw", metavar="RAW", required=True, help="The raw table.")
+@click.option("--from", "raw", metavar="RAW", required=True, help="Raw table to read.")
 @click.option(
     "--to",
     "target",
     metavar="TARGET",
     required=True,
-    help="A directory; for delta and iceberg also a URL, SCHEMA or CATALOG.SCHEMA.",
+    help="Location of the tables: a directory; for delta and iceberg also a URL, SCHEMA or "
+    "CATALOG.SCHEMA.",
 )
 @click.option(
     "--format",
@@ -50,7 +52,7 @@ _FORMATS = click.Choice(["parquet", "delta", "iceberg"])
 @click.option(
     "--from-format",
     type=_FORMATS,
-    help="Format of the raw table.  [default: detected at RAW, else the same as --format]",
+    help="Format of the raw table.  [default: detected at RAW, otherwise the same as --format]",
 )
 @click.option(
     "--objects",
@@ -58,9 +60,15 @@ _FORMATS = click.Choice(["parquet", "delta", "iceberg"])
     help="Build tables only for these objects and event types, such as Account,Order_Event__e.",
 )
 @click.option(
-    "--current", is_flag=True, help="Also keep a table per object, with one row per record."
+    "--current",
+    is_flag=True,
+    help="Also build a current table per object, with one row per record.",
 )
-@click.option("--history", is_flag=True, help="Also keep every version of each record.")
+@click.option(
+    "--history",
+    is_flag=True,
+    help="Also build a history table per object, with one row per version of each record.",
+)
 @click.option(
     "--follow", is_flag=True, help="Keep running, and process new batches of the raw table."
 )
@@ -86,21 +94,21 @@ def tables(
 
     Every batch of the raw table is processed exactly once, even across crashes: the job can be
     killed at any moment and restarted, and can run alongside the ingest job. Events that cannot be
-    decoded go to the table _undecodable, with the reason.
+    decoded are written to the table _undecodable, with the reason.
 
-    `sfpubsub tables rebuild` empties the tables and builds them again.
+    `sfpubsub tables rebuild` empties the tables and then rebuilds them.
     """
     for module in ("pyspark", "pandas", "pyarrow"):
         if importlib.util.find_spec(module) is None:
             raise MissingExtraError("sfpubsub tables", "spark")
-    # Imported here: they load pyspark and pyarrow.
+    # Imported here, because these modules load pyspark and pyarrow.
     from sfpubsub.spark.raw.destination import Destination, check_raw_table, format_of
     from sfpubsub.spark.runtime.session import spark_session
     from sfpubsub.spark.tables.engine import EventTables
     from sfpubsub.spark.tables.target import Place
 
     source_format = from_format or format_of(raw, format_)
-    # Checked before Spark starts, which takes seconds.
+    # Check these before Spark starts, which takes seconds.
     check_raw_table(Destination.parse(raw, source_format))
     Place.parse(target, format_)
     stop = StopRequest()
@@ -166,8 +174,9 @@ def _say_why(total: StepReport, target: str) -> None:
     hint = ""
     if reason.endswith("is not known"):
         hint = (
-            "; the writer of the raw table stores schemas next to it, in _schemas: if it was a "
-            "streaming query, set its option schemaStore to that directory and run this again"
+            "; schemas are read from the directory _schemas next to the raw table: if a streaming "
+            "query writes that table, set the query's option schemaStore to that directory and "
+            "run this command again"
         )
     click.echo(
         f"none of the {counted(total.undecodable, 'event')} could be decoded, {count} of them "
@@ -176,5 +185,5 @@ def _say_why(total: StepReport, target: str) -> None:
     )
 
 
-# An alias: originally it built only typed tables.
+# Alias that remains from when the command built only typed tables.
 derive = tables

@@ -1,4 +1,4 @@
-"""Wrap the subscription and the writer of an ingest job to create trace spans."""
+"""Wrap a command's subscription and writer so that they create trace spans."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ class Subscription(Protocol):
         ...
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        """Return the next response's events, or None after *timeout* seconds."""
+        """Return the next response's events; None if none arrives within *timeout* seconds."""
         ...
 
     def health(self) -> Health:
-        """Return the current health."""
+        """Return a snapshot of the subscription's health."""
         ...
 
 
 class TracedSubscription:
-    """A subscription with spans for responses and commits. As thread-safe as the wrapped one."""
+    """A subscription that creates spans for responses and commits. As thread-safe as the wrapped
+    one.
+    """
 
     def __init__(self, subscription: Subscription, tracing: SourceTracing) -> None:
         self._subscription = subscription
@@ -45,7 +47,7 @@ class TracedSubscription:
         return self._subscription.name
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        """Return the next response's events, or None after *timeout* seconds."""
+        """Return the next response's events; None if none arrives within *timeout* seconds."""
         began = time.time_ns()
         batch = self._subscription.next_batch(timeout)
         if batch is not None:
@@ -53,14 +55,14 @@ class TracedSubscription:
         return batch
 
     def health(self) -> Health:
-        """Return the current health."""
+        """Return a snapshot of the subscription's health."""
         health = self._subscription.health()
         self._tracing.settled(health.confirmed)
         return health
 
 
 class TracedWriter:
-    """A writer with spans for writes. As thread-safe as the wrapped one."""
+    """A writer that creates a span for each write. As thread-safe as the wrapped one."""
 
     def __init__(self, writer: Writer, tracing: SourceTracing) -> None:
         self._writer = writer

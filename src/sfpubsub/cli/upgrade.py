@@ -13,7 +13,7 @@ from sfpubsub.errors import MissingExtraError
 
 
 @click.command("upgrade")
-@click.option("--table", metavar="PATH", required=True, help="The raw table.")
+@click.option("--table", metavar="PATH", required=True, help="Raw table to upgrade.")
 @click.option(
     "--format",
     "format_",
@@ -33,8 +33,8 @@ def upgrade(
 ) -> None:
     """Upgrade a raw table of an older version to the current columns and partitions.
 
-    Every row is rewritten. Older tables keep working without an upgrade. Stop all jobs that write
-    or read the table first. If a run is killed, the next one completes it.
+    Every row is rewritten. Older tables keep working without an upgrade. First stop all jobs that
+    read or write the table. If an upgrade is killed, the next run completes it.
     """
     for module in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(module) is None:

@@ -13,15 +13,15 @@ from typing import Literal
 from sfpubsub.cli.live import echo
 from sfpubsub.types import Health
 
-# Seconds after which silence during a reconnect attempt counts as idle: gRPC tries to connect for
-# 20 s.
+# Seconds after which silence during a reconnect attempt counts as idle: more than the 20 s for
+# which gRPC tries to connect.
 ATTEMPT = 25.0
 
-# States (protocol/states.py) without a stream that could deliver anything. A paused subscription is
-# not reported: it waits for the reader of our own output.
+# States (protocol/states.py) without a stream that could deliver events. A paused subscription is
+# not reported, because it waits for the reader of the command's output.
 _WITHOUT_STREAM = frozenset({"new", "waiting", "renewing", "paused", "saving"})
 
-# Differs between attempts, and is of no use to a waiting person.
+# Removed from messages, because it differs between attempts and does not help a waiting user.
 _RPC_ID = re.compile(r", rpc id [^\s,)]+")
 
 
@@ -32,7 +32,7 @@ class Waiting:
     """Watches one subscription. Not thread-safe.
 
     Args:
-        say: Prints one line.
+        say: Prints a message on its own line.
     """
 
     def __init__(self, say: Callable[[str], None] = echo) -> None:
@@ -41,19 +41,19 @@ class Waiting:
         self._attempt_since: float | None = None
 
     def look(self, health: Health, now: float) -> Listening:
-        """Report a change, if there is one.
+        """Report a new reason for waiting, or that events can arrive again.
 
         Args:
             health: Current health of the subscription.
             now: Time on a monotonic clock, in seconds.
 
         Returns:
-            Whether an event could have arrived. ``trying`` means not known yet: a quiet topic looks
-            the same as a network that drops everything.
+            Whether an event could have arrived. ``trying`` means that this is not known yet,
+            because a quiet topic looks the same as a network that drops all packets.
         """
         retrying = health.state == "opening" and health.reason is not None
         if retrying or health.state in ("waiting", "renewing"):
-            self._tell(health.reason or "no reason is known")
+            self._tell(health.reason or "the reason is not known")
         elif health.state in ("opening", "streaming") and self._told is not None:
             self._say("receiving again")
             self._told = None
@@ -65,7 +65,7 @@ class Waiting:
         return "trying" if now - self._attempt_since < ATTEMPT else "yes"
 
     def _tell(self, reason: str) -> None:
-        reason = _RPC_ID.sub("", reason).removeprefix("opening again after: ")
+        reason = _RPC_ID.sub("", reason).removeprefix("reconnecting after: ")
         if reason != self._told:
             self._say(f"waiting: {reason}")
         self._told = reason

@@ -23,14 +23,14 @@ _LOCAL = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Address:
-    """Address to listen on."""
+    """Address for the HTTP server to listen on."""
 
     host: str
     port: int
 
 
 class Listen(click.types.StringParamType):
-    """A port on loopback, or an address and a port."""
+    """Parameter type of an address: a port on loopback, or HOST:PORT."""
 
     name = "address"
 
@@ -41,7 +41,7 @@ class Listen(click.types.StringParamType):
         host, _, port = str(value).rpartition(":")
         host = host.removeprefix("[").removesuffix("]") or _LOCAL
         if not port.isascii() or not port.isdigit() or int(port) > 65535:
-            self.fail(f"{value!r} is neither a port nor HOST:PORT", param, ctx)
+            self.fail(f"{value!r} is not a valid address: use PORT or HOST:PORT", param, ctx)
         return Address(host, int(port))
 
 
@@ -67,12 +67,13 @@ def watching(
     Args:
         title: Name of the command, for display.
         address: Address to serve on; None for no server.
-        timings: Timings of the client.
-        also: Returns more text for the line, or "".
-        ends: Whether the line is said once more at the end.
+        timings: Timings of the client, from which limits for health are derived; None for the
+            defaults.
+        also: Returns additional text for the status line, or "".
+        ends: Whether to print the status line once more at the end.
 
     Raises:
-        ConfigurationError: Cannot listen on that address.
+        ConfigurationError: The server cannot listen on *address*.
     """
     with ExitStack() as opened:
         monitor = Monitor(title, bounds=Bounds.of(timings or Timings()))
@@ -80,7 +81,7 @@ def watching(
         line = opened.enter_context(
             LiveLine(lambda: "; ".join(filter(None, (summary(), also()))), ends=ends)
         )
-        # If events are printed on the same terminal, no status line is needed.
+        # No status line if events are printed on the same terminal.
         if not (sys.stderr.isatty() and sys.stdout.isatty() and title.startswith("subscribe")):
             monitor.on_look(line.look)
         opened.enter_context(monitor)
@@ -89,7 +90,7 @@ def watching(
 
             export_metrics(monitor.registry)
         if address is not None:
-            from sfpubsub.monitoring.server import serve  # a server that most runs do not need
+            from sfpubsub.monitoring.server import serve  # most runs need no server
 
             url = opened.enter_context(serve(monitor, address.host, address.port))
             echo(f"metrics, health and status page: {url}")
@@ -97,8 +98,8 @@ def watching(
 
 
 def is_traced() -> bool:
-    """Return whether OpenTelemetry is configured and installed. Checked without importing it, which
-    is slow.
+    """Return whether OpenTelemetry is configured and installed, without importing it, which is
+    slow.
     """
     is_set_up = any(name.startswith("OTEL_") for name in os.environ)
     return is_set_up and importlib.util.find_spec("opentelemetry") is not None

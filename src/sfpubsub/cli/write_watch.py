@@ -1,4 +1,4 @@
-"""Report the writes of an ingest job to the monitor: counts and durations."""
+"""Report counts and durations of an ingest job's writes to the monitor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STEP = "write"
 
 
 class WriteWatch:
-    """Watches the writes of one source. `wrote` is for the job's thread.
+    """Reports the writes of one source. The job's thread calls `wrote`.
 
     Args:
         monitor: Receives the reports.
@@ -33,7 +33,7 @@ class WriteWatch:
         self._seen: Progress | None = None
 
     def follow(self, job: IngestJob) -> None:
-        """Read the job's counts whenever they are requested."""
+        """Start reporting the counts of *job* and the duration of its current write."""
         self._monitor.follow_step(_STEP, job.writing_seconds, self._labels, of=self._name)
         self._monitor.follow_counts(
             lambda: [

@@ -60,7 +60,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
         return await self._run(lambda: self._connection.get_topic(name))
 
     async def get_schema(self, schema_id: str) -> SchemaInfo:
-        """Return a schema; not cached; see `PubSubClient.get_schema`."""
+        """Fetch a schema from the service; see `PubSubClient.get_schema`."""
         return await self._run(lambda: self._connection.get_schema(schema_id))
 
     async def publish(
@@ -72,7 +72,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
         timeout: float = DEFAULT_TIMEOUT,
     ) -> list[PublishResult]:
         """Publish events, encoded with the topic's schema; see `PubSubClient.publish`."""
-        taken = list(events)  # taken here, because a generator must not leave the caller's thread
+        taken = list(events)  # here, because a generator must run in the caller's thread
         return await self._run(
             lambda: publish_all(self._connection, topic, taken, created_by, timeout)
         )
@@ -124,8 +124,8 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
         future.add_done_callback(self._jobs.discard)
         return future
 
-    # Streams. A blocking store is asked for the start position when the subscription is entered or
-    # first awaited; only then is the stream opened.
+    # Streams. A blocking store is read when the subscription is entered or first awaited; the
+    # stream is opened only after that.
 
     def _plain(
         self, topic: str, start: StartPosition, store: AnyStore | None, options: SubscribeOptions
@@ -154,7 +154,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
             return options
         return replace(options, on_gap=lambda gap: call_in(loop, on_gap, gap))
 
-    # The end.
+    # Closing.
 
     async def close(self) -> None:
         """Abort the subscriptions that are still open, then close the channel."""

@@ -1,4 +1,4 @@
-"""The asyncio publisher: the same driver, with futures of the event loop."""
+"""The asyncio publisher: uses the same driver as `Publisher`, with futures of the event loop."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Run(Protocol):
 
 
 class AsyncPublisher:
-    """Publishes to one topic; see `Publisher`. It belongs to the event loop in which it was
-    created.
+    """Publishes to one topic; see `Publisher`.
+
+    It belongs to the event loop in which it was created.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class AsyncPublisher:
 
     @property
     def topic(self) -> str:
-        """The topic that this publisher publishes to."""
+        """Full path of the topic, such as ``/event/Order_Event__e``."""
         return self._topic
 
     @property
     def counts(self) -> PublishCounts:
-        """Counts of events by outcome so far."""
+        """Event counts by outcome so far."""
         return PublishCounts() if self._outbound is None else self._outbound.driver.counts()
 
     async def send(
@@ -64,9 +65,9 @@ class AsyncPublisher:
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> asyncio.Future[PublishResult]:
-        """Send an event; waits only while too many events are pending. See `Publisher.send`.
+        """Send an event, waiting only while too many events are pending; see `Publisher.send`.
 
-        If it is cancelled while waiting, nothing has been sent.
+        If the call is cancelled while it waits, the event is not sent.
         """
         outbound = self._outbound or await self._begun()
         draft = await self._draft(outbound, value, event_id, headers)
@@ -76,7 +77,7 @@ class AsyncPublisher:
             changes = self._bell.count
             if outbound.offer([draft], [receipt]):
                 return receipt
-            await self._bell.until(lambda: self._bell.count != changes)  # noqa: B023  # at once
+            await self._bell.until(lambda: self._bell.count != changes)  # noqa: B023  # awaited
 
     async def _draft(
         self,

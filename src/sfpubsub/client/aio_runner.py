@@ -1,7 +1,7 @@
-"""One `AsyncSubscription.run`: tasks that handle events.
+"""Runs the handler of `AsyncSubscription.run` in tasks.
 
-The task that called `run` takes batches. After every event of interest, `AsyncRunner._advance`
-carries out the steps of the `Dispatcher`. Everything runs in the event loop, except writes to the
+The task that called `run` takes batches. Whenever something changes, `AsyncRunner._advance` carries
+out the steps of the `Dispatcher`. Everything runs in the event loop, except writes to the
 quarantine.
 """
 
@@ -36,7 +36,7 @@ class AsyncRunner:
 
     Args:
         delivery: Delivery of the subscription.
-        handler: A coroutine function; many calls run concurrently.
+        handler: A coroutine function; several calls run concurrently.
         options: Options of the run.
         bell: Rings when anything changes in the subscription.
         submit: Runs blocking calls in a thread.
@@ -61,13 +61,13 @@ class AsyncRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._finished = False
         self.over = False
-        """Whether all handlers have finished and their events are acked. The bell announces it."""
+        """Whether all handlers have finished and their events are acked; the bell then rings."""
 
     def check_caller(self) -> None:
         """Check that the current task can wait for the run to end.
 
         Raises:
-            LocalProtocolError: It belongs to the run.
+            LocalProtocolError: The current task belongs to the run.
         """
         current = asyncio.current_task()
         if current is self._caller or current in self._tasks:
@@ -80,7 +80,7 @@ class AsyncRunner:
             take: Waits for the next batch.
 
         Raises:
-            BaseException: Whatever *take* raised, such as CancelledError, or `Work.outcome` raises.
+            BaseException: An error of *take*, such as CancelledError, or of `Work.outcome`.
         """
         try:
             self._delivery.begin_run()
@@ -105,7 +105,7 @@ class AsyncRunner:
         logger.info("%s: waiting for running handlers", self._delivery.name)
         try:
             await self._bell.until(self._is_finished)
-        except asyncio.CancelledError:  # a second cancellation ends at once
+        except asyncio.CancelledError:  # a second cancellation aborts immediately
             self._delivery.abort()
             for task in self._tasks:
                 task.cancel()
@@ -113,7 +113,7 @@ class AsyncRunner:
             raise
 
     def _is_finished(self) -> bool:
-        self._advance()  # `stop` may have been called meanwhile
+        self._advance()  # `stop` may have been called in between
         return self._finished
 
     def _advance(self) -> None:
@@ -148,7 +148,7 @@ class AsyncRunner:
                 await settled(future)
                 future.result()
                 report = partial(work.set_aside, job)
-        except BaseException as error:  # noqa: BLE001  # cancelled ones, too: `run` tells of all
+        except BaseException as error:  # noqa: BLE001  # even CancelledError: `run` reports all
             if isinstance(step, Start):
                 report = partial(work.failed, job, error)
             else:

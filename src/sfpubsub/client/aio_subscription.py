@@ -31,8 +31,8 @@ from sfpubsub.client.handling import (
 from sfpubsub.stores.replay_store import AnyStore, AsyncReplayStore, ReplayStore, is_async
 from sfpubsub.types import CommitReceipt, StartPosition
 
-# How long batches that are ready are delivered before the other tasks of the loop get their turn,
-# in seconds: what such a turn costs (about 10 µs) is then a hundredth, and nobody notices the wait.
+# Seconds for which ready batches are delivered before the loop's other tasks may run. Yielding to
+# them costs about 10 µs, a hundredth of this time, and the delay is too short to notice.
 _OTHERS = 1e-3
 
 
@@ -60,12 +60,12 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
     ) -> None:
         super().__init__(delivery)
         self._submit = submit
-        self._asks_store = asks_store  # whether the store still has to be asked for the start
+        self._asks_store = asks_store  # whether the start must still be read from the store
         self._work: Future[None] | None = None  # the step being carried out in a thread
         self._storing = asyncio.Lock()  # one call to an async store at a time
         self._runner: AsyncRunner | None = None
         self._bell = Bell()
-        self._others_at = 0.0  # when the other tasks of the loop are due for their turn
+        self._others_at = 0.0  # when the loop's other tasks may run next
         delivery.driver.listen(self._bell.ring)
         if not asks_store:
             delivery.driver.start()
@@ -79,7 +79,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
                 return
             start = await self._stored_start()
             self._asks_store = False
-            if not self.closed:  # aborted meanwhile
+            if not self.closed:  # it may have been aborted in between
                 self._delivery.driver.start(start)  # None means the caller's start position
 
     async def _stored_start(self) -> StartPosition | None:
@@ -123,7 +123,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
         check_handler(handler, is_async=True)
         self._check_can_run(self._runner)
         async with self:
-            # Checked again, because a store was awaited meanwhile.
+            # Checked again, because a store may have been awaited in between.
             self._check_can_run(self._runner)
             self._runner = runner = AsyncRunner(
                 self._delivery, handler, options, bell=self._bell, submit=self._submit
@@ -160,8 +160,11 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
         return self._bell.count != seen
 
     async def _carry_out(self, step: Work, deadline: float | None) -> bool:
-        """Do the pending work; return False if the deadline passes first, which leaves it to the
-        next call.
+        """Carry out a step.
+
+        Returns:
+            Whether it is done; False if the deadline passed first. The next call then waits for
+            the same work.
         """
         store = self._delivery.store
         if isinstance(step, Store) and is_async(store):
@@ -188,7 +191,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
                 await _outcome(store.set(self.name, position))
                 self._delivery.stored(position)
 
-    # The end.
+    # Draining and closing.
 
     async def drain(self) -> None:
         """Shut down cleanly; see `Subscription.drain`.
@@ -221,7 +224,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
             self._delivery.store_position(last=True)
 
     async def aclose(self) -> None:
-        """Close as leaving the ``async with`` block does; see `Subscription.close`."""
+        """Drain, as leaving the ``async with`` block does; see `Subscription.close`."""
         with self._told_once():
             await self.drain()
 
@@ -264,7 +267,7 @@ class AsyncManagedSubscription(AsyncSubscription):
                 raise driver.unconfirmed(timeout)
             return future.result()
         finally:
-            future.cancel()  # nobody is waiting for it any more
+            future.cancel()  # the caller no longer waits for it
 
 
 async def _outcome(returned: Any) -> Any:

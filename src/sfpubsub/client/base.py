@@ -28,15 +28,15 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
     """Base class of `PubSubClient` and `AsyncPubSubClient`, which take the same arguments.
 
     Args:
-        session: A ready session, or an object whose ``get_session`` supplies one.
-        endpoint: ``host:port``.
+        session: A session, or an object whose ``get_session`` supplies sessions.
+        endpoint: ``host:port`` of the service.
         insecure: ``1`` allows plaintext to loopback, ``force`` to any host.
         ca_file: PEM file of certificate authorities to trust instead of the system's.
         proxy: URL of an HTTP proxy; if empty, ``https_proxy`` and ``no_proxy`` apply.
         timings: Timings of the service and the client.
         transport: Replaces the gRPC channel, for tests.
-        schema_store: Store for schemas, so that raw events can be decoded offline and later;
-            searched before asking the service.
+        schema_store: Store for schemas, so that raw events can be decoded offline and later. A
+            schema is fetched from the service only if the store does not have it.
         datetimes: Whether `Event.value` returns fields that the schema documents as ``DateTime`` as
             `datetime` in UTC instead of milliseconds since 1970.
 
@@ -81,11 +81,11 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         Args:
             options: Settings that override the environment, by field name of `Settings`; ``config``
                 and ``profile`` select a settings file and a table in it.
-            schema_store: Store for schemas.
-            datetimes: Whether `Event.value` returns ``DateTime`` fields as `datetime`.
+            schema_store: See `ClientBase`.
+            datetimes: See `ClientBase`.
 
         Raises:
-            ConfigurationError: A setting is missing or wrong.
+            ConfigurationError: A setting is missing or not valid.
         """
         settings = Settings.load(options)
         return cls(
@@ -121,18 +121,19 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         """Subscribe to a topic; the caller keeps the position.
 
         Args:
-            topic: Full path of the topic.
+            topic: Full path of the topic, such as ``/event/Order_Event__e``.
             replay: Where to start: ``latest``, ``earliest``, a `ReplayOption`, a replay id or its
-                hexadecimal form. With a store, it applies to a topic without a stored position. A
-                store is accepted here as well.
-            replay_store: Keeps the position: a mapping or a `ReplayStore`, or for the asyncio
+                hexadecimal form. With a store, it applies only if the topic has no stored position.
+                A store can also be passed here instead of as *replay_store*.
+            replay_store: Stores the position: a mapping or a `ReplayStore`, or for the asyncio
                 client an `AsyncReplayStore`.
-            replay_fallback: Where to continue if the position is rejected; None stops.
+            replay_fallback: Where to continue if the service rejects the position; by default, the
+                subscription fails.
             ack: ``auto``: requesting the next batch acks the previous one; ``manual``: the caller
                 acks. Matters only with a store.
-            max_pending_count: Most undelivered events to hold before requesting no more.
-            max_bytes: Most undelivered payload bytes to hold before requesting no more.
-            max_unacked: Most unacked events before requesting no more.
+            max_pending_count: Number of undelivered events at which no more are requested.
+            max_bytes: Payload bytes of undelivered events at which no more are requested.
+            max_unacked: Number of unacked events at which no more are requested.
             connection_timeout: The outage budget: seconds that transport failures may last before
                 the subscription fails; None means forever. This is not the timeout of one
                 connection attempt.
@@ -143,7 +144,8 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
                 value raises; ``quarantine``: it is stored durably in *quarantine* before its
                 position can be committed, and is not delivered; ``skip``: it is counted and logged,
                 but not delivered. The last two decode a batch when it is delivered.
-            quarantine: Receives such events.
+            quarantine: Stores undecodable events; required by ``on_undecodable="quarantine"``, and
+                not allowed otherwise.
             fields: Names of the fields to decode; None means all. A change event's header and a
                 platform event's ``CreatedDate`` are always included. Unknown fields are ignored,
                 with one log message per schema.

@@ -64,7 +64,7 @@ class Event:
 
     @property
     def received_at(self) -> float:
-        """When its response was received, in seconds since 1970 UTC on this machine's clock."""
+        """When the event was received, in seconds since 1970 UTC on this machine's clock."""
         return self._batch.received_at
 
     @property
@@ -218,7 +218,7 @@ class EventBatch:
             Thread-safe.
         decoded: `Event.value` of events that are already decoded, by index in *events*. Each is
             handed out once, to the first `Event` created from it.
-        datetimes: Whether `Event.value` gives dates with a time as `datetime`.
+        datetimes: Whether `Event.value` returns ``DateTime`` fields as `datetime`.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class EventBatch:
         """Codecs by schema id, one for each schema of the events."""
         self._decoded = dict(decoded or ())
         self.datetimes = datetimes
-        """Whether `Event.value` gives dates with a time as `datetime`."""
+        """Whether `Event.value` returns ``DateTime`` fields as `datetime`."""
 
     def __iter__(self) -> Iterator[Event]:
         codecs, decoded = self.codecs, self._decoded
@@ -257,7 +257,7 @@ class EventBatch:
             yield event
 
     def behind(self, seq: int) -> EventBatch | None:
-        """Return the events after the given ``delivery_seq`` as a batch, or None."""
+        """Return a batch of the events after ``delivery_seq`` *seq*; None if none are left."""
         start = seq + 1 - self.first_seq
         if start >= len(self.raw_events):
             return None

@@ -27,13 +27,13 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     # Unary calls.
 
     def connect(self, timeout: float = 10.0) -> None:
-        """Wait until the service can be reached. Optional before other calls.
+        """Wait until the service can be reached. Other calls do not require this.
 
         Args:
             timeout: Limit in seconds.
 
         Raises:
-            StreamUnavailableError: It could not be reached in time.
+            StreamUnavailableError: The service could not be reached in time.
         """
         self._connection.connect(timeout)
 
@@ -47,10 +47,10 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
         return self._connection.get_topic(name)
 
     def get_schema(self, schema_id: str) -> SchemaInfo:
-        """Return a schema. Not cached.
+        """Fetch a schema from the service. The result is not cached.
 
         Raises:
-            SchemaNotFoundError: The service does not know the id.
+            SchemaNotFoundError: The service has no schema with this id.
             SfPubSubError: The call failed for another reason.
         """
         return self._connection.get_schema(schema_id)
@@ -82,7 +82,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
         Raises:
             PermissionDeniedError: You may not publish to the topic.
             EncodeError: An event does not fit the schema or is too large; none was published.
-            PublishError: Events were refused or not answered; contains all results.
+            PublishError: Events were refused or not answered in time; contains all results.
             SfPubSubError: The call failed permanently, and no event was accepted.
         """
         return publish_all(self._connection, topic, events, created_by, timeout)
@@ -106,7 +106,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             streamed: Whether to use PublishStream instead of Publish.
             timeout: Seconds from `Publisher.send` to an event's result.
             created_by: See `publish`.
-            max_pending_count: Most events without a result before `Publisher.send` blocks.
+            max_pending_count: Number of events without a result at which `Publisher.send` blocks.
 
         Raises:
             PermissionDeniedError: You may not publish to the topic.
@@ -151,7 +151,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             self._connection.open(Target(name, True), options, stores_on_ack=True)
         )
 
-    # The end.
+    # Closing.
 
     def close(self) -> None:
         """Abort the subscriptions that are still open, then close the channel."""

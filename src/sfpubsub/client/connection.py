@@ -1,7 +1,7 @@
 """The part shared by both clients: one channel, one session, one schema cache, and the drivers.
 
-Calls here either block or return at once; the clients decide in which thread to make them.
-`Connection.close` aborts all remaining drivers before it closes their channel.
+Some calls block, so the clients decide in which thread to make them. `Connection.close` aborts all
+remaining drivers before it closes their channel.
 """
 
 from __future__ import annotations
@@ -121,13 +121,13 @@ class Connection:
         store: AnyStore | None = None,
         stores_on_ack: bool,
     ) -> Delivery:
-        """Create the delivery of a subscription, not yet started; see `PubSubClient.subscribe`.
+        """Create the delivery of a subscription without starting it; see `PubSubClient.subscribe`.
 
         Args:
             target: Topic or managed subscription.
             options: The caller's options.
             start: Where a plain subscription starts.
-            store: Keeps its position.
+            store: Stores the position of a plain subscription; None to not store it.
             stores_on_ack: See `Delivery`.
 
         Raises:
@@ -177,7 +177,7 @@ class Connection:
 
         Args:
             topic: Full path.
-            streamed: By PublishStream, otherwise by Publish.
+            streamed: Whether to use PublishStream instead of Publish.
             timeout: Limit from sending an event to its result, in seconds.
             limits: Limits of the publisher.
             created_by: See `PubSubClient.open_publisher`.
@@ -229,7 +229,7 @@ class Connection:
         with self._lock:
             self._drivers = {other for other in self._drivers if not other.is_done}
 
-    # The end.
+    # Closing.
 
     def check_usable(self) -> None:
         """Check that the client is open and belongs to this process.
@@ -246,7 +246,7 @@ class Connection:
         """Reject further calls and abort all subscriptions. Never blocks.
 
         Returns:
-            Whether this was the first time.
+            Whether this was the first call.
         """
         with self._lock:
             first, self._closed = not self._closed, True
@@ -277,9 +277,8 @@ def _close_open_connections() -> None:
         try:
             connection.close()
         except Exception:  # the others must still be closed
-            logger.exception("closing a client at exit")
+            logger.exception("a client could not be closed at exit")
 
 
-# A forked child has none of the parent's threads, so closing the parent's channels there would
-# hang.
+# A forked child does not have the parent's threads, so closing the parent's channels would hang.
 os.register_at_fork(after_in_child=_open_connections.clear)

@@ -1,29 +1,29 @@
 """Decides how a received response is delivered to the application, for both clients.
 
-No I/O, no clock, no threads. After anything has happened the face asks `Consumer.next` what to do,
-does it, reports back, and asks again:
+No I/O, no clock, no threads. Whenever something has changed, the subscription calls
+`Consumer.next`, carries out the step that it returns, reports the result, and calls it again:
 
 ========================  ==============================================  ======================
-answer                    what the face does                              what it reports
+step                      what the subscription does                      what it reports
 ========================  ==============================================  ======================
-`FetchSchemas`            fetches them; may wait                          `found` or `not_found`
-`Quarantine`              makes the events durable; may wait              `set_aside`
-`Take`                    acks what was set aside, takes the response     nothing
-                          off the queue; there may be nothing left of it
-`Store`                   stores what `to_store` answers; may wait        `stored`
-`HandOut`                 takes its response off the queue if that is     `interrupted`, if so
-                          still there, returns the batch
-`WaitUntil`               waits for news, until that time at most         nothing
-`End`                     says that the subscription is over              nothing
+`FetchSchemas`            fetches them; may block                         `found` or `not_found`
+`Quarantine`              makes the events durable; may block             `set_aside`
+`Take`                    acks the undecodable events, and removes the    nothing
+                          response from the queue
+`Store`                   stores the result of `to_store`; may block      `stored`
+`HandOut`                 removes the response from the queue if it is    `interrupted`, if so
+                          still there, and returns the batch
+`WaitUntil`               waits for a change, at most until that time     nothing
+`End`                     reports that the subscription is over           nothing
 ========================  ==============================================  ======================
 
-A face that is interrupted (Ctrl-C, a cancelled task) before it has reported asks again and gets
-the same answer, so everything may be carried out twice. A response stays at the head
+A subscription that is interrupted (Ctrl-C, a cancelled task) before it has reported calls `next`
+again and gets the same step, so every step may be carried out twice. A response stays at the head
 of the queue until it is ready to be delivered, so nothing is lost in between.
 
-Positions are stored together: at once when the application asks for more and there is nothing to
-deliver, otherwise at most every `Timings.store_interval`. After a crash the events that were acked
-since then come again.
+An acked position is stored immediately if the application requests a batch and there is none to
+deliver, otherwise at most every `Timings.store_interval`. After a crash, events that were acked
+after the stored position are redelivered.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Take(NamedTuple):
 
     arrival: Arrival
     acks: tuple[int, ...]
-    """``delivery_seq`` of each event."""
+    """``delivery_seq`` of each event to ack."""
 
 
 class Store(NamedTuple):
@@ -84,11 +84,11 @@ class WaitUntil(NamedTuple):
     """Wait until something changes."""
 
     time: float | None
-    """The latest time; None means no limit."""
+    """When to stop waiting; None means no limit."""
 
 
 class End(NamedTuple):
-    """The end: no more batches follow."""
+    """No more batches follow."""
 
 
 Step: TypeAlias = FetchSchemas | Quarantine | Take | Store | HandOut | WaitUntil | End
@@ -114,7 +114,7 @@ class Consumer:
         peek: Returns the codec of a schema id if it is known; never blocks.
         ack: Called by batches to ack, with the first and the last ``delivery_seq``.
         timings: Timings of retries and of storing positions.
-        datetimes: Whether `Event.value` gives dates with a time as `datetime`.
+        datetimes: Whether `Event.value` returns ``DateTime`` fields as `datetime`.
     """
 
     def __init__(
@@ -133,24 +133,24 @@ class Consumer:
         self._peek = peek
         self._screen = Screen(target, on_undecodable, ack, datetimes=datetimes)
         self._head: Arrival | None = None  # the response that is being prepared
-        self._codecs: dict[str, Codec] = {}  # of that one
-        self._missing: tuple[str, ...] = ()  # schema ids of that one
-        self._screened: Screened | None = None  # that one, once it has its codecs
-        self._is_set_aside = False  # its events that cannot be decoded are durable
-        self._prepared = _Prepared(None, (), deque())  # the last one that was
+        self._codecs: dict[str, Codec] = {}  # of the head's events, by schema id
+        self._missing: tuple[str, ...] = ()  # schema ids of the head that have no codec yet
+        self._screened: Screened | None = None  # the head, once all its codecs are known
+        self._is_set_aside = False  # whether the head's undecodable events are durable
+        self._prepared = _Prepared(None, (), deque())  # the last response that was prepared
         self._given: EventBatch | None = None  # the batch that was delivered last
         self.in_hand: tuple[int, int] | None = None
         """First and last ``delivery_seq`` of the events last delivered to the application."""
         self._schema_backoff = Backoff(timings.backoff_initial, timings.backoff_max)
-        self._schema_due = 0.0  # no schema that could not be fetched is asked for before
+        self._schema_due = 0.0  # when to retry after a schema could not be fetched
         self._schema_error: str | None = None
         self._paused = False
         self._unstored: ReplayId | None = None
         self._store_interval = timings.store_interval
         self._store_due = float("-inf")
-        self._store_when_idle = False  # the application has asked for more since the last time
+        self._store_when_idle = False  # whether the application is waiting for a batch
 
-    # What happens.
+    # Inputs.
 
     def asked(self) -> None:
         """Handle the application's request for the next batch. The previous one must be acked."""
@@ -183,10 +183,10 @@ class Consumer:
         A temporary failure must not lose events, so the response waits for the schema.
 
         Args:
-            error: The error.
-            now: The time.
+            error: The error of the fetch.
+            now: The current time, in seconds.
             jitter: A uniform random number in [0, 1).
-            over: Whether the subscription has ended, which then is the more relevant error.
+            over: Whether the subscription has ended; the reason for that is then reported instead.
 
         Raises:
             SfPubSubError: *error*, if a retry would not help.
@@ -219,36 +219,36 @@ class Consumer:
         return self._unstored is not None and now >= self._store_due
 
     def to_store(self, now: float, *, last: bool = False) -> ReplayId | None:
-        """Return the position to store now, or None.
+        """Return the position to store now, or None if none is due.
 
         Args:
-            now: The time.
+            now: The current time, in seconds.
             last: Whether this is the last opportunity.
         """
         return self._unstored if last or self._store_when_idle or self.is_store_due(now) else None
 
     def stored(self, position: ReplayId, now: float) -> None:
-        """Record that *position* is durable. A position that was not stored is returned again."""
+        """Record that *position* is durable, so that `to_store` does not return it again."""
         if self._unstored == position:
             self._unstored = None
         self._store_due = now + self._store_interval
 
-    # What to do.
+    # Decisions.
 
     def next(self, now: float, head: Arrival | None, *, over: bool, discarded: bool) -> Step:
         """Return what to do next.
 
         Args:
-            now: The time.
-            head: The first response in the queue.
+            now: The current time, in seconds.
+            head: The first response in the queue; None if the queue is empty.
             over: Whether the subscription had ended before *head* was looked at.
             discarded: Whether received events should no longer be delivered.
         """
         if discarded:
             self._prepared.batches.clear()
-            return _END if over else _FOR_EVER  # the outcome is not known earlier
+            return _END if over else _FOR_EVER  # the outcome is known only at the end
         prepared = self._prepared
-        # Interrupted before it was off the queue.
+        # Still in the queue if the delivery was interrupted before the response was removed.
         queued = head if head is not None and head is prepared.arrival else None
         if queued is not None and (prepared.acks or not prepared.batches):
             return Take(queued, prepared.acks)
@@ -268,8 +268,8 @@ class Consumer:
 
     def _hand_out(self, arrival: Arrival | None) -> HandOut:
         self._store_when_idle = False
-        # Noted first: an interruption in between leaves it in both places, and in neither would
-        # lose it.
+        # Noted before it is removed: an interruption in between then leaves the batch in both
+        # places. The other order could lose it.
         self._given = batch = self._prepared.batches[0]
         self._prepared.batches.popleft()
         self.in_hand = (batch.first_seq, batch.first_seq + len(batch) - 1)
@@ -316,10 +316,10 @@ class Consumer:
         return True
 
     def health(self, health: Health, mismatches: int, *, discarded: bool) -> Health:
-        """Return the driver's health snapshot, completed with this object's information.
+        """Return the driver's health snapshot, completed with the consumer's state and counts.
 
         Args:
-            health: Health of the driver.
+            health: The driver's snapshot.
             mismatches: Number of schema ids that are not the hash of their schema.
             discarded: Whether received events should no longer be delivered.
         """

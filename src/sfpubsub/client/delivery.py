@@ -1,6 +1,6 @@
 """Carries out the decisions of the `Consumer`: the part shared by both kinds of subscription.
 
-`Delivery.turn` never blocks, `Delivery.carry_out` may; the synchronous subscription calls it
+`Delivery.turn` never blocks. `Delivery.carry_out` may; the synchronous subscription calls it
 inline, the asynchronous one in threads. Batches refer to this object and not to the subscription,
 so that an unreferenced subscription can be detected.
 """
@@ -51,19 +51,19 @@ class Wait(NamedTuple):
     """Wait until something changes."""
 
     seconds: float | None
-    """The longest time; None means no limit."""
+    """Maximum seconds to wait; None means no limit."""
 
 
 class Delivery:
     """The part of a subscription below its public class. Thread-safe.
 
     Args:
-        driver: Driver of its stream, started by the subscription.
+        driver: Driver of the stream; the subscription starts it.
         schemas: Schema cache of the client.
         options: Options passed to `subscribe`.
         store: Keeps positions; None if they are not kept.
         timings: Timings of the client.
-        datetimes: Whether `Event.value` gives dates with a time as `datetime`.
+        datetimes: Whether `Event.value` returns ``DateTime`` fields as `datetime`.
         release: Called once the subscription has ended.
         stores_on_ack: Whether the acking thread may store a due position. If not, only the
             iterating or draining thread does.
@@ -93,12 +93,12 @@ class Delivery:
         self._lock = threading.Lock()  # guards the consumer; held only briefly
         self._storing = threading.Lock()  # positions are stored one by one, in order
         self._quarantining = threading.Lock()  # one call at a time
-        self._unhandled = 0  # events of handlers in a quarantine
+        self._unhandled = 0  # number of events quarantined because a handler failed
         self._paused = False  # by the application
         self._held = False  # by a run that holds enough events
-        self._has_taken = False  # since the application has asked for a batch
-        # What the application is done with, and the driver does not know yet: it is told as soon as
-        # there is a response to take, or to wait for.
+        self._has_taken = False  # whether a `Take` followed the application's last request
+        # First and last event that the application is done with but that are not acked yet. They
+        # are acked when the next response is taken, or before waiting for one.
         self._done: tuple[int, int] | None = None
         self._stopped = False
         self._consumer = Consumer(
@@ -113,7 +113,7 @@ class Delivery:
 
     @property
     def acks_by_itself(self) -> bool:
-        """Whether asking for the next batch acks the one before."""
+        """Whether requesting the next batch acks the previous one."""
         return self._consumer.acks_by_itself
 
     @property
@@ -121,16 +121,16 @@ class Delivery:
         """Topic, or name or id of the managed subscription."""
         return self.driver.target.name
 
-    # For the one who iterates.
+    # For the thread or task that iterates.
 
     def asked(self) -> None:
-        """Handle the application's request for the next batch; in ``auto`` mode, ack the previous
-        one.
+        """Handle the application's request for the next batch.
 
-        `turn`, or `ack_done` before anything that may wait, completes the ack.
+        With ``ack="auto"``, the previous batch counts as done. `turn` acks it, or `ack_done`, which
+        must be called before anything that may block.
         """
         self._has_taken = False
-        done = self._in_hand  # first, since all this can be repeated
+        done = self._in_hand  # first, because an interrupted call is repeated
         if done is not None:
             self._done = done
             if self.store is not None:
@@ -139,7 +139,7 @@ class Delivery:
             self._consumer.asked()
 
     def ack_done(self) -> None:
-        """Ack what the application is done with."""
+        """Ack the events that the application is done with, if any."""
         if self._done is not None:
             self.driver.ack(*self._done)
             self._done = None
@@ -152,7 +152,7 @@ class Delivery:
 
     @property
     def _in_hand(self) -> tuple[int, int] | None:
-        """What the application holds, if it is to be acked by itself."""
+        """First and last event to ack when the application requests the next batch, if any."""
         return self._consumer.in_hand if self.acks_by_itself and self._is_tracked else None
 
     @contextmanager
@@ -272,7 +272,7 @@ class Delivery:
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Continue after `pause`."""
+        """Continue deliveries and requests after `pause`."""
         self._set_paused(False)
         self.driver.resume()
 
@@ -286,23 +286,22 @@ class Delivery:
         self.driver.wake()
 
     def stop(self) -> None:
-        """Stop deliveries. Takes no lock, because it may run in a signal handler while one
-        is held.
-        """
+        """Stop deliveries. Safe in signal handlers: it takes no lock that may be held."""
         if not self._stopped:
             self._stopped = True
             _thread.start_new_thread(self.driver.wake, ())
 
     @property
     def discards(self) -> bool:
-        """Whether what was received is not to be delivered any more."""
+        """Whether received events are no longer delivered."""
         return self._stopped or self.driver.discarded
 
     # For a run of a handler.
 
     def begin_run(self) -> None:
-        """Switch to a run, which acks events itself and stores positions in the thread that takes
-        batches.
+        """Prepare for a run of a handler.
+
+        The run acks events itself, and positions are stored in the thread that takes batches.
         """
         self.asked()  # the current batch counts as done, as if the next one were requested
         with self._lock:
@@ -314,7 +313,7 @@ class Delivery:
         self._set_waiting()
 
     def quarantine(self, quarantine: QuarantineStore, event: QuarantinedEvent) -> None:
-        """Store an event durably that a handler failed on. May block."""
+        """Store durably an event on which a handler failed. May block."""
         self._put(quarantine, [event])
         with self._lock:
             self._unhandled += 1
@@ -328,12 +327,12 @@ class Delivery:
     def ack(self, first_seq: int, last_seq: int) -> None:
         """Ack consecutive events. Thread-safe."""
         if not self._is_tracked:
-            return  # nobody keeps a position
+            return  # no position is kept
         self.driver.ack(first_seq, last_seq)
         if self.store is None:
             return
         if self.driver.over:
-            return  # the drain or the last read stores it; after that nobody may
+            return  # the drain or the last read stores the position; after that, it is final
         if self._stores_on_ack and self._is_store_due():
             self.store_position()
         else:
@@ -345,14 +344,14 @@ class Delivery:
             return self._consumer.is_store_due(time.monotonic())
 
     def _note_storable(self) -> None:
-        if self.store is not None:  # under the lock: an older one must not come after a newer one
+        if self.store is not None:  # under the lock, so that no newer position is overwritten
             self._consumer.storable(self.driver.storable())
 
     def store_position(self, *, last: bool = False) -> None:
-        """Store the newest position, if it is not stored yet. Not for async stores.
+        """Store the newest position if it is due. Does nothing for async stores.
 
         Args:
-            last: There is no later time.
+            last: Whether this is the last opportunity: then the position is stored even if not due.
         """
         if not isinstance(self.store, ReplayStore):
             return
@@ -363,7 +362,7 @@ class Delivery:
                 self.stored(position)
 
     def to_store(self, *, last: bool = False) -> ReplayId | None:
-        """Return the position to store now, or None."""
+        """Return the position to store now, or None if none is due."""
         with self._lock:
             self._note_storable()
             return self._consumer.to_store(time.monotonic(), last=last)
@@ -373,7 +372,7 @@ class Delivery:
         with self._lock:
             self._consumer.stored(position, time.monotonic())
 
-    # For anyone.
+    # For any thread.
 
     def health(self) -> Health:
         """Return a health snapshot."""
@@ -385,6 +384,6 @@ class Delivery:
             return replace(health, quarantined=health.quarantined + self._unhandled)
 
     def abort(self) -> None:
-        """Abort the subscription at once."""
+        """Abort the subscription immediately."""
         self.driver.abort()
         self.release()

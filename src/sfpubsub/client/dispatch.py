@@ -1,28 +1,28 @@
 """Decides which event a handler gets next, for runs of both clients.
 
-No I/O, no clock, no threads. After anything has happened the face asks `Dispatcher.next` what to
-do, does it, reports back, and asks again:
+No I/O, no clock, no threads. Whenever something has changed, a runner calls `Dispatcher.next`,
+carries out the step that it returns, reports the result, and calls it again:
 
 ==============  ==================================================  =========================
-answer          what the face does                                  what it reports
+step            what the runner does                                what it reports
 ==============  ==================================================  =========================
 `Start`         calls the handler                                   `succeeded` or `failed`
 `SetAside`      makes the event durable in the quarantine           `set_aside` or `broke`
 `Ack`           acks the events                                     nothing, or `broke`
-`WaitUntil`     waits for news, until that time at most             nothing
-`Finish`        says that the run is over                           nothing
+`WaitUntil`     waits for a change, at most until that time         nothing
+`Finish`        ends the run                                        nothing
 ==============  ==================================================  =========================
 
 Events with a common key are processed in order of arrival. An event can start once it is at the
 front for all its keys::
 
     key A   │ 1  │ 4 │
-    key B   │ 2  │ 4 │        1, 2, 3 and 5 can run side by side: 3 and 5 share key C (ˢ).
+    key B   │ 2  │ 4 │        1, 2, 3 and 5 can run together: 3 and 5 share key C (ˢ).
     key C   │ 3ˢ 5ˢ  │ 6 │    4 waits for 1 and 2, and 6 for 3 and 5.
 
-The oldest unfinished event is always at the front for all its keys, so there is always one that can
-proceed, and no deadlock. An event leaves its queues when it is done: handled, or durable in the
-quarantine. An event waiting for a retry keeps its place but occupies no worker.
+The oldest unfinished event is always at the front for all its keys, so at least one event can
+proceed, and there is no deadlock. An event leaves its queues when it is done: handled, or durable
+in the quarantine. An event waiting for a retry keeps its place but occupies no worker.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ROOM_PER_WORKER = 16
 
 @dataclass(frozen=True)
 class Retry:
-    """How a handler is retried for an event on which it failed.
+    """How often and how long a handler is retried for an event on which it failed.
 
     An `SfPubSubError` that is not ``retryable``, such as a `DecodeError`, is never retried.
 
@@ -56,16 +56,16 @@ class Retry:
     """
 
     seconds: float = 60.0
-    """How long an event is retried after its first failure, in seconds. Longer than the restart of
-    a database; other keys continue meanwhile.
+    """How long an event is retried after its first failure, in seconds. The default is longer than
+    a database takes to restart; events with other keys are still handled.
     """
     initial: float = 0.5
-    """Upper bound of the first delay in seconds. Each delay is a random part of its upper bound,
-    which doubles.
+    """Upper bound of the first delay in seconds. Each delay is a random fraction of its upper
+    bound, which doubles after each failure.
     """
     maximum: float = 10.0
-    """Upper bound in seconds at which the doubling stops, so that an event is not late once the
-    problem is gone.
+    """Upper bound in seconds at which the delay stops doubling, so that an event is retried soon
+    after the problem is solved.
     """
     exceptions: tuple[type[Exception], ...] = (Exception,)
     """The exceptions to retry; all others are final."""
@@ -97,7 +97,7 @@ class QuarantineLimit:
     that fails on a tenth of all events is broken.
     """
     last: int = 100
-    """Number of finished events to consider: those of one response."""
+    """Number of finished events to consider; by default, as many as one response may have."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.failures < self.last:
@@ -108,15 +108,16 @@ class QuarantineLimit:
 
 
 class Shared(NamedTuple):
-    """A shared key: events with it can run together, and wait only for events that use the key
-    exclusively.
+    """A key that several events can hold together.
+
+    They wait only for events that hold the same key exclusively.
     """
 
     key: Hashable
 
 
 class Job(Generic[T]):
-    """An event and its progress. Only `event`, `tries` and `error` are public."""
+    """An event and its progress. Outside this module, use only `event`, `tries` and `error`."""
 
     __slots__ = ("blockers", "error", "event", "keys", "order", "pauses", "retry_until", "tries")
 
@@ -166,17 +167,17 @@ class _Turn(Generic[T]):
     def __init__(self, shared: bool) -> None:
         self.shared = shared
         self.left = 0  # events in it that are not done
-        self.waiting: list[Job[T]] = []  # those of them that came while it was not the front turn
+        self.waiting: list[Job[T]] = []  # events added while another turn was at the front
 
 
 class Dispatcher(Generic[T]):
     """Makes the decisions of one run. Not thread-safe.
 
     Args:
-        workers: Most handlers running plus events being quarantined at a time.
+        workers: Maximum number of running handlers plus events being quarantined.
         retry: The retry policy; None never retries.
         limit: Limit of events to quarantine; None stops at the first failure.
-        room: Most events held at a time.
+        room: Maximum number of events held at a time.
     """
 
     def __init__(
@@ -207,7 +208,7 @@ class Dispatcher(Generic[T]):
         self.failed_job: Job[T] | None = None
         """The event that stopped the run."""
         self.over_limit = False
-        """Whether it exceeded the limit of failures."""
+        """Whether `failed_job` exceeded the limit of events to quarantine."""
         self.breakage: BaseException | None = None
         """The error that stopped the run because an event could not be quarantined or acked."""
         self.handled = 0
@@ -217,13 +218,11 @@ class Dispatcher(Generic[T]):
         self.quarantined = 0
         """Number of events quarantined."""
 
-    # What happens.
+    # Inputs.
 
     @property
     def has_room(self) -> bool:
-        """Return whether to take more events. Once full, only when half of the room is
-        free again.
-        """
+        """Whether to take more events; once full, only after half of the room is free again."""
         self._is_full = self._held >= (self._room // 2 + 1 if self._is_full else self._room)
         return not self._is_full
 
@@ -277,7 +276,7 @@ class Dispatcher(Generic[T]):
         Args:
             job: The event.
             error: The exception raised.
-            now: The time.
+            now: The current time, in seconds.
             jitter: A uniform random number in [0, 1).
         """
         self._busy -= 1
@@ -323,7 +322,7 @@ class Dispatcher(Generic[T]):
         self._closed = True
 
     def stop(self) -> None:
-        """Start no more events; running ones are waited for."""
+        """Start no more events; running handlers may finish."""
         self.stopped = True
 
     def _give_up(self, job: Job[T]) -> None:
@@ -355,13 +354,13 @@ class Dispatcher(Generic[T]):
                 if not other.blockers:
                     self._is_ready(other)
 
-    # What to do.
+    # Decisions.
 
     def next(self, now: float) -> Step[T]:
         """Return what to do next.
 
         Args:
-            now: The time.
+            now: The current time, in seconds.
         """
         if self._acks:
             acks, self._acks = self._acks, []

@@ -1,4 +1,4 @@
-"""The common base of both kinds of subscription: everything that never blocks."""
+"""The common base class of both kinds of subscription. Except for `run`, nothing here blocks."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
     def pause(self) -> None:
         """Pause deliveries and requests until `resume`.
 
-        The stream stays open, and acks and commits continue. Iteration blocks meanwhile, and
+        The stream stays open, and acks and commits continue. Until then, iteration blocks, and
         `next_batch` with a timeout returns None.
         """
         self._delivery.pause()
 
     def resume(self) -> None:
-        """Continue after `pause`."""
+        """Continue deliveries and requests after `pause`."""
         self._delivery.resume()
 
     def run(
@@ -114,22 +114,23 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         Args:
             handler: Takes an `Event`. Called concurrently in threads, or awaited in tasks, for
                 events without a common key.
-            workers: Most handlers running at a time.
+            workers: Maximum number of handlers running at a time.
             key: Returns the keys of an event. Events with a common key are handled one after
                 another, in order of arrival. None means no order.
             retry: How the handler is retried after an exception; None means never.
             on_failure: What to do with an event that still fails. ``stop``: the run ends, and the
                 event will be redelivered; ``quarantine``: it is stored durably in *quarantine* and
                 then acked. This includes events that cannot be decoded or whose *key* raises.
-            quarantine: Where such events are kept.
-            quarantine_limit: How many events may fail before the run stops nevertheless.
+            quarantine: Stores failed events; required by ``on_failure="quarantine"``, and not
+                allowed otherwise.
+            quarantine_limit: How many events may be quarantined before the run stops nevertheless.
 
         Returns:
             A summary of the run.
 
         Raises:
-            HandlerError: The handler failed on an event, which stopped the run. The cause is its
-                exception.
+            HandlerError: The handler failed on an event, which stopped the run. The cause is the
+                handler's exception.
             WriteError: The quarantine could not be written.
             ConfigurationError: An argument is not valid.
             LocalProtocolError: The subscription has ended, or is already running a handler.
@@ -152,7 +153,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         self._delivery.stop()
 
     def abort(self) -> None:
-        """Abort at once. Events that are not committed will be redelivered."""
+        """Abort immediately. Events that are not committed will be redelivered."""
         self._delivery.abort()
 
     def _raise_failure(self) -> None:
@@ -176,7 +177,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """Do not raise a failure again that the application has already seen."""
+        """Suppress the subscription's failure if the application has already received it."""
         told = self._failure_is_told
         try:
             yield
@@ -186,13 +187,13 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _leaving(self, exc: BaseException | None) -> Iterator[None]:
-        """Log errors while leaving the block after *exc*, which must not be hidden."""
+        """Log errors instead of raising them if *exc* is not None, so that they do not hide it."""
         try:
             yield
         except Exception as error:
             if exc is None:
                 raise
-            logger.warning("draining %s: %s", self.name, error)
+            logger.warning("%s could not be drained: %s", self.name, error)
 
     def _raise_end(self) -> NoReturn:
         self._raise_failure()
@@ -206,7 +207,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         return f"{type(self).__name__}({self.name!r}, {'closed' if self.closed else 'open'})"
 
     def __del__(self) -> None:
-        # Nobody can iterate, drain or close it any more, and it would hold its slot forever.
+        # Without a reference, nothing can close it any more, and it would hold its slot forever.
         delivery = getattr(self, "_delivery", None)  # None if __init__ did not run
         if delivery is None or delivery.driver.over:
             return

@@ -49,12 +49,12 @@ WORKERS = 8
 DEFAULT_RETRY = Retry()
 DEFAULT_LIMIT = QuarantineLimit()
 
-# Most characters kept of a handler's error: databases include whole statements in theirs.
+# Maximum characters kept of a handler's error: those of databases contain whole statements.
 _REASON_LENGTH = 2000
 
 
 def by_record(event: Event) -> Keys:
-    """Order change events by record; the default key of a run.
+    """Return keys that order change events by record; the default ``key`` of a run.
 
     A change event waits for earlier ones about any of its records. An event about all records of an
     object (``001*``, or an overflow, which names none) waits for every earlier event of that
@@ -78,9 +78,9 @@ class RunSummary:
     """Summary of a run."""
 
     handled: int
-    """Events that the handler was done with."""
+    """Number of events handled successfully."""
     retried: int
-    """Calls of the handler after the first one for their event."""
+    """Number of retries: handler calls other than the first one for an event."""
     quarantined: int
     """Number of events quarantined because the handler failed permanently."""
 
@@ -118,7 +118,7 @@ def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None
     """Check that the handler fits the client.
 
     Raises:
-        ConfigurationError: It is a coroutine function and should not be, or vice versa.
+        ConfigurationError: *handler* is a coroutine function and should not be, or vice versa.
     """
     called = getattr(handler, "__call__", None)  # noqa: B004  # of an object that is callable
     if (iscoroutinefunction(handler) or iscoroutinefunction(called)) is is_async:
@@ -140,8 +140,8 @@ class Work:
     serialises access.
 
     Args:
-        delivery: Of the subscription.
-        options: Of the run.
+        delivery: Delivery of the subscription.
+        options: Options of the run.
     """
 
     def __init__(self, delivery: Delivery, options: RunOptions) -> None:
@@ -155,17 +155,17 @@ class Work:
             room=options.workers * ROOM_PER_WORKER,
         )
 
-    # What arrives.
+    # Received events.
 
     def keys_of(self, event: Event) -> list[Hashable] | Exception:
-        """Return an event's keys, or why they cannot be determined."""
+        """Return an event's keys, or the exception if they cannot be determined."""
         if self._options.key is None:
             return []
         try:
             keys = self._options.key(event)
             several = list(keys) if isinstance(keys, list | set | frozenset) else [keys]
             hash(tuple(several))
-        except Exception as error:  # noqa: BLE001  # what becomes of the event is said by on_failure
+        except Exception as error:  # noqa: BLE001  # on_failure decides what happens to the event
             return error
         return [key for key in several if key is not None]
 
@@ -177,7 +177,7 @@ class Work:
             self._dispatcher.arrived(event, keys)
 
     def balance(self) -> None:
-        """Hold deliveries while enough events are waiting."""
+        """Hold deliveries while the run has no room for more events."""
         if self._holding is self._dispatcher.has_room:
             self._holding = not self._holding
             self._delivery.hold(self._holding)
@@ -186,7 +186,7 @@ class Work:
         """Record that no more events will arrive."""
         self._dispatcher.close()
 
-    # What to do.
+    # Decisions and results of steps.
 
     def next(self) -> Step[Event]:
         """Return what to do next."""
@@ -198,12 +198,12 @@ class Work:
         return step
 
     def succeeded(self, job: Job[Event]) -> None:
-        """Note that the handler is done with an event."""
+        """Record that the handler succeeded for an event."""
         self._dispatcher.succeeded(job)
         self.balance()
 
     def failed(self, job: Job[Event], error: BaseException) -> None:
-        """Note that the handler failed on an event."""
+        """Record that the handler failed on an event."""
         logger.info("the handler failed on %s: %s", _named(job.event), _told(error))
         jitter = random.random()  # noqa: S311  # not a secret
         self._dispatcher.failed(job, error, time.monotonic(), jitter)
@@ -231,14 +231,14 @@ class Work:
         self._delivery.quarantine(self._options.quarantine, entry)
         logger.warning("%s is quarantined as %s: %s", _named(job.event), entry.key, entry.reason)
 
-    # How it ended.
+    # Outcome.
 
     def outcome(self) -> RunSummary:
         """Return the summary of the run.
 
         Raises:
             HandlerError: The handler failed on an event, which stopped the run.
-            WriteError: The quarantine could not be written.
+            BaseException: An event could not be quarantined or acked, such as a WriteError.
         """
         done = self._dispatcher
         if done.breakage is not None:
@@ -269,7 +269,7 @@ class Work:
 
 
 def drained_from_within(name: str) -> LocalProtocolError:
-    """Return the error for a drain that would wait for its own caller."""
+    """Return the error for a drain that is called from within the run that it would wait for."""
     return LocalProtocolError(
         f"{name} cannot be drained from within its own run, which would deadlock: call stop() "
         f"instead, and run() will drain"
@@ -281,7 +281,7 @@ def _quarantined(job: Job[Event]) -> QuarantinedEvent:
     assert error is not None  # noqa: S101  # it has failed
     if isinstance(error, DecodeError):
         try:
-            event.value  # noqa: B018  # was it this one that the handler could not read?
+            event.value  # noqa: B018  # checks that the error is about this event's own payload
         except DecodeError as undecodable:
             return quarantined(event, reason_of(undecodable), event.received_at)
     return quarantined(event, _told(error), event.received_at, "handler")
@@ -297,6 +297,6 @@ def _named(event: Event) -> str:
 def _told(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001  # an exception may fail to tell what it is
+    except Exception:  # noqa: BLE001  # the exception's own __str__ may fail
         text = ""
     return f"{type(error).__name__}: {text[:_REASON_LENGTH]}" if text else type(error).__name__

@@ -62,7 +62,8 @@ def chosen_fields(fields: Iterable[str] | None) -> frozenset[str] | None:
     """Validate the requested fields.
 
     Raises:
-        ConfigurationError: It is a single string, or contains something that is not a field name.
+        ConfigurationError: *fields* is a single string, or contains something that is not the name
+            of a top-level field.
     """
     if fields is None:
         return None

@@ -25,7 +25,7 @@ class Publisher:
                 publisher.send(order)
 
     Leaving the block waits for every result, and raises if an event failed. Leaving it through an
-    exception stops at once: pending events get a failed result.
+    exception stops immediately: pending events get a failed result.
     """
 
     def __init__(self, outbound: Outbound[Future[PublishResult]]) -> None:
@@ -33,12 +33,12 @@ class Publisher:
 
     @property
     def topic(self) -> str:
-        """The topic that it publishes to."""
+        """Full path of the topic, such as ``/event/Order_Event__e``."""
         return self._outbound.topic
 
     @property
     def counts(self) -> PublishCounts:
-        """Counts of events by outcome so far."""
+        """Event counts by outcome so far."""
         return self._outbound.driver.counts()
 
     def send(
@@ -79,7 +79,8 @@ class Publisher:
         """Wait for the results of all events sent before.
 
         Args:
-            timeout: Limit in seconds; by default the publisher's own timeout.
+            timeout: Limit in seconds. None waits for every result, which takes no longer than the
+                publisher's own timeout for each event.
 
         Raises:
             PublishError: Events have failed since the last PublishError, or there was no result in
@@ -119,8 +120,8 @@ class Publisher:
             self._outbound.driver.abort()
 
 
-# Seconds of one wait. Python handles a signal that arrives just before a wait only after it: the
-# Ctrl-C of a caller would have no effect until a result arrives.
+# Maximum seconds of one wait. Python handles a signal that arrives just before a wait only after
+# the wait, so without this limit, Ctrl-C would have no effect until a result arrives.
 _SLICE = 1.0
 
 
@@ -149,7 +150,7 @@ def publish_all(
     created_by: str | None,
     timeout: float,
 ) -> list[PublishResult]:
-    """Publish a list with Publish, one request at a time; see `PubSubClient.publish`."""
+    """Publish events with unary Publish calls, one at a time; see `PubSubClient.publish`."""
     outbound: Outbound[Future[PublishResult]] = connection.outbound(
         topic,
         streamed=False,
@@ -182,7 +183,7 @@ def publish_all(
     if driver.failure is not None and len(failed) == len(results):
         driver.raise_failure()
     raise PublishError(
-        f"{topic}: {len(failed)} of {len(results)} events failed, the first one "
+        f"{topic}: {len(failed)} of {len(results)} events failed; first failure "
         f"({failed[0].correlation_key}): {failed[0].error}",
         results=results,
         retryable=all(result.retryable for result in failed),

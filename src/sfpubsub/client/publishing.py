@@ -36,7 +36,7 @@ def publish_limits(ordered: bool, max_pending_count: int) -> PublishLimits:
 
 
 class Topics:
-    """Caches information about the topics that are published to. Thread-safe.
+    """Caches the `TopicInfo` of topics to publish to. Thread-safe.
 
     Args:
         ask: Calls GetTopic.
@@ -56,7 +56,7 @@ class Topics:
         return self._known.get(name) or self.ask_again(name)
 
     def ask_again(self, name: str) -> TopicInfo:
-        """Fetch a topic again; raises like `get`."""
+        """Fetch a topic from the service, even if it is cached; raises like `get`."""
         topic = self._ask(name)
         if not topic.can_publish:
             reason = (
@@ -77,7 +77,7 @@ class Topics:
 
 @dataclass(frozen=True)
 class Draft:
-    """A pending value and its current encoding."""
+    """A value to publish, and its current encoding."""
 
     value: Mapping[str, Any]
     created: tuple[int, str] | None
@@ -85,11 +85,11 @@ class Draft:
 
 
 class Outbound(Generic[ReceiptT]):
-    """One publisher. Thread-safe.
+    """The part of a publisher below its public class. Thread-safe.
 
     Args:
         topic: Full path of the topic, present in *topics*.
-        topics: Has the topic's schema id.
+        topics: Supplies the topic's schema id.
         schemas: Supplies the codecs.
         created_by: ``CreatedById`` for values that lack it; None to fill in nothing.
         make_driver: Creates the driver for this object.
@@ -112,7 +112,7 @@ class Outbound(Generic[ReceiptT]):
         self._created_by = created_by
         self._deliver = deliver
         self._lock = threading.Lock()  # guards what follows; taken inside the driver's lock
-        self._pending: dict[int, tuple[Draft, ReceiptT]] = {}  # by ticket, in the order given
+        self._pending: dict[int, tuple[Draft, ReceiptT]] = {}  # by ticket, in submission order
         self._last = 0
         self._failures: list[PublishResult] = []
         self._failed = 0
@@ -122,7 +122,7 @@ class Outbound(Generic[ReceiptT]):
 
     @property
     def can_encode(self) -> bool:
-        """Return whether `draft` can encode without fetching a schema."""
+        """Whether `draft` can encode without fetching a schema."""
         return self._schemas.peek(self._topics.get(self.topic).schema_id) is not None
 
     def draft(
@@ -134,8 +134,8 @@ class Outbound(Generic[ReceiptT]):
         """Encode a value with the topic's schema, fetching it if necessary.
 
         Raises:
-            EncodeError: It does not fit the schema or is too large, or the id or a header is not
-                valid.
+            EncodeError: The value does not fit the schema or is too large, or the id or a header is
+                not valid.
             SfPubSubError: The schema could not be fetched.
         """
         used = self._topics.get(self.topic).schema_id
@@ -152,7 +152,7 @@ class Outbound(Generic[ReceiptT]):
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> Draft:
-        """Like `draft`, but with the last known schema."""
+        """Encode a value with the last known schema; raises like `draft`."""
         event_id = _checked_id(event_id)
         codec = self._schemas.get(self._topics.get(self.topic).schema_id)
         by = self._created_by
@@ -177,13 +177,13 @@ class Outbound(Generic[ReceiptT]):
         return _encoded(draft.event, self._schemas.get(schema_id), draft.value, draft.created)
 
     def use_schema(self, schema_id: str) -> None:
-        """Use this schema from now on."""
+        """Use the schema *schema_id* for all events from now on."""
         self._topics.use_schema(self.topic, schema_id)
 
     # Events to receipts.
 
     def offer(self, drafts: Sequence[Draft], receipts: Sequence[ReceiptT]) -> bool:
-        """Add all of the events if there is room; return whether there was.
+        """Add events if there is room for all of them; return whether they were added.
 
         Raises:
             SfPubSubError: The publisher has failed or was closed.
@@ -198,10 +198,10 @@ class Outbound(Generic[ReceiptT]):
         return self.driver.offer([draft.event for draft in drafts], taken)
 
     def settled(self, outcomes: Sequence[tuple[int, PublishResult]]) -> None:
-        """Deliver results to the receipts of these tickets."""
+        """Deliver results, given by ticket, to the receipts of their events."""
         with self._lock:
             told = [(self._pending[ticket][1], result) for ticket, result in outcomes]
-        self._deliver(told)  # before waiting threads see that it is settled
+        self._deliver(told)  # before waiting threads see the events as settled
         with self._lock:
             for ticket, result in outcomes:
                 del self._pending[ticket]
@@ -224,7 +224,7 @@ class Outbound(Generic[ReceiptT]):
 
     @property
     def is_over(self) -> bool:
-        """Return whether the publisher has ended and every event has a result."""
+        """Whether the publisher has ended and every event has a result."""
         return self.driver.over and not self._pending
 
     def late(self, timeout: float) -> PublishError:
@@ -247,7 +247,7 @@ class Outbound(Generic[ReceiptT]):
             failed, self._failed = self._failed, 0
         if failed:
             raise PublishError(
-                f"{self.topic}: {failed} event{'s' * (failed > 1)} failed, the first one "
+                f"{self.topic}: {failed} event{'s' * (failed > 1)} failed; first failure "
                 f"({failures[0].correlation_key}): {failures[0].error}",
                 results=failures,
                 retryable=all(result.retryable for result in failures),

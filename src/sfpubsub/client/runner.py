@@ -1,8 +1,8 @@
-"""One `Subscription.run`: threads that handle events.
+"""Runs the handler of `Subscription.run` in worker threads.
 
 The thread that called `run` takes batches and stores positions; the worker threads carry out the
-steps of the `Dispatcher`. They share one lock for it, which none of them holds while handling,
-acking or waiting for a disk.
+steps of the `Dispatcher`. One lock guards the `Dispatcher`; no thread holds it while handling an
+event, acking or waiting for a disk.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Runner:
             )
             for number in range(options.workers)
         ]
-        self._ended = 0  # of the threads
+        self._ended = 0  # number of threads that have ended
         self.over = threading.Event()
         """Set when all handlers have finished and their events are acked."""
 
@@ -63,7 +63,7 @@ class Runner:
         """Check that the current thread can wait for the run to end.
 
         Raises:
-            LocalProtocolError: It belongs to the run.
+            LocalProtocolError: The current thread belongs to the run.
         """
         current = threading.current_thread()
         if current is self._caller or current in self._threads:
@@ -76,8 +76,7 @@ class Runner:
             take: Waits for the next batch.
 
         Raises:
-            BaseException: Whatever *take* raised, such as KeyboardInterrupt, or `Work.outcome`
-                raises.
+            BaseException: An error of *take*, such as KeyboardInterrupt, or of `Work.outcome`.
         """
         try:
             self._delivery.begin_run()
@@ -113,16 +112,16 @@ class Runner:
             while True:
                 changes = driver.changes
                 with self._mutex:
-                    self._changed.notify_all()  # `stop` may have been called meanwhile
+                    self._changed.notify_all()  # `stop` may have been called in between
                     left = sum(thread.ident is not None for thread in self._threads) - self._ended
                 if not left:
                     break
                 driver.wait(changes, None)
-        except BaseException:  # a second Ctrl-C ends at once
+        except BaseException:  # a second Ctrl-C aborts immediately
             self._delivery.abort()
             raise
 
-    # In threads of their own.
+    # In the worker threads.
 
     def _handle_events(self) -> None:
         report: Callable[[], None] | None = None
@@ -138,8 +137,8 @@ class Runner:
                 report()
             while isinstance(step := self._work.next(), WaitUntil):
                 self._changed.wait(None if step.time is None else step.time - time.monotonic())
-            # A thread that got work wakes another one to check, so that everything that has become
-            # possible is started, and one of the waiting threads knows the time of the next retry.
+            # A thread that gets a step wakes another one, which looks for further steps. So every
+            # possible step is started, and one waiting thread has the time of the next retry.
             self._changed.notify()
             return step
 
@@ -155,7 +154,7 @@ class Runner:
                 return partial(work.set_aside, step.job)
             if isinstance(step, Ack):
                 work.ack(step.events)
-        except BaseException as error:  # noqa: BLE001  # SystemExit, too: `run` tells of all
+        except BaseException as error:  # noqa: BLE001  # even SystemExit: `run` reports all
             if isinstance(step, Start):
                 return partial(work.failed, step.job, error)
             return partial(work.broke, error, step.job if isinstance(step, SetAside) else None)

@@ -111,13 +111,13 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
             else:
                 delivery.carry_out(turn)
 
-    # The end.
+    # Draining and closing.
 
     def drain(self) -> None:
         """Shut down cleanly: take no more events, and wait until everything acked is committed.
 
-        Unacked events will be redelivered. A `run` in another thread is stopped, and its handlers
-        are waited for.
+        Unacked events will be redelivered. If another thread is in `run`, the run is stopped, and
+        this call waits for its handlers.
 
         Raises:
             CommitError: Acked events could not be committed and will be redelivered.
@@ -133,7 +133,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         except SfPubSubError:
             self._failure_is_told = True
             raise
-        except BaseException:  # Ctrl-C: the second one ends at once
+        except BaseException:  # a second Ctrl-C aborts immediately
             delivery.driver.abort()
             raise
         finally:
@@ -143,7 +143,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
                 delivery.release()
 
     def close(self) -> None:
-        """Close as leaving the ``with`` block does, by `drain`. Can be called repeatedly.
+        """Drain, as leaving the ``with`` block does. Can be called repeatedly.
 
         Raises:
             SfPubSubError: See `drain`; not raised again if it already was.
@@ -166,7 +166,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
 
 
 class ManagedSubscription(Subscription):
-    """A managed subscription: the service keeps the position, which commits advance.
+    """A managed subscription: the service keeps the position, and commits advance it.
 
     Acked events are committed automatically, up to the newest position before which everything is
     acked; `commit` waits for the confirmation.
@@ -181,7 +181,7 @@ class ManagedSubscription(Subscription):
             timeout: Limit in seconds.
 
         Raises:
-            CommitError: It was refused or not answered in time; its events will be redelivered.
+            CommitError: The commit was refused or not answered in time.
             LocalProtocolError: Nothing was acked yet, or the subscription is closed.
         """
         self._delivery.ack_in_hand()

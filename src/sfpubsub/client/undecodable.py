@@ -1,10 +1,10 @@
 """Policies for events that cannot be decoded: `OnUndecodable`.
 
-Such an event's payload does not fit its schema, its schema is not valid, or the service says that
-there is no such schema. If a schema is only temporarily unavailable, the response waits for it
+Such an event's payload does not fit its schema, its schema is not valid, or the service reports
+that there is no such schema. If a schema is only temporarily unavailable, the response waits for it
 instead.
 
-With ``fail`` a batch is delivered as it is, and decoding stays lazy: reading `Event.value` raises.
+With ``fail`` a batch is delivered unchanged, and decoding stays lazy: reading `Event.value` raises.
 With ``quarantine`` and ``skip`` a batch is decoded when it is delivered, in the receiving thread,
 because those events have to be removed. Acks rely on batches of consecutive events, so a response
 is split into batches between the removed events.
@@ -42,8 +42,8 @@ def codec_of(schemas: SchemaCache, schema_id: str) -> Codec:
     try:
         return schemas.get(schema_id)
     except SchemaError as error:
-        # Only an error with the service's error code proves that there is no such schema; a bare
-        # NOT_FOUND may come from an intermediary.
+        # Only an error with the service's own error code proves that there is no such schema; a
+        # bare NOT_FOUND may come from an intermediary.
         is_word = error.error_code is not None or not isinstance(error, SchemaNotFoundError)
         if error.retryable or not is_word:
             raise
@@ -132,7 +132,7 @@ class Screen:
 
         Args:
             arrival: A response.
-            codecs: By schema id, one for each event's.
+            codecs: Codecs by schema id, one for each schema of the events.
         """
         count = len(arrival.batch.events)
         whole = self._run(arrival, codecs, 0, count, {})

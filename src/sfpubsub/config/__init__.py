@@ -1,9 +1,9 @@
 """Settings: the numbers that the protocol depends on, and the sources of settings.
 
 `numbers` defines the numbers and `settings` the settings. `sources` reads settings from the
-environment and from files. `network` has what gRPC and HTTP share: trusted certificates, the proxy,
-and the definition of loopback. Importing it does not read the environment, and imports neither
-grpc, requests nor pyspark.
+environment and from files. `network` contains the rules that gRPC and HTTP share: trusted
+certificates, the proxy, and the definition of loopback. Importing this package does not read the
+environment, and imports neither grpc, requests nor pyspark.
 """
 
 from sfpubsub.config.numbers import (

@@ -1,7 +1,7 @@
 """Network rules shared by gRPC and HTTP: trusted certificates, the proxy, and loopback.
 
-The two libraries have different certificates and rules of their own; this module gives both the
-same.
+The libraries for gRPC and HTTP have different defaults; with this module, both follow the same
+rules.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check_pem(ca_file: str) -> None:
     """Check that *ca_file* contains certificates.
 
     Raises:
-        ConfigurationError: It does not, or cannot be read.
+        ConfigurationError: The file contains no PEM certificate, or cannot be read.
     """
     # Checked here, because grpc accepts any bytes and then fails each handshake without saying why.
     try:
@@ -93,7 +93,7 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     """Split ``host:port`` into the host, without brackets, and the port.
 
     Raises:
-        ConfigurationError: It is not of that form.
+        ConfigurationError: *endpoint* does not have this form.
     """
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None or not 0 < int(found["port"]) <= 65535:
@@ -104,16 +104,18 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def proxy_to(host: str, given: str = "") -> str:
-    """Return the URL of the HTTP proxy for TLS connections to *host*, or "" for a direct
-    connection.
+    """Return the URL of the HTTP proxy for TLS connections to *host*.
 
-    One rule for gRPC and HTTP, whose libraries disagree about the names and case of the variables,
-    and about how hosts are excluded.
+    The rule is the same for gRPC and HTTP, whose libraries disagree about the names and case of the
+    variables, and about how hosts are excluded.
 
     Args:
         host: A name or an address.
         given: The configured proxy; if empty, ``https_proxy`` applies. ``no_proxy`` excludes hosts
             from both.
+
+    Returns:
+        The URL, or an empty string for a direct connection.
 
     Raises:
         ConfigurationError: The proxy is not valid.
@@ -155,7 +157,7 @@ def _is_in(host: str, networks: str) -> bool:
     except ValueError:
         return False
     for network in networks.split(","):
-        with suppress(ValueError):  # a name
+        with suppress(ValueError):  # a host name, not a network
             if address in ipaddress.ip_network(network.strip(), strict=False):
                 return True
     return False
@@ -186,7 +188,7 @@ def check_url(url: str, what: str, *, insecure: str = "", path: bool = False) ->
         )
     if found["scheme"] == "http" and insecure != "force" and not is_loopback(host):
         raise ConfigurationError(
-            f"{what} is plaintext to {host}, which would expose a secret on the network: use "
+            f"{what} uses plaintext to {host}, which would expose a secret on the network: use "
             f"https (SFPUBSUB_INSECURE=force overrides this)"
         )
     return url.rstrip("/")
@@ -196,8 +198,8 @@ def check_proxy(proxy: str, what: str) -> None:
     """Check that *proxy* is the URL of an HTTP proxy.
 
     Raises:
-        ConfigurationError: It is not. The message does not show it, because it may contain a
-            password.
+        ConfigurationError: *proxy* is not such a URL. The message does not contain it, because it
+            may contain a password.
     """
     try:
         parts = urlsplit(proxy)

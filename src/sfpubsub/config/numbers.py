@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Most events outstanding over all requests of one call; the service treats more as 100
-# (Salesforce documentation: flow control, allocations).
+# Maximum number of events outstanding over all requests of one call; the service treats more as
+# 100 (Salesforce documentation: flow control, allocations).
 WINDOW = 100
 
 # Number of events after which credit is returned. Returning 50 at a time needs half as many
@@ -17,19 +17,20 @@ RETURN_CREDIT_AT = 50
 # `Limits.max_bytes` several times, and reaching the whole window takes only one more round trip.
 FIRST_CREDIT = 10
 
-# Bytes of the largest event that the service accepts (Salesforce documentation, allocations).
+# Size of the largest event that the service accepts, in bytes (Salesforce documentation,
+# allocations).
 LARGEST_EVENT = 1024 * 1024
 
 
-# Events and bytes of one PublishRequest (Salesforce documentation, allocations: at most 200 events
-# and 3 MB are recommended; over 4 MB the call fails).
+# Maximum events and bytes of one PublishRequest (Salesforce documentation, allocations: at most 200
+# events and 3 MB are recommended; over 4 MB the call fails).
 MAX_PUBLISH_EVENTS = 200
 MAX_PUBLISH_BYTES = 3_000_000
 
-# Overhead of an event in a request, in bytes: tags and lengths, estimated generously.
+# Overhead of an event in a request, in bytes: an upper bound for tags and lengths.
 EVENT_OVERHEAD = 64
 
-# Most characters of an event's id; the service replaces a longer one (Publish RPC).
+# Maximum length of an event's id, in characters; the service replaces a longer one (Publish RPC).
 LONGEST_EVENT_ID = 36
 
 
@@ -38,12 +39,12 @@ class Timings:
     """Timings of the service and of this client, in seconds. Tests scale them down."""
 
     keepalive: float = 270.0
-    """The service sends something at least this often while events are requested (Subscribe RPC).
+    """While events are requested, the service sends a message at least this often (Subscribe RPC).
     """
     keepalive_margin: float = 30.0
-    """Added before a silent stream is given up."""
+    """A stream that has been silent for `keepalive` plus this time is replaced."""
     reserve: float = 50.0
-    """If nothing is requested, one event is requested after this long: the service closes an idle
+    """If no events are outstanding for this long, one is requested: the service closes an idle
     stream after 60 s (Subscribe RPC); the rest is margin for a slow link.
     """
     commit_interval: float = 1200.0
@@ -51,9 +52,9 @@ class Timings:
     commit, and two thirds of that leave room for a lost response and a retry.
     """
     commit_pause: float = 0.1
-    """Shortest time between commits of acked events; `commit` and `drain` do not wait for it. The
-    service answers in about 1 s, so this changes little; a server that answers at once would
-    otherwise be sent a commit for each response, doubling the work.
+    """Minimum time between commits of acked events; `commit` and `drain` do not wait for it. The
+    service answers in about 1 s, so this changes little there. A server that answers immediately
+    would otherwise receive a commit for each response, doubling the work.
     """
     commit_timeout: float = 30.0
     """A commit unanswered for this long counts as failed; answers take about 1 s."""
@@ -73,8 +74,8 @@ class Timings:
     backoff_initial: float = 1.0
     """Upper bound of the first random delay before a reconnect."""
     backoff_max: float = 60.0
-    """Upper bound at which the doubling stops: long enough to spare a service that is down, short
-    compared to the 72 h of retention.
+    """Upper bound at which the delay before a reconnect stops doubling: long enough to spare a
+    service that is down, short compared to the 72 h of retention.
     """
     steady: float = 30.0
     """A stream that has received nothing counts as healthy after this long, plus the time in which
@@ -86,15 +87,17 @@ class Timings:
     close the slot is free within seconds.
     """
     slot_max: float = 15.0
-    """Longest such delay; a retry after 15 s has been seen to succeed."""
+    """Maximum delay before retrying a managed subscription that another client holds; a retry after
+    15 s has been seen to succeed.
+    """
     slot_timeout: float = 1260.0
-    """How long to wait for the slot; after a half-open connection loss it has been seen occupied
-    for 19 minutes.
+    """How long to wait for a managed subscription that another client holds; after a half-open
+    connection loss, one has been seen occupied for 19 minutes.
     """
     store_interval: float = 1.0
-    """A replay store receives a position at most this often while events keep coming: a store that
-    flushes to disk manages about 100 positions a second. Events acked since then are redelivered
-    after a crash.
+    """A replay store receives a position at most this often while events keep arriving: a store
+    that flushes to disk manages about 100 positions a second. After a crash, events acked after the
+    stored position are redelivered.
     """
     unacked_stall: float = 300.0
     """If ``max_unacked`` is exceeded (by the events that keep the stream open) and nothing is acked
@@ -106,11 +109,11 @@ class Timings:
     """
     publish_answer: float = 30.0
     """A publish request that is unanswered for this long is sent again on another stream; responses
-    take well under 1 s. This keeps pending requests below the 70 s above.
+    take well under 1 s. The service ends a stream only after 70 s.
     """
     ping_interval: float = 30.0
     """Time between HTTP/2 pings, which detect a dead connection; 0 disables them. Other clients use
-    these two values without being rejected by the service (GOAWAY).
+    this interval, and the timeout below, without being rejected by the service (GOAWAY).
     """
     ping_timeout: float = 10.0
     """A ping unanswered for this long ends the connection."""
@@ -125,8 +128,9 @@ class Limits:
     not stop the stream. Can be exceeded by the event that keeps a full stream open.
     """
     max_bytes: int = 32 * 1024 * 1024
-    """Payload bytes of those events. As many events are requested as fit at the sizes seen so far.
-    If they turn out much larger, the stream is closed at twice this value until there is room.
+    """Payload bytes of the undelivered events. As many events are requested as fit, judging by the
+    sizes seen so far. If they turn out much larger, the stream is closed at twice this value until
+    there is room.
     """
     max_unacked: int = 100_000
     """Events received and not yet acked; no more are requested beyond this."""
@@ -134,7 +138,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("max_pending_count", "max_bytes", "max_unacked"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -142,11 +146,11 @@ class PublishLimits:
     """How much one publisher may hold and send."""
 
     max_pending_count: int = 2000
-    """Events accepted from the application and not yet answered: those in flight, and as many
-    again.
+    """Events accepted from the application and not yet answered. The default is enough for those in
+    flight, and as many waiting to be sent.
     """
     max_pending_bytes: int = 32 * 1024 * 1024
-    """Bytes of those events; can be exceeded by one event."""
+    """Bytes of the events accepted and not yet answered; can be exceeded by one event."""
     max_requests: int = 4
     """Requests in flight: enough to keep the connection busy while responses return. With 1, the
     order of events is preserved.
@@ -155,7 +159,7 @@ class PublishLimits:
     def __post_init__(self) -> None:
         for name in ("max_pending_count", "max_pending_bytes", "max_requests"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -172,10 +176,12 @@ class RestTimings:
     backoff_initial: float = 1.0
     """Upper bound of the first random delay before a retry."""
     backoff_max: float = 30.0
-    """Upper bound at which the doubling stops, and the longest Retry-After that is honoured."""
+    """Upper bound at which the delay before a retry stops doubling, and the longest Retry-After
+    that is honoured.
+    """
     poll_initial: float = 1.0
     """Delay before a job is polled for the second time; each poll counts against the daily limit of
     calls.
     """
     poll_max: float = 30.0
-    """Longest delay between polls: a job of one hour takes about 120 calls."""
+    """Maximum delay between polls: a job of one hour takes about 120 calls."""

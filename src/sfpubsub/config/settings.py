@@ -90,11 +90,11 @@ class Settings:
     auth: str = "token"
     """How a session is obtained, one of `AUTH_WAYS`."""
     access_token: str = ""
-    """The access token, for ``token``."""
+    """The access token; used only if `auth` is ``token``."""
     instance_url: str = ""
-    """Scheme and host of the org. Sign-in flows return it; if set, it must match."""
+    """Scheme and host of the org. Sign-in flows return it; if it is set here, both must match."""
     tenant_id: str = ""
-    """Organisation id. Sign-in flows return it; if set, it must match."""
+    """Organisation id. Sign-in flows return it; if it is set here, both must match."""
     login_url: str = DEFAULT_LOGIN_URL
     """Where to sign in: My Domain, login.salesforce.com or test.salesforce.com."""
     client_id: str = ""
@@ -115,9 +115,9 @@ class Settings:
     """Version of the Streaming API: 37.0 or later."""
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Source of each setting; settings with their default value are missing."""
+    """Source of each setting, by name; settings with their default value are omitted."""
     profiles: tuple[str, ...] = field(default=(), compare=False)
-    """Profiles of the settings file, if none of them was selected."""
+    """Profiles of the settings file; empty if one was selected."""
 
     def __post_init__(self) -> None:
         for name in NUMBERS:
@@ -202,7 +202,7 @@ class Settings:
 
     @property
     def timings(self) -> Timings:
-        """Return the default timings with the configured ones applied."""
+        """The default timings, with the configured ones applied."""
         return Timings(ping_interval=self.ping_interval, ping_timeout=self.ping_timeout)
 
     def describe(self) -> list[Setting]:
@@ -247,7 +247,7 @@ class Settings:
             seconds = -1.0
         if not 0 <= seconds < 86_400:
             raise ConfigurationError(
-                f"{self._naming(name)} must be a number of seconds, not {text!r}"
+                f"{self._naming(name)} must be a number of seconds below 86,400, not {text!r}"
             )
         return seconds
 

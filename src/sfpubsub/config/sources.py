@@ -26,7 +26,7 @@ CONFIG, PROFILE = "config", "profile"
 
 # Variables that are not settings: those of the project's scripts and tests, which run in the same
 # environment; the directory of status files, which is needed without any settings; the switch for
-# the accelerator; and the emulator that emulator commands talk to.
+# the compiled decoder; and the emulator that emulator commands connect to.
 NOT_SETTINGS = (
     "VENV",
     "ICEBERG_VENV",
@@ -41,7 +41,7 @@ NOT_SETTINGS = (
 
 
 class Given(NamedTuple):
-    """A value and its source."""
+    """The value of a setting, and its source."""
 
     value: str
     source: str
@@ -97,7 +97,8 @@ def from_file(
         path: The file.
         profile: Name of the ``[profile.NAME]`` table; None uses only the top level.
         names: The known settings.
-        secrets: Settings that are secrets; others should not be able to read the file.
+        secrets: Settings that are secrets; if the file has one, a warning is logged unless only its
+            owner can read it.
         files: Settings that are paths, resolved relative to the file's directory.
 
     Raises:
@@ -145,8 +146,10 @@ def _read(path: Path) -> dict[str, Any]:
         pass
     else:
         return found
-    # Outside the block and not chained: the parser's error contains the text, including secrets.
-    raise ConfigurationError(f'{path} is not valid TOML: lines look like endpoint = "host:7443"')
+    # Outside the except block, so not chained: the parser's error contains the text, with secrets.
+    raise ConfigurationError(
+        f'{path} is not valid TOML: a setting looks like endpoint = "host:7443"'
+    )
 
 
 def _check_keys(path: Path, prefix: str, table: dict[str, Any], names: Collection[str]) -> None:
@@ -165,18 +168,18 @@ def expanded(text: str, what: str) -> Path:
     """Return a path with ``~`` expanded.
 
     Raises:
-        ConfigurationError: There is no such home directory, or it is not a path.
+        ConfigurationError: *text* is not a path, or its home directory is not known.
     """
     if "\0" not in text:  # system calls reject it with a ValueError
         try:
             return Path(text).expanduser()
         except RuntimeError:
             pass
-    raise ConfigurationError(f"{what} is not a path, or its user has no home: {text!r}")
+    raise ConfigurationError(f"{what} is not a path, or its user has no home directory: {text!r}")
 
 
 @cache  # warn once: a command loads its settings more than once, and a key is read at each sign-in
 def warn_if_readable_by_others(path: Path) -> None:
-    """Log a warning if anyone but its owner may read *path*, which holds a secret."""
+    """Log a warning if anyone but its owner may read *path*, which contains a secret."""
     if os.name == "posix" and path.stat().st_mode & 0o077:
-        logger.warning("%s holds a secret and others may read it: chmod 600 it", path)
+        logger.warning("%s contains a secret, and other users can read it: use chmod 600", path)

@@ -1,6 +1,6 @@
 """The addresses on which an emulator listens, and those announced to clients: hosts, ports, URLs.
 
-They differ in a container, which listens on all interfaces and is reached by its name.
+They differ in a container, which listens on all interfaces and which clients reach by its name.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Addresses:
 
     Args:
         host: Address to listen on.
-        advertise: The host announced to clients, optionally with a port for HTTP; None for `host`
-            as clients on this machine reach it.
+        advertise: The host announced to clients, optionally with the port for HTTP. None announces
+            `host`, or loopback if `host` stands for all interfaces.
 
     Attributes:
         host: The address to listen on, as given.
-        names: The names that a certificate must cover.
+        names: The hosts that a certificate must cover.
 
     Raises:
         EmulatorProblem: `advertise` is not a host.
@@ -67,5 +67,5 @@ def _bracketed(host: str) -> str:
 
 
 def _reachable(host: str) -> str:
-    """Return the address for clients on this machine."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, _bracketed(host))  # noqa: S104 - read
+    """Return the host at which clients on this machine reach `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, _bracketed(host))  # noqa: S104 - compared

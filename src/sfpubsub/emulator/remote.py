@@ -38,11 +38,12 @@ class RemoteEmulator:
 
     Args:
         url: The emulator's HTTP URL, `http` in the ready line.
-        access_token: Any access token of its org; if empty, signs in with the default app.
+        access_token: Any access token of its org; if empty, the client signs in with the default
+            app.
         ca_file: PEM file of the certificate authority to trust, for TLS.
 
     Raises:
-        EmulatorProblem: The URL is not valid, or the file cannot be read.
+        EmulatorProblem: The URL is not valid, or `ca_file` cannot be read.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class RemoteEmulator:
                 if not isinstance(problem.__cause__, urllib.error.HTTPError):
                     raise
                 raise EmulatorProblem(
-                    f"{problem}; an org whose seed has apps of its own needs the access_token of"
-                    " the ready line"
+                    f"{problem}; if the org's seed defines apps, pass the access_token of the"
+                    " ready line"
                 ) from problem
             self._token = str(answer["access_token"])
         return self._token
@@ -85,8 +86,8 @@ class RemoteEmulator:
         """Return the response of `GET /health`: topics and managed subscriptions with their counts.
 
         Raises:
-            EmulatorProblem: The emulator does not respond. All following methods raise it as well,
-                also when the emulator refuses the request.
+            EmulatorProblem: The emulator does not respond. The methods below raise it as well, and
+                also if the emulator rejects the request.
         """
         return dict(self._ask("GET", "/health", None, {}))
 
@@ -98,7 +99,7 @@ class RemoteEmulator:
             events: Values by field name; docs/reference/emulator.md lists the optional fields.
 
         Returns:
-            `event_id` and `replay_id` (hex) of each, in order.
+            `event_id` and `replay_id` (hex) of each event, in order.
         """
         body = {"topic": topic, "events": list(events)}
         return list(self.call("POST", "/admin/publish", body)["results"])
@@ -111,7 +112,7 @@ class RemoteEmulator:
         """Add a fault; the arguments are those of `Fault`.
 
         Returns:
-            Its number in the plan.
+            The fault's number in the plan, starting from 0.
         """
         return int(self.call("POST", "/admin/faults", {"kind": kind, **arguments})["number"])
 
@@ -119,7 +120,7 @@ class RemoteEmulator:
         """Switch a fault off.
 
         Args:
-            number: As `add_fault` returned it: its place in `faults`.
+            number: The fault's number, as returned by `add_fault`: its index in `faults()`.
         """
         self.call("POST", "/admin/faults", {"off": number})
 
@@ -128,7 +129,7 @@ class RemoteEmulator:
         return float(self.call("GET", "/admin/clock")["now"])
 
     def jump(self, seconds: float) -> float:
-        """Move the emulator's clock forward.
+        """Move the emulator's clock forward by `seconds`.
 
         Returns:
             The emulator's new time, in seconds since 1970 UTC.
@@ -136,8 +137,8 @@ class RemoteEmulator:
         return float(self.call("POST", "/admin/clock", {"jump_s": seconds})["now"])
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request with the token, and return the decoded JSON response, or None if it is
-        empty.
+        """Send a request with the token, and return the decoded JSON response; None if it has no
+        body.
         """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.access_token}"}
@@ -159,16 +160,14 @@ class RemoteEmulator:
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(error, http.client.HTTPException):
-                reason = "what answers there is not HTTP; use its http port"
+                reason = "this port does not speak HTTP; use the emulator's http port"
             raise EmulatorProblem(
-                f"no emulator answers at {self.http_url} ({reason}): start one, or say where it is"
+                f"no emulator answers at {self.http_url} ({reason}): start one, or give its URL"
             ) from error
 
 
 def _said(error: urllib.error.HTTPError) -> str:
-    """Return the message of an error response, in any of the formats that the areas of
-    paths use.
-    """
+    """Return the message of an error response; each group of paths has its own JSON format."""
     text = error.read().decode(errors="replace")
     try:
         found = json.loads(text)

@@ -4,8 +4,8 @@
         emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "1"}])
         channel = grpc.insecure_channel(emulator.grpc_target)
 
-It connects the parts and makes no decisions itself. Invariant: at most one running emulator per
-data directory.
+This module connects the parts and makes no decisions itself. Invariant: at most one running
+emulator per data directory.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ occupies one for long.
 _GRPC_OPTIONS = (
     # Otherwise a second server on the same port would be silently accepted.
     ("grpc.so_reuseport", 0),
-    # By default, a gRPC server responds with GOAWAY to pings more often than every 5 min.
+    # By default, a gRPC server responds with GOAWAY to pings less than 5 min apart.
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_concurrent_streams", 1_000),  # per connection, as documented of the service
+    ("grpc.max_concurrent_streams", 1_000),  # per connection, as documented for the service
     # The service's own limits are lower, and are enforced with its own errors.
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
@@ -84,22 +84,23 @@ class EmulatorServer:
 
     Args:
         data_dir: Directory for all durable data; created if it does not exist. A later start on the
-            same directory has the same events, positions, credentials and certificate authority.
+            same directory keeps the events, positions, credentials and certificate authority.
         host: Address to listen on.
-        grpc_port: 0 picks a free one.
-        http_port: 0 picks a free one.
+        grpc_port: Port for gRPC; 0 picks a free one.
+        http_port: Port for HTTP; 0 picks a free one.
         tls: Serve gRPC and HTTP with TLS; clients need `ca_file`.
         tls_names: Names and addresses that the certificate covers, in addition to those of this
             machine and `advertise`.
         advertise: The host announced to clients, if it differs from `host`: for a container, its
             name in the network. A port in it, such as `localhost:8443`, is the HTTP port that
             clients use.
-        settings: Times and sizes. None uses those of the seed, or else the defaults; if given, they
-            replace the seed's settings completely.
-        seed: A checked seed or the path of one, for a new directory only; None for the default
-            seed.
-        faults: Programmed failures.
-        clock: The time source; with a ManualClock, time does not advance by itself.
+        settings: Times and sizes; they replace the seed's settings completely. None uses those of
+            the seed, or else the defaults.
+        seed: A loaded seed, or the path of a seed file. An existing directory is updated to match
+            it; managed subscriptions and events are created only once. None uses the default seed
+            if the directory is new.
+        faults: Failures to inject.
+        clock: The time source; with a ManualClock, time advances only by jumps.
 
     Attributes:
         bus: The model: topics, events, positions.
@@ -109,7 +110,7 @@ class EmulatorServer:
         accounts: Users and connected apps: create, change.
         records: Objects and their records: create, change, delete, query.
         jobs: Jobs of the Bulk API.
-        faults: Programmed failures: add them here, and call `faults.assert_consumed()` at the end.
+        faults: Failures to inject: add them here, and call `faults.assert_consumed()` at the end.
         clock: The time source; `clock.jump(seconds)` moves it forward.
         settings: The effective settings.
         access_token, tenant_id: The credentials for clients.
@@ -144,7 +145,7 @@ class EmulatorServer:
         self._ports = (grpc_port, http_port)
         self._grpc: grpc.Server | None = None
         self._http: HttpServer | None = None
-        self._closing = contextlib.ExitStack()  # what must end before the store is closed
+        self._closing = contextlib.ExitStack()  # stops the threads that use the store
         self._pool: Workers | None = None
         self._lock_file = claim(self.data_dir)
         try:
@@ -221,13 +222,13 @@ class EmulatorServer:
 
     @property
     def instance_url(self) -> str:
-        """The URL that takes the place of the org's instance URL."""
+        """The URL to use as the org's instance URL; the same as `http_url`."""
         return self.http_url
 
     @property
     def access_token(self) -> str:
-        """The newest access token of the emulator's user, even if it has expired. It stays the same
-        for the life of the data directory until it expires.
+        """The emulator's newest access token, even if it has expired. A restart on the same data
+        directory keeps it until it expires.
         """
         return self._sessions.access_token
 
@@ -250,10 +251,10 @@ class EmulatorServer:
             ("tenantid", self.tenant_id),
         )
 
-    # Life.
+    # Start and stop.
 
     def start(self) -> EmulatorServer:
-        """Start listening. Can be called once.
+        """Start listening, and return this server. Can be called once.
 
         Raises:
             EmulatorProblem: A port is in use.
@@ -278,7 +279,7 @@ class EmulatorServer:
         return self
 
     def stop(self) -> None:
-        """End all calls and release the ports and the directory. Can be called again."""
+        """End all calls, and release the ports and the directory. Can be called repeatedly."""
         if self._grpc is not None:
             self._grpc.stop(grace=0).wait(_STOP_S)  # with None, `stop` could wait forever
         if self._http is not None:
@@ -338,7 +339,7 @@ class EmulatorServer:
         return self.cometd.channels.publish(channel, events)
 
     def publish_raw(self, topic: str, drafts: Sequence[Draft]) -> list[Published]:
-        """Publish bytes without checks: for payloads that cannot be decoded and unknown
+        """Publish bytes without checks, for tests of payloads that cannot be decoded and of unknown
         schema ids.
         """
         return self.bus.append(topic, drafts)

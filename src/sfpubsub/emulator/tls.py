@@ -1,8 +1,8 @@
 """TLS for `--tls`, with a certificate authority that belongs to the data directory.
 
-The authority is created once and kept, so that clients that trust it still do after a restart; the
-server's certificate is created at every start. Only this module imports trustme, and only if TLS is
-enabled.
+The authority is created once and kept, so that clients that trust it need no new file after a
+restart; the server's certificate is created at every start. Only this module imports trustme, and
+only if TLS is enabled.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Credentials(NamedTuple):
 
 
 def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
-    """Return a certificate for `names` (and localhost, 127.0.0.1 and ::1), signed by the
-    directory's authority.
+    """Return credentials with a certificate for `names`, localhost, 127.0.0.1 and ::1, signed by
+    the directory's authority.
 
     Raises:
         EmulatorProblem: The extra is not installed, a name is not valid in a certificate, or the
@@ -59,7 +59,8 @@ def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
         server = authority.issue_cert(*sorted(good_for))
     except ValueError as error:  # includes UnicodeError
         raise EmulatorProblem(
-            f"a certificate cannot be for {', '.join(sorted(good_for))} ({error}): correct the name"
+            f"cannot issue a certificate for {', '.join(sorted(good_for))} ({error}): correct the"
+            " name"
         ) from error
     chain = b"".join(part.bytes() for part in server.cert_chain_pems)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

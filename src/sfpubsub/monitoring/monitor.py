@@ -1,7 +1,7 @@
-"""The monitor: gathers everything known about a running command, in a background thread.
+"""The monitor: collects the state of a running command, in a background thread.
 
-It reads subscriptions (`Observation`), jobs (functions that return counts) and steps. Its readers
-are `/metrics`, `/health`, the web page, OpenTelemetry and the status line on a terminal.
+It reads subscriptions (`Observation`), jobs (functions that return counts) and steps. The results
+are shown by `/metrics`, `/health`, the web page, OpenTelemetry and the status line on a terminal.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Told:
 
 
 class Monitor:
-    """Collects what a command, or your own program, reports about itself. Thread-safe.
+    """Collects the state of a command, or of your own program. Thread-safe.
 
     ::
 
@@ -55,7 +55,7 @@ class Monitor:
     Args:
         title: Name of the command or program, for display.
         bounds: Time limits for `problems`.
-        clock: Seconds since 1970 UTC.
+        clock: Returns the current time, in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -153,11 +153,11 @@ class Monitor:
 
     @property
     def observations(self) -> list[Observation]:
-        """Return all monitored observations."""
+        """All monitored observations."""
         return list(self._observations)
 
     def counts(self) -> list[Sample]:
-        """Return the counts of jobs and tables."""
+        """Return the counts from all functions passed to `follow_counts`."""
         return [sample for read in self._counts for sample in read()]
 
     def problems(self) -> list[Problem]:
@@ -166,7 +166,7 @@ class Monitor:
         return problems(facts, self.steps.running(), self.bounds, self.clock())
 
     def look(self) -> None:
-        """Update once. The monitor's thread does this regularly."""
+        """Update once. The monitor's thread does this about once a second."""
         self.history.look(self.clock())
         self.steps.tell_stuck(self._running(), self.bounds.stuck)
         for look in self._on_look:
@@ -205,7 +205,9 @@ class Monitor:
             try:
                 self.look()
             except Exception:  # a failing monitor must not end the command that it monitors
-                logging.getLogger("sfpubsub.monitoring").exception("the monitor failed")
+                logging.getLogger("sfpubsub.monitoring").exception(
+                    "the monitor failed: plots and the log of stuck steps are no longer updated"
+                )
                 return
 
 

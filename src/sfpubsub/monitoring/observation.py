@@ -1,8 +1,8 @@
 """Observes one subscription over time: its health, and when things last happened.
 
-A `Health` snapshot describes the current state. To know when the service last sent something, or
-when the last commit happened, somebody has to compare snapshots over time. The status file, the
-metrics, `/health`, the page and the terminal's status line all use this.
+A `Health` snapshot describes only the current state. When the service last sent something, or when
+the last commit happened, can be determined only by comparing successive snapshots. The status file,
+the metrics, `/health`, the page and the terminal's status line all use the result.
 """
 
 from __future__ import annotations
@@ -47,28 +47,27 @@ class Facts:
     """When observation began."""
     health: Health = NEW
     turned_at: float | None = None
-    """When its loop last completed an iteration; None if it does not report that."""
+    """When the application's loop last completed an iteration; None if it does not report this."""
     last_message_at: float | None = None
     """When the service last sent something, keepalives included."""
     heard_at: float | None = None
-    """When the service last sent something, or when nothing was expected from it. Nothing is
-    expected on a paused stream, on one that requests no events, and on a channel, whose keepalives
-    are not visible.
+    """When the service last sent something, or when no message was last expected: on a paused
+    stream, on one that requests no events, and on a channel, whose keepalives are not visible.
     """
     last_commit_at: float | None = None
     """When the last commit was confirmed."""
     acked_position: str | None = None
     """Position of the last acked event, in hexadecimal."""
     acked_event_at: float | None = None
-    """When that event occurred, if it has a timestamp."""
+    """When the last acked event occurred; None if it has no timestamp."""
     acked_at: float | None = None
-    """When it was acked."""
+    """When the last acked event was acked."""
     idle_at: float | None = None
     """When all events were last known to be acked, both here and at the service."""
     schema_since: float | None = None
     """When events started waiting for a schema; None if none are waiting."""
     error: str | None = None
-    """The error that ended it, if any."""
+    """The error that ended the subscription, if any."""
 
     @property
     def is_behind(self) -> bool:
@@ -77,12 +76,16 @@ class Facts:
 
     @property
     def position_at(self) -> float | None:
-        """Event time up to which everything is acked; None if unknown."""
+        """Event time (seconds since 1970 UTC) up to which everything is acked; None if unknown."""
         known = [at for at in (self.acked_event_at, self.idle_at) if at is not None]
         return max(known, default=None)
 
     def lag(self, now: float) -> float | None:
-        """Return the lag behind the events, in seconds; None if unknown."""
+        """Return how far processing is behind the events, in seconds; None if unknown.
+
+        Args:
+            now: Seconds since 1970 UTC.
+        """
         if self.is_behind:
             return None if self.position_at is None else max(0.0, now - self.position_at)
         if self.acked_at is None or now - self.acked_at > RECENT:
@@ -97,7 +100,7 @@ class Observation:
     Args:
         kind: Whether *name* is a managed subscription, a topic or a channel.
         name: Name of the source.
-        clock: Seconds since 1970 UTC.
+        clock: Returns the current time, in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -117,15 +120,16 @@ class Observation:
         self._note(since=self._clock())
 
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
-        """Record that the first *events* of *batch* were acked (None: all of them). Cheap.
+        """Record that the first *events* of *batch* were acked; None means all of them.
 
-        Call it only from the loop's thread, like `turn`.
+        It takes little time. Call it only from the loop's thread, like `turn`.
         """
         self._acked = batch, len(batch) if events is None else events, self._clock()
 
     def turn(self) -> Facts:
-        """Update, and record that the loop is alive. Call it from the loop's thread about once a
-        second.
+        """Record an iteration of the loop, and return the updated facts.
+
+        Call it from the loop's thread about once a second.
         """
         if self._acked is not None:
             batch, events, at = self._acked

@@ -1,6 +1,6 @@
-"""Export our metrics through OpenTelemetry, as its SDK is configured.
+"""Export our metrics through the OpenTelemetry SDK that the program has configured.
 
-Needs ``sfpubsub[otel]``. If no SDK is configured, nothing is exported, as usual with OpenTelemetry.
+Needs ``sfpubsub[otel]``. If no SDK is configured, nothing is exported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def export_metrics(registry: Registry, provider: MeterProvider | None = None) -> None:
-    """Let OpenTelemetry read a registry whenever it exports.
+    """Register all metrics with OpenTelemetry, which reads *registry* whenever it exports.
 
     Args:
         registry: The registry to export.

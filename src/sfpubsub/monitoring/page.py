@@ -84,7 +84,7 @@ def _source(facts: Facts, now: float) -> Iterator[Element]:
         "State": health.state + (f": {health.reason}" if health.reason else ""),
         "Behind by": "not known" if lag is None else span(lag),
         "Last message": _ago(facts.last_message_at, now),
-        "Events": f"{health.delivered:,} delivered, {health.redelivered:,} sent again",
+        "Events": f"{health.delivered:,} delivered, {health.redelivered:,} redelivered",
         "Not acked yet": f"{health.unacked:,}, and {health.pending_count:,} not consumed yet",
         "Reconnects": f"{health.reconnects:,}",
         "Quarantined": f"{health.quarantined:,}, and {health.skipped:,} skipped",
@@ -105,7 +105,7 @@ def _pair(name: str, text: str) -> tuple[Element, Element]:
 
 def _steps(monitor: Monitor, now: float) -> Iterator[Element]:
     running = [
-        (name, "under way", f"{number(seconds)} s", "")
+        (name, "running", f"{number(seconds)} s", "")
         for name, seconds in monitor.steps.running().items()
         if seconds is not None
     ]

@@ -37,7 +37,7 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, started: float, now: float) -> Window:
-        """Return the window of a run: the whole run, within limits."""
+        """Return the window for a run: the whole run, but at least 15 min and at most 6 h."""
         return cls(now - min(KEPT, max(_SHORTEST, now - started)), now)
 
     @property

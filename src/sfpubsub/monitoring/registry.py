@@ -1,7 +1,7 @@
 """The metrics registry: counters that are updated, and functions that are read on demand.
 
-Nearly all metrics are read on demand from what a subscription, a job or a table knows anyway, so a
-process that is not monitored pays nothing for them. The others are updated once per write.
+Nearly all metrics are read on demand from state that a subscription, a job or a table has anyway,
+so they cost nothing in a process that is not monitored. The others are updated once per write.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _log = logging.getLogger("sfpubsub.monitoring")
 # Idle timeout of a connection, in seconds; each connection serves one request.
 _SILENCE = 10.0
 
-# Most concurrent connections; further ones are closed. Enough for a scraper, a probe and some
-# browsers.
+# Maximum number of concurrent connections; further ones are closed. Enough for a scraper, a probe
+# and some browsers.
 _CONNECTIONS = 16
 
 _HEADERS = {
@@ -63,7 +63,7 @@ def serve(monitor: Monitor, host: str = "127.0.0.1", port: int = 0) -> Iterator[
         port: Port to listen on; 0 picks a free one.
 
     Raises:
-        ConfigurationError: Cannot listen on that address and port.
+        ConfigurationError: The server cannot listen on this address and port.
     """
     server_class = _Server6 if ":" in host else _Server
     try:
@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> _Answer:
         if self.server.is_local and not _is_ours(self.headers.get("Host", "")):
-            text = "this server only accepts IP addresses and localhost as host name\n"
+            text = "this server accepts only IP addresses and localhost as host names\n"
             return _Answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain; charset=utf-8", text)
         monitor = self.server.monitor
         match self.path.partition("?")[0]:

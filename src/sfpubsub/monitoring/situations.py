@@ -59,7 +59,8 @@ def problems(
 
     Args:
         sources: Facts about each subscription.
-        steps: Seconds that the current step of each kind has been running; None if none is.
+        steps: How long the current step of each kind has been running, in seconds; None if none is
+            running.
         bounds: The limits.
         now: Seconds since 1970 UTC.
     """
@@ -92,8 +93,7 @@ def _of_source(facts: Facts, bounds: Bounds, now: float, *, has_step: bool) -> l
             Problem(
                 "silent",
                 f"{facts.name}: nothing received from the service for {span(silence)}; the stream "
-                f"is "
-                f"{health.state}{why}",
+                f"is {health.state}{why}",
             )
         )
     if health.state == "waiting_for_schema" and facts.schema_since is not None:
@@ -106,8 +106,7 @@ def _of_source(facts: Facts, bounds: Bounds, now: float, *, has_step: bool) -> l
             Problem(
                 "retention",
                 f"{facts.name}: the position is {span(age)} old, and the service retains events "
-                f"for "
-                f"{span(RETENTION)}",
+                f"for {span(RETENTION)}",
             )
         )
     return found

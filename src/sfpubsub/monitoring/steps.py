@@ -26,11 +26,11 @@ class Done:
     """When it finished, in seconds since 1970 UTC."""
     seconds: float
     text: str
-    """What it did."""
+    """What the step did, for display."""
 
 
 class Steps:
-    """The steps of a command. Thread-safe."""
+    """Tracks the running and finished steps of a command. Thread-safe."""
 
     def __init__(self) -> None:
         self._running: dict[str, Callable[[], float | None]] = {}
@@ -38,11 +38,16 @@ class Steps:
         self._told: set[str] = set()
 
     def follow(self, name: str, seconds: Callable[[], float | None]) -> None:
-        """Track a step. *seconds* returns how long it has been running, or None if it is not."""
+        """Track a kind of step.
+
+        Args:
+            name: Kind of step, and what it processes.
+            seconds: Returns how long the step has been running, or None if it is not running.
+        """
         self._running = {**self._running, name: seconds}
 
     def running(self) -> dict[str, float | None]:
-        """Return how long each kind of step has been running, in seconds."""
+        """Return how long each kind of step has been running, in seconds; None if not running."""
         return {name: seconds() for name, seconds in self._running.items()}
 
     def ended(self, done: Done) -> None:
@@ -71,7 +76,7 @@ def stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = []
     for ident, frame in sys._current_frames().items():
-        if ident != threading.get_ident():  # our own stack is of no interest
+        if ident != threading.get_ident():  # the current thread only collects the stacks
             where = "".join(traceback.format_stack(frame))
             parts.append(f"thread {names.get(ident, ident)}:\n{where}")
     return "\n".join(parts)

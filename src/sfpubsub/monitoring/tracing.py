@@ -1,7 +1,7 @@
 """OpenTelemetry tracing: spans for receiving, processing and settling events.
 
 Follows the messaging conventions, version 1.44. A response contains events of many traces, so its
-span has no parent among them but a link to the creation context of each event that carries one.
+span has none of them as parent, but links to the creation context of each event that carries one.
 Needs ``sfpubsub[otel]``.
 
 Events carry the context in the header ``traceparent``. It is sent only if a program uses
@@ -85,8 +85,11 @@ class SourceTracing:
         self._settled = 0
 
     def received(self, batch: EventBatch, began: int) -> None:
-        """Record a received response; *began* is when waiting for it began, in nanoseconds since
-        1970 UTC.
+        """Record a received response.
+
+        Args:
+            batch: The response's events.
+            began: When the wait for the response began, in nanoseconds since 1970 UTC.
         """
         from opentelemetry.trace import SpanKind
 

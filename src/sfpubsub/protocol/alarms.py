@@ -1,7 +1,7 @@
-"""Deadlines: everything that a subscription waits for, and until when.
+"""The timers of a subscription: what it waits for, and when each timer is due.
 
-`Alarms` says what is due and when; the subscription decides what to do about it. If several things
-are due, the first one in the list is done.
+`Alarms` only computes the times; the subscription decides how to react. If several timers are due,
+the subscription handles the first one in the list.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _NEVER = float("inf")
 class Due(enum.Enum):
     """A condition on which the subscription must act at its deadline."""
 
-    GIVE_UP = "the connection did not come back in time"
+    GIVE_UP = "the connection was not restored in time"
     REOPEN = "the delay before the next stream is over"
     STEADY = "a stream has been open long enough to count as healthy"
     SILENT = "a stream from which a message is due has been silent"
     RESERVE = "a stream without credit needs some to stay open"
     COMMIT = "a commit must be sent, or has timed out"
-    NEVER_ACKED = "the application takes events but acks none"
+    NEVER_ACKED = "the application reads events but does not ack them"
     CLOSE = "the clean shutdown has taken long enough"
 
 
@@ -34,13 +34,13 @@ _WHILE_STREAMING = (Due.SILENT, Due.RESERVE, Due.COMMIT, Due.NEVER_ACKED)
 
 
 class Alarms:
-    """The timers of one subscription. Not thread-safe; the driver serialises.
+    """The timers of one subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
         timings: Timings of the service and the client.
-        outgoing: Knows when credit was sent.
-        retries: Knows how long failures may last.
-        standing: Knows when a commit is due; None for a plain subscription.
+        outgoing: Provides the time when credit was last sent.
+        retries: Provides the time at which an outage has lasted too long.
+        standing: Provides the time when a commit is due; None for a plain subscription.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Alarms:
         self.close_by: float = 0.0
         """Deadline of draining, then of closing."""
         self.full_since: float | None = None
-        """Since when too many events have been unacked without any ack."""
+        """When unacked events exceeded the limit, or the last ack after that; None otherwise."""
 
     def due(self, state: State) -> list[tuple[float, Due]]:
-        """Return everything awaited in *state*, and when it is due."""
+        """Return the timers that run in *state*, each with the time at which it is due."""
         times, found = self._timings, list[tuple[float, Due]]()
         if state is State.STREAMING:
             found += zip(self._while_streaming(), _WHILE_STREAMING, strict=True)
@@ -71,7 +71,7 @@ class Alarms:
             found.append((self.reopen_at, Due.REOPEN))
         elif state is State.OPENING:
             if times.ping_interval and self._retries.reason is not None:
-                # Otherwise the pings would have ended it.
+                # By then, unanswered pings would have ended a dead stream.
                 answered = times.ping_interval + times.ping_timeout
                 found.append((self.heard_at + times.steady + answered, Due.STEADY))
             found.append((self._silent_at, Due.SILENT))
@@ -82,8 +82,8 @@ class Alarms:
         return found
 
     def earliest(self, state: State) -> float:
-        """Return when the first timer is due in *state*; infinity if there is none."""
-        if state is State.STREAMING:  # asked after each response and ack
+        """Return when the first timer is due in *state*; infinity if no timer runs."""
+        if state is State.STREAMING:  # a shortcut: this is called after each response and ack
             return min(self._while_streaming())
         return min([at for at, _ in self.due(state)], default=_NEVER)
 
@@ -100,7 +100,7 @@ class Alarms:
         """Return when each of `_WHILE_STREAMING` is due."""
         outgoing, reserve, commit = self._outgoing, _NEVER, _NEVER
         if outgoing.window.starving:
-            # A commit and its response may not reset the service's 60 s.
+            # Commits and their responses are not assumed to reset the service's 60 s.
             reserve = outgoing.last_figure + self._timings.reserve
         if self._standing is not None:
             at = self._standing.commit_at

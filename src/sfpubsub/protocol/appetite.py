@@ -14,7 +14,7 @@ from sfpubsub.types import RawEvent
 
 
 class Appetite:
-    """The room of one subscription. Not thread-safe; the driver serialises.
+    """Tracks how much room one subscription has. Not thread-safe; the driver serialises all calls.
 
     Args:
         limits: Memory limits.
@@ -22,17 +22,17 @@ class Appetite:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._size: float | None = None  # of an event, in bytes
+        self._size: float | None = None  # estimated size of an event, in bytes
         self.waiting_count: int = 0
         """Events received and not yet read by the application."""
         self.waiting_bytes: int = 0
-        """Payload bytes of those."""
+        """Payload bytes of these events."""
 
     def seen(self, events: Sequence[RawEvent], size: int) -> None:
         """Update the estimated event size from events with *size* bytes in total."""
         mean = size / len(events)
         if self._size is None or mean > self._size:
-            self._size = mean  # adapt to larger sizes at once, because they might not fit
+            self._size = mean  # adapt to larger sizes immediately, because they might not fit
         else:
             self._size += (mean - self._size) * min(1.0, len(events) / WINDOW)
 
@@ -54,12 +54,16 @@ class Appetite:
         """Return how many events may be in flight now.
 
         Args:
-            unacked: Events received and not acked, read or not.
+            unacked: Number of events received and not acked, whether read or not.
         """
         return self._room(self.waiting_count, self.waiting_bytes, unacked)
 
     def room_when_read(self, unacked: int) -> int:
-        """Return what `room` will be once everything that waits is read; arguments as there."""
+        """Return what `room` will be after the application has read all waiting events.
+
+        Args:
+            unacked: See `room`.
+        """
         return self._room(0, 0, unacked)
 
     def _room(self, count: int, size: int, unacked: int) -> int:
@@ -82,5 +86,5 @@ class Appetite:
 
     @property
     def overfull(self) -> bool:
-        """Whether the stream must be closed, because events were far larger than earlier ones."""
+        """Whether the stream must be closed, because events were far larger than estimated."""
         return self.waiting_bytes >= 2 * self._limits.max_bytes

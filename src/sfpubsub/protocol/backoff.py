@@ -1,4 +1,4 @@
-"""How long to wait before trying again: exponential, capped, with full jitter."""
+"""Delays between retries: exponential, capped, with full jitter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class Backoff:
 
     Args:
         initial: Upper bound of the first delay, in seconds.
-        maximum: Upper bound at which the doubling stops, in seconds.
+        maximum: Upper bound at which the delays stop doubling, in seconds.
     """
 
     def __init__(self, initial: float, maximum: float) -> None:
@@ -28,5 +28,5 @@ class Backoff:
         return delay
 
     def reset(self) -> None:
-        """Start over after a success."""
+        """Return to the initial delay, after a success."""
         self._ceiling = self._initial

@@ -28,7 +28,7 @@ class OpenStream:
     """Number of the call within the subscription, from 1; tags everything received from it."""
     num_requested: int
     start: StartPosition | None
-    """None for a managed subscription, whose position the service knows."""
+    """None for a managed subscription, whose position the service keeps."""
 
 
 class CommitRequest(NamedTuple):
@@ -67,12 +67,12 @@ class Deliver(NamedTuple):
     first_seq: int
     rpc_id: str
     size: int
-    """Payload bytes."""
+    """Payload bytes of the events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Drop events that the application has not taken yet."""
+    """Drop events that the application has not read yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +102,14 @@ class SettleCommit:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The subscription has ended; nothing follows."""
+    """End the subscription or publisher; no further commands follow."""
 
     error: SfPubSubError | None
 
 
 @dataclass(frozen=True, slots=True)
 class OpenPublish:
-    """Start a new call that publishes, with its first request."""
+    """Start a new publishing call with its first request."""
 
     stream: int
     """See `OpenStream.stream`."""

@@ -2,11 +2,11 @@
 
 The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 
-1. At most one commit is in flight on a stream. Meanwhile the newest acked prefix waits.
+1. At most one commit is in flight on a stream. Until it is answered, newer acked positions wait.
 2. One response may answer several commits. With rule 1 it answers the one in flight, or one that
    timed out after `Timings.commit_timeout`.
 3. After a rejection or a timeout the next commit waits for an increasing backoff; then the newest
-   position is sent, even if it is the same one. If commits keep failing for `Timings.commit_budget`
+   position is sent, even if it is unchanged. If commits keep failing for `Timings.commit_budget`
    seconds, the subscription ends. The number of failures does not matter: a service may reject many
    commits in a short time. Time without a stream does not count.
 4. A commit without an answer may have taken effect. It stays *in doubt* until the beginning of the
@@ -14,8 +14,8 @@ The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 5. Commits are sent at intervals of at least `Timings.commit_pause`, so that each covers more acks.
    An explicit `commit` does not wait for this.
 6. At least one commit is sent per `Timings.commit_interval`. Without new acks it repeats the last
-   confirmed position, but only if the service is known to be there on this stream: if it had moved
-   the subscription back, that position would skip events.
+   confirmed position, but only if this stream has shown that the service is at that position: if
+   the service had moved the subscription back, repeating the position would skip events.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ class Sent(NamedTuple):
 
 
 class Commits:
-    """The commits of one managed subscription. Not thread-safe; the driver serialises."""
+    """The commits of one managed subscription. Not thread-safe; the driver serialises all calls."""
 
     def __init__(self, timings: Timings) -> None:
         self._timings = timings
         self.receipt: CommitReceipt | None = None
-        # This stream has shown that the service is at the confirmed position.
+        # Whether this stream has shown that the service is at the confirmed position.
         self._is_at_receipt = False
         self.last_error: str | None = None
         """Why the last commit failed; None after a success."""
         self._backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._retry_at = 0.0
-        self._failed_for = 0.0  # seconds of streams since the first failure
-        # Time up to which that is counted; None if nothing was sent on this stream.
+        self._failed_for = 0.0  # seconds since the first failure, without time between streams
+        # Time up to which `_failed_for` is counted; None if no commit was sent on this stream.
         self._counted_to: float | None = None
         self.unanswered: Sent | None = None
         self._late: dict[str, Sent] = {}  # timed out on this stream; may still be answered
         self.in_doubt: list[Sent] = []
         self.refused_up_to: int = 0
-        """Orders up to this one were rejected and not sent again since."""
+        """Commits up to this order were rejected, and were not sent again after that."""
         self._last_sent = 0.0
         self._next_at = 0.0  # earliest time to send a new position
         self._stream = 0
@@ -67,7 +67,10 @@ class Commits:
         self._tickets: dict[int, int] = {}  # ticket -> order that must be confirmed
 
     def new_stream(self, stream: int, now: float) -> None:
-        """Forget commits in flight: responses arrive only on the stream of their request."""
+        """Start a new stream: unanswered commits of earlier streams are now in doubt.
+
+        Responses arrive only on the stream of their request.
+        """
         if self.unanswered is not None:
             self.in_doubt.append(self.unanswered)
         self.in_doubt.extend(self._late.values())
@@ -95,7 +98,7 @@ class Commits:
 
         Args:
             candidate: The newest position that may be committed.
-            now: The time.
+            now: The current time, in seconds.
             again: Whether to skip the backoff after a failure.
             at_once: Whether to skip `Timings.commit_pause`.
         """
@@ -125,7 +128,7 @@ class Commits:
         """Handle a response to a commit.
 
         Returns:
-            The order up to which everything is confirmed; None if nothing is.
+            The order up to which everything is now confirmed; None if nothing was confirmed.
         """
         sent = self.unanswered
         if sent is not None and (
@@ -176,8 +179,8 @@ class Commits:
 
         Args:
             sent: The commit.
-            certain: Whether the stream began with the event right after *sent*, and not just with a
-                new one.
+            certain: Whether the stream began with the event right after *sent*, rather than with an
+                event that was not received before.
         """
         self._confirmed(sent, None)
         self._is_at_receipt = certain and not self.in_doubt
@@ -192,17 +195,17 @@ class Commits:
 
     @property
     def exhausted(self) -> CommitError | None:
-        """Return the error that ends the subscription if commits have failed for too long."""
+        """The error that ends the subscription if commits have failed for too long, else None."""
         if self.last_error is None or self._failed_for < self._timings.commit_budget:
             return None
         return CommitError(
-            f"no commit was accepted for {self._failed_for:.0f} s, the last one: "
+            f"no commit was accepted for {self._failed_for:.0f} s; the last error: "
             f"{self.last_error}; events acked since the last confirmed commit will be redelivered",
             retryable=True,
         )
 
     def deadline(self, candidate: Entry | None) -> float | None:
-        """Return when `check_timeout` or `next_request` should be called next."""
+        """Return when to call `check_timeout` and `next_request` next; None if nothing is due."""
         if self.unanswered is not None:
             return self.unanswered.at + self._timings.commit_timeout
         if candidate is not None:
@@ -213,7 +216,7 @@ class Commits:
 
     @property
     def _repeat_at(self) -> float:
-        # After a failure retry sooner than the next interval, before the service closes the stream.
+        # After a failure, retry without waiting for the interval: the service may close the stream.
         interval = self._last_sent + self._timings.commit_interval
         return interval if self.last_error is None else self._retry_at
 

@@ -11,7 +11,7 @@ from sfpubsub.types import PublishResult, RawEvent, ReplayId
 
 
 class CommitAnswer(NamedTuple):
-    """The service's response to one commit, or to several with the values of the newest."""
+    """The service's response to a commit; it may answer several, with the values of the newest."""
 
     request_id: str
     replay_id: ReplayId | None
@@ -64,7 +64,7 @@ class FailureKind(enum.Enum):
     REAUTHENTICATE = "get a new session, then open it again at the same position"
     POSITION_REJECTED = "the position is not accepted: never send it again"
     SLOT_HELD = "wait until the managed subscription is free"
-    TURNED_AWAY = "give up, unless the service has let this subscription in before"
+    TURNED_AWAY = "give up, unless the service has accepted this subscription before"
     STOP = "give up"
 
 

@@ -1,6 +1,6 @@
 """Process received messages: events go to the application, positions to the ledger.
 
-It numbers events in order of arrival and drops redeliveries.
+`Intake` numbers events in order of arrival and drops redeliveries.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sfpubsub.types import RawEvent, ReplayId
 
 
 class Intake:
-    """The receiving side of one subscription. Not thread-safe; the driver serialises.
+    """The receiving side of one subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
         appetite: Tracks received and waiting events.
@@ -33,7 +33,7 @@ class Intake:
         self.caught_up: bool = False
         """Whether the newest message of this stream was a keepalive."""
         self.redelivering: bool = True
-        """Whether known events may still arrive; they arrive before all others."""
+        """Whether this stream may still redeliver events; new events follow after them."""
 
     def new_stream(self) -> None:
         """Reset the state of the previous stream."""
@@ -46,12 +46,12 @@ class Intake:
         self.delivered += count
 
     def discarded(self) -> None:
-        """Count everything unread as dropped."""
+        """Count all unread events as dropped."""
         self._appetite.discarded()
 
     @property
     def confirmed(self) -> int:
-        """Number of acked events whose position is safe."""
+        """Number of acked events whose position was committed or passed to the store."""
         return 0 if self._ledger is None else self._ledger.confirmed_events
 
     @property
@@ -61,12 +61,12 @@ class Intake:
 
     @property
     def room(self) -> int:
-        """How many events may be in flight now."""
+        """Number of events that may be in flight now."""
         return self._appetite.room(0 if self._ledger is None else self._ledger.unacked)
 
     @property
     def room_when_read(self) -> int:
-        """How many may be once everything that waits is read."""
+        """Number of events that may be in flight once the application has read all waiting ones."""
         return self._appetite.room_when_read(0 if self._ledger is None else self._ledger.unacked)
 
     def take_in(self, response: Response) -> list[Command]:
@@ -104,7 +104,10 @@ class Intake:
             self._resume.received(position)
 
     def recognise(self, response: Response) -> None:
-        """Record the known events of *response*; drop the others, and everything after them."""
+        """Record redeliveries while draining; drop all events.
+
+        Redeliveries are recorded up to the first new event or keepalive of the stream.
+        """
         for event in response.events:
             if self._ledger is None or not self.redelivering or not self._ledger.is_known(event):
                 self.redelivering = False

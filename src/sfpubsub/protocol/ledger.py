@@ -1,4 +1,4 @@
-"""The ledger: all received positions not known to be committed or stored, in order of arrival.
+"""The ledger: received positions that are not known to be committed or stored, oldest first.
 
 An entry is an event, or a keepalive (which is acked from the start). The *acked prefix* is the run
 of acked entries at the front: only its positions may be committed, because everything before them
@@ -30,7 +30,7 @@ from sfpubsub.types import EventKey, RawEvent, ReplayId, event_keys
 
 
 class Ledger:
-    """The entries of one subscription. Not thread-safe; the driver serialises."""
+    """The entries of one subscription. Not thread-safe; the driver serialises all calls."""
 
     def __init__(self) -> None:
         self._runs: list[Run] = []
@@ -99,7 +99,7 @@ class Ledger:
         self._extend(run, [key[0]], [key[1]])
 
     def _last_run(self, first_seq: int) -> Run:
-        """Return the run for the next event. A new run is only stored by `_extend`."""
+        """Return the run for the next event; `_extend` stores it if it is new."""
         if self._runs and self._runs[-1].takes_more:
             return self._runs[-1]
         return Run(self._orders + 1, first_seq)
@@ -133,7 +133,7 @@ class Ledger:
             self._newest_seen = entry.order
             self._again[entry.order] = entry
             if entry.order <= self._done_to:
-                # Newer than the previous one: redeliveries only move forward.
+                # It is newer than the previous candidate: redeliveries only move forward.
                 self._candidate = entry
         return True
 
@@ -145,7 +145,7 @@ class Ledger:
         return None
 
     def add_keepalive(self, replay_id: ReplayId) -> None:
-        """Append the position of a keepalive, acked."""
+        """Append the position of a keepalive, as an acked entry."""
         self._orders += 1
         self._newest_seen = self._orders
         if not self._runs:
@@ -204,12 +204,12 @@ class Ledger:
 
     @property
     def newest_done(self) -> Entry | None:
-        """The newest entry of the acked prefix, seen on this stream or not."""
+        """The newest entry of the acked prefix, whether seen on the current stream or not."""
         return self._newest_done
 
     @property
     def newest_done_event(self) -> Entry | None:
-        """The newest event of the acked prefix."""
+        """The newest event of the acked prefix; None if the prefix has no event."""
         for run in reversed(self._runs[: self._open + 1]):
             if run.done > run.confirmed:
                 return run.entry(run.done - 1)
@@ -277,10 +277,10 @@ class Ledger:
         return [expected] == event_keys((first,))
 
     def holds(self, event: RawEvent) -> bool:
-        """Return whether *event* is an entry."""
+        """Return whether *event* has an entry."""
         return self._find(*event_keys((event,))) is not None
 
     @property
     def holds_events(self) -> bool:
-        """Return whether any event is not known to be committed."""
+        """Whether any event is not known to be committed or stored."""
         return bool(self._by_position or self._twins)

@@ -1,7 +1,7 @@
 """Requests sent on an open stream: credit, combined with a commit if one is due.
 
-Decides how many events to request. The subscription knows whether a stream is open, and
-`standing.Standing` what to commit.
+Decides how many events to request. The subscription checks that a stream is open, and
+`standing.Standing` decides what to commit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sfpubsub.protocol.window import Window
 
 
 class Outgoing:
-    """The sending side of one subscription. Not thread-safe; the driver serialises."""
+    """The sending side of one subscription. Not thread-safe; the driver serialises all calls."""
 
     def __init__(self) -> None:
         self.window: Window = Window()
@@ -29,7 +29,7 @@ class Outgoing:
         return self.window.open(room)
 
     def received(self, response: Response, now: float) -> None:
-        """Account for a received response."""
+        """Update the credit for a received response."""
         answer = response.commit
         if answer is None or response.events:
             self.last_figure = now
@@ -38,13 +38,14 @@ class Outgoing:
     def request(
         self, now: float, commit: CommitRequest | None, room: int, room_when_read: int
     ) -> list[Command]:
-        """Return the request to send now, with credit and *commit*, if any.
+        """Return the request to send now, if credit or a commit is due.
 
         Args:
-            now: The time.
-            commit: The due commit, if any.
-            room: How many events may be on their way now.
-            room_when_read: How many may be once everything that waits is read.
+            now: The current time, in seconds.
+            commit: The commit to send, if one is due.
+            room: Number of events that may be in flight now.
+            room_when_read: Number of events that may be in flight after the application has read
+                all waiting ones.
         """
         credit = self.window.grant(room, room_when_read)
         if credit:

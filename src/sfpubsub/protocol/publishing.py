@@ -1,12 +1,11 @@
-"""The publishing protocol: decides what to send, matches results to events, and handles retries and
-timeouts.
+"""The publishing protocol: what to send, which result belongs to which event, and what to retry.
 
-Events wait in submission order. A request takes as many as it may hold. While one is in flight,
+Events wait in submission order. A request takes as many as fit. While a request is in flight,
 another is sent only if it is full, so that events are batched without an added delay. With at most
 one request in flight, the order of events is preserved.
 
 An event stays pending until it has a result. If its stream ends or its answer does not arrive, it
-is sent again with the same id. After its timeout it fails, and its outcome states whether it may
+is sent again with the same id. After its timeout it fails, and its result states whether it may
 have been published. The service ends a stream after 70 s without a request, so an idle stream is
 closed before that; the next event opens a new one.
 
@@ -45,7 +44,7 @@ from sfpubsub.types import ProducerEvent, PublishCounts, PublishResult
 
 
 class PublishProtocol:
-    """One publisher of one topic. Not thread-safe; the driver serialises.
+    """One publisher of one topic. Not thread-safe; the driver serialises all calls.
 
     Args:
         topic: Full path of the topic.
@@ -74,7 +73,7 @@ class PublishProtocol:
         self._pause = Backoff(timings.backoff_initial, timings.backoff_max)
         self._stream = 0  # of the newest call
         self._open = False
-        self._proven = False  # it has answered at least once
+        self._proven = False  # whether the current stream has answered a request
         self._sent_at = 0.0
         self._wait_until: float | None = None  # nothing is sent before this time
         self._renewing = False  # a session is being fetched
@@ -106,30 +105,30 @@ class PublishProtocol:
         return [self._events.add(event, expires_at) for event in events], self._send(now)
 
     def drain(self, now: float) -> list[Command]:
-        """Reject further events, and end once all are settled."""
+        """Reject further events, and end once all events have results."""
         self._draining = True
         return self._send(now)
 
     def abort(self) -> list[Command]:
-        """End now."""
-        closed = SfPubSubError("the publisher was closed before an answer came", retryable=True)
+        """End immediately; pending events fail."""
+        closed = SfPubSubError("the publisher was closed before a result arrived", retryable=True)
         return self._finish(None, closed)
 
     def crashed(self, error: SfPubSubError) -> list[Command]:
-        """End with an internal error."""
+        """End with an internal error; pending events fail."""
         return self._finish(error, error)
 
     def reencoded(
         self, ticket: int, outcome: ProducerEvent | SfPubSubError, now: float, jitter: float
     ) -> list[Command]:
-        """Handle a re-encoded event, or the error."""
+        """Handle the result of encoding an event again: the event, or the error."""
         entry = self._events.recoded(ticket)
         if entry is None:
             return []
         if isinstance(outcome, ProducerEvent):
             self._events.replace(entry, outcome)
         elif outcome.retryable:
-            # Send it unchanged again; if it is rejected again, it is re-encoded again.
+            # Send it again unchanged; if it is rejected again, it is encoded again.
             self._events.as_it_was(entry)
             self._wait_until = now + self._pause.next(jitter)
         else:
@@ -184,7 +183,7 @@ class PublishProtocol:
         in_vain = bool(self._events.requests)
         self._dropped()
         if not in_vain and not self._events.waiting:
-            # It was idle: the next event opens a new stream and finds out about a failure.
+            # It was idle: the next event opens a new stream, which shows whether a failure lasts.
             return []
         if failure is None:
             failure = Failure(
@@ -200,7 +199,7 @@ class PublishProtocol:
         return self._send(now)
 
     def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
-        """Request a session again later, or give up."""
+        """Handle a failure to obtain a new session: retry later, or give up."""
         if not self._renewing:
             return []
         self._renewing = False
@@ -211,7 +210,10 @@ class PublishProtocol:
     # Inputs from the timer.
 
     def deadline(self) -> float | None:
-        """Return when `timer` must be called, or None. Calling it earlier has no effect."""
+        """Return when `timer` must be called; None if nothing is awaited.
+
+        Calling `timer` earlier has no effect.
+        """
         times = [at for at in (self._wait_until, self._events.expires_at) if at is not None]
         if self._open:
             sent_at = self._events.sent_at
@@ -253,7 +255,7 @@ class PublishProtocol:
         reason = f"; the last failure: {self._retries.reason}" if self._retries.reason else ""
         return f"{self.topic}: no result within {self._timeout:g} s{reason}"
 
-    # Consequences.
+    # Sending and settling.
 
     def _send(self, now: float) -> list[Command]:
         out: list[Command] = []
@@ -330,7 +332,7 @@ class PublishProtocol:
         return [*out, Finish(error)]
 
     def counts(self) -> PublishCounts:
-        """Return the counts of events so far."""
+        """Return the event counts by outcome so far."""
         again = sum(max(0, entry.attempts - 1) for entry in self._events.entries())
         return PublishCounts(
             accepted=self._accepted,

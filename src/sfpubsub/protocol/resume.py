@@ -1,8 +1,9 @@
 """Track where the next stream of a plain subscription starts.
 
 Received events are never dropped, so within a process a stream resumes after the last *received*
-position, keepalives included. Before the first one, only the start position is known: for LATEST
-that means that a drop may lose events, which is reported. A refused position is never sent again.
+position, including those of keepalives. Before the first one, only the start position is known:
+with LATEST, events may be lost if the stream is lost, which is reported as a gap. A rejected
+position is never sent again.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from sfpubsub.types import Gap, ReplayId, ReplayPreset, StartPosition
 
 
 class Resume:
-    """The position of one plain subscription. Not thread-safe; the driver serialises.
+    """The position of one plain subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
         name: The topic, for gaps.
         start: Where the first stream starts.
-        fallback: Where to continue if a position is rejected; None stops.
+        fallback: Where to continue if a position is rejected; None ends the subscription.
     """
 
     def __init__(self, name: str, start: StartPosition, fallback: StartPosition | None) -> None:
@@ -45,7 +46,11 @@ class Resume:
         self._last = replay_id
 
     def dropped(self) -> Gap | None:
-        """Return the gap caused by the loss of a stream that started at LATEST, once."""
+        """Record the loss of a stream.
+
+        Returns:
+            A gap if the stream started at LATEST and had no position yet; only the first time.
+        """
         if self._last is not None or self._start.preset is not ReplayPreset.LATEST:
             return None
         if self._reported:
@@ -54,15 +59,15 @@ class Resume:
         return Gap("unanchored", self._name)
 
     def rejected(self, error_code: str | None, rpc_id: str | None) -> tuple[Gap, bool]:
-        """Give up the position.
+        """Give up the rejected position, and continue from the fallback if possible.
 
         Returns:
-            The gap, and whether there is another position to continue from.
+            The gap, and whether the subscription continues.
         """
         refused = self.position.replay_id
         gap = Gap("rejected", self._name, refused, error_code=error_code, rpc_id=rpc_id)
         if self._fallback is None or refused in {None, self._fallback.replay_id}:
             return gap, False
         self._start, self._last = self._fallback, None
-        self._reported = True  # what LATEST may miss from here on is part of this gap
+        self._reported = True  # events lost with LATEST from here on are part of this gap
         return gap, True

@@ -1,8 +1,9 @@
-"""Decide what to do when a stream ends: retry, and when, or give up, and with which error.
+"""Decide what to do when a stream ends: when to retry, or with which error to give up.
 
-Every budget is a time, and is refilled by the first response of a stream, not by its opening: a
-service that accepts calls and then fails them would otherwise be asked for ever. A stream that has
-brought nothing, and was open for so long that a dead connection would have shown, counts as well.
+Each budget limits the time for which one kind of failure may last. The first response of a stream
+resets all budgets. Opening a stream does not: a service that accepts calls and then fails them
+would be retried forever. A stream without a response resets them only after it has been open for
+long enough that a dead connection would have been detected.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sfpubsub.protocol.states import Signal
 
 
 class _Trouble(enum.Enum):
-    DOWN = "the service or the way to it is down"
+    DOWN = "the service or the network is down"
     BUSY = "the managed subscription is held by another connection"
     SHUT_OUT = "the service refuses sessions"
 
@@ -34,17 +35,17 @@ class Verdict:
 
     signal: Signal
     reopen_at: float = 0.0
-    """When a stream may be opened again; for EXPIRED, once there is a new session."""
+    """Earliest time to open the next stream; for EXPIRED, a new session is needed as well."""
     error: SfPubSubError | None = None
     """For FATAL, the error that ends the subscription."""
 
 
 class Retries:
-    """The retry budgets of one subscription. Not thread-safe; the driver serialises.
+    """The retry budgets of one subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
         name: The topic, or the managed subscription's name or id.
-        timings: Times of the service and the client.
+        timings: Timings of the service and the client.
         connection_timeout: How long an outage may last, in seconds; None means forever.
     """
 
@@ -54,22 +55,22 @@ class Retries:
         self._connection_timeout = connection_timeout
         self._backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._slot = Backoff(timings.slot_initial, timings.slot_max)
-        # Each second from a failure to the next belongs to the trouble of the first one, so that
-        # an outage is not a wait for the slot, and vice versa.
+        # The time between two failures counts as time of the first one's kind, so that an outage
+        # does not count as waiting for the slot, and vice versa.
         self._last: tuple[_Trouble, float] | None = None
         self._spent = dict.fromkeys(_Trouble, 0.0)
-        self._renewed = False  # a session was fetched since the last response
-        self._let_in = False  # a response came once
+        self._renewed = False  # whether a session was fetched since the last response
+        self._let_in = False  # whether the service has ever sent a response
         self.reason: str | None = None
-        """The last failure, until a stream is known to work."""
+        """The last failure; None once a stream works again."""
 
     def responded(self) -> None:
-        """Record that the service has responded, and refill every budget."""
+        """Record a response of the service, and reset all budgets."""
         self._let_in = True
         self.recovered()
 
     def recovered(self) -> None:
-        """Refill every budget, because the stream works."""
+        """Reset all budgets, because the stream works."""
         self._backoff.reset()
         self._slot.reset()
         self._last = None
@@ -90,7 +91,7 @@ class Retries:
         return self._later(Signal.STALLED, error, now, jitter)
 
     def moved(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
-        """Handle a rejected position if there is another one to continue from."""
+        """Handle a rejected position that was replaced by the fallback."""
         self.reason = str(error)
         return Verdict(Signal.MOVED, now + self._backoff.next(jitter))
 
@@ -98,16 +99,17 @@ class Retries:
         """Handle any other end of a stream.
 
         Args:
-            failure: How it ended.
-            now: The time.
+            failure: How the stream ended.
+            now: The current time, in seconds.
             jitter: A uniform random number in [0, 1).
         """
         if failure.kind is FailureKind.RETRY:
             return self.broken(failure.error, now, jitter)
         if failure.kind is FailureKind.TURNED_AWAY and self._let_in:
-            # Not the service's words, and it has answered before: something on the way.
+            # The refusal does not come from the service itself, which has answered before, so it is
+            # treated as a temporary fault of an intermediary.
             verdict = self.broken(failure.error, now, jitter)
-            self.reason = f"{failure.error}; taken for passing, as the service answered before"
+            self.reason = f"{failure.error}; treated as temporary: the service answered before"
             return verdict
         if failure.kind is FailureKind.SLOT_HELD:
             return self._busy(failure.error, now, jitter)
@@ -117,7 +119,7 @@ class Retries:
 
     @property
     def give_up_at(self) -> float | None:
-        """When the current outage has lasted too long; None if there is none."""
+        """When the current outage will have lasted too long; None without an outage or a limit."""
         if self._connection_timeout is None or self._last is None:
             return None
         trouble, since = self._last
@@ -133,7 +135,7 @@ class Retries:
         )
 
     def _count(self, trouble: _Trouble, error: SfPubSubError, now: float) -> float:
-        """Return how long *trouble* has lasted."""
+        """Record a failure; return how long failures of its kind have lasted, in seconds."""
         if self._last is not None:
             before, at = self._last
             self._spent[before] += now - at
@@ -147,7 +149,7 @@ class Retries:
 
     def _busy(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
         spent = self._count(_Trouble.BUSY, error, now)
-        self._spent[_Trouble.DOWN] = 0.0  # the service answers; only the slot is missing
+        self._spent[_Trouble.DOWN] = 0.0  # the service answers; only the slot is occupied
         if spent < self._timings.slot_timeout:
             return Verdict(Signal.BUSY, now + self._slot.next(jitter))
         busy = SubscriptionBusyError(
@@ -161,8 +163,8 @@ class Retries:
 
     def _shut_out(self, error: SfPubSubError, now: float, jitter: float) -> Verdict:
         if self._count(_Trouble.SHUT_OUT, error, now) < self._timings.session_budget:
-            # A session that expired is renewed at once. One that is refused although it was just
-            # fetched may not be known everywhere yet: the next one is given more and more time.
+            # An expired session is renewed immediately. If a session is refused although it was
+            # just fetched, it may need time to reach all servers, so the delay increases.
             delay = self._backoff.next(jitter) if self._renewed else 0.0
             return Verdict(Signal.EXPIRED, now + delay)
         refused = SessionExpiredError(

@@ -1,12 +1,12 @@
-"""Runs of consecutive events in the ledger, with the extent to which they are acked and confirmed.
+"""Runs of consecutive events in the ledger, and how many of them are acked and confirmed.
 
 ::
 
     │ confirmed │ done: in the acked prefix │ acked: the rest up to the first unacked one │ …
 
-Acks in order move a number. Only events that are acked before an earlier one are marked one by one.
-There is no object for an event: its id and position are in two lists, which are cheap to make and
-nothing for the garbage collector to go through.
+Acks in order only advance a number; events that are acked before an earlier one are marked one by
+one. There is no object per event: ids and positions are in two lists of strings and bytes, which
+are cheap to create and add no objects for the garbage collector to traverse.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Entry(NamedTuple):
     replay_id: ReplayId
 
 
-# Events in a run: so many that small responses share one, and few enough that the confirmed ones at
-# its front, which are forgotten with the last of it, take little memory.
+# Events in a run: enough for small responses to share one, and few enough that confirmed events,
+# which are removed only with the whole run, take little memory.
 FULL = 100
 
 
 class Run:
-    """Consecutive events, and the keepalive after them. Places count from 0.
+    """Consecutive events, and the keepalive after them. A *place* is an event's index in the run.
 
     Args:
         first_order: Order of the first event; the others are numbered consecutively.
@@ -53,13 +53,14 @@ class Run:
         self.first_order: int = first_order
         self.first_seq: int = first_seq
         self.ids: list[str] = []
-        self.positions: list[bytes] = []  # of replay ids: their hash is a call of Python code
+        # The bytes of replay ids, because the hash of a ReplayId is computed in Python.
+        self.positions: list[bytes] = []
         self.keepalive: Entry | None = None
-        self.confirmed: int = 0  # events at the front that are forgotten
-        self.done: int = 0  # events at the front that belong to the acked prefix of the ledger
+        self.confirmed: int = 0  # number of confirmed events at the front
+        self.done: int = 0  # number of events at the front that are in the ledger's acked prefix
         self.newest_done: Entry | None = None
-        self._acked = 0  # events at the front that are acked
-        self._early: set[int] | None = None  # places after that which are acked as well
+        self._acked = 0  # number of acked events at the front
+        self._early: set[int] | None = None  # places of acked events after the first unacked one
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -104,7 +105,7 @@ class Run:
         return count
 
     def finish(self) -> int:
-        """Add acked events at the front to the acked prefix; return their number."""
+        """Add the acked events at the front to the acked prefix; return how many were added."""
         count = self._acked - self.done
         if count:
             self.done = self._acked
@@ -119,13 +120,13 @@ class Run:
         return self.done == len(self.positions)
 
     def confirm(self, order: int) -> range:
-        """Forget the finished events up to *order*; return their places."""
+        """Mark the events up to *order* as confirmed; return the places of newly confirmed ones."""
         start, stop = self.confirmed, min(order + 1 - self.first_order, len(self.positions))
         self.confirmed = max(start, stop)
         return range(start, self.confirmed)
 
     def is_over(self, order: int) -> bool:
-        """Return whether nothing remains after *order*."""
+        """Return whether all events are confirmed, and the keepalive is not after *order*."""
         if self.keepalive is not None and self.keepalive.order > order:
             return False
         return self.confirmed == len(self.positions)

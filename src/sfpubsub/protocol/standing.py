@@ -1,5 +1,4 @@
-"""Track the position of a managed subscription in the service: what is committed, and where streams
-begin.
+"""Track the position of a managed subscription: what is committed, and where streams begin.
 
 The service stores the position of a managed subscription. Commits move it, and it is visible only
 in the first events of a stream. `Standing` is the counterpart of `resume.Resume`, whose position is
@@ -13,8 +12,8 @@ Until a commit is confirmed, the service may have a position of an earlier run, 
 position it begins at defaultReplay, which the API does not reveal. With LATEST, events published
 between two streams are lost. So the beginning of the next stream is checked:
 
-- the oldest pending event is redelivered, or the one after an unanswered commit: the service went
-  back, which LATEST never does. Nothing is lost, now or on later streams (*anchored*);
+- it begins with the oldest pending event, or with the event after an unanswered commit: the service
+  went back, which LATEST never does. Nothing is lost, now or on later streams (*anchored*);
 - it begins with another pending event, or with a keepalive at the last position received: no event
   was published in between, so nothing is lost;
 - anything else, including when nothing was received before: events may have been lost. This cannot
@@ -33,7 +32,7 @@ from sfpubsub.types import CommitReceipt, Gap, GapReason, RawEvent, ReplayId
 
 
 class Standing:
-    """The position of one managed subscription. Not thread-safe; the driver serialises.
+    """The position of one managed subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
         name: The managed subscription's name or id.
@@ -47,8 +46,9 @@ class Standing:
         self._commits = Commits(timings)
         self.is_fresh = True
         """Whether no position has been seen on the current stream."""
-        self._doubt = False  # a stream that may have begun has ended, and no other has begun since
-        self._anchored = False  # the service has a position, or begins at EARLIEST
+        # Whether a stream that may have begun has ended, and none is known to have begun since.
+        self._doubt = False
+        self._anchored = False  # whether the service has a position, or begins at EARLIEST
         self._tickets = 0
 
     # Streams.
@@ -100,7 +100,7 @@ class Standing:
 
     def _began_after_commit_in_doubt(self, first: RawEvent | None) -> list[SettleCommit] | None:
         for sent in self._commits.in_doubt:
-            # At the end of the ledger any event may follow, also from LATEST if nothing is
+            # After the end of the ledger any event may follow, even one from LATEST if nothing is
             # committed.
             known = self._ledger.event_after(sent.order) is not None
             if not known and not self._anchored:
@@ -132,10 +132,10 @@ class Standing:
     def next_commit(
         self, now: float, *, again: bool = False, at_once: bool = False
     ) -> CommitRequest | None:
-        """Return the commit to send now, if any, for the newest acked prefix.
+        """Return the commit to send now, if any, for the newest position of the acked prefix.
 
         Args:
-            now: The time.
+            now: The current time, in seconds.
             again: Whether to skip the delay after a failure, because the caller requested a commit.
             at_once: Whether to skip the pause after the last commit, because the stream is about to
                 be closed.
@@ -147,7 +147,7 @@ class Standing:
         """Return the next commit while draining, which sends each position once more.
 
         Args:
-            now: The time.
+            now: The current time, in seconds.
             again: Whether to send a rejected position again.
         """
         newest = self._ledger.candidate
@@ -165,7 +165,7 @@ class Standing:
 
     @property
     def commit_at(self) -> float | None:
-        """Return when a commit times out or must be sent."""
+        """When a commit times out or must be sent; None if no commit is pending."""
         return self._commits.deadline(self._ledger.candidate)
 
     def check_timeout(self, now: float) -> None:
@@ -174,7 +174,7 @@ class Standing:
 
     @property
     def exhausted(self) -> CommitError | None:
-        """Return the error that ends the subscription if commits have failed for too long."""
+        """The error that ends the subscription if commits have failed for too long, else None."""
         return self._commits.exhausted
 
     # Callers of commit().
@@ -183,7 +183,7 @@ class Standing:
         """Register a caller of `commit`.
 
         Returns:
-            A ticket, which will be settled by one `SettleCommit`, and that command if it is already
+            A ticket, which one `SettleCommit` will settle, and that command if it is already
             settled.
 
         Raises:
@@ -203,11 +203,11 @@ class Standing:
         return self._commits.settle_all(error)
 
     def uncommitted(self) -> CommitError | None:
-        """Return the error for a subscription that ends with uncommitted acked events."""
+        """Return the error for ending with uncommitted acked events; None if all are committed."""
         count = self._ledger.done_events
         if not count:
             return None
-        reason = self._commits.last_error or "the stream was down, or no answer in time"
+        reason = self._commits.last_error or "no stream was open, or no answer arrived in time"
         return CommitError(
             f"{count} acked events of {self._name} were not committed and will be redelivered: "
             f"{reason}"

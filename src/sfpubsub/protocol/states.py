@@ -1,12 +1,12 @@
 """The state machine of a subscription: all transitions in one table.
 
-All transitions are in `TRANSITIONS`. This module does not define what happens in a state.
+`TRANSITIONS` contains every transition. This module does not define what happens in a state.
 
 A subscription has a sequence of streams. It starts in NEW. The states are:
 
 - OPENING: a call was started, and no response has arrived yet. Only the first response proves that
-  the service accepts the call, so only that changes the state to STREAMING and resets all retry
-  budgets. Before it, a service that accepts calls and then rejects them looks healthy.
+  the service accepts the call, so only a response changes the state to STREAMING and resets all
+  retry budgets. Before that, a service that accepts calls and then rejects them looks healthy.
 - STREAMING: responses arrive; credit and commits are sent.
 - WAITING: no stream; a randomised backoff runs before the next one. Reasons: the stream was lost
   (BROKEN) or silent for too long (STALLED), the managed slot is held by another connection (BUSY),
@@ -16,7 +16,7 @@ A subscription has a sequence of streams. It starts in NEW. The states are:
 - PAUSED: no stream; it was closed because the application has too many unread events. It reopens
   when there is ROOM.
 
-A subscription can end in two ways. ABORT ends it at once, from any state. DRAIN ends it gracefully:
+A subscription can end in two ways. ABORT ends it immediately, from any state. DRAIN is graceful:
 DRAINING commits the acked events and waits for the answer; CLOSING has half-closed the stream and
 waits for the service to end it. SAVE is a DRAIN with acked events that cannot be committed yet
 because the current stream has not redelivered them: one stream is opened for them, once a session

@@ -38,12 +38,12 @@ from sfpubsub.types import Gap, StartPosition
 
 
 class Streams:
-    """The streams of one subscription. Not thread-safe; the driver serialises.
+    """The streams of one subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
         name: The topic, or the managed subscription's name or id.
         start: Where a plain subscription starts; None for a managed one.
-        fallback: Where a plain subscription continues if its position is rejected; None stops.
+        fallback: Where a plain subscription continues if its position is rejected; None ends it.
         tracked: Whether acks are tracked: always for a managed subscription, for a plain one when
             its position is kept in a store.
         limits: Memory limits.
@@ -86,12 +86,12 @@ class Streams:
         """Open the first stream.
 
         Args:
-            now: The time.
+            now: The current time, in seconds.
             position: Where a plain subscription starts, replacing the position given on
                 construction.
 
         Raises:
-            LocalProtocolError: It was already started, or has ended.
+            LocalProtocolError: The subscription was already started, or has ended.
         """
         self._step(Signal.START)
         if position is not None and self._resume is not None:
@@ -106,7 +106,7 @@ class Streams:
         Args:
             stream: Number of the stream.
             failure: The reason; None if the service ended it with OK.
-            now: The time.
+            now: The current time, in seconds.
             jitter: A uniform random number in [0, 1).
         """
         if stream != self._stream or self.state not in ALIVE:
@@ -146,7 +146,7 @@ class Streams:
         """Handle an internal failure of the driver."""
         return [] if self.state is State.CLOSED else self._fail(error)
 
-    # When time passes.
+    # Timers.
 
     def _give_up(self, _now: float, _jitter: float) -> list[Command]:
         return self._fail(self._retries.given_up())
@@ -165,7 +165,7 @@ class Streams:
         error = StreamStalledError(f"no message on {self.name} for {silence:.0f} s")
         return [*self._cancel(), *self._apply_verdict(self._retries.stalled(error, now, jitter))]
 
-    # The next stream, or none.
+    # Opening, replacing and ending streams.
 
     def _step(self, signal: Signal) -> State:
         self.state = step(self.state, signal)
@@ -196,7 +196,7 @@ class Streams:
         if self._standing is None:
             return
         if failure is not None and self.state is State.OPENING:
-            # A rejection arrives soon; later it is the end of an idle stream that had begun.
+            # A rejection arrives early; a later failure ends an idle stream that had begun.
             soon = now < self._alarms.heard_at + self._timings.steady
             expired = failure.kind is FailureKind.REAUTHENTICATE and soon
             if expired or failure.kind is FailureKind.SLOT_HELD:
@@ -226,7 +226,7 @@ class Streams:
         out = self._cancel()
         self._step(Signal.FATAL)
         if self.managed:
-            # No pending event can be committed any more: the service will redeliver them all.
+            # Pending events can no longer be committed, so the service will redeliver them.
             self._intake.discarded()
             out.append(Discard())
         return out + self._finished(error)
@@ -234,7 +234,9 @@ class Streams:
     def _finished(self, error: SfPubSubError | None) -> list[Command]:
         self._retries.reason = None if error is None else str(error)
         self._paused, self._held = None, False
-        closed = error or CommitError(f"the subscription {self.name} was closed before the answer")
+        closed = error or CommitError(
+            f"the subscription {self.name} was closed before the commit was answered"
+        )
         settled = [] if self._standing is None else self._standing.settle_all(closed)
         return [*settled, Finish(error)]
 
@@ -250,7 +252,7 @@ class Streams:
 
     @property
     def _redelivering(self) -> bool:
-        # Acked events are redelivered first, and can be committed once seen on this stream.
+        # Acked events are redelivered first, and can be committed once this stream has sent them.
         return self._intake.redelivering and self._ledger.awaits_redelivery
 
     def _ended(self) -> list[Command]:

@@ -1,12 +1,13 @@
-"""One subscription, plain or managed: every decision, and nothing that waits.
+"""The protocol of one subscription, plain or managed: makes every decision, and never blocks.
 
-`SubscriptionProtocol` puts the parts together. `states` says what may happen, `streams` how one
-call follows another, `intake` what is new, `appetite` how much there is room for, `ledger` what is
-done, `outgoing` what to request, `resume` (plain) where to continue, `standing` (managed) what to
-commit, and `retries` and `alarms` when. Each input takes ``now`` in seconds of any steady clock and
-answers with the commands to carry out in order; afterwards `deadline` says when `timer` has to be
-called. Inputs of a stream that is no longer the current one are ignored. Not thread-safe: the
-driver serialises all calls.
+`SubscriptionProtocol` combines the other modules: `states` defines the transitions, `streams` opens
+and replaces calls, `intake` finds the new events, `appetite` computes the room for more, `ledger`
+tracks acks, `outgoing` sends requests, `resume` (plain) and `standing` (managed) track positions,
+and `retries` and `alarms` decide when to act.
+
+Each input takes ``now`` in seconds of any monotonic clock, and returns commands to carry out in
+order. After each input, `deadline` returns when `timer` must be called. Inputs from a stream other
+than the current one are ignored. Not thread-safe: the driver serialises all calls.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _NEVER = float("inf")
 class SubscriptionProtocol(Streams):
     """The protocol of one subscription. See `streams.Streams` for its arguments."""
 
-    # The application speaks.
+    # Inputs from the application.
 
     def taken(
         self, count: int, size: int, now: float, *, done: tuple[int, int] | None = None
     ) -> list[Command]:
-        """Count a delivered batch of *count* events and *size* bytes as read.
+        """Count a delivered batch as read by the application.
 
         Args:
-            count: Events in the batch.
-            size: Bytes of their payloads.
-            now: The time.
-            done: The first and the last event of a run that is acked at the same time.
+            count: Number of events in the batch.
+            size: Payload bytes of these events.
+            now: The current time, in seconds.
+            done: First and last ``delivery_seq`` of earlier events to ack in the same step.
         """
         self._intake.taken(count, size)
         if done is not None:
@@ -49,7 +50,7 @@ class SubscriptionProtocol(Streams):
         return self._after_acks(now)
 
     def acked(self, first_seq: int, last_seq: int, now: float) -> list[Command]:
-        """Ack a range of events. Unknown and repeated ones are ignored."""
+        """Ack a range of events; events that are unknown or already acked are ignored."""
         self._note_acked(first_seq, last_seq, now)
         return self._after_acks(now)
 
@@ -66,7 +67,7 @@ class SubscriptionProtocol(Streams):
         """Request a commit of everything acked so far.
 
         Returns:
-            A ticket, which will be settled by one `SettleCommit`, and the commands.
+            A ticket, which one `SettleCommit` will settle, and the commands.
 
         Raises:
             LocalProtocolError: There is nothing to commit, or the subscription is plain or closed.
@@ -91,9 +92,11 @@ class SubscriptionProtocol(Streams):
         return self._request_or_reopen(now)
 
     def storable(self) -> ReplayId | None:
-        """Return the newest position up to which everything is acked, if it is new; else None.
+        """Return the newest position up to which everything is acked, for the replay store.
 
-        For plain subscriptions with a store.
+        Returns:
+            None if there is no newer position than at the last call, and for a managed
+            subscription.
         """
         newest = self._ledger.newest_done
         if self.managed or newest is None:
@@ -119,7 +122,7 @@ class SubscriptionProtocol(Streams):
         return [Discard(), *(self._drain_on(now, again=True) if had_stream else [self._open(now)])]
 
     def abort(self) -> list[Command]:
-        """End at once. Uncommitted events will be redelivered."""
+        """End immediately; uncommitted events will be redelivered."""
         if self.state is State.CLOSED:
             return []
         cancel = self._cancel()
@@ -127,7 +130,7 @@ class SubscriptionProtocol(Streams):
         self._intake.discarded()
         return [*cancel, Discard(), *self._finished(None)]
 
-    # The stream speaks.
+    # Inputs from the stream.
 
     def response(self, stream: int, response: Response, now: float) -> list[Command]:
         """Handle one message of a stream."""
@@ -150,22 +153,26 @@ class SubscriptionProtocol(Streams):
         if standing is not None and standing.exhausted is not None:
             return out + self._fail(standing.exhausted)
         overfull = self._appetite.overfull
-        # First, so that the service works on it while the application works on the events.
+        # The request comes first, so that the service prepares the next events while the
+        # application handles these.
         out = self._request(now, at_once=overfull) + out
         return out + self._leave_when_overfull() if overfull else out
 
-    # Time speaks.
+    # Inputs from the timer.
 
     def deadline(self) -> float | None:
-        """Return when `timer` must be called, or None. Calling it earlier has no effect."""
+        """Return when `timer` must be called; None if no timer runs.
+
+        Calling `timer` earlier has no effect.
+        """
         at = self._alarms.earliest(self.state)
         return None if at == _NEVER else at
 
     def timer(self, now: float, jitter: float) -> list[Command]:
-        """Handle one due timer; `deadline` tells whether there is another.
+        """Handle the first timer that is due; call `deadline` again for the next one.
 
         Args:
-            now: The time.
+            now: The current time, in seconds.
             jitter: A uniform random number in [0, 1).
         """
         for at, due in self._alarms.due(self.state):
@@ -177,7 +184,7 @@ class SubscriptionProtocol(Streams):
         return self._outgoing.reserve(now)
 
     def _commit_due(self, now: float, _jitter: float) -> list[Command]:
-        assert self._standing is not None  # noqa: S101  # commits are due only where there are any
+        assert self._standing is not None  # noqa: S101  # a plain subscription has no commits
         self._standing.check_timeout(now)
         if self._standing.exhausted is not None:
             return self._fail(self._standing.exhausted)
@@ -201,7 +208,7 @@ class SubscriptionProtocol(Streams):
 
     @property
     def _too_many_unacked(self) -> bool:
-        # More than was asked for: the application keeps taking events and acks none.
+        # Above the limit only the reserve requests events: the application reads them without acks.
         return self._intake.unacked > self._limits.max_unacked
 
     def _leave_when_overfull(self) -> list[Command]:
@@ -209,8 +216,8 @@ class SubscriptionProtocol(Streams):
         if not self._outgoing.window.outstanding:
             return []
         if standing is not None and standing.unanswered:
-            return []  # what is acked would come again
-        self._paused = f"{self._appetite.waiting_bytes} bytes wait to be read"
+            return []  # otherwise the acked events would be redelivered
+        self._paused = f"{self._appetite.waiting_bytes} bytes are waiting to be read"
         self._step(Signal.OVERFULL)
         if standing is not None:
             standing.dropped()
@@ -243,7 +250,7 @@ class SubscriptionProtocol(Streams):
                 out.append(self._report(gap))
         return out
 
-    # The orderly end.
+    # Draining, and the health snapshot.
 
     def _drain_on(self, now: float, *, again: bool = False) -> list[Command]:
         if self._standing is not None:
@@ -260,12 +267,12 @@ class SubscriptionProtocol(Streams):
     def _reason(self) -> str | None:
         failure = self._retries.reason
         if failure is not None and self.state is State.OPENING:
-            return f"opening again after: {failure}"
+            return f"reconnecting after: {failure}"
         held = self._held and self.state is not State.CLOSED
         return self._paused or failure or ("paused by the application" if held else None)
 
     def health(self) -> Health:
-        """Return a snapshot."""
+        """Return a health snapshot."""
         intake = self._intake
         receipt = None if self._standing is None else self._standing.receipt
         return Health(

@@ -1,8 +1,9 @@
-"""Events that were given to a publisher and are not settled: what waits, what is in flight.
+"""Events submitted to a publisher that have no result yet: queued, or in flight.
 
-An event keeps the place that it was given in: one that has to be sent again goes before all that
-came after it. Results find their event by its id, which is the correlation key; two events in
-flight under one id are taken in order, since the caller declares them the same by using one id.
+The queue is in submission order: an event that is sent again precedes all that were submitted after
+it. A result is matched to its event by the event's id, which is the correlation key. If several
+events in flight have the same id, results are assigned to them in order: by using the same id, the
+caller has declared them the same event.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sfpubsub.types import ProducerEvent, PublishResult
 
 
 def size_of(event: ProducerEvent) -> int:
-    """Return the bytes that *event* takes in a request, at most."""
+    """Return an upper bound for the bytes that *event* takes in a request."""
     headers = sum(len(key.encode()) + len(value) + 8 for key, value in event.headers)
     ids = len(event.id.encode()) + len(event.schema_id.encode())
     return len(event.payload) + headers + ids + EVENT_OVERHEAD
@@ -28,46 +29,51 @@ class Request:
 
     sent_at: float
     left: int
-    """Events of it without a result."""
+    """Number of the request's events that have no result yet."""
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One event until it is settled, and then until its request is answered."""
+    """An event that is not settled, or whose request is still in flight."""
 
     ticket: int
     event: ProducerEvent
     size: int
     expires_at: float
     tried: set[str] = field(default_factory=set)
-    """Schemas that it was refused with, or is about to be sent with."""
+    """Schemas that the event was rejected with, or will be sent with next."""
     attempts: int = 0
     request: Request | None = None
-    """The one it is in flight with."""
+    """The request in flight that contains the event, if any."""
     queued: bool = False
     settled: bool = False
 
 
 class Unanswered:
-    """The events of one publisher. Not thread-safe; the driver serialises."""
+    """The events of one publisher. Not thread-safe; the driver serialises all calls."""
 
     def __init__(self) -> None:
         self._tickets = 0
-        self._entries: dict[int, Entry] = {}  # not settled, in the order given
-        self._queue: list[tuple[int, Entry]] = []  # a heap by ticket of what waits to be sent
+        self._entries: dict[int, Entry] = {}  # not settled, in submission order
+        self._queue: list[tuple[int, Entry]] = []  # events to send: a heap by ticket
         self._queued = 0
         self._queued_size = 0
         self._flying: dict[str, list[Entry]] = {}
         self._requests: dict[Request, None] = {}  # in the order sent
         self.size: int = 0
-        """Bytes of all that is not settled."""
+        """Bytes of all events that are not settled."""
         self._recoding: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def add(self, event: ProducerEvent, expires_at: float) -> int:
-        """Take an event in after all others and return its ticket."""
+        """Append an event to the queue and return its ticket.
+
+        Args:
+            event: The event.
+            expires_at: Time in seconds after which it fails.
+        """
         self._tickets += 1
         entry = Entry(self._tickets, event, size_of(event), expires_at, {event.schema_id})
         self._entries[entry.ticket] = entry
@@ -76,7 +82,7 @@ class Unanswered:
         return entry.ticket
 
     def put_back(self, entry: Entry) -> None:
-        """Have *entry* wait to be sent, at its place."""
+        """Put *entry* into the queue, at its place in submission order."""
         entry.request = None
         heapq.heappush(self._queue, (entry.ticket, entry))
         entry.queued = True
@@ -90,26 +96,26 @@ class Unanswered:
 
     @property
     def waiting(self) -> bool:
-        """Whether an event waits to be sent."""
+        """Whether the queue has events to send."""
         return bool(self._queued)
 
     @property
     def fills_request(self) -> bool:
-        """Whether what waits is a whole request."""
+        """Whether the queue has enough events to fill a request."""
         return self._queued >= MAX_PUBLISH_EVENTS or self._queued_size >= MAX_PUBLISH_BYTES
 
     @property
     def requests(self) -> int:
-        """How many requests are in flight."""
+        """Number of requests in flight."""
         return len(self._requests)
 
     @property
     def recoding(self) -> bool:
-        """Whether an event is being encoded by another schema."""
+        """Whether any event is being encoded with another schema."""
         return bool(self._recoding)
 
     def send(self, now: float) -> tuple[ProducerEvent, ...]:
-        """Put into flight what one request takes of those that wait, and return it."""
+        """Move as many events as fit into one request from the queue into flight; return them."""
         events: list[ProducerEvent] = []
         request = Request(now, 0)
         size = 0
@@ -118,7 +124,7 @@ class Unanswered:
             if entry.queued and events and size + entry.size > MAX_PUBLISH_BYTES:
                 break
             heapq.heappop(self._queue)
-            if not entry.queued:  # settled while it waited
+            if not entry.queued:  # settled while it was in the queue
                 continue
             self._off_queue(entry)
             size += entry.size
@@ -131,17 +137,21 @@ class Unanswered:
         return tuple(events)
 
     def answered(self, results: Iterable[PublishResult]) -> list[tuple[Entry, PublishResult]]:
-        """Return each event that has its result now; those already settled are left out."""
+        """Match results to the events in flight.
+
+        Returns:
+            Each event with its result, without events that are already settled.
+        """
         found: list[tuple[Entry, PublishResult]] = []
         for result in results:
             same = self._flying.get(result.correlation_key)
             if same is None:
-                continue  # not of this stream: nobody waits for it
+                continue  # no event in flight has this id
             entry = same.pop(0)
             if not same:
                 del self._flying[result.correlation_key]
             request, entry.request = entry.request, None
-            assert request is not None  # noqa: S101  # what flies has a request
+            assert request is not None  # noqa: S101  # an event in flight has a request
             request.left -= 1
             if not request.left:
                 del self._requests[request]
@@ -150,7 +160,7 @@ class Unanswered:
         return found
 
     def settle(self, entry: Entry) -> None:
-        """Forget an event: its outcome is known, or was given up."""
+        """Remove an event whose result is known, or that has failed."""
         entry.settled = True
         del self._entries[entry.ticket]
         self.size -= entry.size
@@ -159,7 +169,7 @@ class Unanswered:
             self._off_queue(entry)
 
     def lost(self) -> None:
-        """Have all that is in flight wait again: its stream is gone."""
+        """Put all events in flight back into the queue, because their stream has ended."""
         for entries in self._flying.values():
             for entry in entries:
                 if not entry.settled:
@@ -168,42 +178,45 @@ class Unanswered:
         self._requests.clear()
 
     def recode(self, entry: Entry, schema_id: str) -> None:
-        """Set an event aside until it is encoded by another schema."""
+        """Hold an event until it is encoded with another schema."""
         entry.tried.add(schema_id)
         self._recoding.add(entry.ticket)
 
     def recoded(self, ticket: int) -> Entry | None:
-        """Return an event that was set aside, if it is not settled; it waits nowhere."""
+        """Stop holding an event, and return it; None if it was not held or is already settled.
+
+        The event is not in the queue until `replace` or `as_it_was` is called.
+        """
         if ticket not in self._recoding:
             return None
         self._recoding.discard(ticket)
         return self._entries[ticket]
 
     def replace(self, entry: Entry, event: ProducerEvent) -> None:
-        """Have another form of the same event wait to be sent."""
+        """Put an event into the queue in a new encoding."""
         self.size -= entry.size
         entry.event, entry.size = event, size_of(event)
         self.size += entry.size
         self.put_back(entry)
 
     def as_it_was(self, entry: Entry) -> None:
-        """Have an event wait to be sent by the schema that it was refused with."""
+        """Put an event into the queue with the schema that was rejected."""
         entry.tried = {entry.event.schema_id}
         self.put_back(entry)
 
     def entries(self) -> list[Entry]:
-        """Return all that is not settled, in the order given."""
+        """Return all events that are not settled, in submission order."""
         return list(self._entries.values())
 
     @property
     def expires_at(self) -> float | None:
-        """When the first of them is given up. Each has the same time, so it is the oldest."""
+        """When the next event expires; None without events. All have the same timeout."""
         for entry in self._entries.values():
             return entry.expires_at
         return None
 
     def expired(self, now: float) -> list[Entry]:
-        """Return those whose time is over."""
+        """Return the events that have expired."""
         found: list[Entry] = []
         for entry in self._entries.values():
             if entry.expires_at > now:
@@ -213,7 +226,7 @@ class Unanswered:
 
     @property
     def sent_at(self) -> float | None:
-        """When the oldest request in flight was sent."""
+        """When the oldest request in flight was sent; None if no request is in flight."""
         for request in self._requests:
             return request.sent_at
         return None

@@ -1,22 +1,23 @@
-"""Credit: how many more events to ask for.
+"""Credit: the number of events to request.
 
-A `Window` never sends; it answers how much to request now, or 0. The service adds every request to
-what is outstanding and clamps the sum at 100 (Salesforce documentation, flow control). What it may
-ask for is passed in as *room*: how many events may be on their way, by number, bytes and acks.
+A `Window` never sends anything; it computes how many events to request now, possibly 0. The service
+adds every request to the outstanding events and caps the sum at 100 (Salesforce documentation, flow
+control). The caller passes in the *room*: how many events may be in flight, limited by number,
+bytes and acks.
 
-1. *Opening*: request what there is room for, or 1 if there is no room, since the first request of
-   a stream must ask for something.
-2. *Receiving*: what came is owed back. It is returned when 50 or more are owed, or half of what
-   there is room for once everything that waits is read. So a busy stream costs one request for
-   every 50 events, also where the application is slower than the service and each event it reads
-   makes room for one. When it has read everything and nothing is outstanding, all of the room is
-   owed, so a stream never stalls.
-3. *Held* (no room): nothing is returned. But a stream with nothing pending is closed by the service
-   after 60 s, so 1 is asked for within 50 s: the *reserve*.
-4. *Disagreement*: if the service says that nothing is pending while we count credit as outstanding,
-   either one side is wrong, or our request was still on its way. The reserve requests 1 here too,
-   and the figure in its answer is believed: otherwise credit that the service has lost would never
-   be requested again.
+1. *Opening*: request as many events as there is room for; at least 1, because the first request of
+   a stream must request something.
+2. *Receiving*: each received event is owed back as credit. Credit is requested when at least 50 are
+   owed, or half of the room that there will be after the application has read all waiting events.
+   So a busy stream costs one request per 50 events, even if the application is slower than the
+   service and makes room for one event at a time. Once the application has read everything and
+   nothing is outstanding, the whole room is owed, so a stream never stalls.
+3. *No room*: nothing is requested. But the service closes a stream with nothing pending after 60 s,
+   so 1 event is requested within 50 s: the *reserve*.
+4. *Disagreement*: if the service reports that nothing is pending while we count events as
+   outstanding, either one side is wrong, or our request was still in flight. The reserve requests 1
+   event here too, and the number in its response is adopted. Otherwise, credit that the service has
+   lost would never be requested again.
 """
 
 from __future__ import annotations
@@ -25,33 +26,35 @@ from sfpubsub.config import RETURN_CREDIT_AT, WINDOW
 
 
 class Window:
-    """The credit of one stream at a time. Not thread-safe; the driver serialises."""
+    """The credit of one stream at a time. Not thread-safe; the driver serialises all calls."""
 
     def __init__(self) -> None:
         self.outstanding: int = 0
-        """Events that we may still receive."""
-        self._dry = False  # the service's last word was "nothing pending", and nothing went since
-        self._probing = False  # a reserve was sent last, and no response came since
+        """Number of requested events that we may still receive."""
+        # Whether the service last reported nothing as pending, and nothing was requested since.
+        self._dry = False
+        self._probing = False  # whether the reserve was sent last, and has not been answered yet
 
     def open(self, room: int) -> int:
-        """Return what the first request of a new stream asks for."""
+        """Reset the credit for a new stream; return the number of events for its first request."""
         self._dry = self._probing = False
         self.outstanding = max(1, min(WINDOW, room))
         return self.outstanding
 
     def received(self, count: int, pending: int | None) -> None:
-        """Count *count* events.
+        """Update the credit for a response.
 
         Args:
-            count: Events in the response.
-            pending: The service's figure; None where it is not to be trusted (commit answers).
+            count: Number of events in the response.
+            pending: Number of pending events that the service reports; None if it is not reliable,
+                as in commit responses.
         """
         # A service that sends more than was requested costs memory; refusing it would not help.
         self.outstanding = max(0, self.outstanding - count)
         if pending is None:
             return
         if self._probing:
-            # The reserve may have been on its way when this was sent, hence one more.
+            # Plus one, because the reserve may have been in flight when the response was sent.
             self.outstanding = min(self.outstanding, pending + 1)
             self._probing = False
         self._dry = pending == 0
@@ -60,33 +63,34 @@ class Window:
         """Return how many events to request now, or 0.
 
         Args:
-            room: How many events may be on their way now.
-            room_when_read: How many may be once everything that waits is read.
+            room: Number of events that may be in flight now.
+            room_when_read: Number of events that may be in flight after the application has read
+                all waiting ones.
         """
         owed = min(WINDOW, room) - self.outstanding
         if owed < max(1, min(RETURN_CREDIT_AT, room_when_read // 2)):
             return 0
-        # With this request in flight too, the next figure does not answer the reserve alone.
+        # With this request in flight as well, the next response does not answer the reserve alone.
         self._probing = False
         return self._send(owed)
 
     @property
     def ample(self) -> bool:
-        """Whether so much is outstanding that `grant` answers 0, whatever the room."""
-        # More than half of what room there can be: neither 50 nor half of the room is owed.
+        """Whether so much is outstanding that `grant` returns 0, whatever the room."""
+        # Then fewer than 50 events can be owed, and less than half of any room.
         return self.outstanding > WINDOW - RETURN_CREDIT_AT
 
     @property
     def starving(self) -> bool:
-        """Whether the stream would be closed by the service if nothing is requested."""
+        """Whether the service will close the stream unless events are requested."""
         return self.outstanding == 0 or self._dry
 
     def reserve(self) -> int:
-        """Return the credit that keeps a starving stream open, or 0 when it is not starving."""
+        """Return the number of events to request to keep a starving stream open; else 0."""
         if not self.starving:
             return 0
         self._probing = self.outstanding > 0
-        # With a full window the request still has to go; the service clamps it.
+        # Even with a full window, the request must be sent; the service caps the sum.
         self.outstanding = min(self.outstanding, WINDOW - 1)
         return self._send(1)
 

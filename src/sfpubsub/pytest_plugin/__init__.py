@@ -6,9 +6,9 @@ until a fixture is used.
     salesforce_org          a fresh org for one test, in this process
     salesforce_faults       its fault plan; the test fails if a fault did not happen
     salesforce_clock        its clock; time stands still unless the test jumps ahead
-    salesforce_org_options  arguments of the org; override to change them
+    salesforce_org_options  arguments of the org; override to set some
     salesforce_emulator     one emulator for the whole run, shared by all xdist workers
-    salesforce_emulator_options   options of its command; override to change them
+    salesforce_emulator_options   options of its command; override to set some
 """
 
 from __future__ import annotations
@@ -37,16 +37,14 @@ _RUN: pytest.StashKey[EmulatorRun] = pytest.StashKey()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell an xdist worker the directory of the run's emulator, whether or not it is
-    running yet.
+    """Pass the directory of the run's emulator to an xdist worker, whether or not the emulator
+    is already running.
     """
     node.workerinput[_DIRECTORY] = str(_run(node.config).directory)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop the emulator at the end of the run, in the process that owns it and never in
-    a worker.
-    """
+    """Stop the run's emulator. Does nothing in an xdist worker, which does not own it."""
     run = config.stash.get(_RUN, None)
     if run is not None:
         run.end()
@@ -66,7 +64,8 @@ def salesforce_emulator(
 ) -> Iterator[RunningEmulator]:
     """One emulator for the whole run, in a separate process shared by all workers.
 
-    From its first use until the end of the run, the environment points to it.
+    From the first use of this fixture until the end of the run, the environment variables
+    `SFPUBSUB_…` point clients to it.
     """
     from sfpubsub.pytest_plugin.run import start_or_find
 
@@ -94,7 +93,7 @@ def salesforce_clock() -> ManualClock:
 
 @pytest.fixture
 def salesforce_faults() -> Iterator[FaultPlan]:
-    """The fault plan of the test's org; the test fails if one of its faults did not happen."""
+    """The fault plan of the test's org; the test fails if one of the faults did not happen."""
     from sfpubsub.emulator.faults import FaultPlan
 
     plan = FaultPlan()
@@ -108,7 +107,9 @@ def salesforce_org(
     monkeypatch: pytest.MonkeyPatch,
     salesforce_org_options: dict[str, Any],
 ) -> Iterator[EmulatorServer]:
-    """A fresh org for this test, in this process. The environment points to it."""
+    """A fresh org for this test, in this process. The environment variables `SFPUBSUB_…` point
+    clients to it.
+    """
     from sfpubsub.emulator.server import EmulatorServer
     from sfpubsub.pytest_plugin.run import environment_of
 
@@ -137,7 +138,7 @@ def _run(config: pytest.Config) -> EmulatorRun:
 
 
 def _point_at(environment: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:
-    """Set the environment variables for an org, and remove those that point to another one."""
+    """Set the environment variables of an org, and remove those that point to another org."""
     from sfpubsub.pytest_plugin.run import KEPT
 
     for name in list(os.environ):

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 _END_S = 10.0
-"""Longest wait for the emulator to exit, in seconds; it takes milliseconds."""
+"""Longest wait for the emulator to exit, in seconds; it normally takes milliseconds."""
 
 _LOOK_S = 0.01
 """Polling interval for its exit, in seconds: nothing signals the release of a file lock."""
@@ -28,7 +28,8 @@ class EmulatorRun:
     """The directory and the lifetime of a run's emulator, held by the process that owns the run.
 
     Attributes:
-        directory: Passed to the workers.
+        directory: Holds the pipe, the emulator's data and its ready line; the workers receive its
+            path.
     """
 
     def __init__(self) -> None:
@@ -42,13 +43,16 @@ class EmulatorRun:
         os.close(self._lifeline)
         lock = self.directory / "data" / "lock"
         if lock.exists() and not _ended(lock):
-            sys.stderr.write(f"the emulator in {self.directory} did not exit\n")
+            sys.stderr.write(
+                f"the emulator in {self.directory} did not exit: end its process and remove the"
+                " directory\n"
+            )
             return
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def _ended(lock: Path) -> bool:
-    """Wait until nobody holds the lock of a data directory."""
+    """Wait until the lock of a data directory is free; return False if that takes too long."""
     deadline = time.monotonic() + _END_S
     with lock.open("rb") as file:
         while time.monotonic() < deadline:

@@ -1,7 +1,7 @@
 """The emulator of a whole run of pytest: one process, however many workers there are.
 
 The first process that needs the emulator starts it under a file lock; the others read its ready
-line. The module `lifeline` has its directory and its end.
+line. `lifeline` creates the directory, and ends the emulator with the run.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ KEPT = frozenset(ENVIRONMENT_PREFIX + name for name in NOT_SETTINGS)
 """Environment variables that do not select an org."""
 
 _START_S = 60.0
-"""Longest wait for the ready line, in seconds; it takes a second, or more on a busy machine."""
+"""Longest wait for the ready line, in seconds. It normally takes one second, and more on a busy
+machine.
+"""
 
 
 class RunningEmulator(RemoteEmulator):
     """The emulator of the run: a `RemoteEmulator` with its addresses and environment variables.
 
     Args:
-        ready: Its ready line.
+        ready: The emulator's ready line, parsed as JSON.
 
     Attributes:
         grpc_target: Host and port of the Pub/Sub API.
-        instance_url, tenant_id: What clients send along with the token.
+        instance_url, tenant_id: Header values that clients send with the token.
         ca_file: The certificate authority to trust; None without TLS.
         environment: Environment variables for clients in this process or its children.
     """
@@ -80,16 +82,17 @@ def start_or_find(directory: Path, options: Sequence[str]) -> RunningEmulator:
     """Return the emulator of the run, starting it if necessary.
 
     Args:
-        directory: Directory of its `EmulatorRun`.
-        options: Options of `sfpubsub emulator`.
+        directory: Directory of the run's `EmulatorRun`.
+        options: Options of `sfpubsub emulator`; ignored if the emulator is already running.
 
     Raises:
-        EmulatorProblem: It did not start; the message is its output.
+        EmulatorProblem: The emulator did not start (the message contains its output), or the
+            directory is on another machine.
     """
     if not directory.is_dir():
         raise EmulatorProblem(
-            f"{directory} is not on this machine: workers on other machines cannot share the"
-            " emulator of the run"
+            f"{directory} is not on this machine: workers that share the run's emulator must run"
+            " on the machine of the xdist controller"
         )
     ready = directory / "ready.json"
     with _alone(directory / "lock"):
@@ -99,7 +102,7 @@ def start_or_find(directory: Path, options: Sequence[str]) -> RunningEmulator:
 
 
 def _start(directory: Path, options: Sequence[str]) -> str:
-    """Start the emulator; return its ready line."""
+    """Start the emulator, and return its ready line."""
     command = [sys.executable, "-m", "sfpubsub", "emulator", "--until-stdin-closes"]
     places = ["--grpc-port", "0", "--http-port", "0", "--data-dir", str(directory / "data")]
     log = directory / "emulator.log"
@@ -113,14 +116,14 @@ def _start(directory: Path, options: Sequence[str]) -> str:
             start_new_session=True,
         )
     if process.stdout is None:
-        raise AssertionError("its output is a pipe")
+        raise AssertionError("the emulator's stdout must be a pipe")
     with process.stdout as output:
         line = _first_line(output)
     if not line:
         process.kill()
         process.wait()
         raise EmulatorProblem(f"the emulator did not start: {log.read_text().strip()}")
-    # Suppress the ResourceWarning: the parent deliberately does not wait for it.
+    # Suppress the ResourceWarning: the parent deliberately does not wait for the process.
     process.returncode = 0
     return line
 
@@ -133,7 +136,7 @@ def _first_line(output: IO[bytes]) -> str:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold a file lock. The system releases it if the process dies."""
+    """Hold an exclusive lock on a file; the system releases it if the process dies."""
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -27,8 +27,8 @@ from sfpubsub.errors import (
 
 logger = logging.getLogger("sfpubsub.rest")
 
-# Largest JSON response, in bytes: 2,000 records with a long text (131,072 characters) each. It
-# protects against endless responses; the service limits the pages of a query well below it.
+# Largest JSON response, in bytes: 2,000 records with a long text (131,072 characters) each. The
+# limit protects against endless responses; the service keeps the pages of a query well below it.
 MAX_JSON = 256 * 1024 * 1024
 
 # Largest page of Bulk results, in bytes, for the same reason. Pages are written to files.
@@ -46,10 +46,10 @@ class Asker:
 
     Args:
         sessions: Supplies the session.
-        http: Makes the requests; its own limits are replaced.
+        http: Makes the requests; its size and time limits are replaced.
         api_version: Such as ``60.0``.
         timings: Timeouts, delays and the number of attempts.
-        sleep: Pauses for the given number of seconds; may raise to give up.
+        sleep: Pauses for the given number of seconds; may raise an error to end the retries.
 
     Attributes:
         data: Path of the API version, ending with a slash.
@@ -68,7 +68,7 @@ class Asker:
     ) -> None:
         if not _VERSION.fullmatch(api_version) or float(api_version) < _OLDEST:
             raise ConfigurationError(
-                f"API version {api_version!r} is not {_OLDEST} or later, which bulk reads need"
+                f"API version {api_version!r} is not supported: bulk reads need {_OLDEST} or later"
             )
         self.data: str = f"/services/data/v{api_version}/"
         self.timings = timings
@@ -78,7 +78,9 @@ class Asker:
 
     @property
     def calls(self) -> int:
-        """Requests made so far, including retries; each counts against the org's daily limit."""
+        """Number of requests made so far, including retries; each counts against the org's daily
+        limit.
+        """
         return self._org.calls + self._bulk.calls
 
     @property
@@ -119,7 +121,7 @@ class Asker:
         return self.again(ask) if repeat else ask()
 
     def patch(self, path: str, body: object) -> Any:
-        """Send a PATCH and return the parsed response. Not retried."""
+        """Send a PATCH, without retries, and return the parsed response."""
         return _exact(self._org.send("PATCH", path, body=body))
 
     def delete(self, path: str) -> None:
@@ -127,7 +129,9 @@ class Asker:
         self.again(lambda: self._org.send("DELETE", path))
 
     def download(self, path: str, query: Mapping[str, str], sink: Sink) -> Answer:
-        """Pass the CSV at *path* to *sink*. Not retried, because only the caller can start over."""
+        """Pass the CSV at *path* to *sink*. Not retried, because only the caller can discard what
+        *sink* has received.
+        """
         return self._bulk.send("GET", path, query=query, headers={"Accept": "text/csv"}, sink=sink)
 
     def again(self, ask: Callable[[], Any]) -> Any:
@@ -168,7 +172,7 @@ def check_name(what: str, name: str) -> str:
     """Check that *name* is a valid API name, because it becomes part of a path or of SOQL.
 
     Raises:
-        LocalProtocolError: It is not valid.
+        LocalProtocolError: *name* is not valid.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
         raise LocalProtocolError(f"{name[:80]!r} is not a valid name for {what}")
@@ -179,7 +183,7 @@ def check_id(what: str, given: str) -> str:
     """Check that *given* is a record id of 15 or 18 characters.
 
     Raises:
-        LocalProtocolError: It is not valid.
+        LocalProtocolError: *given* is not valid.
     """
     if not re.fullmatch(r"[0-9A-Za-z]{15}(?:[0-9A-Za-z]{3})?", given):
         raise LocalProtocolError(f"{given[:80]!r} is not a valid id for {what}")

@@ -1,6 +1,6 @@
 """Parse describe responses about objects and fields, accepting only the documented form.
 
-A field that the user may not see is absent from a describe; nothing reveals that it exists.
+A describe omits fields that the user is not allowed to see, without any sign that they exist.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class FieldDescription:
     createable: bool
     updateable: bool
     calculated: bool
-    """Whether it is a formula or roll-up; its changes cause no events."""
+    """Whether the field is a formula or a roll-up summary, whose changes cause no events."""
     custom: bool
     compound_field_name: str | None
-    """The compound field that it belongs to, such as ``BillingAddress``."""
+    """The compound field that contains this field, such as ``BillingAddress``; otherwise None."""
     relationship_name: str | None
     reference_to: tuple[str, ...]
-    """Objects that it may refer to; several for a polymorphic field."""
+    """Objects that the field may refer to; several for a polymorphic field."""
     picklist_values: tuple[PicklistValue, ...]
 
 
@@ -57,7 +57,7 @@ class ObjectSummary:
     name: str
     label: str
     key_prefix: str | None
-    """First characters of its record ids; some objects have none."""
+    """First characters of the object's record ids; None for some objects."""
     custom: bool
     queryable: bool
     replicateable: bool
@@ -71,7 +71,9 @@ class ObjectDescription(ObjectSummary):
     fields: tuple[FieldDescription, ...]
 
     def field(self, name: str) -> FieldDescription | None:
-        """Return a field by name, ignoring case; None if the user does not see it."""
+        """Return a field by name, ignoring case; None if it does not exist or is not visible to the
+        user.
+        """
         for field in self.fields:
             if field.name.lower() == name.lower():
                 return field
@@ -127,7 +129,7 @@ def _field(found: Any, of: str) -> FieldDescription:
     references = _items(found, "referenceTo", part.what)
     if not all(isinstance(target, str) for target in references):
         raise RemoteProtocolError(
-            f"the describe of {part.what} came with a referenceTo that is not text"
+            f"the org's describe of {part.what} has a referenceTo that is not text"
         )
     return FieldDescription(
         name=name,
@@ -190,11 +192,11 @@ class _Part:
         return self.found.get(member) if isinstance(self.found, dict) else None
 
     def _malformed(self, member: str) -> RemoteProtocolError:
-        return RemoteProtocolError(f"the describe of {self.what} came without a valid {member}")
+        return RemoteProtocolError(f"the org's describe of {self.what} has no valid {member}")
 
 
 def _items(found: Any, member: str, what: str) -> list[Any]:
     items = found.get(member) if isinstance(found, dict) else None
     if not isinstance(items, list):
-        raise RemoteProtocolError(f"the describe of {what} came without its {member}")
+        raise RemoteProtocolError(f"the org's describe of {what} has no list {member}")
     return items

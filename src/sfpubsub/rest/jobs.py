@@ -1,6 +1,6 @@
 """Bulk API 2.0 query jobs: create them, wait for them, fetch their results, delete them.
 
-A job lives in the org and is identified only by its id. After a crash, a process can continue with
+A job exists in the org and is identified only by its id. After a crash, a process can continue with
 the id and the locator that it saved.
 """
 
@@ -23,8 +23,8 @@ from sfpubsub.errors import (
 from sfpubsub.rest.asking import Asker, check_id
 from sfpubsub.rest.results import ResultPage, fetch
 
-# Default rows per page. This much has to be fetched again after a broken connection: about 100 MB
-# for a wide object.
+# Default rows per page. After a broken connection, a page is fetched again: about 100 MB for a wide
+# object.
 PAGE_ROWS = 50_000
 
 _COMPLETE = "JobComplete"
@@ -44,16 +44,16 @@ class QueryJob:
     """Creation time by the org's clock, in ISO 8601."""
     records_processed: int
     error: str
-    """Why it failed; empty if it did not."""
+    """Why the job failed; empty if it did not fail."""
 
     @property
     def is_complete(self) -> bool:
-        """Return whether its results can be fetched."""
+        """Whether the job's results can be fetched."""
         return self.state == _COMPLETE
 
     @property
     def has_ended(self) -> bool:
-        """Return whether its state is final."""
+        """Whether the job's state is final."""
         return self.state in _ENDED
 
 
@@ -61,7 +61,7 @@ class QueryJobs:
     """Creates query jobs and fetches their results. Thread-safe.
 
     Every method raises what `OrgReader` raises, and ReadExpiredError if the org no longer has the
-    job: it deletes jobs and their results after seven days.
+    job: an org deletes jobs and their results after seven days.
 
     Args:
         asker: Makes the requests.
@@ -72,10 +72,10 @@ class QueryJobs:
         self._jobs = f"{asker.data}jobs/query"
 
     def create(self, soql: str, *, all_rows: bool = False) -> QueryJob:
-        """Create a job and return it. It starts on its own.
+        """Create a job and return it. The org starts it automatically.
 
-        Not retried if there is no response: the job may have been created, and can be deleted in
-        the org.
+        The request is not retried. If there is no response, the job may have been created; delete
+        it in the org then.
 
         Args:
             soql: Query without aggregates, OFFSET or compound fields (use their parts instead).
@@ -117,8 +117,8 @@ class QueryJobs:
 
         Raises:
             RequestRefusedError: The job failed or was aborted.
-            StreamUnavailableError: The deadline has passed. The job is still running and can be
-                waited for again.
+            StreamUnavailableError: The deadline has passed. The job is still running; call `wait`
+                again.
         """
         looks = 0
         while True:
@@ -135,7 +135,7 @@ class QueryJobs:
             if delay is None:
                 raise StreamUnavailableError(
                     f"the query job {job_id} of {job.object} is {job.state} after "
-                    f"{job.records_processed} records: it is still running, wait for it again"
+                    f"{job.records_processed} records: it is still running; wait for it again"
                 )
             if progress is not None:
                 progress(job)
@@ -161,7 +161,7 @@ class QueryJobs:
             columns: Columns of the job's query, in its order; the org reports them only with the
                 results.
             locator: `ResultPage.next_locator` of the previous page; None for the first.
-            max_records: Most rows in the page.
+            max_records: Maximum number of rows in the page.
 
         Raises:
             LocalProtocolError: The job is not complete, or *max_records* is not positive.
@@ -222,9 +222,11 @@ def _job_of(found: Any) -> QueryJob:
     texts = {name: found.get(name) for name in ("id", "object", "state", "createdDate")}
     for name, value in texts.items():
         if not isinstance(value, str) or not value:
-            raise RemoteProtocolError(f"the org answered with a query job without a valid {name}")
+            raise RemoteProtocolError(f"the org returned a query job without a valid {name}")
     if texts["state"] not in _STATES:
-        raise RemoteProtocolError(f"the org answered with a query job in state {texts['state']!r}")
+        raise RemoteProtocolError(
+            f"the org returned a query job in the unknown state {texts['state']!r}"
+        )
     processed = found.get("numberRecordsProcessed")
     error = found.get("errorMessage")
     return QueryJob(

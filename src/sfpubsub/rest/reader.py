@@ -35,7 +35,8 @@ from sfpubsub.rest.jobs import QueryJobs
 # The same version as in `sfpubsub.tooling`, so that an org needs to support only one.
 API_VERSION = "60.0"
 
-# Most ids per request (Salesforce documentation, sObject Collections with a request body).
+# Maximum number of ids per request (Salesforce documentation, sObject Collections with a request
+# body).
 MOST_IDS = 2000
 
 # Allowed rows per page of a query (Salesforce documentation, Query Options header).
@@ -49,7 +50,7 @@ class QueryPage:
     rows: list[dict[str, Any]]
     """Values by field name, without ``attributes``."""
     total: int
-    """Total rows on all pages."""
+    """Total number of rows on all pages."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +64,26 @@ class ApiLimit:
 class OrgReader:
     """Reads an org over HTTP. Thread-safe.
 
-    Transient errors are retried, with at most `RestTimings.attempts` attempts: no response, 429,
-    5xx, QUERY_TIMEOUT, UNABLE_TO_LOCK_ROW, and too many concurrent calls. Errors that every method
-    can raise are listed only here.
+    Transient errors are retried, up to `RestTimings.attempts` attempts in total: no response, 429,
+    5xx, QUERY_TIMEOUT, UNABLE_TO_LOCK_ROW, and too many concurrent calls. Every method can raise
+    the errors listed here, except ConfigurationError.
 
     Args:
         session: A ready session, or an object whose ``get_session`` supplies one.
         http: Makes the requests, with its CA file and proxy; None creates one with default
             settings.
         api_version: Such as ``60.0``.
-        timings: Bounds, delays and the number of attempts.
-        sleep: Pauses for the given number of seconds; may raise to give up.
+        timings: Timeouts, delays and the number of attempts.
+        sleep: Pauses for the given number of seconds; may raise an error to end the retries.
 
     Raises:
         ConfigurationError: *api_version* is not valid, or too old. Raised by the constructor.
         SessionExpiredError: The session was refused, and so was its replacement.
-        PermissionDeniedError: The user may not do this.
+        PermissionDeniedError: The user lacks a permission for the request.
         QuotaExceededError: The org's daily API calls are used up (``retryable`` is False), or too
             many calls ran concurrently (True).
-        RequestRefusedError: Refused for another reason; see ``status`` and ``error_code``.
+        RequestRefusedError: The org refused the request for another reason; see ``status`` and
+            ``error_code``.
         StreamUnavailableError: No response in time, or the org is down or overloaded;
             ``retry_after`` is set if the org sent it.
         RemoteProtocolError: The response is not a valid Salesforce response.
@@ -109,7 +111,9 @@ class OrgReader:
 
     @property
     def calls(self) -> int:
-        """Requests made so far, including retries; each counts against the org's daily limit."""
+        """Number of requests made so far, including retries; each counts against the org's daily
+        limit.
+        """
         return self._asker.calls
 
     @property
@@ -130,7 +134,7 @@ class OrgReader:
             (limit.get("Max"), limit.get("Remaining")) if isinstance(limit, dict) else (None, None)
         )
         if not isinstance(most, int) or not isinstance(remaining, int):
-            raise RemoteProtocolError("the org answered without its DailyApiRequests")
+            raise RemoteProtocolError("the org's limits have no valid DailyApiRequests")
         return ApiLimit(most, remaining)
 
     # Objects.
@@ -164,8 +168,8 @@ class OrgReader:
         own = self._all("SELECT PermissionsViewAllData FROM UserPermissionAccess")
         if any(row.get("PermissionsViewAllData") is True for row in own):
             return True
-        # Filter by the boolean and join the two queries here: there are few rows, and it avoids a
-        # semi-join.
+        # Filter by the boolean and join the two queries here, which avoids a semi-join: there are
+        # few rows.
         permissions = "SELECT ParentId, PermissionsViewAllRecords FROM ObjectPermissions"
         granted = {
             row.get("ParentId")
@@ -189,11 +193,12 @@ class OrgReader:
 
         Args:
             soql: The query.
-            all_rows: Also records in the Recycle Bin, and archived ones.
+            all_rows: Whether to include records that are archived or in the Recycle Bin.
             batch_size: Rows per page, 200 to 2,000; the org may send fewer.
 
         Raises:
-            ReadExpiredError: The org has closed the query meanwhile; it keeps ten per user open.
+            ReadExpiredError: The org closed the query before its last page; an org keeps ten
+                queries per user open.
         """
         if batch_size not in _BATCH:
             raise LocalProtocolError(f"a page must have 200 to 2,000 rows, not {batch_size}")
@@ -204,7 +209,7 @@ class OrgReader:
             rows, goes_on = page_of(answer)
             total = answer.get("totalSize")
             if not isinstance(total, int):
-                raise RemoteProtocolError("the org answered a query without its totalSize")
+                raise RemoteProtocolError("the org's query response has no totalSize")
             for row in rows:
                 row.pop("attributes", None)
             yield QueryPage(rows, total)
@@ -223,8 +228,8 @@ class OrgReader:
             fields: Fields to read; ``Id`` can be omitted.
 
         Returns:
-            A row per id, by the id as given; None if the record does not exist or the user may not
-            see it. For a record in the Recycle Bin, None is observed but not documented.
+            A row per id, keyed by the id as passed; None if the record does not exist or the user
+            may not see it. For a record in the Recycle Bin, None is observed but not documented.
 
         Raises:
             RequestRefusedError: A field does not exist, or is not visible to the user
@@ -244,7 +249,7 @@ class OrgReader:
         )
         if not isinstance(found, list) or len(found) != len(asked):
             raise RemoteProtocolError(
-                f"the org did not answer with one {name} for each of {len(asked)} ids"
+                f"the org did not return one {name} for each of {len(asked)} ids"
             )
         return {
             record_id: _record(row, record_id) for record_id, row in zip(asked, found, strict=True)
@@ -270,7 +275,7 @@ class OrgReader:
         found = self._asker.get("/services/oauth2/userinfo")
         user_id = found.get("user_id") if isinstance(found, dict) else None
         if not isinstance(user_id, str):
-            raise RemoteProtocolError("the org does not tell who is signed in (userinfo)")
+            raise RemoteProtocolError("the org's userinfo response has no user_id")
         return user_id
 
 
@@ -280,5 +285,5 @@ def _record(row: Any, record_id: str) -> dict[str, Any] | None:
     own = row.get("Id") if isinstance(row, dict) else None
     # The first 15 characters identify the record; the rest is a checksum of their case.
     if not isinstance(own, str) or own[:15] != record_id[:15]:
-        raise RemoteProtocolError(f"the org answered with a record other than {record_id}")
+        raise RemoteProtocolError(f"the org returned a record other than {record_id}")
     return {field: value for field, value in row.items() if field != "attributes"}

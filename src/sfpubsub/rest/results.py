@@ -18,7 +18,7 @@ from sfpubsub.auth.http import Answer
 from sfpubsub.errors import LocalProtocolError, RemoteProtocolError, StreamUnavailableError
 from sfpubsub.rest.asking import Asker
 
-# How Salesforce writes "there is no further page" (documentation: Get Results for a Query Job).
+# Value of the header Sforce-Locator on the last page (documentation: Get Results for a Query Job).
 _END = "null"
 
 _NOT_SYNTAX = bytes(set(range(256)) - set(b'"\n'))
@@ -37,13 +37,13 @@ class ResultPage:
     only, and reports about later pages contradict each other.
     """
     records: int
-    """Rows, not counting the header."""
+    """Number of rows, without the header."""
     next_locator: str | None
     """Locator of the next page; None for the last page. It is valid as long as the job exists."""
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the rows. A null and an empty string are both ``""``, because the org sends them
-        alike.
+        """Yield the rows. A null and an empty string are both ``""``, because the org does not
+        distinguish them.
 
         Raises:
             RemoteProtocolError: The file is not valid CSV, or its rows differ in length.
@@ -54,8 +54,7 @@ class ResultPage:
         for row in lines:
             if len(row) != len(self.columns):
                 raise RemoteProtocolError(
-                    f"the org answered with a row of {len(row)} values instead of "
-                    f"{len(self.columns)}"
+                    f"the org returned a row of {len(row)} values instead of {len(self.columns)}"
                 )
             yield row
 
@@ -67,7 +66,7 @@ def _lines(file: BinaryIO) -> Iterator[list[str]]:
         yield from csv.reader(text, strict=True)
     except (csv.Error, UnicodeDecodeError) as error:
         raise RemoteProtocolError(
-            f"the org answered with results that are not valid CSV: {error}"
+            f"the org returned results that are not valid CSV: {error}"
         ) from error
     finally:
         text.detach()  # otherwise it closes the file when garbage-collected
@@ -79,7 +78,7 @@ def fetch(
     """Fetch a page into *file*, replacing its content; starts over if the connection breaks.
 
     Args:
-        asker: Asks the org.
+        asker: Makes the requests.
         path: Path of the results.
         query: Query parameters that select the page.
         columns: Columns of the job's query, in its order.
@@ -115,18 +114,18 @@ def _page(
         raise LocalProtocolError("the query job has no results yet: wait until it is complete")
     count = answer.headers.get("sforce-numberofrecords", "")
     if not (count.isascii() and count.isdigit()):
-        # Without it, a complete result set cannot be told from a page whose headers were removed on
-        # the way.
+        # Without it, a complete result set cannot be distinguished from a page whose headers were
+        # removed on the way.
         raise RemoteProtocolError(
-            f"{answer.host} answered with results without Sforce-NumberOfRecords: does a proxy "
-            f"remove headers?"
+            f"{answer.host} returned results without Sforce-NumberOfRecords: check whether a "
+            f"proxy removes headers"
         )
     first = next(_lines(file), []) if counter.is_whole else []
     has_header = [name.lower() for name in first] == [name.lower() for name in columns]
     records, found = int(count), counter.lines - has_header
     if found == records + 1 and counter.is_whole:
         raise RemoteProtocolError(  # the line is not shown, because it may be a record
-            f"the org answered with a first line of {len(first)} values that are not the "
+            f"the first line of the org's results has {len(first)} values that are not the "
             f"requested columns, {', '.join(columns)[:200]}"
         )
     if found != records or not counter.is_whole:
@@ -144,7 +143,9 @@ def _page(
 
 
 class LineCounter:
-    """Counts the lines of a CSV while it is received, as fast as a copy. Not thread-safe."""
+    """Counts the lines of a CSV while it is received, almost as fast as copying it. Not
+    thread-safe.
+    """
 
     def __init__(self) -> None:
         self._ended = 0
@@ -153,7 +154,7 @@ class LineCounter:
 
     @property
     def lines(self) -> int:
-        """Lines so far, including an incomplete last line."""
+        """Number of lines so far, including an incomplete last line."""
         return self._ended + (self._last != b"\n")
 
     @property
@@ -177,8 +178,8 @@ class LineCounter:
 class _Sink:
     """Writes and counts a page until it is closed. Thread-safe.
 
-    The thread of a timed-out request may live on for a moment. Its remaining data must not reach
-    the file, which the next attempt may already be writing.
+    The thread of a timed-out request may keep running for a moment. Its remaining data must not
+    reach the file, which the next attempt may already be writing.
     """
 
     def __init__(self, file: BinaryIO) -> None:

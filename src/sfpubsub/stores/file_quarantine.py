@@ -115,7 +115,7 @@ class FileQuarantine(Quarantine):
             except ConfigurationError as error:
                 damaged.append(str(error))
             except FileNotFoundError:
-                continue  # removed meanwhile
+                continue  # removed after the directory was listed
             else:
                 order.append((event.received_at, event.delivery_seq, event.key))
         for _, _, key in sorted(order):  # read again, to avoid holding all payloads in memory
@@ -161,14 +161,14 @@ class FileQuarantine(Quarantine):
             lock = os.open(self._directory / ".redrive.lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise ConfigurationError(
-                f"the quarantine {self._directory} cannot be redriven: {error.strerror}"
+                f"the quarantine {self._directory} cannot be locked for redriving: {error.strerror}"
             ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError as error:
             raise ConfigurationError(
-                f"another process is redriving {self._directory}: wait for it"
+                f"another process is redriving {self._directory}: wait until it has finished"
             ) from error
         finally:
             os.close(lock)

@@ -56,7 +56,7 @@ class FileReplayStore(ReplayStore):
         """Store the position durably.
 
         Raises:
-            ConfigurationError: The file cannot be written; it still holds the old positions.
+            ConfigurationError: The file cannot be written, or the store is closed.
         """
         with self._writing:
             self._set(topic, replay_id)
@@ -66,7 +66,8 @@ class FileReplayStore(ReplayStore):
             raise ConfigurationError(f"the replay store {self._path} is closed")
         if os.getpid() != self._process:
             raise ConfigurationError(
-                f"the replay store {self._path} belongs to the process that forked this one"
+                f"the replay store {self._path} belongs to the parent of this forked process: open "
+                f"another store here"
             )
         positions = {**self._positions, topic: replay_id}
         document = {"positions": {name: positions[name].hex() for name in sorted(positions)}}
@@ -82,7 +83,7 @@ class FileReplayStore(ReplayStore):
         """Release the file for other processes. Can be called repeatedly."""
         if self._lock is not None:
             if os.getpid() == self._process:  # in a forked child, the lock belongs to the parent
-                # explicit, because a forked child may have the file open as well.
+                # Explicit, because a forked child may have the file open as well.
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._lock = None

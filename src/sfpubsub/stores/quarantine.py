@@ -29,11 +29,11 @@ class QuarantinedEvent:
     subscription: str
     """The topic, or the managed subscription's name or id, that delivered it."""
     topic: str
-    """Its topic; empty if a managed subscription delivered it and its schema is unknown."""
+    """The event's topic; empty if a managed subscription delivered it and its schema is unknown."""
     reason: str
     """Error of the decoder, the service or the handler."""
     received_at: float
-    """Seconds since 1970 UTC."""
+    """When the event was received, in seconds since 1970 UTC."""
     delivery_seq: int = 0
     """Order of arrival among events received at the same time."""
     schema_json: str | None = None
@@ -43,12 +43,12 @@ class QuarantinedEvent:
 
     @cached_property
     def key(self) -> str:
-        """Identifies the entry: equal if the same subscription redelivers the same event.
+        """Key of the entry; the same if the same subscription redelivers the same event.
 
         An event with an id may be redelivered under a different replay id. For an event without an
         id, the replay id distinguishes it from another event with the same bytes. Events with
         different bytes are never merged. An event that first failed in decoding and later in a
-        handler has two entries, because redriving the first says nothing about the second.
+        handler has two entries, because each failure is redriven separately.
         """
         raw = self.raw
         digest = hashlib.blake2b(digest_size=16, person=b"sfpubsub quarant")
@@ -61,7 +61,7 @@ class QuarantinedEvent:
             raw.payload,
             *([b"handler"] if self.failed_in == "handler" else []),
         ):
-            # So that no byte can shift from one part to the next.
+            # The length separates the parts, so that moving bytes between them changes the key.
             digest.update(len(part).to_bytes(8, "big"))
             digest.update(part)
         return digest.hexdigest()

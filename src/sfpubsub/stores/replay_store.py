@@ -20,9 +20,10 @@ from sfpubsub.types import Replay, ReplayId, StartPosition, start_position
 class ReplayStore(ABC):
     """Stores one position per topic.
 
-    `set` is called only after every event up to the position was acked. A new process that starts
-    at `get` therefore misses nothing. It receives events again that were not acked, or were acked
-    since the last `set`, which is called at most `Timings.store_interval` after an ack.
+    `set` is called only after every event up to the position was acked, so a new process that
+    starts at the position from `get` misses no event. Events that were not acked, or were acked
+    after the last `set`, are redelivered to it. `set` is called at most `Timings.store_interval`
+    after an ack.
     """
 
     may_wait: bool = True
@@ -45,7 +46,7 @@ class MappingReplayStore(ReplayStore):
     Keys are topics, values are the bytes of a replay id; `ReplayId` values are accepted as well.
 
     Args:
-        mapping: Used as it is; the caller opens, flushes and closes it.
+        mapping: The mapping, which is not copied; the caller opens, flushes and closes it.
     """
 
     may_wait = False  # some mappings, such as a shelve, are tied to the thread that created them
@@ -67,8 +68,8 @@ class MappingReplayStore(ReplayStore):
         if isinstance(value, bytes) and value:
             return StartPosition.after(ReplayId(value))
         raise ConfigurationError(
-            f"the replay store holds {value!r} for {topic}, which is not a replay id: delete the "
-            f"key to start over, or store bytes"
+            f"the replay store contains {value!r} for {topic}, which is not a replay id: delete "
+            f"the key to start over, or store bytes"
         )
 
     def set(self, topic: str, replay_id: ReplayId) -> None:
@@ -80,7 +81,7 @@ class DefaultMappingReplayStore(MappingReplayStore):
     """A `MappingReplayStore` with a default for topics that have no position yet.
 
     Args:
-        mapping: Used as it is.
+        mapping: See `MappingReplayStore`.
         default: Where a topic without a stored position starts.
     """
 
@@ -127,8 +128,7 @@ StoreLike: TypeAlias = MutableMapping[str, Any] | AnyStore
 def start_and_store(
     replay: Replay | StoreLike, replay_store: StoreLike | None
 ) -> tuple[StartPosition, AnyStore | None]:
-    """Turn the arguments ``replay`` and ``replay_store`` of `subscribe` into a start position and a
-    store.
+    """Convert the arguments of `subscribe` into a start position and a store.
 
     Args:
         replay: Start position for a topic without a stored one; or, for compatibility with

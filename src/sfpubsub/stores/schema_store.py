@@ -128,13 +128,13 @@ def schema_in(text: str, schema_id: str, path: str) -> str | None:
             return str(schema)
     except (ValueError, KeyError, TypeError, AttributeError):
         pass  # reported below
-    logger.warning("%s is damaged and is ignored: it should hold schema %s", path, schema_id)
+    logger.warning("%s is damaged and is ignored: it should contain schema %s", path, schema_id)
     return None
 
 
 def _check(schema_id: str, schema_json: str) -> str:
-    # The schema id may be a hash of the canonical form, which omits defaults and docs (and with
-    # them Salesforce's types); and the service does not promise that it is.
+    # Not the schema id: it may be a hash, but only of the canonical form, which omits defaults and
+    # docs (and with them Salesforce's types), and the service does not guarantee even that.
     digest = hashlib.sha256(schema_id.encode())
     digest.update(b"\0")
     digest.update(schema_json.encode())

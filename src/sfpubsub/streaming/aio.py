@@ -63,7 +63,7 @@ class AsyncStreamingClient(StreamingBase):
         await self._ack(message)
 
     async def push(self, channel: str, payload: str, user_ids: Sequence[str] = ()) -> int:
-        """Push a generic event through REST, like `StreamingClient.push`."""
+        """Push a generic event through REST, like `StreamingClient.push`. Runs in a thread."""
         push = partial(self._channels.push, channel, payload, user_ids)
         return await in_thread("sfpubsub-push", push)
 
@@ -97,7 +97,6 @@ class AsyncStreamingClient(StreamingBase):
         if getattr(self._store, "may_wait", False):
             future = self._pool.submit(call)
             await settled(future)
-            found = future.result()
-        else:
-            found = call()
+            call = future.result
+        found = call()
         return await found if isawaitable(found) else found

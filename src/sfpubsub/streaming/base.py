@@ -11,7 +11,6 @@ it (manual policy). It only moves forward, in order of arrival.
 from __future__ import annotations
 
 import json
-import logging
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -34,11 +33,10 @@ from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.pace import Pace
 from sfpubsub.streaming.positions import ReplaySource, ReplayStart
 from sfpubsub.streaming.protocol import State, StreamingProtocol
+from sfpubsub.streaming.subscriptions import Subscriptions
 from sfpubsub.streaming.transport import LongPolling
 from sfpubsub.tooling.pushtopics import GenericChannels
 from sfpubsub.types import Gap, ReplayOption
-
-logger = logging.getLogger("sfpubsub.streaming")
 
 ReplayPolicy = Literal["automatic", "manual"]
 
@@ -76,11 +74,11 @@ class StreamingBase:
         if not _VERSION.fullmatch(api_version):
             raise ConfigurationError(f"API version {api_version!r} is not 37.0 or later")
         if is_async(replay) and not self._AWAITS:
-            name = type(replay).__name__
-            raise ConfigurationError(f"{name} is an async store: use AsyncStreamingClient")
+            raise ConfigurationError(f"{type(replay).__name__} is async: use AsyncStreamingClient")
         self._start, self._store = positions.start_and_store(replay)
-        self._keeps = self._store is not None and replay_policy == "automatic"
-        self._kept: dict[str, int] = {}  # `delivery_seq` of the newest stored position, by channel
+        self._auto_acks = self._store is not None and replay_policy == "automatic"
+        # By channel, the `delivery_seq` of the message whose position is stored.
+        self._acked_seq: dict[str, int] = {}
         sessions = CurrentSession(session)
         http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
         self._channels = GenericChannels(OrgClient(sessions, http), api_version)
@@ -89,14 +87,9 @@ class StreamingBase:
         order = count(1)
 
         def new_driver() -> StreamingDriver:
+            channels = Subscriptions(json_dumps, fallback, order, max_pending_count)
             protocol = StreamingProtocol(
-                pace or Pace(),
-                json_dumps,
-                random.random,
-                connection_timeout=connection_timeout,
-                max_pending_count=max_pending_count,
-                fallback=fallback,
-                order=order,
+                channels, pace or Pace(), random.random, connection_timeout
             )
             transport = LongPolling(http, f"/cometd/{api_version}", sessions, json_loads)
             return StreamingDriver(protocol, transport, on_gap)
@@ -179,16 +172,13 @@ class StreamingBase:
             await self._until(lambda: driver.over)
 
     async def _subscribe(self, channel: str, replay: ReplayStart | None) -> None:
-        if channel.startswith(("/event/", "/data/")):
-            logger.info("%s can be read through the Pub/Sub API as well: PubSubClient", channel)
-        self._opened()
-        start, rewind = replay, replay is not None
-        resumes = not rewind and self._store is not None
-        if start is None and self._store is not None:
-            start = await self._stored(partial(self._store.get, channel))
+        start, resumes = replay, False
+        if replay is None and self._store is not None:
+            start, resumes = await self._stored(partial(self._store.get, channel)), True
         number = self._start if start is None else positions.as_number(start, channel)
 
         def subscribe(protocol: StreamingProtocol, call: Call, _now: float) -> None:
+            rewind = replay is not None
             protocol.channels.subscribe(channel, number, call, rewind=rewind, resumes=resumes)
 
         await self._ask(subscribe)
@@ -198,22 +188,18 @@ class StreamingBase:
 
     async def _ask(self, input_: Callable[[StreamingProtocol, Call, float], None]) -> None:
         """Pass an input to the protocol and wait for its outcome."""
-        driver, call = self._opened(), Call()
+        driver, call = self._driver, Call()
         try:
-            driver.step(partial(input_, driver.protocol, call))
-            await self._until(lambda: call.is_done or driver.over)
+            if not self.closed:
+                driver.step(partial(input_, driver.protocol, call))
+                await self._until(lambda: call.is_done or driver.over)
         except BaseException:  # interrupted or cancelled: the caller would not see a success
             driver.step(partial(driver.protocol.abandon, call))
             raise
+        if not call.is_done:  # the input was not processed
+            raise LocalProtocolError("the client is closed: open it first")
         if call.error is not None:
             raise call.error
-        if not call.is_done:  # the driver ended before it processed the input
-            self._opened()
-
-    def _opened(self) -> StreamingDriver:
-        if self.closed:
-            raise LocalProtocolError("the client is closed: open it first")
-        return self._driver
 
     async def _receive(self, timeout: float | None) -> StreamingMessage | None:
         message = await self._next(timeout)
@@ -224,18 +210,16 @@ class StreamingBase:
 
     async def _next(self, timeout: float | None = None) -> StreamingMessage | None:
         driver = self._driver
-        items = driver.items
-        if not items and not driver.over:
-            await self._until(lambda: bool(items or driver.over), timeout)
-        if not items:
+        if not driver.items and not driver.over:
+            await self._until(lambda: bool(driver.items or driver.over), timeout)
+        if not driver.items:
             return None
-        head = items[0]
+        head = driver.items[0]
         if not isinstance(head, StreamingMessage):
             driver.take()
             raise head
-        # First: if this fails, the message stays queued.
-        if self._keeps and head.replay_id is not None:
-            await self._ack(head)
+        if self._auto_acks and head.replay_id is not None:
+            await self._ack(head)  # first: if this fails, the message stays queued
         driver.take()
         return head
 
@@ -243,19 +227,16 @@ class StreamingBase:
         """Yield the messages that are already queued, if positions need not be stored; cheaper than
         `_next`.
         """
-        driver = self._driver
-        items, popleft, room_at = driver.items, driver.items.popleft, driver.room_at
-        while not self._keeps and items and type(head := items[0]) is StreamingMessage:
-            popleft()
-            if len(items) == room_at:
-                driver.step()
+        items, take = self._driver.items, self._driver.take
+        while not self._auto_acks and items and type(head := items[0]) is StreamingMessage:
+            take()
             yield head
 
     async def _ack(self, message: StreamingMessage) -> None:
         name, number = message.subscription, message.replay_id
         if number is None:
             raise RemoteProtocolError(f"an event of {name} has no replay id that could be stored")
-        if self._store is not None and message.delivery_seq > self._kept.get(name, 0):
+        if self._store is not None and message.delivery_seq > self._acked_seq.get(name, 0):
             position = positions.as_replay_id(number)
             await self._stored(partial(self._store.set, name, position))
-            self._kept[name] = message.delivery_seq
+            self._acked_seq[name] = message.delivery_seq

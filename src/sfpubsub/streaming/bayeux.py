@@ -6,7 +6,7 @@ Implements the Bayeux protocol 1.0 and the additions of Salesforce's Streaming A
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -26,8 +26,6 @@ MAX_REQUEST = 32_767
 # Longest time accepted in a server's advice, in milliseconds: a day. Salesforce holds a connect for
 # 110 s. A limit is needed because JSON numbers may include Infinity.
 _LONGEST = 86_400_000
-
-_NO_MESSAGE = "something that is not a message"
 
 Message = dict[str, Any]
 
@@ -89,13 +87,25 @@ class Call:
         self.is_done = True  # set last: other threads read it
 
 
+def path_of(channel: str) -> str:
+    """Return a channel's name without its filter."""
+    return channel.partition("?")[0]
+
+
+def part_of(value: Any, *names: str) -> Any:
+    """Return the value under nested keys of a message; None if there is no such value."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
 def advice_of(reply: Message) -> dict[str, Any]:
     """Return the valid parts of a response's advice, with times in seconds.
 
     The keys are those of the protocol. An unknown ``reconnect`` is treated as ``none``.
     """
     given, found = reply.get("advice"), {}
-    for key, value in given.items() if isinstance(given, Mapping) else ():
+    for key, value in given.items() if isinstance(given, dict) else ():
         if key in ("interval", "timeout"):
             if type(value) in (int, float) and 0 <= value <= _LONGEST:
                 found[key] = value / 1000
@@ -113,18 +123,15 @@ def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
     """
     events: list[Message] = []
     replies: dict[tuple[str, str], Message] = {}
-    if type(messages) is not list:
-        return broken("something that is not a list of messages")
-    try:
-        for message in messages:
-            if type(message["channel"]) is not str:
-                return broken(_NO_MESSAGE)
-            if "data" in message and "successful" not in message:
-                events.append(message)
-            else:
-                replies[message["channel"], str(message.get("id"))] = message
-    except (TypeError, KeyError):
-        return broken(_NO_MESSAGE)
+    if not isinstance(messages, list):
+        messages = [None]  # refused below, because None is not a message
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("channel"), str):
+            return broken("something that is not a list of messages")
+        if "data" in message and "successful" not in message:
+            events.append(message)
+        else:
+            replies[message["channel"], str(message.get("id"))] = message
     return events, replies
 
 

@@ -79,8 +79,9 @@ class StreamingClient(StreamingBase):
                 after the last message fetched.
 
         Raises:
-            LocalProtocolError: The channel is not valid, is subscribed with another filter, or is
-                already subscribed and *replay* was given; or the client is closed.
+            LocalProtocolError: The channel is not valid, is subscribed with another filter, is
+                already subscribed and *replay* was given, or is being subscribed or unsubscribed
+                by another call; or the client is closed.
             ReplayIdRejectedError: The position was refused, and there is no fallback.
             TopicNotFoundError: The channel does not exist.
             PermissionDeniedError: The user is not allowed to read the channel.
@@ -93,7 +94,10 @@ class StreamingClient(StreamingBase):
         """Unsubscribe from a channel. Does nothing if it is not subscribed.
 
         Raises:
-            LocalProtocolError: The client is closed.
+            LocalProtocolError: The channel is not valid, is subscribed with another filter, or is
+                being subscribed or unsubscribed by another call; or the client is closed.
+            SfPubSubError: The server refused, or there was no connection for
+                ``connection_timeout``.
         """
         _finished(self._unsubscribe(channel))
 

@@ -30,8 +30,8 @@ class StreamingDriver:
     """Runs one protocol from `start` until it stops. Thread-safe.
 
     Args:
-        protocol: Owned by the driver.
-        transport: The HTTP side; closed at the end.
+        protocol: Used only under the driver's lock.
+        transport: Sends the requests. Its connections are closed at the end.
         on_gap: Called with each gap, when a position is given up; must not block.
     """
 
@@ -42,7 +42,7 @@ class StreamingDriver:
         on_gap: Callable[[Gap], None] | None,
     ) -> None:
         self.protocol = protocol
-        self.items = protocol.items
+        self.items = protocol.channels.items
         """The messages and errors queued for the application. Only the receiving thread removes
         items.
         """
@@ -50,9 +50,9 @@ class StreamingDriver:
         """Whether the driver has ended, or has not started yet."""
         self._transport = transport
         self._on_gap = on_gap
-        self._ring: Callable[[], None]
         self._news = threading.Condition()  # its lock serialises the protocol and its commands
-        self.room_at = protocol.max_pending_count - 1  # queue length at which fetching can resume
+        # Queue length at which the client can fetch again.
+        self._room_at = protocol.channels.max_pending_count - 1
         self._jobs = {lane: queue.SimpleQueue[Send | None]() for lane in Lane}
         self._threads: list[threading.Thread] = []
 
@@ -108,7 +108,7 @@ class StreamingDriver:
     def take(self) -> None:
         """Remove the first item. Called by the receiving thread."""
         self.items.popleft()
-        if len(self.items) == self.room_at:
+        if len(self.items) == self._room_at:
             self.step()
 
     def join(self) -> None:
@@ -121,7 +121,7 @@ class StreamingDriver:
             if isinstance(command, Send):
                 self._jobs[command.lane].put(command)
             elif isinstance(command, Cut):
-                self._transport.cut(command.request)
+                self._transport.connections[command.request.lane].cut()
             elif self._on_gap is not None:
                 self._on_gap(command)
 
@@ -139,4 +139,4 @@ class StreamingDriver:
             outcome = self._transport.exchange(request)
             # In the thread that read the response, whose processor has it in its cache.
             self.step(partial(self.protocol.landed, request, outcome))
-        self._transport.drop(lane)
+        self._transport.connections[lane].drop()

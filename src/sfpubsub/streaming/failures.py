@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from sfpubsub import errors
-from sfpubsub.streaming.bayeux import Message, advice_of
-from sfpubsub.types import Gap
+from sfpubsub.streaming.bayeux import Message, advice_of, part_of
 
 _ERROR = re.compile(r"(\d{3}):([^:]*):(.*)", re.DOTALL)
 
 _LOST = (
-    "its event is older than the service keeps, or the stream was reset: name a replay_fallback, "
-    "or start over with -2 (all retained events) or -1 (new ones)"
+    "the service does not keep the event any more, or the stream was reset: set replay_fallback, "
+    "or start over with -2 (all retained events) or -1 (new events)"
 )
 _CHANGED = "something between here and the org drops cookies or changes requests"
 _ENDED = (errors.StreamUnavailableError, "the session with the server has ended")
@@ -30,19 +28,18 @@ _ENDED = (errors.StreamUnavailableError, "the session with the server has ended"
 # pages.
 _ERRORS: tuple[tuple[str, type[errors.SfPubSubError], str], ...] = (
     (r"400:.*replayid .*was invalid", errors.ReplayIdRejectedError, _LOST),
-    (r"400:.*does not exist", errors.TopicNotFoundError, "check its name and the user's access"),
+    (r"400:.*does not exist", errors.TopicNotFoundError, "check the name and the user's access"),
     (r"400:.*api version", errors.ConfigurationError, "set SFPUBSUB_STREAMING_API_VERSION"),
     (r"400:.*(cookie|connection type)", errors.RemoteProtocolError, _CHANGED),
     (r"400:", errors.LocalProtocolError, "check the channel's name"),
-    (r"40[13]:.*(unknown client|has not completed handshake|session_unknown)", *_ENDED),
+    (r"402:|40[13]:.*(unknown client|has not completed handshake|session_unknown)", *_ENDED),
     (r"401:", errors.SessionExpiredError, "the access token is not valid: sign in again"),
-    (r"402:", *_ENDED),
     (r"403:.*\blimit\b", errors.QuotaExceededError, "a limit is reached: try again later"),
     (r"403:", errors.PermissionDeniedError, "check the user's access, and the channel's name"),
-    (r"404:.*vary only by case", errors.LocalProtocolError, "spell the channel as it was made"),
+    (r"404:.*vary only by case", errors.LocalProtocolError, "spell it as it was created"),
     (r"404:", errors.TopicNotFoundError, "check the channel's name"),
     (r"413:", errors.LocalProtocolError, "the request is too large: use a shorter filter"),
-    (r"503:", errors.StreamUnavailableError, "the server is busy: try again in some minutes"),
+    (r"503:", errors.StreamUnavailableError, "the server is busy: try again in a few minutes"),
     (r"", errors.StreamError, "see the cause"),
 )
 
@@ -69,9 +66,7 @@ class BayeuxError(errors.StreamError):
     @property
     def reason(self) -> str:
         """``ext.sfdc.failureReason``, which is more specific, or else the error."""
-        found: Any = self.response
-        for part in ("ext", "sfdc", "failureReason"):
-            found = found.get(part) if isinstance(found, Mapping) else None
+        found = part_of(self.response, "ext", "sfdc", "failureReason")
         return found if found and isinstance(found, str) else self.error
 
 
@@ -106,20 +101,18 @@ def _row(text: str) -> tuple[type[errors.SfPubSubError], str]:
     return next((kind, cure) for start, kind, cure in _ERRORS if re.match(start, text, flags))
 
 
-def error_for(what: str, refusal: BayeuxError, gap: Gap | None = None) -> errors.SfPubSubError:
+def error_for(what: str, refusal: BayeuxError) -> errors.SfPubSubError:
     """Return the error for a refusal, with the server's refusal as its cause.
 
     Args:
         what: What was refused, for the message.
         refusal: The refusal; its reason determines the error.
-        gap: The gap to attach to a `ReplayIdRejectedError`.
     """
     said = refusal.reason
     kind, cure = _row(said)
     shown = said if said == refusal.error else f"{said} ({refusal.error})"
     message = f"{what} was refused: {shown[:400] or 'no reason given'}; {cure}"
-    details: dict[str, Any] = {"gap": gap} if kind is errors.ReplayIdRejectedError else {}
-    error = kind(message, error_code=BayeuxError({"error": said}).error_code, **details)
+    error = kind(message, error_code=BayeuxError({"error": said}).error_code)
     error.__cause__ = refusal
     return error
 

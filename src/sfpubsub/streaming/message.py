@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from sfpubsub.streaming.bayeux import part_of, path_of
+
 
 class StreamingMessage(NamedTuple):  # cheap to make, and there are many
     """One event: a PushTopic event, generic event, platform event or change event."""
@@ -20,7 +22,7 @@ class StreamingMessage(NamedTuple):  # cheap to make, and there are many
     @property
     def channel(self) -> str:
         """The channel without its filter."""
-        return str(self.raw["channel"]).partition("?")[0]
+        return path_of(self.raw["channel"])
 
     @property
     def data(self) -> Any:
@@ -32,18 +34,18 @@ class StreamingMessage(NamedTuple):  # cheap to make, and there are many
         """The kind of change of a PushTopic event: ``created``, ``updated``, ``deleted`` or
         ``undeleted``.
         """
-        found: str | None = _at(self.raw, "data", "event", "type")
+        found: str | None = part_of(self.raw, "data", "event", "type")
         return found
 
     @property
     def sobject(self) -> Any:
         """The record's fields in a PushTopic event; only ``Id`` if it was deleted."""
-        return _at(self.raw, "data", "sobject")
+        return part_of(self.raw, "data", "sobject")
 
     @property
     def payload(self) -> Any:
         """The text of a generic event, or the fields of a platform or change event."""
-        return _at(self.raw, "data", "payload")
+        return part_of(self.raw, "data", "payload")
 
     @property
     def created_date(self) -> str | None:
@@ -52,15 +54,9 @@ class StreamingMessage(NamedTuple):  # cheap to make, and there are many
         PushTopic, generic and platform events have an ISO date; change events have milliseconds
         since 1970 UTC.
         """
-        found = _at(self.raw, "data", "event", "createdDate")
+        found = part_of(self.raw, "data", "event", "createdDate")
         if found is None:
-            found = _at(self.payload, "ChangeEventHeader", "commitTimestamp")
+            found = part_of(self.payload, "ChangeEventHeader", "commitTimestamp")
         if found is None:
-            found = _at(self.payload, "CreatedDate")
+            found = part_of(self.payload, "CreatedDate")
         return None if found is None else str(found)
-
-
-def _at(value: Any, *path: str) -> Any:
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value

@@ -17,13 +17,11 @@ class Pace:
     """Time allowed for fetching a session before a handshake; most sign-in flows take a few
     seconds.
     """
-    poll: float = 130.0
-    """Timeout of a connect before the server has advised one: Salesforce holds a connect for up to
-    110 s.
-    """
-    poll_factor: float = 1.2
-    """The timeout of a held connect is the advised timeout times this factor, but at least
-    `request`.
+    held: float = 110.0
+    """How long the server may hold a connect, unless it has advised a time; Salesforce: 110 s."""
+    held_factor: float = 1.2
+    """The timeout of a held connect is the time that the server may hold it, times this factor; at
+    least `request`.
     """
     close: float = 5.0
     """Timeout of the disconnect when the client is closed."""

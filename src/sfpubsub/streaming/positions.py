@@ -40,7 +40,7 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
     if type(start) is int and ALL_EVENTS <= start < 1 << 8 * _BYTES - 1:
         return start
     try:
-        found = start_position(start)  # type: ignore[arg-type]  # what is of another kind fails
+        found = start_position(start)  # type: ignore[arg-type]  # other types fail
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{channel} cannot start at {start!r}: use -1, -2, the replay id of an event, a "

@@ -1,8 +1,8 @@
 """The part of the protocol that handles channels: which requests to send, what each reply means,
 and the position of each channel. Like the rest of the protocol, it has no I/O and no clock.
 
-Two flags record whether the application wants a channel and whether it is active at the server.
-When they differ, a request is sent to make them equal, one at a time.
+Two flags record whether the application wants a channel and whether the server has it. When they
+differ, a request is sent to make them equal, one at a time.
 
 Invariant: a channel resumes after the last message that was queued, so queued messages are not
 delivered twice. Only the application's store records what was processed.
@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sfpubsub.errors import LocalProtocolError, ReplayIdRejectedError, SfPubSubError
-from sfpubsub.streaming.bayeux import MAX_REQUEST, SUBSCRIBE, UNSUBSCRIBE, Call, Command, Message
+from sfpubsub.streaming import bayeux
+from sfpubsub.streaming.bayeux import Call, Command, Message, path_of
 from sfpubsub.streaming.failures import BayeuxError, error_for
 from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.positions import NEW_EVENTS, as_replay_id
@@ -38,17 +39,16 @@ class Channel:
 
     name: str
     """The channel as the caller wrote it, with its filter; the key in a store."""
-    path: str
-    """The name without the filter, as in positions and events."""
-    position: int
+    position: int = NEW_EVENTS
     """Where to subscribe from: first its start, then the replay id of the last queued message."""
-    call: Call | None
+    call: Call | None = None
     """The call that waits for the first subscribe or for the unsubscribe."""
-    is_wanted: bool = True
+    is_wanted: bool = False
+    """Whether the application wants to receive its events."""
     is_active: bool = False
-    """Whether it is subscribed in this session."""
+    """Whether the server has confirmed the subscription in this session."""
     asked: Message | None = None
-    """The subscribe or unsubscribe message in flight."""
+    """The subscribe or unsubscribe message in flight, if any."""
     is_live: bool = False
     """Whether its events are accepted: from the server's confirmation until the next subscribe is
     sent, including the time after the session has ended.
@@ -64,20 +64,22 @@ class Channel:
         return Gap(reason, self.name, after=after, error_code=error_code)
 
     @property
-    def is_gone(self) -> bool:
-        """Whether the channel is also unsubscribed at the server. It is kept for its position."""
-        return not (self.is_wanted or self.is_active or self.asked)
+    def is_settled(self) -> bool:
+        """Whether the server has the channel if and only if it is wanted, and no request for it is
+        in flight. A channel that is settled and not wanted is kept for its position.
+        """
+        return self.asked is None and self.is_wanted == self.is_active
 
-    def tell(self, error: SfPubSubError | None = None) -> None:
-        """Settle the waiting call, if any."""
-        if self.call is not None:
+    def answer(self, error: SfPubSubError | None = None) -> None:
+        """Settle the waiting call, if any: with *error*, or as done if the channel is settled."""
+        if self.call is not None and (error is not None or self.is_settled):
             self.call.settle(error)
             self.call = None
 
 
 @dataclass(eq=False)
 class Subscriptions:
-    """The channels of one client, their requests and their replies."""
+    """The channels of one client, and the queue of their events."""
 
     dumps: Callable[[Any], str]
     """Encodes JSON."""
@@ -85,10 +87,12 @@ class Subscriptions:
     """Where a channel continues if its position is refused; None to report an error."""
     order: Iterator[int]
     """Numbers messages in their order of arrival."""
-    items: Items
-    """The application's queue."""
-    out: list[Command]
-    """The list to which gaps are added."""
+    max_pending_count: int
+    """Queue length at which no more events are fetched; 0 or less for no limit."""
+    items: Items = field(default_factory=deque)
+    """The queue of messages and errors for the application, which removes them from the left."""
+    out: list[Command] = field(default_factory=list)
+    """Commands for the driver: those of the whole protocol; gaps are added here."""
     has_replay: bool = True
     """Whether the server supports replay in this session."""
     _by_path: dict[str, Channel] = field(default_factory=dict)
@@ -102,17 +106,17 @@ class Subscriptions:
 
     @property
     def are_complete(self) -> bool:
-        """Whether all wanted channels are active."""
-        return all(item.is_active or not item.is_wanted for item in self._by_path.values())
+        """Whether all channels are settled."""
+        return all(item.is_settled for item in self._by_path.values())
 
     @property
-    def are_overtaken(self) -> bool:
-        """Whether events wait for the reply to a subscribe."""
-        return any(item.early for item in self._by_path.values())
+    def are_full(self) -> bool:
+        """Whether no more events should be fetched for now."""
+        # Events that wait for the reply to a subscribe are in a list without a limit.
+        is_full = 0 < self.max_pending_count <= len(self.items)
+        return is_full or any(item.early for item in self._by_path.values())
 
-    def subscribe(
-        self, name: str, start: int, call: Call, *, rewind: bool, resumes: bool = False
-    ) -> None:
+    def subscribe(self, name: str, start: int, call: Call, *, rewind: bool, resumes: bool) -> None:
         """Mark a channel as wanted.
 
         Args:
@@ -124,66 +128,68 @@ class Subscriptions:
                 that messages that are still queued are not delivered twice.
 
         Raises:
-            LocalProtocolError: The channel is not valid, or is already subscribed in a different
-                way.
+            LocalProtocolError: The channel is not valid, is subscribed with another filter, or is
+                already subscribed and *rewind* is true; or another call for it is in progress.
         """
-        channel, path = self._find(name), name.partition("?")[0]
-        if channel is None or not (channel.is_wanted or channel.call):
-            if len(self.dumps([name, path]).encode()) > MAX_REQUEST - _ROOM:
+        channel, path = self._find(name), path_of(name)
+        if not channel.is_wanted:
+            if len(self.dumps([name, path]).encode()) > bayeux.MAX_REQUEST - _ROOM:
                 raise LocalProtocolError(f"the filter of {path[:100]} is too long for a request")
-            left = channel.position if channel is not None and resumes else NEW_EVENTS
-            self._by_path[path] = Channel(name, path, start if left < 0 else left, call)
-        elif rewind or channel.call is not None:
+            if path.startswith(("/event/", "/data/")):
+                logger.info("%s can be read through the Pub/Sub API as well: PubSubClient", path)
+            left = channel.position if resumes else NEW_EVENTS
+            self._by_path[path] = Channel(name, start if left < 0 else left, call, is_wanted=True)
+        elif rewind:
             raise LocalProtocolError(f"{name} is already subscribed: unsubscribe it first")
         else:
             call.settle()
 
     def unsubscribe(self, name: str, call: Call) -> None:
-        """Mark a channel as no longer wanted. Does nothing if it is not subscribed.
+        """Mark a channel as no longer wanted. The call is settled by the server's reply, or
+        immediately if the channel is not subscribed.
 
         Raises:
-            LocalProtocolError: The channel is not valid, or another call for it is in progress.
+            LocalProtocolError: The channel is not valid, is subscribed with another filter, or
+                another call for it is in progress.
         """
         channel = self._find(name)
-        if channel is None:
-            call.settle()
-        elif channel.call is not None:
-            raise LocalProtocolError(f"{name} is being subscribed or unsubscribed: wait for that")
-        else:
-            channel.is_wanted, channel.call = False, call
-            self._forget(channel)
+        channel.is_wanted, channel.call = False, call
+        channel.answer()
 
-    def _find(self, name: str) -> Channel | None:
-        path = name.partition("?")[0]
+    def _find(self, name: str) -> Channel:
+        """Return a channel; a new one, which is not wanted, if it was never subscribed."""
+        path = path_of(name)
         if len(path) < 2 or path[0] != "/" or path.startswith(("/meta/", "/service/")):
             kinds = "/topic/NAME, /u/NAME, /event/NAME__e or /data/NAME"
             raise LocalProtocolError(f"{name!r} is not a channel: use {kinds}")
-        channel = self._by_path.get(path)
-        if channel is not None and channel.name != name:
-            if channel.is_gone:
-                return None
+        channel = self._by_path.get(path) or Channel(name)
+        if channel.name != name and channel.is_settled and not channel.is_wanted:
+            return Channel(name)  # the one with another filter was unsubscribed
+        if channel.name != name:
             held = f"{path} is subscribed as {channel.name}, and has one position"
             raise LocalProtocolError(f"{held}: use another client for {name}")
+        if channel.call is not None:
+            held = f"{name} is already being subscribed or unsubscribed"
+            raise LocalProtocolError(f"{held}: wait until that call returns")
         return channel
 
     # Requests and answers.
 
     def requests(self, message: Callable[..., Message]) -> list[Message]:
         """Return the subscribe and unsubscribe messages to send now, as many as fit into one
-        request.
+        request. Call it only when none is in flight.
         """
         asked: list[Message] = []
         size = 0
-        for channel in self._by_path.values():
-            if channel.asked is not None or channel.is_wanted == channel.is_active:
+        for path, channel in self._by_path.items():
+            if channel.is_settled:
                 continue
-            made = message(
-                SUBSCRIBE if channel.is_wanted else UNSUBSCRIBE, subscription=channel.name
-            )
+            kind = bayeux.SUBSCRIBE if channel.is_wanted else bayeux.UNSUBSCRIBE
+            made = message(kind, subscription=channel.name)
             if channel.is_wanted:
-                made["ext"] = {"replay": {channel.path: channel.position}}
+                made["ext"] = {"replay": {path: channel.position}}
             size += len(self.dumps([made]).encode())
-            if asked and size > MAX_REQUEST:
+            if asked and size > bayeux.MAX_REQUEST:
                 break
             asked.append(made)
             channel.asked = made
@@ -193,60 +199,53 @@ class Subscriptions:
                 channel.is_live, channel.early = False, []
         return asked
 
-    def heard(self, asked: Message, refusal: BayeuxError | None) -> None:
-        """Handle the reply to a subscribe or unsubscribe, unless it concerns the session."""
-        channel = self._by_path.get(asked["subscription"].partition("?")[0])
-        if channel is None or channel.asked is not asked:
-            return  # given up, and perhaps subscribed again in the meantime
+    def replied(self, asked: Message, refusal: BayeuxError | None) -> None:
+        """Handle the reply to a subscribe or unsubscribe, unless it concerns the session.
+
+        Args:
+            asked: The message that was sent.
+            refusal: None if the server confirmed it.
+        """
+        channel = self._by_path[path_of(asked["subscription"])]
+        if channel.asked is not asked:
+            return  # the caller gave it up, and the channel was subscribed again
         channel.asked = None
-        is_subscribe = asked["channel"] == SUBSCRIBE
+        is_subscribe = asked["channel"] == bayeux.SUBSCRIBE
         if refusal is None:
             logger.info("%s: %s, from %d", asked["channel"], channel.name, channel.position)
-            channel.is_active = is_subscribe
-            channel.is_live = channel.is_live or is_subscribe
-            if is_subscribe and channel.is_wanted:
-                channel.tell()
-            self._forget(channel)
-        elif is_subscribe:
-            self._refused(channel, refusal)
-        else:
+            channel.is_active, channel.is_live = is_subscribe, True
+        elif not is_subscribe:
             channel.is_wanted = True
-            channel.tell(error_for(f"unsubscribing {channel.name}", refusal))
+            channel.answer(error_for(f"unsubscribing {channel.name}", refusal))
+        elif channel.is_wanted:
+            self._refused(channel, refusal)
+        channel.answer()
 
     def _refused(self, channel: Channel, refusal: BayeuxError) -> None:
-        gap = channel.gap("rejected", refusal.error_code)
-        error = error_for(f"subscribing to {channel.name}", refusal, gap)
-        is_aged = isinstance(error, ReplayIdRejectedError)
-        if not channel.is_wanted:
-            self._forget(channel)
-        elif is_aged and self.fallback is not None and self.fallback != channel.position:
-            self._report(gap)
-            channel.position = self.fallback
-        else:
-            del self._by_path[channel.path]
-            if channel.call is None:  # no caller waits, so the error goes into the queue
-                self.items.append(error)
-            channel.tell(error)
+        error = error_for(f"subscribing to {channel.name}", refusal)
+        if isinstance(error, ReplayIdRejectedError):
+            error.gap = channel.gap("rejected", refusal.error_code)
+            if self.fallback is not None and self.fallback != channel.position:
+                self._report(error.gap)
+                channel.position = self.fallback
+                return
+        del self._by_path[path_of(channel.name)]
+        if channel.call is None:  # no caller waits, so the error goes into the queue
+            self.items.append(error)
+        channel.answer(error)
 
     def lost(self) -> None:
         """Handle the loss of the session: all channels must be subscribed again."""
         for channel in self._by_path.values():
             channel.is_active, channel.asked = False, None
-            self._forget(channel)
+            channel.answer()
 
     def give_up(self, error: SfPubSubError, call: Call | None = None) -> None:
-        """Fail all waiting calls, or one of them; what they asked for must not take
-        effect later.
-        """
+        """Fail all waiting calls, or only *call*; what they asked for must not happen later."""
         for channel in self._by_path.values():
             if channel.call is not None and call in (None, channel.call):
                 channel.is_wanted = False
-                channel.tell(error)
-
-    def _forget(self, channel: Channel) -> None:
-        """Settle a waiting unsubscribe if the server no longer has the channel."""
-        if channel.is_gone:
-            channel.tell()
+                channel.answer(error)
 
     def _report(self, gap: Gap) -> None:
         logger.warning("%s", gap)
@@ -270,11 +269,10 @@ class Subscriptions:
         for event in events:
             if event["channel"] != path:
                 path = event["channel"]
-                channel = self._by_path.get(path.partition("?")[0])
-                name = path if channel is None else channel.name
-                early = None if channel is None or channel.is_live else channel.early
-            if early is not None:
-                early.append(event)
+                known = self._by_path.get(path_of(path))
+                channel = known or Channel(path, is_live=True)
+            if not channel.is_live:
+                channel.early.append(event)
                 continue
             try:
                 number = event["data"]["event"]["replayId"]
@@ -282,6 +280,6 @@ class Subscriptions:
                 number = None
             if type(number) is not int or number < 0:  # isinstance would accept True
                 number = None
-            elif channel is not None:
+            else:
                 channel.position = number
-            put(make(StreamingMessage, (event, name, number, next(order))))
+            put(make(StreamingMessage, (event, channel.name, number, next(order))))

@@ -1,5 +1,4 @@
-"""Long polling over HTTP: two persistent connections with the same cookies, each of which can be
-cut.
+"""Long polling over HTTP: two connections with the same cookies, each of which can be cut.
 
 Requests go only to the org, with the same limits as every other request of this package
 (`sfpubsub.auth.http`).
@@ -24,8 +23,7 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class LongPolling:
-    """The HTTP connections of one client. Each lane is used by one thread; `cut` may be called from
-    any.
+    """The HTTP connections of one client, each used by the thread of its lane.
 
     Args:
         http: Sends the requests.
@@ -43,10 +41,11 @@ class LongPolling:
         self._insecure, self._path = http.insecure, path
         self._sessions, self._loads = sessions, loads
         cookies = CookieJar()  # shared by both connections: they identify the session to the server
-        self._connections = {lane: HttpConnection(http, cookies, MAX_BYTES) for lane in Lane}
+        self.connections = {lane: HttpConnection(http, cookies, MAX_BYTES) for lane in Lane}
+        """By lane. The driver cuts one, in any thread, when the protocol cancels its request."""
 
     def exchange(self, request: Send) -> bayeux.Answer | SfPubSubError:
-        """Send a request, and return its response or an error."""
+        """Send a request, and return its response or an error. Blocks."""
         try:
             request.session = self._sessions.get_session(request.refused)
             text = self._post(request)
@@ -61,7 +60,7 @@ class LongPolling:
             return RemoteProtocolError(f"a response could not be read: {type(error).__name__}")
 
     def _post(self, request: Send) -> str:
-        session, connection = request.session, self._connections[request.lane]
+        session, connection = request.session, self.connections[request.lane]
         url = session.instance_url + self._path
         network.check_url(url, "the instance URL", insecure=self._insecure, path=True)
         headers = headers_of(Bearer(session.instance_url, session.access_token))
@@ -77,17 +76,7 @@ class LongPolling:
         if not isinstance(answer, Answer):
             raise answer
         if answer.status != 200 and not answer.body.lstrip().startswith(b"[{"):
-            # These are not refusals of Bayeux.
+            # Not a Bayeux refusal, but the page of a proxy or of a server that is down.
             raise StreamUnavailableError(f"{answer.host} answered {answer!r}")
         # If a server echoes the token, it must not reach logs and errors.
         return answer.body.decode("utf-8", "replace").replace(session.access_token, "***")
-
-    def cut(self, request: Send) -> None:
-        """Break the connection of a request that is marked as cut, in flight or about to
-        be sent.
-        """
-        self._connections[request.lane].cut()
-
-    def drop(self, lane: Lane) -> None:
-        """Close a connection. Must not be called while a request is in flight."""
-        self._connections[lane].drop()

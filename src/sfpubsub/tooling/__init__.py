@@ -1,8 +1,8 @@
 """Create, start, stop and delete an org's managed subscriptions.
 
-Uses the org's Tooling API over HTTP. It opens no stream, and reads no positions, because that API
-does not expose them. A change takes up to a few minutes to reach the Pub/Sub API, which only a
-subscribe call can confirm; `wait_until` polls a check that the caller provides.
+This package uses the org's Tooling API over HTTP. It opens no stream, and reads no positions,
+because that API does not expose them. A change takes up to a few minutes to reach the Pub/Sub API,
+which only a subscribe call can confirm; `wait_until` polls a check that the caller provides.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ API_VERSION = "60.0"
 LIMIT = 200
 
 # Seconds that a change may take to reach the Pub/Sub API: two minutes are documented, five have
-# been seen.
+# been observed.
 PROPAGATION = 300.0
 
 # Seconds between checks; each check occupies the subscription for a moment.
@@ -71,8 +71,8 @@ class Tooling:
     ) -> None:
         if not _VERSION.fullmatch(api_version) or float(api_version) < float(API_VERSION):
             raise ConfigurationError(
-                f"API version {api_version!r} is not {API_VERSION} or later, which managed "
-                f"subscriptions need"
+                f"API version {api_version!r} is not supported: managed subscriptions need "
+                f"{API_VERSION} or later"
             )
         self.sessions: CurrentSession = CurrentSession(session)
         """The session used for requests. Pass it to a `PubSubClient` to share one sign-in."""
@@ -89,7 +89,7 @@ class Tooling:
                 and ``profile`` select a settings file and a table in it.
 
         Raises:
-            ConfigurationError: A setting is missing or wrong.
+            ConfigurationError: A setting is missing or not valid.
         """
         settings = Settings.load(options)
         http = HttpClient.from_settings(settings)
@@ -103,7 +103,7 @@ class Tooling:
         """
         for record_id, _ in self._heads():
             record = self._find("Id", record_id)
-            if record is not None:  # None if it was deleted meanwhile
+            if record is not None:  # None if it was deleted since the first query
                 yield record
 
     def show(self, name_or_id: str) -> ManagedEventSubscription:
@@ -114,7 +114,7 @@ class Tooling:
 
         Raises:
             ConfigurationError: *name_or_id* is neither.
-            SubscriptionNotFoundError: There is no such record.
+            SubscriptionNotFoundError: The org has no record with that name or id.
         """
         if records.is_id(name_or_id):
             record = self._find("Id", name_or_id)
@@ -138,15 +138,17 @@ class Tooling:
     ) -> ManagedEventSubscription:
         """Create a managed subscription in state RUN.
 
-        The default is EARLIEST, unlike Salesforce's: with LATEST the service remembers no position
-        before the first confirmed commit, so a crash before that loses events.
+        Both presets default to EARLIEST, unlike in Salesforce: with LATEST, the service stores no
+        position before the first confirmed commit, so a crash before that commit loses events.
 
         Args:
             developer_name: Letters, digits and single underscores; it cannot be changed later.
             topic_name: Full path; it cannot be changed later.
             label: Human-readable label; defaults to the name.
-            default_replay: Where it starts: ``LATEST`` or ``EARLIEST``.
-            error_recovery_replay: Where it continues when its position is no longer valid.
+            default_replay: Where the subscription starts without a committed position: ``LATEST``
+                or ``EARLIEST``.
+            error_recovery_replay: Where the subscription continues if its committed position is no
+                longer valid.
 
         Raises:
             ConfigurationError: A name, topic or preset is not valid, or the name is taken.
@@ -193,11 +195,11 @@ class Tooling:
         default_replay: str | None = None,
         error_recovery_replay: str | None = None,
     ) -> ManagedEventSubscription:
-        """Change a record and return it. None leaves a field unchanged.
+        """Change a record and return it. An argument of None leaves its field unchanged.
 
         Raises:
             ConfigurationError: A preset is not valid.
-            SubscriptionNotFoundError: There is no such record.
+            SubscriptionNotFoundError: The org has no record with that name or id.
         """
         if default_replay is not None:
             records.check_preset("the default replay", default_replay)
@@ -248,7 +250,7 @@ class Tooling:
     # Requests.
 
     def _heads(self) -> Sequence[tuple[str, str]]:
-        """Return the id and the name of every record, by name."""
+        """Return the id and the developer name of every record, sorted by name."""
         # Without the column Metadata, which can only be queried one row at a time.
         rows = self._queries.rows("SELECT Id, DeveloperName FROM ManagedEventSubscription")
         return sorted(map(records.head_of, rows), key=lambda head: head[1])
@@ -272,7 +274,7 @@ def wait_until(
     """Wait until *check* confirms that a change has reached the Pub/Sub API.
 
     Args:
-        what: The awaited condition, for the message, such as "X is known".
+        what: The awaited condition, for the message, such as "Order_Sync is available".
         check: Returns whether the change has arrived; may take some seconds.
         timeout: Limit in seconds; *check* is called at least once.
         every: Seconds between checks.
@@ -281,14 +283,15 @@ def wait_until(
         sleep: Pauses for the given number of seconds.
 
     Raises:
-        StreamUnavailableError: The condition did not become true in time, but still may.
+        StreamUnavailableError: The condition did not become true in time, but may still become
+            true.
     """
     begun = clock()
     while not check():
         taken = clock() - begun
         if taken + every > timeout:
             raise StreamUnavailableError(
-                f"waited {taken:.0f} s until {what} at the Pub/Sub API, without success: the "
+                f"the Pub/Sub API did not confirm within {taken:.0f} s that {what}: the "
                 f"change was made, but may take some more minutes to arrive"
             )
         if progress is not None:

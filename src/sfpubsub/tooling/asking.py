@@ -1,4 +1,4 @@
-"""Query an org's records page by page, and explain refusals."""
+"""Query an org's records page by page, and add advice to its errors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sfpubsub.errors import (
     SfPubSubError,
 )
 
-# Permissions, as Salesforce names them.
+# Names of permissions in Salesforce.
 TO_READ = "View Setup and Configuration"
 TO_CHANGE = "Customize Application"
 
-# Most pages that one query may have; an org's 200 managed subscriptions fit into one.
+# Maximum number of pages of one query; an org's 200 managed subscriptions fit into one page.
 _MOST_PAGES = 20
 
 # Error codes for a record that no longer exists.
@@ -27,10 +27,10 @@ _GONE = frozenset({"NOT_FOUND", "ENTITY_IS_DELETED", "INVALID_CROSS_REFERENCE_KE
 
 # What to do about other errors, by Salesforce's error code.
 _CURES = {
-    "INVALID_TYPE": "the org does not have these objects, or the user may not see its setup",
+    "INVALID_TYPE": "the org does not support these objects, or the user may not view its setup",
     "NOT_FOUND": "check the instance URL, and whether the org serves this API version",
     "DUPLICATE_DEVELOPER_NAME": "choose another name",
-    "INVALID_INPUT": "check names of topics, channels and events, which are case-sensitive",
+    "INVALID_INPUT": "check the names of topics, channels and events, which are case-sensitive",
 }
 
 
@@ -38,7 +38,7 @@ class Queries:
     """Runs SOQL queries. Thread-safe; raises what `OrgClient` raises.
 
     Args:
-        org: Asks the org.
+        org: Makes the requests.
         api_version: Such as ``60.0``.
 
     Attributes:
@@ -77,7 +77,7 @@ def explaining(permission: str, missing: SfPubSubError | None = None) -> Iterato
     """Add advice to errors that are raised in this context.
 
     Args:
-        permission: The permission that the user needs.
+        permission: Name of the permission that the request needs.
         missing: Raised instead of the org's error if the record no longer exists.
     """
     try:

@@ -1,6 +1,7 @@
 """Event channels of an org, the events selected for them, and all topics of the org.
 
-They are records of the Tooling API. A change takes up to a few minutes to reach the Pub/Sub API.
+Channels and their events are records of the Tooling API. A change takes up to a few minutes to
+reach the Pub/Sub API.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ ChannelType = Literal["event", "data"]
 CHANNEL_TYPES: Final[tuple[str, ...]] = ("event", "data")
 
 STANDARD: Final = "ChangeEvents"
-"""The change event channel that every org has. It is not a record itself, but its members are."""
+"""The change event channel that every org has. Its members are records, but the channel is not."""
 
 _SUFFIX = "__chn"
 _NAME = re.compile(r"[A-Za-z](_?[A-Za-z0-9])*")
 _ENTITY = re.compile(r"[A-Za-z]\w*", re.ASCII)
 _ID = re.compile(r"[0-9A-Za-z]{15}(?:[0-9A-Za-z]{3})?")
 
-# Most characters of a label (Salesforce documentation, PlatformEventChannel).
+# Maximum number of characters of a label (Salesforce documentation, PlatformEventChannel).
 _LABEL = 80
 
 
@@ -61,7 +62,7 @@ class EventChannel:
 
 @dataclass(frozen=True)
 class EventTopic:
-    """Something that can be subscribed to."""
+    """A topic that a client can subscribe to."""
 
     topic: str
     kind: str
@@ -78,7 +79,7 @@ class EventChannels:
     ``error_code``.
 
     Args:
-        org: Asks the org.
+        org: Makes the requests.
         api_version: Such as ``60.0``.
     """
 
@@ -90,7 +91,7 @@ class EventChannels:
     # Reading.
 
     def channels(self) -> list[EventChannel]:
-        """Return all channels, the standard one first, then by name."""
+        """Return all channels: the standard channel first, the others sorted by name."""
         members = self._members()
         custom = [
             _channel(row, members)
@@ -108,7 +109,7 @@ class EventChannels:
 
         Raises:
             ConfigurationError: *name* is not a valid channel name.
-            TopicNotFoundError: There is no such channel.
+            TopicNotFoundError: The org has no channel with that name.
         """
         wanted = _checked(name)
         for channel in self.channels():
@@ -117,9 +118,11 @@ class EventChannels:
         raise _missing(wanted)
 
     def topics(self) -> list[EventTopic]:
-        """Return all topics: custom platform events, change events of the selected objects, and
-        channels. Standard platform events are missing, because the org does not report which of
-        them it publishes.
+        """Return the topics of custom platform events, selected change events, and channels.
+
+        Standard platform events are missing, because the org does not report which of them it
+        publishes.
+
         """
         rows = self._queries.rows(
             "SELECT QualifiedApiName, Label FROM EntityDefinition"
@@ -206,10 +209,10 @@ class EventChannels:
         """Add an event to a channel and return the channel. Raises what `show` raises.
 
         Args:
-            name: Name of the channel; adding to ``ChangeEvents`` turns an object's change events
-                on.
-            entity: Name of the event. An object's name, such as ``Account`` or ``Order__c``, stands
-                for its change event on a channel of change events.
+            name: Name of the channel; adding to ``ChangeEvents`` turns on an object's change
+                events.
+            entity: Name of the event. On a channel of change events, the name of an object, such as
+                ``Account`` or ``Order__c``, selects its change event.
             filter_expression: Filter for its events, a SOQL condition without WHERE; None selects
                 all.
             enriched_fields: Fields that every event should contain, changed or not.
@@ -218,7 +221,7 @@ class EventChannels:
         event = _event_of(channel, entity)
         for member in channel.members:
             if member.entity == event:
-                raise ConfigurationError(f"{channel.name} already has {event}")
+                raise ConfigurationError(f"the channel {channel.name} already has {event}")
         metadata: dict[str, Any] = {"eventChannel": channel.name, "selectedEntity": event}
         if filter_expression is not None:
             metadata["filterExpression"] = filter_expression
@@ -240,10 +243,12 @@ class EventChannels:
             if member.entity == event:
                 self._remove(channel, member)
                 return self.show(name)
-        raise TopicNotFoundError(f"{channel.name} has no {event}: see sfpubsub channel show")
+        raise TopicNotFoundError(
+            f"the channel {channel.name} has no {event}: see sfpubsub channel show"
+        )
 
     def _remove(self, channel: EventChannel, member: ChannelMember) -> None:
-        gone = TopicNotFoundError(f"{channel.name} no longer has {member.entity}")
+        gone = TopicNotFoundError(f"the channel {channel.name} no longer has {member.entity}")
         with explaining(TO_CHANGE, gone):
             self._org.delete(f"{self._records}Member/{member.id}")
 
@@ -257,7 +262,7 @@ class EventChannels:
             for row in self._queries.rows(f"{soql}{quoted(_id(head))} LIMIT 1"):
                 metadata = row.get("Metadata")
                 if not isinstance(metadata, dict):
-                    raise RemoteProtocolError("the org answered with a member without Metadata")
+                    raise RemoteProtocolError("the org returned a channel member without Metadata")
                 channel = _text(metadata, "eventChannel")
                 found.setdefault(channel, []).append(_member(_id(row), metadata))
         return found
@@ -271,7 +276,7 @@ def _standard(members: dict[str, list[ChannelMember]]) -> EventChannel:
 def _channel(row: dict[str, Any], members: dict[str, list[ChannelMember]]) -> EventChannel:
     developer_name, kind = _text(row, "DeveloperName"), _text(row, "ChannelType")
     if kind not in CHANNEL_TYPES:
-        raise RemoteProtocolError(f"the channel {developer_name} is of the unknown type {kind}")
+        raise RemoteProtocolError(f"the channel {developer_name} has the unknown type {kind}")
     name = f"{developer_name.removesuffix(_SUFFIX)}{_SUFFIX}"
     found = _sorted(members.get(name, []))
     return EventChannel(_id(row), name, kind, _text(row, "MasterLabel"), f"/{kind}/{name}", found)
@@ -285,7 +290,7 @@ def _member(member_id: str, metadata: dict[str, Any]) -> ChannelMember:
     enriched = metadata.get("enrichedFields") or []
     expression = metadata.get("filterExpression")
     if not isinstance(enriched, list) or not all(isinstance(item, dict) for item in enriched):
-        raise RemoteProtocolError("the org answered with enriched fields that are not valid")
+        raise RemoteProtocolError("the org returned enriched fields that are not valid")
     return ChannelMember(
         member_id,
         _text(metadata, "selectedEntity"),
@@ -297,7 +302,7 @@ def _member(member_id: str, metadata: dict[str, Any]) -> ChannelMember:
 def _event_of(channel: EventChannel, entity: str) -> str:
     """Return the event name for *entity*, which names an event or an object."""
     if not _ENTITY.fullmatch(entity):
-        raise ConfigurationError(f"{entity!r} is not the name of an event or an object")
+        raise ConfigurationError(f"{entity!r} is not a valid name of an event or an object")
     if channel.channel_type == "event" or entity.endswith("ChangeEvent"):
         return entity
     return f"{entity.removesuffix('__c')}{'__' if entity.endswith('__c') else ''}ChangeEvent"
@@ -309,7 +314,7 @@ def _checked(name: str) -> str:
     bare = name.removesuffix(_SUFFIX)
     if not _NAME.fullmatch(bare):
         raise ConfigurationError(
-            f"{name!r} is not the name of a channel: letters, digits and single underscores, "
+            f"{name!r} is not a valid channel name: use letters, digits and single underscores, "
             f"starting with a letter; the suffix {_SUFFIX} may be omitted"
         )
     return f"{bare}{_SUFFIX}"
@@ -326,12 +331,12 @@ def _made(answer: Any) -> str:
 def _id(row: dict[str, Any]) -> str:
     found = row.get("Id")
     if not isinstance(found, str) or not _ID.fullmatch(found):  # it becomes part of a path
-        raise RemoteProtocolError("the org answered with a record without a valid id")
+        raise RemoteProtocolError("the org returned a record without a valid id")
     return found
 
 
 def _text(values: dict[str, Any], name: str) -> str:
     value = values.get(name)
     if not isinstance(value, str):
-        raise RemoteProtocolError(f"the org answered with a record without {name}")
+        raise RemoteProtocolError(f"the org returned a record without {name}")
     return value

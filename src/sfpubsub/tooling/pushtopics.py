@@ -1,4 +1,4 @@
-"""Manage PushTopics and push to generic channels through the org's REST API."""
+"""Manage PushTopics, and push events to generic channels, through the org's REST API."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from sfpubsub.errors import (
     TopicNotFoundError,
 )
 
-# Most characters of a generic event's payload (Salesforce documentation, generic streaming).
+# Maximum number of characters of a generic event's payload (Salesforce documentation, generic
+# streaming).
 MAX_PAYLOAD = 3000
 
-# Most characters of a PushTopic's name (Salesforce documentation, object PushTopic).
+# A PushTopic's name has at most 25 characters (Salesforce documentation, object PushTopic).
 _NAME = re.compile(r"[A-Za-z]\w{0,24}", re.ASCII)
 _CHANNEL = re.compile(r"/u/[\w/-]+", re.ASCII)
 _ID = re.compile(r"[0-9A-Za-z]{15}(?:[0-9A-Za-z]{3})?")
@@ -48,7 +49,7 @@ class PushTopics:
     """Administers PushTopics. Thread-safe; raises what `OrgClient` raises.
 
     Args:
-        org: Asks the org.
+        org: Makes the requests.
         api_version: Version of the REST API, also used for the queries of new topics.
     """
 
@@ -69,7 +70,7 @@ class PushTopics:
 
         Raises:
             ConfigurationError: The name is not valid.
-            RequestRefusedError: The org refused the query; the message says why.
+            RequestRefusedError: The org refused the query; the message contains the reason.
         """
         body: dict[str, Any] = {
             "Name": _checked(name),
@@ -94,7 +95,9 @@ class PushTopics:
         """
         rows = self._rows(f"WHERE Name = '{_checked(name)}'")
         if not rows:
-            raise TopicNotFoundError(f"the org has no PushTopic {name}: see pushtopic list")
+            raise TopicNotFoundError(
+                f"the org has no PushTopic {name}: see sfpubsub pushtopic list"
+            )
         return _topic(rows[0])
 
     def delete(self, name: str) -> PushTopic:
@@ -112,7 +115,7 @@ class GenericChannels:
     """Pushes events to generic channels. Thread-safe; raises what `OrgClient` raises.
 
     Args:
-        org: Asks the org.
+        org: Makes the requests.
         api_version: Version of the REST API.
     """
 
@@ -126,7 +129,7 @@ class GenericChannels:
         Raises:
             LocalProtocolError: The payload is too long, or a user id or the channel name is not
                 valid.
-            TopicNotFoundError: There is no such channel.
+            TopicNotFoundError: The org has no channel with that name.
         """
         if len(payload) > MAX_PAYLOAD:
             raise LocalProtocolError(
@@ -134,22 +137,24 @@ class GenericChannels:
             )
         for user_id in user_ids:
             if not _ID.fullmatch(user_id):
-                raise LocalProtocolError(f"{user_id!r} is not the id of a user")
+                raise LocalProtocolError(f"{user_id!r} is not a valid user id")
         body = {"pushEvents": [{"payload": payload, "userIds": list(user_ids)}]}
         path = f"{self._data}/sobjects/StreamingChannel/{self._find(channel)}/push"
         answer = self._org.post(path, body)
         try:
             return int(answer[0]["fanoutCount"])
         except (TypeError, ValueError, LookupError) as error:
-            raise RemoteProtocolError("the org answered a push without a count") from error
+            raise RemoteProtocolError(
+                "the org's response to the push has no fanoutCount"
+            ) from error
 
     def _find(self, channel: str) -> str:
         if not _CHANNEL.fullmatch(channel):
-            raise LocalProtocolError(f"{channel!r} is not a generic channel, such as /u/News")
+            raise LocalProtocolError(f"{channel!r} is not a valid generic channel, such as /u/News")
         query = f"SELECT Id FROM StreamingChannel WHERE Name = '{channel}'"  # noqa: S608  # checked
         rows = rows_of(self._org.get(f"{self._data}/query", {"q": query}))
         if not rows:
-            raise TopicNotFoundError(f"the org has no generic channel {channel}")
+            raise TopicNotFoundError(f"the org has no generic channel {channel}: check the name")
         return _id(rows[0])
 
 
@@ -161,10 +166,10 @@ def rows_of(answer: Any) -> list[dict[str, Any]]:
     """
     rows = answer.get("records") if isinstance(answer, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RemoteProtocolError("the org answered a query without records")
+        raise RemoteProtocolError("the org's query response has no records")
     # An org has at most 100 PushTopics, and a page holds 2,000 rows.
     if answer.get("done") is not True:
-        raise RemoteProtocolError("the org returned only a part of the rows of a query")
+        raise RemoteProtocolError("the org returned only some of the rows of a query")
     return rows
 
 
@@ -182,20 +187,20 @@ def _topic(row: dict[str, Any]) -> PushTopic:
             ),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise RemoteProtocolError(f"the org answered with a PushTopic without {error}") from error
+        raise RemoteProtocolError(f"the org returned a PushTopic without {error}") from error
 
 
 def _id(row: dict[str, Any]) -> str:
     found = row.get("Id")
     if not isinstance(found, str) or not _ID.fullmatch(found):  # it becomes part of a path
-        raise RemoteProtocolError("the org answered with a record without a valid id")
+        raise RemoteProtocolError("the org returned a record without a valid id")
     return found
 
 
 def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            f"{name!r} is not the name of a PushTopic: a letter, then letters, digits and "
-            f"underscores, 25 in all"
+            f"{name!r} is not a valid PushTopic name: use a letter, then letters, digits and "
+            f"underscores, 25 characters in total"
         )
     return name

@@ -18,7 +18,7 @@ PRESETS: Final[tuple[str, ...]] = get_args(Preset)
 _NAME = re.compile(r"[A-Za-z](_?[A-Za-z0-9])*")
 _ID = re.compile(r"18[xX][A-Za-z0-9]{12}([A-Za-z0-9]{3})?")
 
-# Which standard events support managed subscriptions is not documented: the org decides.
+# It is not documented which standard events support managed subscriptions: the org decides.
 _TOPIC = re.compile(
     r"/event/[A-Za-z]\w*|/data/(ChangeEvents|[A-Za-z]\w*(ChangeEvent|__chn))", re.ASCII
 )
@@ -36,7 +36,7 @@ class ManagedEventSubscription:
     default_replay: str
     """Where the subscription starts without a committed position: ``LATEST`` or ``EARLIEST``."""
     error_recovery_replay: str
-    """Where it continues if its committed position is no longer valid."""
+    """Where the subscription continues if its committed position is no longer valid."""
     state: str
     """``RUN``, ``STOP``, or ``PAUSE``, which only the service sets."""
 
@@ -45,41 +45,41 @@ class ManagedEventSubscription:
 
 
 def is_id(name_or_id: str) -> bool:
-    """Return whether it is a record id. Ids begin with a digit, so they cannot be names."""
+    """Return whether *name_or_id* is a record id. Ids begin with a digit, which names cannot."""
     return _ID.fullmatch(name_or_id) is not None
 
 
 def check_name(developer_name: str) -> None:
-    """Check that it is a valid developer name.
+    """Check that *developer_name* is valid.
 
     Raises:
         ConfigurationError: It is not valid.
     """
     if not _NAME.fullmatch(developer_name):
         raise ConfigurationError(
-            f"{developer_name!r} is not a developer name: letters, digits and single underscores, "
-            f"beginning with a letter and not ending with an underscore"
+            f"{developer_name!r} is not a valid developer name: use letters, digits and single "
+            f"underscores, beginning with a letter and not ending with an underscore"
         )
 
 
 def check_topic(topic_name: str) -> None:
-    """Check that it is a valid topic.
+    """Check that *topic_name* is a topic that managed subscriptions support.
 
     Raises:
-        ConfigurationError: It is not valid.
+        ConfigurationError: It is not.
     """
     if not _TOPIC.fullmatch(topic_name):
         raise ConfigurationError(
-            f"{topic_name!r} is not a topic: use /event/NAME__e, /event/NAME__chn, "
+            f"{topic_name!r} is not a valid topic: use /event/NAME__e, /event/NAME__chn, "
             f"/data/ChangeEvents, /data/NAMEChangeEvent or /data/NAME__chn"
         )
 
 
 def check_preset(what: str, preset: str) -> None:
-    """Check that it is ``LATEST`` or ``EARLIEST``.
+    """Check that *preset* is ``LATEST`` or ``EARLIEST``. *what* names it in the message.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: It is neither.
     """
     if preset not in PRESETS:
         raise ConfigurationError(f"{what} must be {' or '.join(PRESETS)}, not {preset!r}")
@@ -106,7 +106,7 @@ def head_of(row: dict[str, Any]) -> tuple[str, str]:
     """Return the id and the developer name in a row.
 
     Raises:
-        RemoteProtocolError: They are missing or malformed.
+        RemoteProtocolError: One of them is missing or malformed.
     """
     record_id = _text(row, "Id")
     check_id(record_id)
@@ -123,7 +123,7 @@ def record_of(row: dict[str, Any]) -> ManagedEventSubscription:
     metadata = row.get("Metadata")
     if not isinstance(metadata, dict):
         raise RemoteProtocolError(
-            f"the org answered with the record of {developer_name}, but without its Metadata"
+            f"the org returned the record of {developer_name} without its Metadata"
         )
     return ManagedEventSubscription(
         id=record_id,
@@ -137,17 +137,17 @@ def record_of(row: dict[str, Any]) -> ManagedEventSubscription:
 
 
 def check_id(record_id: Any) -> None:
-    """Check that it is a record id, because it becomes part of a path.
+    """Check that *record_id* is valid, because it becomes part of a path.
 
     Raises:
-        RemoteProtocolError: It is not valid.
+        RemoteProtocolError: *record_id* is not valid.
     """
     if not isinstance(record_id, str) or not is_id(record_id):
-        raise RemoteProtocolError("the org answered with a managed subscription without a valid id")
+        raise RemoteProtocolError("the org returned a managed subscription without a valid id")
 
 
 def _text(values: dict[str, Any], name: str) -> str:
     value = values.get(name)
     if not isinstance(value, str):
-        raise RemoteProtocolError(f"the org answered with a managed subscription without {name}")
+        raise RemoteProtocolError(f"the org returned a managed subscription without {name}")
     return value

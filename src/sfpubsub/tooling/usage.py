@@ -10,7 +10,7 @@ from sfpubsub.auth.rest import OrgClient
 from sfpubsub.errors import RemoteProtocolError, RequestRefusedError
 from sfpubsub.tooling.asking import TO_READ, Queries, explaining
 
-# Names in the limits resource, and their meaning.
+# Limits by name in the limits resource, with their meaning.
 _LIMITS = {
     "DailyDeliveredPlatformEvents": "events delivered to clients in 24 hours",
     "HourlyPublishedPlatformEvents": "platform events published in an hour",
@@ -46,7 +46,7 @@ class Usages:
     """Reads an org's event usage. Thread-safe; raises what `OrgClient` raises.
 
     Args:
-        org: Asks the org.
+        org: Makes the requests.
         api_version: Such as ``60.0``.
     """
 
@@ -59,7 +59,7 @@ class Usages:
         with explaining(TO_READ):
             answer = self._org.get(f"{self._queries.data}limits")
         if not isinstance(answer, dict):
-            raise RemoteProtocolError("the org answered without its limits")
+            raise RemoteProtocolError("the org's limits response is not valid")
         return [
             _allocation(name, meaning, answer[name])
             for name, meaning in _LIMITS.items()
@@ -69,7 +69,7 @@ class Usages:
     def by_event(self) -> list[EventUsage] | None:
         """Return the usage of each event, sorted by name; None if the org does not report it.
 
-        It requires Enhanced Usage Metrics in the org and the user permission View All Data.
+        The report requires Enhanced Usage Metrics in the org and the user permission View All Data.
         """
         soql = (
             "SELECT EventName, UsageType, Value FROM PlatformEventUsageMetric"
@@ -85,7 +85,7 @@ class Usages:
         for row in rows:
             event, usage, count = row.get("EventName"), row.get("UsageType"), row.get("Value")
             if not isinstance(usage, str) or not isinstance(count, (int, float)):
-                raise RemoteProtocolError("the org answered with event usage that has no value")
+                raise RemoteProtocolError("the org returned an event usage metric without a value")
             found.setdefault(str(event), Counter())[usage] += int(count)
         return [
             EventUsage(event, counts["PUBLISH"], counts["DELIVERY"])
@@ -97,7 +97,5 @@ def _allocation(name: str, meaning: str, value: Any) -> Allocation:
     try:
         most, remaining = int(value["Max"]), int(value["Remaining"])
     except (KeyError, TypeError, ValueError) as error:
-        raise RemoteProtocolError(
-            f"the org answered with the limit {name} without {error}"
-        ) from error
+        raise RemoteProtocolError(f"the org returned the limit {name} without {error}") from error
     return Allocation(name, meaning, most, most - remaining, remaining)

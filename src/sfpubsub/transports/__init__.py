@@ -1,3 +1,1 @@
-"""Transports (gRPC, and a scripted in-memory one), and the drivers that run the protocols over
-them.
-"""
+"""gRPC and in-memory transports, and the drivers that run the protocols over them."""

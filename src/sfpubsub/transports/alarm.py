@@ -1,4 +1,4 @@
-"""A timer thread that calls its owners back at their deadlines, and the reminder of one owner."""
+"""A timer thread shared by several owners, and the deadline of one owner."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Clock = Callable[[], float]
 
 
 class AlarmClock:
-    """Timer thread with at most one deadline per owner. Thread-safe.
+    """Timer thread that calls back at deadlines, at most one per owner. Thread-safe.
 
     The thread starts with the first deadline and ends with `close`. Callbacks run in this thread,
     one at a time, and must not block.
 
     Args:
-        clock: Monotonic clock in seconds, which the deadlines refer to.
+        clock: Monotonic clock in seconds. Deadlines are times on this clock.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -33,7 +33,9 @@ class AlarmClock:
         self._closed = False
 
     def set(self, owner: object, deadline: float | None, callback: Callable[[], None]) -> None:
-        """Replace the owner's deadline; None removes it."""
+        """Set the deadline of *owner* and its callback, replacing any earlier one. None removes
+        both.
+        """
         with self._lock:
             old = self._due.pop(owner, None)
             if deadline is None or self._closed:
@@ -45,7 +47,8 @@ class AlarmClock:
                 )
                 self._thread.start()
             elif old is None or deadline < old[0]:
-                # A later deadline needs no wake-up: the thread checks again anyway.
+                # A later deadline needs no wake-up: the thread wakes at the old one and checks
+                # again.
                 self._changed.notify()
 
     def close(self) -> None:
@@ -75,15 +78,15 @@ class AlarmClock:
             try:
                 callback()
             except Exception:  # the other owners still need this thread
-                logger.exception("internal error at a deadline")
+                logger.exception("internal error in a timer callback")
 
 
 class Reminder:
-    """The deadline of one owner, who updates it after every event.
+    """The deadline of one owner, cheap enough to update after every event.
 
-    Most updates move the deadline to a later time. So the alarm is changed only if the deadline is
-    earlier than the next callback; after an early callback, the owner sets the later deadline. Not
-    thread-safe; the owner must serialise calls.
+    Most updates move the deadline to a later time. They leave the alarm unchanged, so the callback
+    may run too early; the owner then sets the deadline again. Only an earlier deadline changes the
+    alarm. Not thread-safe; the owner must serialise calls.
 
     Args:
         alarm: The timer thread.
@@ -106,5 +109,5 @@ class Reminder:
             self._at = deadline
 
     def rung(self) -> None:
-        """Record that the alarm has called back."""
+        """Record that the callback has run. The next `set` starts the alarm again."""
         self._at = None

@@ -35,15 +35,15 @@ class Call(ABC, Generic[Sent, Received]):
     """One active call. `read` must be called from one thread; all other methods are thread-safe."""
 
     headers: Headers = ()
-    """Session headers that the call was made with."""
+    """Session headers sent with the call."""
 
     def read(
         self, received: Callable[[Received], None], ended: Callable[[Failure | None], None]
     ) -> None:
         """Pass every message, and then the end of the call, to callbacks.
 
-        This implementation blocks until the call ends. A call with its own reader thread returns at
-        once.
+        This implementation blocks until the call ends. A call with its own reader thread returns
+        immediately.
 
         Args:
             received: Called with each message in order, from one thread. Must not block.
@@ -65,7 +65,7 @@ class Call(ABC, Generic[Sent, Received]):
 
     @abstractmethod
     def send(self, request: Sent) -> None:
-        """Queue a request without blocking. After the end of the call it is discarded."""
+        """Queue a request without blocking. Requests after the end of the call are discarded."""
 
     @abstractmethod
     def half_close(self) -> None:
@@ -84,17 +84,17 @@ PublishCall: TypeAlias = Call[SendEvents, PublishAnswer]
 
 
 class Transport(ABC):
-    """Access to one service with one session. Thread-safe."""
+    """Makes calls to one endpoint of the service, with one client's session. Thread-safe."""
 
     @abstractmethod
     def connect(self, timeout: float) -> None:
         """Wait until the service is reachable.
 
         Args:
-            timeout: Seconds.
+            timeout: Longest wait, in seconds.
 
         Raises:
-            StreamUnavailableError: It was not reachable within the timeout.
+            StreamUnavailableError: The service was not reachable within *timeout*.
         """
 
     @abstractmethod
@@ -110,7 +110,7 @@ class Transport(ABC):
         """Call GetTopic.
 
         Raises:
-            SfPubSubError: As classified by sfpubsub.transports.status.
+            SfPubSubError: The call failed. `sfpubsub.transports.status` selects the subclass.
         """
 
     @abstractmethod
@@ -122,7 +122,7 @@ class Transport(ABC):
         """Start a call that publishes, without waiting for the service.
 
         Args:
-            topic: Full path.
+            topic: Full path, such as ``/event/Order__e``.
             opening: Contains the events of the first request.
             streamed: Whether to use PublishStream instead of Publish.
 

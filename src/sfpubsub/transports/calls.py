@@ -6,8 +6,7 @@ call) as follows:
 1. pass it to the protocol with the current time;
 2. execute the returned commands in order, under the lock that serialises the protocol;
 3. set the timer to the protocol's next deadline, if that is earlier than the current setting;
-4. notify the application, outside the lock;
-5. on a close command, end the call.
+4. notify the application, outside the lock.
 
 The driver does not decide what to send, when to resume, or how long to wait. Each call is opened in
 its own thread, because obtaining a session may block. Messages are received in the call's reader
@@ -47,7 +46,7 @@ Opening = TypeVar("Opening", OpenStream, OpenPublish)
 
 
 class Driven(Protocol):
-    """The inputs common to all protocols."""
+    """The inputs that all protocols have in common."""
 
     def abort(self) -> list[Command]: ...
     def crashed(self, error: SfPubSubError) -> list[Command]: ...
@@ -127,7 +126,7 @@ class CallDriver(ABC, Generic[Opening]):
 
     @property
     def changes(self) -> int:
-        """Counter that changes with every event that `wait` may be waiting for."""
+        """Counter that increases whenever a thread in `wait` should check the state again."""
         return self._mailbox.count
 
     def wait(self, changes: int, timeout: float | None) -> None:
@@ -138,33 +137,33 @@ class CallDriver(ABC, Generic[Opening]):
         self._mailbox.wait(changes, timeout)
 
     def listen(self, changed: Callable[[], None]) -> None:
-        """Call *changed* on every change; see `Mailbox.listen`."""
+        """Register *changed* to be called on every change; see `Mailbox.listen`."""
         self._mailbox.listen(changed)
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, so that nothing more arrives."""
+        """Whether the driver has ended. Nothing more arrives after that."""
         return self._mailbox.finish is not None
 
     def raise_failure(self) -> None:
-        """Raise the error that ended it, if any."""
+        """Raise the error that ended the driver, if any."""
         if self.failure is not None:
-            # Many calls may raise the same error, so drop the traceback of the previous one.
+            # Several callers may raise the same error, so drop the previous caller's traceback.
             raise self.failure.with_traceback(None)
 
     @property
     def failure(self) -> SfPubSubError | None:
-        """The error that ended it, or None."""
+        """The error that ended the driver; None if it is active or ended without an error."""
         finish = self._mailbox.finish
         return None if finish is None else finish.error
 
     def abort(self) -> None:
-        """End now."""
+        """End immediately, without draining."""
         self._apply(lambda _now: self._driven.abort())
 
     def join(self, timeout: float) -> None:
-        """Wait for ended calls to finish, so that none outlives its channel. *timeout* is in
-        seconds.
+        """Wait up to *timeout* seconds for all threads and calls to finish, before the channel is
+        closed.
         """
         deadline = time.monotonic() + timeout
         for thread in list(self._threads):
@@ -175,7 +174,7 @@ class CallDriver(ABC, Generic[Opening]):
 
     @property
     def is_done(self) -> bool:
-        """Whether it has ended, and all its threads and calls have finished."""
+        """Whether the driver has ended, and all its threads and calls have finished."""
         return (
             self.over
             and not any(thread.is_alive() for thread in self._threads)
@@ -192,7 +191,7 @@ class CallDriver(ABC, Generic[Opening]):
 
         Args:
             happened: Passes the event to the protocol; its last argument is the time.
-            what: The arguments before the time.
+            what: Further arguments for *happened*, before the time.
         """
         if not self._home.is_here:
             self._check_process()
@@ -259,8 +258,8 @@ class CallDriver(ABC, Generic[Opening]):
 
     def _crash(self, error: Exception) -> None:
         # An internal error must end the driver instead of leaving it silent.
-        if self.over:  # aborted meanwhile: nobody waits for the result
-            logger.debug("after the end of %s", self._name, exc_info=True)
+        if self.over:  # already ended, so no caller is waiting for the result
+            logger.debug("error after the end of %s", self._name, exc_info=True)
             return
         logger.exception("internal error on %s", self._name)
         crash = StreamError(
@@ -272,7 +271,7 @@ class CallDriver(ABC, Generic[Opening]):
     def _read(self, opening: Opening) -> None:
         stream = opening.stream
         if stream > 1:
-            logger.info("opening %s again (stream %d)", self._name, stream)
+            logger.info("reopening %s (stream %d)", self._name, stream)
         if self._wanted != stream:  # cancelled before this thread started
             return
         try:
@@ -300,7 +299,7 @@ class CallDriver(ABC, Generic[Opening]):
 
         try:
             call.read(lambda message: self._take(stream, message), end)
-        except BaseException:  # the call is not read any further, so `end` will not be called
+        except BaseException:  # reading has stopped, so `end` will not be called
             over.set()
             raise
 
@@ -333,5 +332,5 @@ class CallDriver(ABC, Generic[Opening]):
 
 
 def _unclassified(error: SfPubSubError) -> Failure:
-    # Raised by us before the call: the error itself says whether a retry may help.
+    # Raised by this library before the call started: ``retryable`` states whether a retry may help.
     return Failure(FailureKind.RETRY if error.retryable else FailureKind.STOP, error)

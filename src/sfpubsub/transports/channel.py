@@ -1,7 +1,7 @@
 """The gRPC transport: one channel per client, and its calls.
 
-Every call carries the session's headers and its own trace id (Salesforce documentation, RPC method
-headers). The headers are requested when a call starts and do not change during the call.
+Every call sends the session's headers and a trace id of its own (Salesforce documentation, RPC
+method headers). The headers are requested when a call starts and do not change during the call.
 """
 
 from __future__ import annotations
@@ -52,18 +52,19 @@ def open_channel(
     proxy: str = "",
     timings: Timings | None = None,
 ) -> grpc.Channel:
-    """Return a channel to *endpoint*. Does not connect yet.
+    """Return a channel to *endpoint*, without connecting yet.
 
     Args:
         endpoint: ``host:port``; the service listens on 443 and 7443.
         insecure: ``1`` for plaintext to loopback, ``force`` for plaintext to any host.
         ca_file: PEM file of the certificate authorities to trust instead of the system's.
         proxy: URL of an HTTP proxy; if empty, ``https_proxy`` and ``no_proxy`` apply.
-        timings: Contains the ping interval and timeout.
+        timings: Ping interval and timeout; None for the defaults.
 
     Raises:
-        ConfigurationError: The endpoint has no port, plaintext is requested to a host other than
-            loopback, the CA file has no certificates, or the proxy is not valid.
+        ConfigurationError: The endpoint has no port, *insecure* is not a valid value or requests
+            plaintext to a host other than loopback, the CA file has no certificates, or the proxy
+            is not valid.
     """
     host, _ = network.split_endpoint(endpoint)
     if insecure not in ("", "0", "1", "force"):
@@ -72,12 +73,13 @@ def open_channel(
     if proxy:
         network.check_proxy(proxy, "proxy")
     if insecure == "force" or (insecure == "1" and network.is_loopback(host)):
-        # A proxy would take the plaintext off this machine.
+        # No proxy: it would carry the plaintext off this machine.
         return grpc.insecure_channel(endpoint, options=[*options, ("grpc.enable_http_proxy", 0)])
     if insecure == "1":
         raise ConfigurationError(
             f"plaintext to {host} would expose the access token on the network; "
-            f"SFPUBSUB_INSECURE=1 is only for loopback, and 'force' allows any host"
+            f"SFPUBSUB_INSECURE=1 allows plaintext to loopback only; unset it, or set 'force' to "
+            f"allow any host"
         )
     # Not left to gRPC, which reads different variables than HTTP clients, and only in lower case.
     proxy = network.proxy_to(host, proxy)
@@ -93,8 +95,8 @@ def _pings(timings: Timings) -> list[tuple[str, Any]]:
     return [
         ("grpc.keepalive_time_ms", round(timings.ping_interval * 1000)),
         ("grpc.keepalive_timeout_ms", round(timings.ping_timeout * 1000)),
-        # Observed with grpcio 1.85: without this option the ping timeout is 60 s, whatever
-        # grpc.keepalive_timeout_ms says.
+        # Observed with grpcio 1.85: without this option the ping timeout is 60 s, whatever the
+        # value of grpc.keepalive_timeout_ms.
         ("grpc.http2.ping_timeout_ms", round(timings.ping_timeout * 1000)),
         # Ping also when idle, because a lost connection goes unnoticed on an idle stream.
         ("grpc.keepalive_permit_without_calls", 1),
@@ -103,12 +105,12 @@ def _pings(timings: Timings) -> list[tuple[str, Any]]:
 
 
 class GrpcTransport(Transport):
-    """Calls over a gRPC channel.
+    """Makes calls over a gRPC channel. Thread-safe.
 
     Args:
         channel: Owned by this object from now on.
         endpoint: Address of the service, for messages.
-        headers: Returns the session's headers; may block to obtain a session, and may raise.
+        headers: Returns the session's headers; may block to obtain a session; raises SfPubSubError.
     """
 
     def __init__(self, channel: grpc.Channel, endpoint: str, headers: Callable[[], Headers]):
@@ -137,7 +139,7 @@ class GrpcTransport(Transport):
         logger.info("connected to %s", self._endpoint)
 
     def open_stream(self, target: Target, opening: OpenStream) -> StreamCall:
-        logger.info("subscribing to %s, asking for %d events", target.name, opening.num_requested)
+        logger.info("subscribing to %s, requesting %d events", target.name, opening.num_requested)
         headers = self._headers()
         method = self._stub.ManagedSubscribe if target.managed else self._stub.Subscribe
         form = wire.MANAGED if target.managed else wire.PLAIN
@@ -162,7 +164,7 @@ class GrpcTransport(Transport):
             answer = self._unary(f"schema {schema_id}", self._stub.GetSchema, request)
         except TopicNotFoundError as error:  # for this call, NOT_FOUND refers to the schema
             raise SchemaNotFoundError(
-                f"the service knows no schema {schema_id}",
+                f"the service has no schema {schema_id}: check the schema id",
                 error_code=error.error_code,
                 rpc_id=error.rpc_id,
             ) from error
@@ -179,6 +181,6 @@ class GrpcTransport(Transport):
 
 
 def _traced(headers: Headers) -> list[tuple[str, str]]:
-    # One id per call: Salesforce support asks for it if something between client and service
-    # failed.
+    # One id per call: Salesforce support asks for it when a failure occurred between the client and
+    # the service.
     return [*headers, ("x-client-trace-id", str(uuid.uuid4()))]

@@ -3,14 +3,14 @@
 The documented way to read a stream is ``next(call)``. For each message it starts an operation,
 waits on a condition until the channel's thread has completed it, and wakes up. For responses with
 one event, this is most of the cost (measured: 83 µs per response with bare grpcio, 26 µs here).
-Requests come from an iterator, which another thread has to be woken to read.
+Requests come from an iterator, and another thread has to wake up to read each one.
 
-This module starts the same operations directly: a message is handled in the channel's thread, which
-also starts to receive the next one, and a request is sent by the calling thread.
+This module starts the same operations directly: the channel's thread handles each message and
+starts to receive the next one, and the calling thread sends a request.
 
 grpcio does not document these operations. So they are used only in this file, only with tested
-versions of grpcio, and only for gRPC's own calls, not those of an interceptor. In all other cases
-`open_direct` returns None, and the call is read in the documented way.
+versions of grpcio, and only for gRPC's own call objects, not for those of an interceptor. In all
+other cases `open_direct` returns None, and the call is read in the documented way.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRIED = ((1, 78), (1, 86))
 
 
 def is_tried(version: str) -> bool:
-    """Return whether calls of that version of grpcio can be read directly."""
+    """Return whether grpcio *version* is in the range for which direct reading was tested."""
     major, minor = version.split(".")[:2]
     return TRIED[0] <= (int(major), int(minor)) < TRIED[1]
 
@@ -51,15 +51,15 @@ class DirectCall:
     Args:
         call: The call returned by the stub. Its request iterator yields nothing and ends when
             *end_requests* is called.
-        end_requests: Ends that iterator.
+        end_requests: Called to end that iterator.
     """
 
     def __init__(self, call: Any, end_requests: Callable[[], None]) -> None:
         self._rpc = call
         self._call = call._call
-        # Guarded by its condition, as in grpcio, which keeps the started operations in ``due``. A
-        # call lives until the event after which nothing is due. The handler must return True for
-        # that event only.
+        # Guarded by its condition, as in grpcio, which keeps the started operations in ``due``.
+        # grpcio serves the call until ``due`` is empty. A handler must return True only for the
+        # event that empties it.
         self._state = call._state
         self._end_requests = end_requests
         self._unsent: deque[bytes] = deque()  # gRPC core accepts one message at a time
@@ -70,13 +70,15 @@ class DirectCall:
     # Requests.
 
     def send(self, message: bytes) -> None:
-        """Send a message in order, without blocking. After the end of the call it is discarded."""
+        """Send a message in order, without blocking. Messages after the end of the call are
+        discarded.
+        """
         with self._state.condition:
             self._unsent.append(message)
             self._send_next()
 
     def half_close(self) -> None:
-        """Signal that no further message follows, once the pending ones are sent."""
+        """Send the pending messages, and then signal that no further message follows."""
         with self._state.condition:
             self._closing = True
             self._send_next()
@@ -103,13 +105,13 @@ class DirectCall:
     # Messages.
 
     def read(self, received: Callable[[bytes], None], ended: Callable[[], None]) -> None:
-        """Start receiving; returns at once.
+        """Start receiving, and return immediately.
 
         Args:
             received: Called with each message in gRPC's thread. Must not block or raise, because
                 that thread also serves the other calls of the channel.
-            ended: Called once, in gRPC's thread or the calling one, after the last message, once
-                the status is known.
+            ended: Called once, after the last message and the status have arrived, in gRPC's thread
+                or the calling one.
         """
         self._received, self._ended = received, ended
         state = self._state
@@ -152,7 +154,7 @@ class DirectCall:
         try:
             return bool(self._call.operate((operation,), handler))
         except ValueError:  # rejected by gRPC core: end the call, but keep gRPC's thread running
-            logger.exception("internal error: an operation was refused")
+            logger.exception("internal error: gRPC core rejected an operation")
             self._rpc.cancel()
             return False
 

@@ -1,7 +1,7 @@
 """The driver of a subscription: handles responses, acks and commits.
 
-Based on `CallDriver`. All decisions about credit, commits, resuming and delays are made by the
-protocol. Events are passed to the application's thread in batches.
+This driver extends `CallDriver`. The protocol makes all decisions about credit, commits, resuming
+and delays. The application's thread receives events in batches.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class StreamDriver(CallDriver[OpenStream]):
         """Open the first stream.
 
         Args:
-            position: Start of a plain subscription, instead of the protocol's own position.
+            position: Where a plain subscription starts; None for the position set in the protocol.
         """
         self.has_begun = True
         self._apply(lambda now: self._protocol.start(now, position))
@@ -97,15 +97,15 @@ class StreamDriver(CallDriver[OpenStream]):
         return self._mailbox.peek()
 
     def accept(self, arrival: Arrival, done: tuple[int, int] | None = None) -> None:
-        """Remove *arrival* from the queue, because the application now owns it.
+        """Remove *arrival* from the queue, because the application has taken it over.
 
-        Until then it stays the next one, so that an interrupted caller loses nothing. Does nothing
-        for one that was already accepted or discarded.
+        Until then, `peek` returns it again, so an interrupted caller loses nothing. An arrival that
+        was already accepted or discarded is not removed again.
 
         Args:
             arrival: The next response.
-            done: First and last event of a run to ack in the same call, which saves the cost of
-                `ack`.
+            done: First and last sequence number of the events to ack in the same call, which is
+                cheaper than calling `ack`; None to ack nothing.
         """
         self._apply(self._pop, arrival, done)
 
@@ -138,11 +138,11 @@ class StreamDriver(CallDriver[OpenStream]):
         self._apply(self._protocol.resume)
 
     def ack(self, first_seq: int, last_seq: int) -> None:
-        """Ack a run of events. Does nothing after the end."""
+        """Ack the events from *first_seq* to *last_seq*, inclusive. Does nothing after the end."""
         self._apply(self._protocol.acked, first_seq, last_seq)
 
     def storable(self) -> ReplayId | None:
-        """Return the position to store now, if there is a new one."""
+        """Return the newest position to store; None if it has not changed since the last call."""
         self._check_process()
         with self._lock:
             return self._protocol.storable()
@@ -151,12 +151,12 @@ class StreamDriver(CallDriver[OpenStream]):
         """Commit the acked events and wait for the service's answer.
 
         Args:
-            timeout: Seconds.
+            timeout: Longest wait, in seconds.
 
         Raises:
             CommitError: The commit was rejected, or not answered in time.
             LocalProtocolError: There is nothing to commit.
-            SfPubSubError: The subscription failed meanwhile.
+            SfPubSubError: The subscription failed during the wait.
         """
         future = self.begin_commit()
         try:
@@ -189,7 +189,7 @@ class StreamDriver(CallDriver[OpenStream]):
         )
 
     def drain(self) -> None:
-        """End gracefully and wait for the end.
+        """Drain the subscription and wait until it has ended.
 
         Raises:
             SfPubSubError: The error that ended the subscription, such as a failed final commit.
@@ -203,7 +203,7 @@ class StreamDriver(CallDriver[OpenStream]):
         self.raise_failure()
 
     def begin_drain(self) -> None:
-        """Start to end gracefully; `over` becomes true at the end."""
+        """Start to drain the subscription; `over` becomes true once it has ended."""
         self._apply(self._protocol.drain)
 
     def health(self) -> Health:
@@ -233,12 +233,12 @@ class StreamDriver(CallDriver[OpenStream]):
 
     def _tell(self, command: Command) -> None:
         if isinstance(command, ReportGap):
-            # If the gap ends the subscription, the raised error says the same.
+            # If the gap ends the subscription, the raised error reports it too.
             logger.log(logging.INFO if self.over else logging.WARNING, "%s", command.gap)
             try:
                 self._on_gap(command.gap)
             except Exception:  # raised by the application; must not end the stream's thread
-                logger.exception("on_gap of %s raised", self._target.name)
+                logger.exception("the on_gap callback of %s raised an error", self._target.name)
         elif isinstance(command, SettleCommit):
             self._tickets.settle(command)
 

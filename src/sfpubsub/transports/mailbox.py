@@ -1,8 +1,8 @@
 """The queue between the threads of a driver and those of the application.
 
-Holds one item per response. A waiter reads `Mailbox.count`, checks the state, and then waits for
-the count to change, so it misses nothing that happens between the check and the wait. The asyncio
-API does the same with a callback set by `Mailbox.listen`.
+The queue holds one item per response. A waiter reads `Mailbox.count`, checks the state, and then
+waits for the count to change, so it misses nothing that happens between the check and the wait. The
+asyncio API does the same with a callback set by `Mailbox.listen`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Mailbox:
         self._arrivals: deque[Arrival] = deque()
         self._listener: Callable[[], None] | None = None
         self.count: int = 0
-        """Counter that changes with every event that a waiter may be waiting for."""
+        """Counter that increases whenever a waiter should check the state again."""
         self.finish: Finish | None = None
         """How the subscription ended; None before the end."""
         self.discarded: bool = False
@@ -84,7 +84,7 @@ class Mailbox:
             return None
 
     def pop(self, arrival: Arrival) -> bool:
-        """Remove *arrival* if it is the next one; return whether it was."""
+        """Remove *arrival* if it is the next one; return whether it was removed."""
         with self._mutex:
             if not self._arrivals or self._arrivals[0] is not arrival:
                 return False
@@ -110,7 +110,8 @@ class Mailbox:
     def listen(self, changed: Callable[[], None]) -> None:
         """Call *changed* now, and on every change of `count`.
 
-        It is called in any thread, under a lock: it must not block, and must not call this object.
+        *changed* is called in any thread, while a lock is held. It must not block, and must not
+        call this object.
         """
         with self._mutex:
             self._listener = changed

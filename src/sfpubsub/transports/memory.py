@@ -16,7 +16,7 @@ from sfpubsub.protocol.events import Failure, FailureKind, PublishAnswer, Respon
 from sfpubsub.transports.base import PublishCall, StreamCall, Target, Transport
 from sfpubsub.types import ProducerEvent, PublishResult, SchemaInfo, TopicInfo
 
-# How long a test waits for an action of the client, in seconds: far more than it needs.
+# How long a test waits for an action of the client, in seconds: far longer than any action takes.
 PATIENCE = 10.0
 
 
@@ -65,7 +65,7 @@ class MemoryCall(StreamCall):
 
 
 class MemoryPublishCall(PublishCall):
-    """Appends published events to a list and answers at once."""
+    """Appends published events to a list and answers immediately."""
 
     def __init__(self, topic: str, published: list[tuple[str, tuple[ProducerEvent, ...]]]) -> None:
         self._topic = topic
@@ -107,12 +107,12 @@ class MemoryTransport(Transport):
         """Return the next stream that the client opens.
 
         Raises:
-            queue.Empty: The client opened none within *timeout* seconds.
+            queue.Empty: The client opened no stream within *timeout* seconds.
         """
         return self._calls.get(timeout=timeout)
 
     def connect(self, timeout: float) -> None:
-        """Return at once: the service is always reachable."""
+        """Return immediately: the service is always reachable."""
 
     def open_stream(self, target: Target, opening: OpenStream) -> StreamCall:
         call = MemoryCall(target, opening)
@@ -121,12 +121,14 @@ class MemoryTransport(Transport):
 
     def get_topic(self, name: str) -> TopicInfo:
         if name not in self.topics:
-            raise TopicNotFoundError(f"topic {name}: not in this script")
+            raise TopicNotFoundError(f"topic {name} is not one of the MemoryTransport's topics")
         return TopicInfo(name, "memory", True, True, self.topics[name], "")
 
     def get_schema(self, schema_id: str) -> SchemaInfo:
         if schema_id not in self.schemas:
-            raise SchemaNotFoundError(f"schema {schema_id}: not in this script")
+            raise SchemaNotFoundError(
+                f"schema {schema_id} is not one of the MemoryTransport's schemas"
+            )
         return SchemaInfo(schema_id, self.schemas[schema_id])
 
     def open_publish(self, topic: str, opening: OpenPublish, *, streamed: bool) -> PublishCall:

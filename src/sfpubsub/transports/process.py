@@ -6,8 +6,8 @@ import os
 
 from sfpubsub.errors import LocalProtocolError
 
-# Number of forks between the first process and this one. Checked with each response, where calling
-# os.getpid() would be the most expensive line.
+# Number of forks between the first process and this one. Compared on every response instead of
+# calling os.getpid(), which would be the most expensive line.
 _forks = 0
 
 
@@ -20,7 +20,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 class Home:
-    """The process that created this object."""
+    """Identifies the process that created this object."""
 
     def __init__(self) -> None:
         self.pid: int = os.getpid()
@@ -34,14 +34,14 @@ class Home:
     def check(self, title: str) -> None:
         """Check that the current process created this object, which *title* names.
 
-        A forked child has none of its threads: nothing would ever happen, and a lock that another
-        thread held at the fork is never released.
+        A forked child has none of its threads: no call would make progress, and a lock that another
+        thread held at the fork would never be released.
 
         Raises:
             LocalProtocolError: It did not.
         """
         if not self.is_here:
             raise LocalProtocolError(
-                f"{title} belongs to process {self.pid}, which forked this process: make a client "
-                f"after the fork"
+                f"{title} belongs to process {self.pid}, which forked this process: create a new "
+                f"client after the fork"
             )

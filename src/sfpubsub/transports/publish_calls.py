@@ -16,20 +16,20 @@ from sfpubsub.transports.base import Headers, PublishCall
 from sfpubsub.transports.status import classify
 from sfpubsub.types import ProducerEvent
 
-# Deadline of a unary call, in seconds. The service usually answers in well under 1 s; the rejection
-# of an invalid token has been seen to take 11 s.
+# Deadline of a unary call, in seconds. The service usually answers in well under 1 s; rejecting an
+# invalid token has been observed to take 11 s.
 UNARY_TIMEOUT = 30.0
 
 
 class _GrpcPublish(PublishCall):
-    """Common base: the queue of requests, and the handling of failures.
+    """Base of both kinds of call: queues requests and classifies failures.
 
     Args:
-        topic: Full path.
+        topic: Full path, such as ``/event/Order__e``.
         method: Method of the stub.
         opening: Contains the events of the first request.
         headers: Session headers.
-        metadata: Returns the headers plus a trace id, for one gRPC call.
+        metadata: Returns the headers and a new trace id for one gRPC call.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class StreamedPublish(_GrpcPublish):
 
 
 class UnaryPublish(_GrpcPublish):
-    """A sequence of Publish calls, until one fails or the requests end."""
+    """A sequence of Publish calls that ends when one fails or the requests end."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -1,7 +1,7 @@
 """The driver of a publisher: accepts events and reports their outcomes.
 
-Based on `CallDriver`. The protocol decides which events share a request, what is retried, and when
-to give up.
+This driver extends `CallDriver`. The protocol decides which events share a request, what is
+retried, and when to give up.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class PublishDriver(CallDriver[OpenPublish]):
         reencode: Returns the event of a ticket encoded with the given schema; may block; raises
             SfPubSubError.
         use_schema: Called with the id of the topic's new schema; must not block.
-        settled: Called with the outcomes of events by ticket; must not block.
+        settled: Called with pairs of a ticket and the outcome of its event; must not block.
         alarm: Timer thread, shared by the drivers of a client.
-        renew: As for `CallDriver`.
+        renew: See `CallDriver`.
         clock: Monotonic clock in seconds, the same as the alarm's.
         jitter: Uniform random numbers in [0, 1).
     """
@@ -78,12 +78,12 @@ class PublishDriver(CallDriver[OpenPublish]):
     # For the application's threads.
 
     def offer(self, events: Sequence[ProducerEvent], taken: Callable[[list[int]], None]) -> bool:
-        """Accept all of the events if there is room, otherwise none; return whether they were
+        """Accept all of *events* if there is room, otherwise none; return whether they were
         accepted.
 
         Args:
             events: Events with their ids.
-            taken: Called with the tickets, before any of the events can be settled.
+            taken: Called with one ticket per event, before any of the events can be settled.
 
         Raises:
             SfPubSubError: The publisher has failed or was closed.
@@ -120,7 +120,7 @@ class PublishDriver(CallDriver[OpenPublish]):
 
     def _carry_out(self, command: Command) -> bool:
         if isinstance(command, SendEvents):
-            # Otherwise the call has just ended, and the protocol will be notified.
+            # Without a call, the stream has just ended, and the protocol will be notified.
             if self._call is not None:
                 self._call.send(command)
             return True

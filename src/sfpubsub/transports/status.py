@@ -1,10 +1,10 @@
 """Map a gRPC status and its trailers to a typed error and a reaction. No other module does this.
 
 The service names the cause in the ``error-code`` trailer, always
-``sfdc.platform.eventbus.grpc.<suffix>``. The gRPC status is coarse. It decides only without that
-trailer, which means that something between client and service failed (Salesforce documentation,
-handling errors). Both tables are data. Unknown suffixes are classified by the status, but since
-they come from the service, a TURNED_AWAY failure is then final.
+``sfdc.platform.eventbus.grpc.<suffix>``. The gRPC status is less precise. It is used only if the
+trailer is missing, which means that something between client and service failed (Salesforce
+documentation, handling errors). Both tables are data. An unknown suffix is classified by the
+status, but TURNED_AWAY then becomes STOP, because the answer came from the service itself.
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ class Rule:
     kind: FailureKind
     error: type[SfPubSubError]
     cure: str = ""
-    """What the user can do, or empty; ``{what}`` stands for the topic, schema or subscription."""
+    """What the user can do, or empty. ``{what}`` is replaced by the topic, schema
+    or subscription.
+    """
 
 
 _RETRY = Rule(FailureKind.RETRY, StreamUnavailableError)
-_OURS = Rule(FailureKind.STOP, LocalProtocolError, "this is a fault of sfpubsub: please report it")
+_OURS = Rule(FailureKind.STOP, LocalProtocolError, "this is a bug in sfpubsub: please report it")
 _RENEW = Rule(
     FailureKind.REAUTHENTICATE,
     SessionExpiredError,
-    "check the access token, that its session is not locked to an IP address, and the api scope",
+    "check that the access token is valid and has the api scope, and that its session is not "
+    "locked to an IP address",
 )
 _NO_TOPIC = Rule(
     FailureKind.STOP,
@@ -67,7 +70,9 @@ _NO_SUBSCRIPTION = Rule(
 )
 _REJECTED = Rule(FailureKind.POSITION_REJECTED, ReplayIdRejectedError)
 _QUOTA = Rule(
-    FailureKind.STOP, QuotaExceededError, "see the org's event allocations; resume within 72 h"
+    FailureKind.STOP,
+    QuotaExceededError,
+    "check the org's event allocations, and resume within 72 h, before the events expire",
 )
 _NO_SCHEMA = Rule(FailureKind.STOP, SchemaNotFoundError, "check the schema id")
 _STOPPED = Rule(
@@ -82,7 +87,9 @@ BY_CODE: dict[str, Rule] = {
     "service.unavailable": _RETRY,
     "service.auth.error": _RENEW,
     "service.auth.headers.invalid": Rule(
-        FailureKind.STOP, AuthenticationError, "check access token, instance URL and tenant id"
+        FailureKind.STOP,
+        AuthenticationError,
+        "check the access token, the instance URL and the tenant id",
     ),
     "service.auth.refresh.invalid": _RENEW,
     "service.protection.triggered": _RETRY,
@@ -114,7 +121,7 @@ BY_CODE: dict[str, Rule] = {
     "managed.subscription.already.active": _HELD,
     "managed.subscription.config.stopped": _STOPPED,
     "managed.subscription.config.deleted": Rule(
-        FailureKind.STOP, SubscriptionStoppedError, "it was deleted: create it under a new name"
+        FailureKind.STOP, SubscriptionStoppedError, "it was deleted: create one with a new name"
     ),
     "managed.subscription.developer.name.not.found": _NO_SUBSCRIPTION,
     "managed.subscription.subscription.id.not.found": _NO_SUBSCRIPTION,
@@ -136,8 +143,8 @@ BY_STATUS: dict[grpc.StatusCode, Rule] = {
     grpc.StatusCode.CANCELLED: _RETRY,
     grpc.StatusCode.UNKNOWN: _RETRY,
     grpc.StatusCode.INVALID_ARGUMENT: Rule(FailureKind.STOP, StreamError),
-    # A managed stream with a late commit ends with this status; it reopens at the committed
-    # position.
+    # The service ends a managed stream with this status if a commit is late; the next stream starts
+    # at the committed position.
     grpc.StatusCode.DEADLINE_EXCEEDED: _RETRY,
     grpc.StatusCode.NOT_FOUND: _turned_away(_NO_TOPIC),
     grpc.StatusCode.ALREADY_EXISTS: _HELD,
@@ -156,8 +163,8 @@ BY_STATUS: dict[grpc.StatusCode, Rule] = {
 }
 
 # Error codes in results of single events for which a retry may help (Salesforce documentation,
-# platform event error status codes, which describes the other APIs. How this API spells them is not
-# known, so they are searched for anywhere in the text).
+# platform event error status codes, which describes the other APIs). It is not known how this API
+# spells them, so they are searched for anywhere in the text.
 PASSING = (
     "PLATFORM_EVENT_PUBLISHING_UNAVAILABLE",
     "PLATFORM_EVENT_PUBLISH_FAILED",
@@ -168,10 +175,10 @@ _RPC_ID = re.compile(r"[\s.]*rpcId: (\S+)\s*$")
 
 
 def classify(what: str, error: grpc.RpcError, *, managed: bool = False) -> Failure:
-    """Classify the failure of a call.
+    """Classify a failed call and return the failure with its typed error.
 
     Args:
-        what: The topic, schema or subscription of the call, for the message.
+        what: The topic, schema or subscription of the call, for the error message.
         error: The error raised by gRPC.
         managed: Whether *what* is a managed subscription.
     """

@@ -1,4 +1,4 @@
-"""The futures of commits that wait for an answer."""
+"""Futures of the commits that the service has not answered yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sfpubsub.types import CommitReceipt
 
 
 class Tickets:
-    """Pending commits of one subscription by ticket. Each ticket is settled once."""
+    """The pending commits of one subscription, by ticket. Each ticket is settled once."""
 
     def __init__(self) -> None:
         self._futures: dict[int, Future[CommitReceipt]] = {}
@@ -19,7 +19,7 @@ class Tickets:
         return len(self._futures)
 
     def add(self, ticket: int, future: Future[CommitReceipt]) -> None:
-        """Register *future* for the receipt or the error of *ticket*."""
+        """Register the future that receives the outcome of *ticket*: a receipt or an error."""
         self._futures[ticket] = future
 
     def settle(self, answer: SettleCommit) -> None:

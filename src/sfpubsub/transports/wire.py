@@ -1,7 +1,7 @@
 """Convert between Protobuf messages and the protocol's values. No other module uses both.
 
-Makes no decisions. Opaque ids stay bytes. A field that the service omits becomes None where its
-absence has a meaning.
+This module makes no decisions. Opaque ids stay bytes. A field that the service omits becomes None
+where its absence has a meaning.
 """
 
 from __future__ import annotations
@@ -46,11 +46,13 @@ def fetch_opening(target: Target, opening: OpenStream) -> pb.FetchRequest:
     """Return the first request of a Subscribe stream.
 
     Raises:
-        LocalProtocolError: There is no start, which the service would treat as LATEST.
+        LocalProtocolError: The start position is missing. The service would start at LATEST.
     """
     start = opening.start
     if start is None:
-        raise LocalProtocolError(f"{target.name}: a Subscribe stream cannot open without a start")
+        raise LocalProtocolError(
+            f"{target.name}: a Subscribe stream cannot open without a start position"
+        )
     return pb.FetchRequest(
         topic_name=target.name,
         replay_preset=_PRESETS[start.preset],
@@ -65,7 +67,7 @@ def fetch_request(target: Target, request: SendRequest) -> pb.FetchRequest:
 
 
 def managed_opening(target: Target, opening: OpenStream) -> pb.ManagedFetchRequest:
-    """Return the first request of a ManagedSubscribe stream, with either its id or its name."""
+    """Return the first request of a ManagedSubscribe stream, with the subscription's id or name."""
     if _RECORD_ID.fullmatch(target.name):
         return pb.ManagedFetchRequest(
             subscription_id=target.name, num_requested=opening.num_requested
@@ -74,7 +76,7 @@ def managed_opening(target: Target, opening: OpenStream) -> pb.ManagedFetchReque
 
 
 def managed_request(_target: Target, request: SendRequest) -> pb.ManagedFetchRequest:
-    """Return a later request of a ManagedSubscribe stream, which may omit the name."""
+    """Return a later request of a ManagedSubscribe stream. The API lets it omit the name."""
     message = pb.ManagedFetchRequest(num_requested=request.num_requested)
     if request.commit is not None:
         message.commit_replay_id_request.commit_request_id = request.commit.request_id
@@ -95,7 +97,7 @@ MANAGED = Form(pb.ManagedFetchResponse.FromString, managed_opening, managed_requ
 
 
 def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
-    """Convert a message of a stream.
+    """Convert a message of a Subscribe or ManagedSubscribe stream.
 
     Raises:
         RemoteProtocolError: An event has no replay id, so there is no position to resume from.

@@ -1,6 +1,6 @@
-"""The values that the layers pass to each other.
+"""The values that the layers pass to each other: plain data, without I/O or a clock.
 
-They carry meaning, not behaviour: no I/O, no clock, standard library only.
+This package uses only the standard library.
 """
 
 from sfpubsub.types.events import (

@@ -1,4 +1,4 @@
-"""Events, topics and schemas as they are on the wire, and the keys that identify an event."""
+"""Events, topics and schemas as sent on the wire, and the keys that identify an event."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def dedupe_key(event_id: str, schema_id: str, payload: bytes) -> bytes:
         return digest.digest()
     digest = _KEY_OF_PAYLOAD.copy()
     name = schema_id.encode()
-    # So that no byte can shift from one part to the other.
+    # The length separates the two parts, so that moving bytes between them changes the key.
     digest.update(len(name).to_bytes(4, "big"))
     digest.update(name)
     digest.update(payload)
@@ -60,12 +60,12 @@ class RawEvent(NamedTuple):  # a frozen dataclass takes 1 µs longer to create, 
 
 
 EventKey: TypeAlias = tuple[str, bytes]
-"""The id of an event and the bytes of its replay id: equal if the same event is sent again."""
+"""The id of an event and the bytes of its replay id; the same if the event is redelivered."""
 
 
 def event_keys(events: Iterable[RawEvent]) -> list[EventKey]:
     """Return the key of each event."""
-    # The bytes themselves: the hash of a replay id is a call of Python code.
+    # Bytes instead of a ReplayId, whose hash is computed in Python.
     return [(event.id, event.replay_id._value) for event in events]
 
 
@@ -84,7 +84,7 @@ class TopicInfo:
 
 @dataclass(frozen=True)
 class SchemaInfo:
-    """An Avro schema as the service keeps it."""
+    """An Avro schema, as returned by the service."""
 
     schema_id: str
     schema_json: str
@@ -124,14 +124,14 @@ class PublishResult:
 
 @dataclass(frozen=True)
 class PublishCounts:
-    """Counts of a publisher's events by outcome."""
+    """Event counts of a publisher by outcome."""
 
     accepted: int = 0
     failed: int = 0
     """Refused, or abandoned without a response."""
     pending: int = 0
-    """Not answered yet."""
+    """Number of events that are waiting or were sent, without a result yet."""
     sent_again: int = 0
-    """Resends of events; at most this many duplicates can be on the bus."""
+    """Number of resends: an upper bound for the duplicates on the bus."""
     streams: int = 0
     """Streams (or connections for unary calls) that were opened."""

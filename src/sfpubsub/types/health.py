@@ -35,9 +35,9 @@ class Gap:
     reason: GapReason
     """``unanchored`` (the stream was lost before a LATEST start had a position, or before a managed
     subscription had a confirmed commit), ``repositioned`` (the service started a managed stream at
-    a different position), ``rejected`` (the position was refused), ``missing`` (a Spark source was
-    given an offset that the service does not know), ``restored`` (a raw table was restored to an
-    older version, and the managed subscription is already past the lost events).
+    a different position), ``rejected`` (the position was refused), ``missing`` (the service no
+    longer retains the events of a batch that a Spark checkpoint planned), ``restored`` (a raw table
+    was restored to an older version, and the managed subscription is already past the lost events).
     """
     subscription: str
     """The topic, or the managed subscription's name or id."""
@@ -121,10 +121,10 @@ class Health:
 
     @property
     def can_receive(self) -> bool:
-        """Return whether events can arrive now. If so, silence means that nothing was published."""
+        """Whether events can arrive now. If so, silence means that nothing was published."""
         return self.state in ("opening", "streaming")
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the subscription no longer delivers events."""
+        """Whether the subscription no longer delivers events."""
         return self.state in ("saving", "draining", "closing", "closed")

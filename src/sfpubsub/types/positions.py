@@ -50,8 +50,8 @@ class ReplayId:
         # fromhex skips whitespace between digits, but an id with whitespace in it was corrupted.
         if not value or len(digits) != 2 * len(value):
             raise ValueError(
-                f"not a replay id: {text!r} (an even number of hexadecimal digits, as printed in "
-                f"replay_id)"
+                f"{text!r} is not a replay id: it must be an even number of hexadecimal digits, as "
+                f"printed in replay_id"
             )
         return cls(value)
 
@@ -65,7 +65,7 @@ class ReplayId:
         try:
             return cls(base64.b64decode(text, validate=True))
         except ValueError as error:
-            raise ValueError(f"not a replay id in base64: {text!r}") from error
+            raise ValueError(f"{text!r} is not a replay id in base64") from error
 
     def hex(self) -> str:
         """Return lower-case hexadecimal digits, two per byte."""

@@ -85,6 +85,8 @@ def test_an_ingest_job_and_a_query_job(shared):
     changes = events(shared, ORDERS)[before:]
     assert sum(len(change["ChangeEventHeader"]["recordIds"]) for change in changes) == 451
     assert len({change["ChangeEventHeader"]["transactionKey"] for change in changes}) == 3
+    origins = {change["ChangeEventHeader"]["changeOrigin"] for change in changes}
+    assert [origin.startswith("com/salesforce/api/rest/") for origin in origins] == [True]
 
     soql = "SELECT Id, Name, Quantity__c, Notes__c, Gift__c FROM Order__c"
     made = call(shared, "POST", "/query", {"operation": "query", "query": soql}).json
@@ -142,7 +144,7 @@ def test_an_ingest_job_updates_upserts_and_deletes(shared):
     ("text", "said"),
     [
         ("Colour__c\nred\n", "Field name not found : Colour__c"),
-        ("", "no first line"),
+        ("", "no header line"),
         (b"Name\n\x00bad\n".decode() + "\udcff", "cannot be read"),
     ],
 )

@@ -95,6 +95,16 @@ def test_a_change_says_which_fields_changed(org, user, clock):
     }
 
 
+def test_an_update_that_changes_nothing_has_an_event(org, user, clock):
+    """With the time of the change as all that changed: LastModifiedDate is field 23."""
+    record = org.records.create("Account", {"Name": "A"}, user)
+    clock.jump(1)
+    org.records.update("Account", record, {"Name": "A"}, user)
+    _, changed = events(org, ACCOUNTS)
+    assert changed["ChangeEventHeader"]["changedFields"] == ["0x800000"]
+    assert said(changed) == {"LastModifiedDate": int(clock.now() * 1000)}
+
+
 def test_a_name_of_a_person_is_a_compound_field(org, user, clock):
     """Its parts change alone; the text that is put together is in no event."""
     record = org.records.create("Contact", {"FirstName": "Ada", "LastName": "L"}, user)
@@ -327,6 +337,33 @@ def test_a_member_enriches_and_filters(org, user, clock):
     for bad in ("Nothing__c = 1", "Quantity__c = 'x'", "Quantity__c"):
         with pytest.raises(BadValue):
             org.event_channels.add("Bad", "Big__chn", "AccountChangeEvent", filter_expression=bad)
+
+
+def test_an_enriched_channel_has_positions_of_its_own(org, user):
+    """Its event is another one than that of the object's topic; one that is only carried is not."""
+    org.event_channels.create("Big__chn", "data", "Big")
+    org.event_channels.add("Big_Orders", "Big__chn", "Order__ChangeEvent", enriched=["Name"])
+    org.event_channels.create("Plain__chn", "data", "Plain")
+    org.event_channels.add("Plain_Orders", "Plain__chn", "Order__ChangeEvent")
+    org.records.create("Order__c", {"Name": "x"}, user)
+    (own,), (plain,), (enriched,) = (
+        org.bus.read(org.bus.topic(topic), 0, 10)[0]
+        for topic in (ORDERS, "/data/Plain__chn", "/data/Big__chn")
+    )
+    assert plain.position == own.position != enriched.position
+
+
+def test_a_filter_may_compare_times_by_their_order(org, user):
+    """An org takes equality only; here what a condition of a query may say is taken."""
+    org.event_channels.create("Banks__chn", "data", "Banks")
+    org.event_channels.add(
+        "Banks_Accounts",
+        "Banks__chn",
+        "AccountChangeEvent",
+        filter_expression="LastModifiedDate > 2000-01-01T00:00:00Z",
+    )
+    org.records.create("Account", {"Name": "A"}, user)
+    assert len(events(org, "/data/Banks__chn")) == 1
 
 
 def test_a_filter_that_fits_no_longer_stops_nothing(tmp_path, clock):

@@ -63,6 +63,26 @@ def test_jsforce(tmp_path):
         assert changed(emulator) == {"CREATE": 504, "UPDATE": 2, "DELETE": 3}
 
 
+@needs_node
+def test_a_loader(tmp_path):
+    """node-sf-bulk2, which does nothing but bulk, loads and reads with a token that it is given."""
+    modules = str(node_packages() / "node_modules")
+    with EmulatorServer(tmp_path) as emulator:
+        select(emulator, "Order__c")
+        program = str(HERE / "loader_records.cjs")
+        where = [emulator.http_url, emulator.access_token]
+        seen = json.loads(run("node", program, *where, NODE_PATH=modules))
+        assert seen == {
+            "loaded": "JobComplete",
+            "processed": 1501,
+            "successful": 1500,
+            "failed": 1,
+            "sets": [1000, 500],
+            "left": 0,
+        }
+        assert changed(emulator) == {"CREATE": 1500}
+
+
 def test_simple_salesforce(tmp_path):
     """The same, over TLS, with bulk results in sets and queries in pages."""
     venv = CACHE / "simple_salesforce"

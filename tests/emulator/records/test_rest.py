@@ -111,6 +111,29 @@ def test_refusals_have_salesforces_shape(rest):
     assert "GET /services/data/v67.0/analytics/reports is not served" in unserved.text
 
 
+@pytest.mark.parametrize(
+    ("path", "missing"),
+    [
+        ("/analytics/reports", "/analytics/reports is not served"),
+        ("/sobjects/Order__c/updated?start=x", "/sobjects/Order__c/updated is not served"),
+        ("/sobjects/Order__c/deleted?start=x", "/sobjects/Order__c/deleted is not served"),
+        ("/sobjects/Lead", "/sobjects/Lead"),
+        ("/sobjects/Lead/describe", "/sobjects/Lead/describe"),
+        ("/sobjects/Lead/00QSB0000000001YAA", "/sobjects/Lead/00QSB0000000001YAA"),
+        ("/sobjects/Order__c/External_Id__c/nobody", "/sobjects/Order__c/External_Id__c/nobody"),
+        ("/tooling/sobjects/ApexClass", "/tooling/sobjects/ApexClass is not served"),
+        ("/services/data/v999.0/limits", "/v999.0/limits"),
+    ],
+)
+def test_what_is_not_there_is_named(rest, path, missing):
+    """404 in the shape of the API, with what was asked for: somebody has to find it in a log."""
+    reply = rest("GET", path)
+    assert reply.code == (404, "NOT_FOUND")
+    (error,) = reply.json
+    assert error["message"].startswith("The requested resource does not exist: GET /services/data/")
+    assert error["message"].endswith(missing)
+
+
 def test_a_query_comes_in_pages(rest):
     """A page has as many rows as the client wishes; the next is where nextRecordsUrl says."""
     given = [{"attributes": {"type": "Order__c"}, "Name": f"{n:03}"} for n in range(450)]
@@ -135,6 +158,24 @@ def test_a_query_comes_in_pages(rest):
     for _ in range(10):  # ten later cursors end this one
         find(rest, "SELECT Name FROM Order__c", **wish)
     assert rest("GET", first["nextRecordsUrl"]).code == (400, "INVALID_QUERY_LOCATOR")
+
+
+def test_a_later_page_has_its_rows_as_they_are_when_it_is_asked_for(rest):
+    """Which rows it has was decided by the query: a new one is not among them, a deleted one is,
+    and a changed one has its new value."""
+    given = [{"attributes": {"type": "Order__c"}, "Name": f"{n:03}"} for n in range(202)]
+    for start in range(0, 202, 101):
+        rest("POST", "/composite/sobjects", {"records": given[start : start + 101]})
+    soql = "SELECT Name, Notes__c FROM Order__c ORDER BY Name"
+    first = find(rest, soql, Sforce_Query_Options="batchSize=200").json
+    again = find(rest, "SELECT Id FROM Order__c ORDER BY Name").json
+    ids = [row["Id"] for row in again["records"]]
+    rest("DELETE", f"/sobjects/Order__c/{ids[200]}")
+    rest("PATCH", f"/sobjects/Order__c/{ids[201]}", {"Notes__c": "changed"})
+    rest("POST", "/sobjects/Order__c", {"Name": "999"})
+    page = rest("GET", first["nextRecordsUrl"]).json
+    found = [(row["Name"], row["Notes__c"]) for row in page["records"]]
+    assert found == [("200", None), ("201", "changed")]
 
 
 @pytest.mark.parametrize(
@@ -191,6 +232,23 @@ def test_a_collection_is_one_transaction(shared, rest):
         ("UPDATE", ids),
         ("DELETE", ids),
     ]
+
+
+def test_a_collection_of_changing_objects_is_one_transaction_too(shared, rest):
+    """Twelve changes from one object to another are more than an org takes; here they are taken."""
+    records = [
+        {"attributes": {"type": "Account"}, "Name": "a"},
+        {"attributes": {"type": "Order__c"}, "Name": "o"},
+    ]
+    results = rest("POST", "/composite/sobjects", {"records": records * 6}).json
+    assert [result["success"] for result in results] == [True] * 12
+    headers = [
+        event["ChangeEventHeader"]
+        for topic in ("/data/AccountChangeEvent", ORDERS)
+        for event in events(shared, topic)
+    ]
+    assert sum(len(header["recordIds"]) for header in headers) == 12
+    assert len({header["transactionKey"] for header in headers}) == 1
 
 
 def test_all_or_none_takes_everything_back(shared, rest):

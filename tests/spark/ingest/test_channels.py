@@ -152,7 +152,7 @@ def test_a_refusal_on_the_way_divides_what_came_before_from_what_comes(emulator,
 
 def test_a_position_of_a_topic_is_none_of_a_channel(emulator):
     """The bytes of a Pub/Sub position say nothing to the Streaming API."""
-    with pytest.raises(ConfigurationError, match="was the table written from a topic"):
+    with pytest.raises(ConfigurationError, match="was not written from a topic"):
         channel_of(emulator, "\x00\x08")
 
 

@@ -371,7 +371,7 @@ def test_a_full_disk_is_said_and_loses_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr("sfpubsub.spark.ingest.key_run.sync", full)
-        said = r"keys.*No space left on device.*free some space there"
+        said = r"keys.*No space left on device.*free some disk space there"
         with pytest.raises(WriteError, match=said):
             table.add(window, list(range(30, 60)), START)
     table.fill(window, START)

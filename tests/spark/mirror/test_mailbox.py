@@ -94,7 +94,7 @@ def test_a_file_that_is_no_signal_is_told_and_left_alone(
 
 def test_an_id_that_is_no_name_of_a_file_is_refused(tmp_path: Path):
     """Nothing is written outside of the mailbox."""
-    with pytest.raises(ConfigurationError, match="not the id of a signal"):
+    with pytest.raises(ConfigurationError, match="not a valid signal id"):
         mailbox(tmp_path).put(Signal("pause", id="../x"))
 
 

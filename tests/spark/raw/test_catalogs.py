@@ -202,7 +202,7 @@ def test_a_newer_layout_is_read_and_not_written(spark: SparkSession, schema: str
     empty = spark.table(table).limit(0).write.format("delta").mode("append")
     empty.options(**options).save(location)
     spark.sql(f"ALTER TABLE {table} ADD COLUMNS (novelty STRING)")
-    with pytest.raises(ConfigurationError, match="layout 4 of a newer sfpubsub"):
+    with pytest.raises(ConfigurationError, match="layout 4, which a newer version of sfpubsub"):
         open_writer(spark, table)
     raw = RawBatches(spark, Destination.parse(table, "delta"))
     assert raw.rows(raw.after(None)).columns == NEWEST.stored.names

@@ -103,5 +103,5 @@ class Session:
 
 def test_jars_alone_are_not_enough_for_delta():
     """Without its extension Delta fails at the first write, with a page of advice."""
-    with pytest.raises(ConfigurationError, match=r"not set up for it.*--conf spark\.sql\.ext"):
+    with pytest.raises(ConfigurationError, match=r"lacks its settings.*--conf spark\.sql\.ext"):
         check_session(Session(), "delta")

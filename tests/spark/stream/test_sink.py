@@ -13,8 +13,16 @@ from pyspark.sql import functions as sf
 
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark import PubSubDataSource
-from sfpubsub.spark.stream.sink import EventSink, Ids, SinkOptions, field_value
+from sfpubsub.spark.stream.sink import (
+    EventSink,
+    EventStreamSink,
+    Ids,
+    Published,
+    SinkOptions,
+    field_value,
+)
 from sfpubsub.testing import Fault
+from sfpubsub.types import PublishCounts
 from tests.client.test_publisher import USER, on_the_bus
 from tests.spark.source_world import TOPIC, settings_file
 
@@ -132,6 +140,24 @@ def test_frames_and_queries_are_published(spark: SparkSession, run_emulator, con
         assert secret not in plan
         for file in checkpoint.rglob("*"):
             assert not file.is_file() or secret.encode() not in file.read_bytes()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_results_of_all_tasks_are_counted(caplog, streamed):
+    """A write tells how many events were published by all of its tasks, and how many sent again."""
+    tasks = [
+        Published(PublishCounts(accepted=600, sent_again=200)),
+        Published(PublishCounts(accepted=5)),
+        None,
+    ]
+    options = SinkOptions(TOPIC)
+    with caplog.at_level("INFO", "sfpubsub.spark"):
+        if streamed:
+            EventStreamSink(options, ["a"]).commit(tasks, 7)
+        else:
+            EventSink(options, ["a"], "w").commit(tasks)
+    batch = "batch 7 to " if streamed else ""
+    assert caplog.messages == [f"{batch}{TOPIC}: published 605 events, 200 sent again"]
 
 
 def test_a_task_without_rows_signs_in_nowhere(monkeypatch):

@@ -39,14 +39,14 @@ def test_names_are_taken_in_any_case():
         ({"maxEventsPerTrigger": "7"}, "did you mean maxOffsetsPerTrigger?"),
         ({"path": "/x"}, "no option 'path'"),
         ({"startingOffsets": "yesterday"}, "startingOffsets is 'yesterday'"),
-        ({"maxOffsetsPerTrigger": "0"}, "takes 1 to"),
-        ({"maxOffsetsPerTrigger": "many"}, "takes 1 to"),
-        ({"maxBytesPerTrigger": "0"}, "takes 1 to"),
+        ({"maxOffsetsPerTrigger": "0"}, "must be 1 to"),
+        ({"maxOffsetsPerTrigger": "many"}, "must be 1 to"),
+        ({"maxBytesPerTrigger": "0"}, "must be 1 to"),
         ({"topics": f"{TOPIC},/data/ChangeEvents"}, "use only one of"),
         ({"startingOffsets": '{"/event/Other__e": "latest"}'}, "not one of the topics"),
         ({"startingOffsets": '{"/event/Other__e"'}, "is not JSON"),
-        ({"failOnDataLoss": "maybe"}, "takes true or false"),
-        ({"idleTimeout": "-1"}, "takes seconds"),
+        ({"failOnDataLoss": "maybe"}, "must be true or false"),
+        ({"idleTimeout": "-1"}, "must be a number of seconds"),
         ({"endpoint": "localhost:7443"}, "connection setting"),
     ],
 )
@@ -63,9 +63,9 @@ def test_several_topics_are_a_list_and_may_begin_apart():
     assert options.topics == ("/data/ChangeEvents", TOPIC)
     assert options.start_of(TOPIC) == StartPosition.after(ReplayId(b"\x00\xff"))
     assert options.start_of("/data/ChangeEvents") == StartPosition.latest()
-    with pytest.raises(ConfigurationError, match="ids belong to one topic"):
+    with pytest.raises(ConfigurationError, match="valid for one topic only"):
         SourceOptions.parse(both | {"startingOffsets": "00ff"})
-    with pytest.raises(ConfigurationError, match="commas between them"):
+    with pytest.raises(ConfigurationError, match="separated by commas"):
         SourceOptions.parse({"topics": f"{TOPIC};/data/x, y"})
 
 

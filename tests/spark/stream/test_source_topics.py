@@ -206,5 +206,5 @@ def test_without_a_settings_file_it_says_why_no_variable_is_seen(monkeypatch):
         if name.startswith("SFPUBSUB_"):
             monkeypatch.delenv(name)
     source = EventStreamReader(SourceOptions.parse({"topic": TOPIC}))
-    with pytest.raises(ConfigurationError, match=r"passes it no SFPUBSUB_.*option configFile"):
+    with pytest.raises(ConfigurationError, match=r"gets no SFPUBSUB_.*option configFile"):
         source.latestOffset(source.initialOffset(), source.getDefaultReadLimit())

@@ -308,7 +308,7 @@ def test_a_moved_raw_table_is_the_same_one(raw, tmp_path):
     (day,) = other.path.glob("ingest_date=*")
     shutil.rmtree(day)
     other.typed = raw.typed
-    with pytest.raises(ConfigurationError, match="does not have the last batch"):
+    with pytest.raises(ConfigurationError, match="does not contain the last batch"):
         other.make()
 
 
@@ -320,7 +320,9 @@ def test_a_directory_belongs_to_one_raw_table(spark, raw, tmp_path):
         raw.make(objects=["Account"])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(ConfigurationError, match=r"nor has tables of sfpubsub .*'notes\.txt'"):
+    with pytest.raises(
+        ConfigurationError, match=r"does not contain tables of sfpubsub .*'notes\.txt'"
+    ):
         EventTables(spark, raw.path, tmp_path / "mine")
     with pytest.raises(ConfigurationError, match="name the raw table to read"):
         EventTables(spark, tmp_path / "nothing", tmp_path / "new")

@@ -58,7 +58,7 @@ ROWS = Identity("parquet", "/data/raw", "topic /event/A__e")
         (ROWS, False, None),  # where it was: not even looked for
         (Identity("parquet", "/data/../data/raw", ROWS.id), False, None),
         (Identity("parquet", "/moved", ROWS.id), True, None),
-        (Identity("parquet", "/moved", ROWS.id), False, "does not have the last batch"),
+        (Identity("parquet", "/moved", ROWS.id), False, "does not contain the last batch"),
         (Identity("parquet", "/data/raw", "topic /event/B__e"), True, "are built from /data/raw"),
         (Identity("delta", "/data/raw", ROWS.id), True, "are built from /data/raw"),
         (Identity("parquet", "/data/raw", ROWS.id, ("Account",)), True, "built from all objects"),

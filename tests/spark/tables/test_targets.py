@@ -183,7 +183,7 @@ def test_somebody_elses_table_is_left_alone(spark, target):
     table = target.table("Mine")
     target.spark.sql(f"CREATE TABLE {table._in_sql} (x INT) USING {TABLE_FORMAT}")
     assert target.names() == []
-    with pytest.raises(ConfigurationError, match="belongs to someone else"):
+    with pytest.raises(ConfigurationError, match="did not create"):
         table.make(COLUMNS)
     with pytest.raises(ConfigurationError, match="is being written by another process"):
         open_target(spark, target.place.local, TABLE_FORMAT)

@@ -1,9 +1,9 @@
 """The kinds of faults, as data: where each can occur and which parameters it takes.
 
-This table is read by the docs, the admin endpoint and the checks in `plan`; the behaviour of each
-kind is implemented where it occurs. Most kinds wait for a matching call. The kinds that `act`
-change the org immediately when they are added, and are counted each time a client encounters the
-effect.
+The web page, `sfpubsub emulator faults kinds` and the checks in `plan` read this table; the
+behaviour of each kind is implemented where it occurs. Most kinds wait for a matching call. The
+kinds that `act` change the org immediately when they are added, and are counted each time a client
+encounters the effect.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ RPCS = ("Subscribe", "GetSchema", "GetTopic", "Publish", "PublishStream", "Manag
 """The RPCs, in the order of the proto file."""
 
 SIGN_IN = "SignIn"
-"""Not an RPC: stands for token requests."""
+"""The name used for token requests in place of an RPC."""
 
 BAYEUX = tuple(
     f"/meta/{kind}" for kind in ("handshake", "connect", "subscribe", "unsubscribe", "disconnect")
 )
-"""Not RPCs: stand for the messages of the Streaming API."""
+"""The names used for messages of the Streaming API in place of an RPC."""
 
 CHANGE = "Change"
-"""Not an RPC: stands for the creation of a change event for a changed record."""
+"""The name used for the publication of a change event in place of an RPC."""
 
 _POLL = ("/meta/connect",)
 _STREAMS = ("Subscribe", "ManagedSubscribe")
@@ -52,7 +52,7 @@ class Kind:
     Attributes:
         rpcs: Where it can occur; empty for kinds that act.
         params: Parameter names and defaults; the type of a default is the type of the parameter.
-        text: What it does, for the docs and the admin endpoint.
+        text: What it does, as the web page and the command show it.
         acts: Whether it changes the org immediately when it is added.
     """
 
@@ -66,12 +66,13 @@ _CALLS: dict[str, Kind] = {
     "refuse": Kind(
         RPCS,
         {"error_code": "service.unavailable", "status": ""},
-        "End a call at its start with this error code (its suffix) and, if given, another status.",
+        "End a call at its start with this error code (the suffix) and, if given, this status.",
     ),
     "drop_call": Kind(
         RPCS,
         {"status": "UNAVAILABLE"},
-        "End a call at its start as the infrastructure would: no trailers. RESET cuts the stream.",
+        "End a call at its start without trailers, as the infrastructure would. RESET cuts the "
+        "HTTP/2 stream.",
     ),
     "delay_call": Kind(
         RPCS, {"seconds": 1.0}, "Wait for this long at the start of a call, then continue."
@@ -93,7 +94,7 @@ _DELIVERY: dict[str, Kind] = {
     "activate_late": Kind(
         _STREAMS,
         {"seconds": 5.0},
-        "A stream that starts at LATEST never delivers what is published in its first seconds.",
+        "A stream that starts at LATEST skips the events published in its first seconds.",
     ),
     "split_response": Kind(
         _STREAMS, {"events": 1}, "The next response with events has at most this many."
@@ -122,7 +123,7 @@ _PUBLISHING: dict[str, Kind] = {
         ("Publish", "PublishStream"),
         {"after_responses": 0, "status": "UNAVAILABLE"},
         "Once the call has sent this many responses, publish the events of the next request and "
-        "end the call without a response. RESET cuts the stream.",
+        "end the call without a response. RESET cuts the HTTP/2 stream.",
     ),
     "refuse_event": Kind(
         ("Publish", "PublishStream"),
@@ -135,7 +136,7 @@ _COMMITS: dict[str, Kind] = {
     "drop_before_commit_answer": Kind(
         _MANAGED,
         {"status": "UNAVAILABLE"},
-        "Accept a commit durably, then end the stream without answering.",
+        "Accept a commit durably, then end the stream without answering the commit.",
     ),
     "fail_commit": Kind(
         _MANAGED,
@@ -154,8 +155,8 @@ _COMMITS: dict[str, Kind] = {
     "shape_commit_answer": Kind(
         _MANAGED,
         {"pending": True, "tip": "sent"},
-        "Include or omit the pending number in the next commit answer, and use the tip none, sent "
-        "or org, regardless of the settings.",
+        "Include or omit pending_num_requested in the next commit answer, and use the tip none, "
+        "sent or org, regardless of the settings.",
     ),
     "answer_with_events": Kind(
         _MANAGED,
@@ -181,11 +182,14 @@ _COMETD: dict[str, Kind] = {
     "refuse_message": Kind(
         BAYEUX,
         {"text": "403::Unknown client", "reconnect": "", "reason": ""},
-        "Refuse a message with this error, this advice (blank for none), and this failureReason "
-        "(blank for none).",
+        "Refuse a message with this error; and with this reconnect advice and this failureReason, "
+        "unless they are blank.",
     ),
     "end_cometd_session": Kind(
-        _POLL, {}, "Forget a session, even while its connect request is open: 403::Unknown client."
+        _POLL,
+        {},
+        "Forget a session, even while its connect request is open; the answer is 403::Unknown "
+        "client.",
     ),
     "say_goodbye": Kind(
         _POLL, {}, "End a session with /meta/disconnect, after its pending events."

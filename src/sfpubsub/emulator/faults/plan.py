@@ -1,12 +1,12 @@
 """Fault plans: the failures that a test schedules, and how often each occurred.
 
 A test adds faults to a plan, runs, and then asserts that each of them occurred; a test whose fault
-never fired proves nothing. The behaviour of a fault is implemented where it occurs (stream,
-managed_stream, managed, servicer, org_faults); `kinds` lists the kinds and their parameters.
-Unknown kinds and parameters raise an error when the fault is created, not when it would occur.
+never occurred proves nothing. The behaviour of a fault is implemented where it occurs, in the
+packages `org`, `grpc` and `http`; `kinds` lists the kinds and their parameters. Unknown kinds and
+parameters raise an error when the fault is created, not when it would occur.
 
 A fault that acts takes effect when it is added. It is counted each time a client encounters its
-effect, so the count can exceed `times`; an effect that no client noticed counts as not happened.
+effect, so the count can exceed `times`, and stays at 0 if no client encounters the effect.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Fault:
 
     Args:
         kind: Key of `KINDS`.
-        times: How often it occurs; the plan is consumed once every fault has occurred this often.
-            For a kind that acts: the minimum number of times that clients must encounter it.
+        times: How often the fault occurs; the plan is consumed once every fault has occurred this
+            often. For a kind that acts: how often clients must encounter the effect, at least.
         rpc: Restricts the fault to this RPC; None allows every RPC of the kind.
         target: Restricts the fault to this topic, or to the managed subscription with this
             developer name; None means any. Among the kinds that act, those of a managed
@@ -61,7 +61,7 @@ class Fault:
         **params: object,
     ) -> None:
         if kind not in KINDS:
-            raise ValueError(f"unknown fault {kind!r}; known are {', '.join(KINDS)}")
+            raise ValueError(f"unknown fault {kind!r}; valid kinds are {', '.join(KINDS)}")
         if rpc is not None and rpc not in KINDS[kind].rpcs:
             raise ValueError(f"fault {kind} cannot occur in {rpc!r}")
         if type(times) is not int or times < 1:
@@ -88,11 +88,11 @@ class Fault:
         """Return a fault from a decoded JSON object whose members are the arguments of this class.
 
         Raises:
-            ValueError: It is not such an object.
+            ValueError: The value is not such an object, or an argument is not valid.
         """
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
             raise ValueError(  # noqa: TRY004 - a value from outside, not a caller's mistake
-                "a fault is a JSON object with at least a kind"
+                "a fault must be a JSON object with at least the key kind"
             )
         return cls(**value)
 
@@ -115,17 +115,17 @@ class FaultPlan:
             self.add(fault)
 
     def add(self, fault: Fault) -> int:
-        """Add a fault. One that acts takes effect before this returns.
+        """Add a fault. A fault that acts takes effect before this returns.
 
         Returns:
-            Its number in the plan.
+            The fault's number in the plan, starting from 0.
 
         Raises:
-            ValueError: It acts on something that does not exist; it is not added to the plan.
+            ValueError: The fault acts on something that does not exist; the plan is unchanged.
         """
         entry = _Entry(fault)
         with self._adding:
-            with self._lock:  # before it acts, so that a caller that encounters it finds it
+            with self._lock:  # before it acts, so that `met` counts the first client already
                 self._entries.append(entry)
                 number = len(self._entries) - 1
                 if not KINDS[fault.kind].acts:
@@ -147,14 +147,19 @@ class FaultPlan:
         """Disable a fault. Its count stays in the report, and the fault counts as consumed.
 
         Args:
-            number: Its number in the plan.
+            number: The fault's number, as returned by `add`.
 
         Raises:
-            ValueError: There is no such fault, or it has no occurrences left.
+            ValueError: There is no such fault, it is no longer active, or it is of a kind that
+                acts.
         """
         with self._lock:
             if not 0 <= number < len(self._entries):
-                raise ValueError(f"there is no fault {number}; the plan has {len(self._entries)}")
+                count = len(self._entries)
+                raise ValueError(
+                    f"there is no fault {number}: the plan has {count} "
+                    f"fault{'s' * (count != 1)}, numbered from 0"
+                )
             entry = self._entries[number]
             if KINDS[entry.fault.kind].acts:
                 raise ValueError(
@@ -162,15 +167,15 @@ class FaultPlan:
                     f"and cannot be undone"
                 )
             if entry not in self._open[entry.fault.kind]:
-                raise ValueError(f"fault {number}, {entry.fault.kind}, is already off")
+                raise ValueError(f"fault {number}, {entry.fault.kind}, is no longer active")
             self._open[entry.fault.kind].remove(entry)
             entry.off = entry.happened < entry.fault.times
 
     def carry_out_by(self, act: Callable[[Fault], None]) -> None:
-        """Set the function that applies faults that act, and apply the ones that are waiting.
+        """Set the function that applies faults that act, and apply those that were added before.
 
         Raises:
-            ValueError: As for `add`, for a fault that was waiting.
+            ValueError: A fault that was added before acts on something that does not exist.
         """
         with self._adding:
             self._act = act
@@ -180,14 +185,14 @@ class FaultPlan:
                 act(fault)
 
     def on_add(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each addition, so that waiting streams check for it."""
+        """Call `listener` after each addition, so that waiting streams check for the new fault."""
         with self._lock:
             self._on_add.append(listener)
 
     def take(
         self, kind: str, rpc: str, target: str | None = None, *, responses: int = 0
     ) -> Fault | None:
-        """Consume one occurrence of a matching fault, and return the fault; return None if none
+        """Consume one occurrence of a matching fault, and return the fault, or None if no fault
         matches.
 
         Args:
@@ -209,7 +214,7 @@ class FaultPlan:
         return None
 
     def next(self, kind: str, rpc: str) -> Fault | None:
-        """Return the fault that `take` would consume, without consuming it."""
+        """Return the fault that `take` would consume, or None, without consuming it."""
         with self._lock:
             return next(
                 (item.fault for item in self._open.get(kind, []) if item.fits(rpc, None, 0)), None
@@ -244,11 +249,11 @@ class FaultPlan:
         """Check that every fault occurred as often as planned, or was switched off.
 
         Raises:
-            AssertionError: A fault did not; the message lists all of them.
+            AssertionError: At least one fault did not; the message lists these faults.
         """
         left = [row for row in self.report() if row["happened"] < row["times"] and not row["off"]]
         if left:
-            raise AssertionError(f"faults that did not happen: {left}")
+            raise AssertionError(f"faults that did not happen as often as planned: {left}")
 
 
 @dataclass(eq=False)
@@ -273,11 +278,13 @@ def _check_target(kind: str, rpc: str | None, target: str | None) -> None:
         if target is None:
             raise ValueError(f"fault {kind} needs a target: a managed subscription's name")
     elif target is not None and kind == "refuse_sign_in":
-        raise ValueError(f"fault {kind} happens to the next call of any client: it takes no target")
+        raise ValueError(f"fault {kind} affects token requests of any client: it takes no target")
     elif target is not None and KINDS[kind].acts:
         raise ValueError(f"fault {kind} affects the whole org: it takes no target")
     elif target is not None and kind in AT_START and rpc in (None, *OPENED_LATER):
-        raise ValueError(f"fault {kind}: a target needs the rpc of a unary call, not {rpc!r}")
+        raise ValueError(
+            f"fault {kind} can have a target only if rpc names a unary call, not {rpc!r}"
+        )
 
 
 def _check(kind: str, name: str, value: object) -> None:
@@ -287,10 +294,10 @@ def _check(kind: str, name: str, value: object) -> None:
     wanted = type(params[name])
     fits = type(value) is wanted or (wanted is float and type(value) is int)
     if not fits or (isinstance(value, (int, float)) and not value >= 0):
-        raise ValueError(f"fault {kind}: {name} cannot be {value!r}")
+        raise ValueError(f"fault {kind}: {value!r} is not a valid value of {name}")
     allowed = _ALLOWED.get(name)
     if allowed is not None and not allowed(kind, value):
-        raise ValueError(f"fault {kind}: {name} cannot be {value!r}")
+        raise ValueError(f"fault {kind}: {value!r} is not a valid value of {name}")
 
 
 def _is_hex(value: str) -> bool:
@@ -312,8 +319,8 @@ _HTTP_FAILURES = frozenset({400, 401, 403, 404, 500, 502, 503, 504})
 """HTTP statuses of an HTML error page."""
 
 _FAR = 1_000_000
-"""Maximum positions that one keepalive can be ahead: a busy hour of a large org. Ids end
-at 2**53.
+"""Maximum number of positions by which one keepalive can be ahead: a busy hour of a large org. It
+is small compared with 2**53, where positions end.
 """
 
 _ALLOWED: dict[str, Callable[[str, Any], bool]] = {

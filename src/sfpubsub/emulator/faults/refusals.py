@@ -1,9 +1,9 @@
 """The service's error responses, as data.
 
 An error has a suffix (the end of the `error-code` trailer), a gRPC status name and a message. This
-module does not import grpc; the servicer maps names to statuses. Rows marked `confirmed` were
-observed on the real service. The statuses of the others are guesses that `Settings.statuses` can
-override.
+module does not import grpc; the servicer maps names to statuses. The statuses of rows marked
+`confirmed` were observed on the real service. The other statuses are guesses that
+`Settings.statuses` can override.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Refused(Exception):  # noqa: N818 - a response of the service, not a bug
     Args:
         suffix: Key of `FAILURES`.
         status: Overrides the row's status; used by faults.
-        text: Overrides the row's text, if one suffix has several causes.
+        text: Overrides the row's text, for a suffix that has several causes.
         **names: Values for the placeholders of the row's text.
     """
 
@@ -227,7 +227,7 @@ class Dropped(Exception):  # noqa: N818 - as Refused
 
     Args:
         status: Name of a gRPC status; "OK" for a clean end, "RESET" to cut the HTTP/2 stream.
-        text: Status message; blank for a typical proxy message.
+        text: Status message; blank for the message of a typical proxy.
     """
 
     def __init__(self, status: str, text: str = "") -> None:

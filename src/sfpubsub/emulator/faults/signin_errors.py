@@ -18,7 +18,7 @@ SIGN_IN_ERRORS: dict[str, tuple[str, str]] = {
     "app_access": ("invalid_app_access", "user is not admin approved to access this app"),
     "rate": ("rate_limit_exceeded", "login rate exceeded"),
     "method": ("invalid_request", "must use HTTP POST"),
-    # Errors of the emulator itself.
+    # The emulator's own errors.
     "form": ("invalid_request", "the body must be a form with each parameter once"),
     "parameter": ("invalid_request", "a parameter of this grant type is missing"),
     "token": ("unsupported_token_type", "this token is not supported"),

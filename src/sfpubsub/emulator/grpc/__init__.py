@@ -1,3 +1,3 @@
-"""The Pub/Sub API. `stream`, `managed_stream` and `publish_stream` each implement one kind of open
-call; `servicer` is the only module here that knows gRPC and protobuf.
+"""The Pub/Sub API. `stream`, `managed_stream` and `publish_stream` each implement one kind of
+stream, without gRPC; only `servicer` and `standard` use it.
 """

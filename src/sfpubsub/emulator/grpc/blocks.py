@@ -1,12 +1,12 @@
 """Blocks: events encoded for sending, a hundred at a time, when they are published. They are stored
-beside the log.
+in addition to the log.
 
 The slow part of the first read of an event is not the disk but the row, the objects and the
 protobuf message that each event needs; a block is one row for a hundred events. Blocks duplicate
 the log and never replace it: events that are in no block (the last events of a topic, those of an
 older data directory, large ones) are read from the log. Invariant: a block contains every event of
-its topic between two positions, and none of them has expired; when its first event expires, the
-store deletes the block.
+its topic between two positions, and none of these events has expired; when the first one expires,
+the store deletes the block.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ than encoding the events, so they are not worth the disk space.
 """
 
 _UNKNOWN = sys.maxsize
-"""Stands for an unknown number of events that are in no block yet."""
+"""The number of events that are in no block yet, if it is unknown."""
 
 _NUMBERS = struct.Struct(f"={EVENTS}q{EVENTS}I{EVENTS}B")
 """The fixed part of a block: the position of each event, the offset at which it ends in the wire
@@ -81,8 +81,8 @@ class Blocks:
         # bus's locks.
         self._lock = threading.Lock()
         self._losses = -1
-        # By topic number: the position where its blocks end, and the maximum number of events after
-        # that.
+        # By topic number: the position where the topic's blocks end, and an upper bound for the
+        # number of its events after that position.
         self._ends: dict[int, tuple[int, int]] = {}
         changes = "with" if settings.change_event_ids else "without"
         bus.use_blocks(
@@ -123,14 +123,14 @@ class Blocks:
             return Piece(positions, {name: int(count) for count, name in counts}, block.wire)
         return _part(block, [name for _, name in counts], position, limit, size)
 
-    # Inside.
+    # Internal.
 
     def _with_ids(self, topic: Topic) -> bool:
         return topic.name.startswith("/event/") or self._settings.change_event_ids
 
     def _appended(self, topic: Topic, added: int) -> None:
-        """Create the blocks that are now full. For the log of an older version, which has no
-        blocks, each call creates only a few, so that no call takes long.
+        """Create the blocks that are now full. If a large part of the log has no blocks yet, as in
+        a directory of an older version, each call creates only a few, so that no call takes long.
         """
         if not topic.can_subscribe:
             return

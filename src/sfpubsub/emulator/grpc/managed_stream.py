@@ -1,12 +1,13 @@
 """ManagedSubscribe: a stream whose position is kept by the service. Does not use gRPC.
 
-It adds to `EventStream`: the subscription's slot, commits and their responses, and the commit
-deadline.
+`ManagedStream` adds to `EventStream`: the subscription's slot, commits and their responses, and the
+commit deadline.
 
 A commit is (1) validated, (2) made durable, (3) answered in a later response without events.
-Commits that are waiting for a response share one, with the values of the newest commit; a refusal
-always gets its own response. A failure between (2) and (3) leaves a committed position that the
-client does not know about, so a new stream may start later than the client expects.
+All commits that are waiting for a response get a single one, with the values of the newest commit;
+a refused commit always gets its own response. A failure between (2) and (3) leaves a committed
+position that the client does not know about, so a new stream may start later than the client
+expects.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class ManagedFetch:
 
 
 class ManagedStream(EventStream[ManagedFetch]):
-    """One ManagedSubscribe call. Like `EventStream`; `release` may be called from any thread."""
+    """One ManagedSubscribe call. Used by one thread, except for `release`, which is thread-safe."""
 
     rpc = "ManagedSubscribe"
 
@@ -118,7 +119,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         if not self._is_ours(fetch):
             raise Refused(
                 _PREFIX + "fetch.request.invalid",
-                text="The request names another managed subscription than the stream's first one.",
+                text="The request names a different managed subscription than the stream's first"
+                " request.",
             )
         self.ask(fetch.num_requested)
         if fetch.commit is not None:
@@ -161,8 +163,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         )
 
     def deliver(self, now: float) -> Reply | None:
-        """Deliver as `EventStream.deliver` does, and add a commit response that is to be sent with
-        events.
+        """Return the reply of `EventStream.deliver`, with the commit response that a fault holds
+        back for the next events.
         """
         reply = super().deliver(now)
         if reply is None or not reply.page.positions or not self._with_events:
@@ -170,8 +172,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         return replace(reply, answer=self._take_answer())
 
     def deadline(self) -> float | None:
-        """Return when a commit response is due, the commit deadline passes, or a STOP
-        takes effect.
+        """Return when a commit response is due, the commit deadline passes or a STOP takes effect,
+        whichever is first.
         """
         due = self._last_commit + self.world.settings.commit_deadline_s
         if self._answers:
@@ -180,7 +182,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         return due if end is None else min(due, end)
 
     def shown(self, positions: Sequence[int], end: int) -> None:
-        """Remember the positions that may be committed."""
+        """Record the positions that may be committed."""
         if positions:
             first = positions[0] if self._sent is None else self._sent[0]
             self._sent = first, positions[-1]
@@ -241,7 +243,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         if position is None:
             return "The Replay ID to commit is invalid or older than the retention of events."
         if committed is not None and position < committed:
-            return "A later Replay ID is committed already."
+            return "A later Replay ID is already committed."
         if not self._was_shown(position):
             return "The Replay ID to commit was not delivered on this stream."
         return ""
@@ -256,8 +258,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         return bool(events) and events[0].position == position
 
     def _take_answer(self) -> CommitAnswer:
-        """Return the next commit response. Consecutive successes share one, with the values of the
-        newest; an error has its own.
+        """Remove and return the next commit response. Consecutive successes share one response,
+        with the values of the newest; an error has its own.
         """
         count = next((i for i, item in enumerate(self._answers) if item.error), len(self._answers))
         answered = self._answers[: max(1, count)]

@@ -21,15 +21,15 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Event
 
 _KEPT_BYTES = 6 * 1024 * 1024
-"""Memory for cached pages, in bytes of wire format, some 20,000 small events: enough for streams
-that read in parallel and for the pages prepared ahead. A larger cache slows down a long first read,
-which keeps touching new memory until the cache is full; for change events that costs as much as
-reading the block.
+"""Memory for cached pages, in bytes; some 20,000 small events. This is enough for streams that read
+in parallel and for the pages prepared ahead. A larger cache slows down a long first read: until the
+cache is full, each page is written to new memory, which for change events costs as much as reading
+the block.
 """
 
 _PAGE_OVERHEAD_BYTES = 4096
-"""Memory of a page in addition to its bytes: 100 positions of 32 bytes, and the objects around
-them.
+"""Memory of a page in addition to its bytes: 100 positions of 32 bytes each, and the objects that
+hold them.
 """
 
 _EVENT_OVERHEAD_BYTES = 128
@@ -45,8 +45,8 @@ class Page(NamedTuple):
         positions: Positions of the events, in order; empty if the reader is up to date.
         end: The reader's position after this page.
         schemas: Number of events by schema id.
-        wire: The events as the beginning of an encoded FetchResponse or ManagedFetchResponse.
-            Protobuf messages can be concatenated, so the other fields are appended.
+        wire: The events, encoded as in a FetchResponse or ManagedFetchResponse. Encoded protobuf
+            messages can be concatenated, so the response's other fields are simply appended.
     """
 
     positions: Sequence[int]
@@ -83,14 +83,14 @@ class Pages:
         self._settings = settings
         self._blocks = Blocks(bus, settings)
         # Guards the attributes below and is held while a page is built: other streams that want the
-        # same page wait for it. Its holder may acquire the bus's locks, never the other way round.
+        # same page wait for it. Acquire it before the bus's locks.
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # least recently used first
         self._bytes = 0
 
     def after(self, topic: Topic, position: int, limit: int) -> Page:
-        """Return the next events of a topic: at most `limit`, and no more than fit into
-        a response.
+        """Return the next events of a topic after a position: at most `limit`, and no more than
+        fit into a response.
         """
         key = topic.number, position, limit
         with self._lock:

@@ -1,6 +1,6 @@
-"""PublishStream: answer requests for one topic, and end a stream that stays silent for too long.
+"""PublishStream: requests for one topic, until the stream ends or stays silent for too long.
 
-Requests are answered one at a time, in order. Does not use gRPC.
+Requests are handled one at a time, in order. Does not use gRPC.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sfpubsub.emulator.org.world import World
 R = TypeVar("R")
 
 _KEY = "PublishStream"
-"""A key for the bells that no topic uses."""
+"""The key under which these streams listen to the bells; no topic has this name."""
 
 
 class PublishStream(Generic[R]):
@@ -38,11 +38,11 @@ class PublishStream(Generic[R]):
         self._topic = ""
 
     def run(self) -> Iterator[tuple[str, R]]:
-        """Yield each request with its topic until the call is over.
+        """Yield each request with its topic until the call ends.
 
         Raises:
-            Refused: The topic is missing or differs from the first one, no request arrived for too
-                long, or the token expired.
+            Refused: The topic is missing or differs from that of the first request, no request
+                arrived for too long, or the token expired.
         """
         bells = self._world.bus.bells
         bells.listen(_KEY, self._mailbox.wake)  # a jump of the clock rings all bells

@@ -35,7 +35,7 @@ _PROXY_TEXT = "upstream connect error or disconnect/reset before headers"
 _PRESETS: dict[int, Preset] = {pb.LATEST: "LATEST", pb.EARLIEST: "EARLIEST", pb.CUSTOM: "CUSTOM"}
 
 _DELAYED = "delay_call"
-"""A key for the bells that no topic uses."""
+"""The key under which delayed calls listen to the bells; no topic has this name."""
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -57,9 +57,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def Subscribe(  # noqa: N802 - the proto's name, as below
         self, request_iterator: Iterator[pb.FetchRequest], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Stream the events of one topic; the client keeps the position. Yields
-        encoded messages.
-        """
+        """Stream the events of one topic, as encoded messages; the client keeps the position."""
         with self._stream("Subscribe", context):
             mailbox: Mailbox[Fetch] = Mailbox(self._world.clock)
             stream = PlainStream(self._world, mailbox, _token(context), self._pages)
@@ -124,8 +122,8 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def ManagedSubscribe(  # noqa: N802
         self, request_iterator: Iterator[pb.ManagedFetchRequest], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Stream the events of one managed subscription; the service keeps the position. Otherwise
-        like Subscribe.
+        """Stream the events of one managed subscription, as encoded messages; the service keeps the
+        position.
         """
         with self._stream("ManagedSubscribe", context):
             mailbox: Mailbox[ManagedFetch] = Mailbox(self._world.clock)
@@ -165,12 +163,12 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     ) -> R:
         with self._call(rpc, context, target) as rpc_id:
             return work(rpc_id)
-        raise AssertionError("a call that was ended raises")
+        raise AssertionError("`_call` must raise for a call that it ends")
 
     @contextlib.contextmanager
     def _stream(self, rpc: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """Run a streaming call, which occupies a thread. Their number is limited, so that unary
-        calls find a free thread.
+        """Run a streaming call, which occupies a thread. The number of streams is limited, so that
+        unary calls find a free thread.
         """
         with self._lock:
             full = self._streams >= self._world.settings.max_streams
@@ -243,7 +241,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
 
 
 class _Malformed:
-    """Stands for a request that could not be parsed as the method's message type."""
+    """Placeholder for a request that could not be parsed as the method's message type."""
 
 
 _STREAMS: dict[str, tuple[type[Message], type[Message] | None]] = {
@@ -262,8 +260,8 @@ def add_to_server(servicer: PubSubServicer, server: grpc.Server) -> None:
     """Register the six RPCs with a server.
 
     The generated function is not used: if a request of a stream cannot be parsed, grpc ends the
-    call itself and the handler ends it a second time, and then the server sometimes cannot be
-    stopped. Here such a request reaches the handler, which ends the call.
+    call, the handler ends it a second time, and then the server sometimes cannot be stopped. Here
+    such a request reaches the handler as `_Malformed`, and only the handler ends the call.
     """
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for name, (request, response) in _STREAMS.items():
@@ -312,7 +310,7 @@ def _feed(
         try:
             for request in requests:
                 if isinstance(request, _Malformed):
-                    mailbox.fail(Dropped("INTERNAL", "the request is not a message of this method"))
+                    mailbox.fail(Dropped("INTERNAL", "the request is not a message of this RPC"))
                     return
                 mailbox.put(convert(request))
         except grpc.RpcError:

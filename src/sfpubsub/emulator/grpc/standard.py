@@ -1,8 +1,8 @@
 """The standard gRPC services: health, and reflection for tools such as grpcurl.
 
-Both are available if the packages of the extra are installed, and neither requires a token. The
-real service is not known to have them. Reflection is imported on first use, because the import
-takes longer than the rest of the start.
+Each is available if its package is installed, and neither requires a token. The real service is
+not known to have them. Reflection is imported on first use, because the import takes longer than
+the rest of the emulator's start.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SERVICE = pb.DESCRIPTOR.services_by_name["PubSub"].full_name
 
 _HEALTH = "grpc.health.v1.Health"
 _REFLECTION = ("grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection")
-"""The messages of the two versions differ only in their names."""
+"""Both versions of the service; their messages differ only in their names."""
 
 _REFLECTIONS = 16
-"""Concurrent reflection streams, each of which occupies a thread. This is half of the threads
-reserved for unary calls.
+"""Maximum number of concurrent reflection streams. Each occupies a thread; this is half of the
+threads reserved for unary calls.
 """
 
 
@@ -43,16 +43,16 @@ def add_standard_services(server: grpc.Server) -> None:
         servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     if find_spec("grpc_reflection") is None:
-        _log.debug("no reflection: grpcio-reflection is not installed")
+        _log.debug("no reflection service: grpcio-reflection is not installed")
         return
     server.add_generic_rpc_handlers((_Reflection(),))
 
 
 class _Reflection(grpc.GenericRpcHandler):
-    """Answers for both versions of the reflection service."""
+    """Handles calls of both versions of the reflection service."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # import only once
+        self._lock = threading.Lock()  # guards _handler, so that the import happens only once
         self._handler: Any = None
         self._room = threading.BoundedSemaphore(_REFLECTIONS)
 
@@ -73,7 +73,7 @@ class _Reflection(grpc.GenericRpcHandler):
 
         def info(requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
             if not self._room.acquire(blocking=False):
-                text = f"{_REFLECTIONS} streams of reflection are open: close one"
+                text = f"{_REFLECTIONS} reflection streams are open: close one first"
                 context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
             try:
                 yield from servicer.ServerReflectionInfo(requests, context)

@@ -1,4 +1,4 @@
-"""One open stream of events: credit, order, keepalives, and the end. Does not use gRPC.
+"""One stream of events: credit, order, keepalives, and how it ends. Does not use gRPC.
 
 `EventStream` is the base class of both kinds. `PlainStream` implements Subscribe; ManagedSubscribe
 is in managed_stream. A stream is run by one thread, which takes requests from the mailbox and
@@ -26,7 +26,7 @@ from sfpubsub.emulator.org.world import World
 Preset = Literal["LATEST", "EARLIEST", "CUSTOM"]
 
 _SILENT = "first request"
-"""A key for the bells that no topic uses."""
+"""The key under which streams without a request listen to the bells; no topic has this name."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ R = TypeVar("R")
 
 
 class EventStream(ABC, Generic[R]):
-    """One call, from its first request to its end. Subclasses implement the two RPCs.
+    """One call, from its first request to its end. The subclasses implement the two RPCs.
 
     Args:
         world: The emulator.
@@ -124,9 +124,7 @@ class EventStream(ABC, Generic[R]):
 
     @abstractmethod
     def open(self, arrival: Arrival[R]) -> None:
-        """Handle the first request: set topic, target, count and position, and request
-        its events.
-        """
+        """Handle the first request: set topic, target, count and position, and add its credit."""
 
     @abstractmethod
     def accept(self, arrival: Arrival[R]) -> None:
@@ -140,17 +138,17 @@ class EventStream(ABC, Generic[R]):
         """Raise the error that ends the stream, if it must end now."""
 
     def answer(self, now: float, half_closed: bool) -> Reply | None:
-        """Return a reply without events that is due, or any pending one once the client has sent
-        its last request.
+        """Return a reply without events if one is due, or None. Once the client has sent its last
+        request, every pending reply is due.
         """
         return None
 
     def deadline(self) -> float | None:
-        """Return when to call `check` or `answer` again."""
+        """Return when to call `check` or `answer` next, in seconds since 1970 UTC, or None."""
         return None
 
     def shown(self, positions: Sequence[int], end: int) -> None:
-        """Take note of the positions of the events being sent, and of the stream's new position."""
+        """Record the positions of the events being sent, and the stream's new position."""
 
     # Shared by both kinds.
 
@@ -160,8 +158,8 @@ class EventStream(ABC, Generic[R]):
         self.pending = min(limit, self.pending + num_requested)
 
     def _first(self) -> tuple[list[Arrival[R]], bool]:
-        """Return the first requests, and whether the client has sent its last one. The list is
-        empty if the stream has to end.
+        """Wait for the first requests. Return them, and whether the client has sent its last one;
+        the list is empty if the stream must end.
         """
         clock, bells, sessions = self.world.clock, self.world.bus.bells, self.world.sessions
         patience = self.world.settings.first_request_s
@@ -274,7 +272,9 @@ class EventStream(ABC, Generic[R]):
         return True
 
     def _scripted(self, count: int, limit: int, now: float) -> int:
-        """Return how many of `count` events faults allow to be sent; 0 while they are held back."""
+        """Return how many of `count` events to send now: all of them, unless a fault splits the
+        response or holds the events back.
+        """
         faults = self.world.faults
         if self._merge is None:
             fault = faults.take("merge_responses", self.rpc, self.target)
@@ -325,7 +325,7 @@ class EventStream(ABC, Generic[R]):
         return True
 
     def _close_idle(self, seconds: float) -> None:
-        """End an idle stream: with an error or normally, as the settings say."""
+        """End an idle stream, with an error or normally, as `Settings.idle_close` specifies."""
         if self.world.settings.idle_close == "error":
             raise Refused("subscription.fetch.idle.timeout", seconds=f"{seconds:g}")
 
@@ -350,7 +350,7 @@ class PlainStream(EventStream[Fetch]):
     rpc = "Subscribe"
 
     def open(self, arrival: Arrival[Fetch]) -> None:
-        """Take the first request.
+        """Handle the first request.
 
         Raises:
             Refused: The topic is unknown or cannot be subscribed, no events are requested, or the

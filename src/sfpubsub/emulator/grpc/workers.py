@@ -1,7 +1,7 @@
 """A thread pool for calls that starts threads on demand, up to a limit, and ends idle ones.
 
 The executor of the standard library keeps every thread that it has started; after two hundred
-streams it would keep two hundred threads. This module knows nothing about calls and streams.
+streams it would keep two hundred threads. This module is independent of calls and streams.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _IDLE_S = 1.0
-"""A thread that has been idle for this long, in seconds, ends. Starting one takes about 0.1 ms."""
+"""Seconds after which an idle thread ends. Starting a thread takes about 0.1 ms."""
 
 
 class Workers(Executor):
     """Runs up to `most` work items concurrently; the others wait in order.
 
-    Thread-safe. Its threads are daemons, so that a stuck one does not keep the process alive.
+    Thread-safe. The threads are daemons, so that a stuck thread does not keep the process alive.
 
     Args:
         most: Maximum number of threads.

@@ -3,8 +3,9 @@
     GET  /health                                       summary
     /admin/…                                           admin
     /services/oauth2/…, /id/…, /services/Soap/u/…      oauth, soap
-    /services/data/…                                   rest, events, tooling, channels,
-                                                       discovery, streaming, tables, soql
+    /services/data/…                                   rest, sobjects, collections, describe, bulk,
+                                                       events, tooling, channels, discovery,
+                                                       streaming, permissions, tables, soql
     /cometd/…                                          cometd
 
 `listener` implements HTTP and its limits, `routing` selects the handler, and the other modules

@@ -2,7 +2,7 @@
 responses are JSON.
 
     GET  /admin/faults   the fault plan and its progress
-    POST /admin/faults   add a fault: {"kind": …, "times": …, …}; or end one: {"off": number}
+    POST /admin/faults   add a fault: {"kind": …, "times": …}; or switch one off: {"off": number}
     GET  /admin/clock    the current time
     POST /admin/clock    jump: {"jump_s": …}
     POST /admin/publish  publish events as the org: {"topic": …, "events": [values, …]}
@@ -53,13 +53,13 @@ _APP: dict[str, type] = {
 
 
 def faults(call: Call) -> Answer:
-    """GET /admin/faults."""
+    """GET /admin/faults: the fault plan and its progress."""
     _authorise(call)
     return json_answer({"faults": call.world.faults.report()})
 
 
 def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], Answer]:
-    """Return a handler for a POST that checks token and body and then calls `act`."""
+    """Return a handler for POST that checks the token, parses the body, and passes it to `act`."""
 
     def answer(call: Call) -> Answer:
         if call.headers.get_content_type() != "application/json":
@@ -76,7 +76,7 @@ def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], An
 
 
 def add_fault(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/faults."""
+    """POST /admin/faults: add a fault, or switch one off."""
     try:
         if isinstance(body, dict) and set(body) == {"off"} and type(body["off"]) is int:
             world.faults.switch_off(body["off"])
@@ -87,13 +87,13 @@ def add_fault(world: World, body: Any) -> dict[str, Any]:
 
 
 def clock(call: Call) -> Answer:
-    """GET /admin/clock."""
+    """GET /admin/clock: the emulator's time, in seconds since 1970 UTC."""
     _authorise(call)
     return json_answer({"now": call.world.clock.now()})
 
 
 def publish(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/publish; publishes all events or none."""
+    """POST /admin/publish: publish events as the org does, all or none."""
     events = body.get("events") if isinstance(body, dict) and len(body) == 2 else None
     if not isinstance(events, list) or not isinstance(body.get("topic"), str):
         raise _bad('send {"topic": …, "events": […]}')
@@ -111,7 +111,7 @@ def publish(world: World, body: Any) -> dict[str, Any]:
 
 
 def jump(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/clock."""
+    """POST /admin/clock: move the emulator's clock forward."""
     seconds = body.get("jump_s") if isinstance(body, dict) and len(body) == 1 else None
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
         raise _bad('send {"jump_s": seconds}, 0 or more')
@@ -120,17 +120,17 @@ def jump(world: World, body: Any) -> dict[str, Any]:
 
 
 def token(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/token."""
+    """POST /admin/token: issue an access token, or expire one."""
     if body == {}:
         return {"access_token": world.sessions.new_token()}
     ended = body.get("expire") if isinstance(body, dict) and len(body) == 1 else None
     if not isinstance(ended, str):
-        raise _bad('send {} for a new token, or {"expire": token} to end one')
+        raise _bad('send {} for a new token, or {"expire": token} to expire one')
     return {"expired": world.sessions.expire(ended)}
 
 
 def managed(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/managed."""
+    """POST /admin/managed: set the state of a managed subscription, or delete it."""
     rest = dict(body) if isinstance(body, dict) else {}
     name = rest.pop("name", None)
     removed = set(rest) == {"delete"} and rest["delete"] is True
@@ -147,7 +147,7 @@ def managed(world: World, body: Any) -> dict[str, Any]:
 
 
 def schema(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/schema; the schema is Avro as a JSON object, or as a string of JSON."""
+    """POST /admin/schema: change a topic's schema, given as a JSON object or as JSON text."""
     if not isinstance(body, dict) or set(body) != {"topic", "schema"}:
         raise _bad('send {"topic": …, "schema": …}')
     topic, avro = body["topic"], body["schema"]
@@ -164,7 +164,9 @@ def schema(world: World, body: Any) -> dict[str, Any]:
 
 
 def streaming(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/streaming; creates the channel if it does not exist."""
+    """POST /admin/streaming: publish to a PushTopic or generic channel, which is created if it does
+    not exist.
+    """
     events = body.get("events") if isinstance(body, dict) and len(body) == 2 else None
     if not isinstance(events, list) or not isinstance(body.get("channel"), str):
         raise _bad('send {"channel": …, "events": […]}')
@@ -177,7 +179,7 @@ def streaming(world: World, body: Any) -> dict[str, Any]:
 
 
 def change_object(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/objects; the object's change events use a new schema from then on."""
+    """POST /admin/objects: add or remove a field; change events use the new schema from then on."""
     members = dict(body) if isinstance(body, dict) else {}
     name = members.pop("object", None)
     if not isinstance(name, str) or len(members) != 1:
@@ -198,7 +200,7 @@ def change_object(world: World, body: Any) -> dict[str, Any]:
 
 
 def undelete(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/undelete."""
+    """POST /admin/undelete: restore a record from the Recycle Bin."""
     if not isinstance(body, dict) or set(body) != {"object", "id"}:
         raise _bad('send {"object": …, "id": …}')
     try:
@@ -209,14 +211,14 @@ def undelete(world: World, body: Any) -> dict[str, Any]:
 
 
 def user(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/users."""
+    """POST /admin/users: create or change a user."""
     fields = _fields(body, _USER, "username")
     world.accounts.put_user(**fields)
     return {"username": fields["username"]}
 
 
 def app(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/apps."""
+    """POST /admin/apps: create or change a connected app."""
     fields = _fields(body, _APP, "client_id")
     try:
         world.accounts.put_app(**fields)
@@ -230,7 +232,7 @@ def _fields(body: Any, known: Mapping[str, type], key: str) -> dict[str, Any]:
         raise _bad(f"send {{{key!r}: …}}")
     for name, value in body.items():
         if name not in known:
-            raise _bad(f"unknown key {name!r}; known are {', '.join(known)}")
+            raise _bad(f"unknown key {name!r}; valid keys are {', '.join(known)}")
         if not isinstance(value, known[name]):
             raise _bad(f"{name} must be of type {known[name].__name__}")
     return dict(body)
@@ -238,7 +240,7 @@ def _fields(body: Any, known: Mapping[str, type], key: str) -> dict[str, Any]:
 
 def _authorise(call: Call) -> None:
     if not call.world.sessions.is_ours(call.bearer):
-        raise Problem(HTTPStatus.UNAUTHORIZED, "give Authorization: Bearer <access token>")
+        raise Problem(HTTPStatus.UNAUTHORIZED, "send Authorization: Bearer <access token>")
 
 
 def _bad(text: str) -> Problem:

@@ -49,7 +49,7 @@ _RESULTS = {
 
 
 def create(call: Call) -> Answer:
-    """POST …/jobs/query or …/jobs/ingest."""
+    """POST …/jobs/query or …/jobs/ingest: create a job."""
     user = user_of(call)
     kind, version = call.parts["kind"], int(call.parts["version"])
     facts = _checked(kind, body_of(call))
@@ -78,12 +78,12 @@ def every(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/jobs/<kind>/<Id>."""
+    """GET …/jobs/<kind>/<Id>: a job, with its counts."""
     return json_answer(_shown(_job(call)))
 
 
 def change(call: Call) -> Answer:
-    """PATCH …/jobs/<kind>/<Id>: close an ingest job, or abort one."""
+    """PATCH …/jobs/<kind>/<Id>: close an ingest job, or abort a job."""
     job = _job(call)
     state = body_of(call).get("state")
     if state == "Aborted":
@@ -91,18 +91,22 @@ def change(call: Call) -> Answer:
     elif state == "UploadComplete" and not job.is_query:
         call.world.jobs.close(job)
     else:
-        raise RestRefused("INVALIDJOBSTATE", f"a job cannot be set to {str(state)[:40]!r}")
+        text = (
+            f"the state of a job cannot be set to {str(state)[:40]!r}: use Aborted, or"
+            " UploadComplete for an ingest job"
+        )
+        raise RestRefused("INVALIDJOBSTATE", text)
     return json_answer(_shown(job, created=True))
 
 
 def delete(call: Call) -> Answer:
-    """DELETE …/jobs/<kind>/<Id>."""
+    """DELETE …/jobs/<kind>/<Id>: delete a job and its files."""
     call.world.jobs.delete(_job(call))
     return Answer(HTTPStatus.NO_CONTENT)
 
 
 def upload(call: Call) -> Answer:
-    """PUT …/jobs/ingest/<Id>/batches."""
+    """PUT …/jobs/ingest/<Id>/batches: upload the rows of an ingest job, as CSV."""
     job = _job(call)
     if call.headers.get_content_type() != "text/csv":
         raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send text/csv")
@@ -111,10 +115,10 @@ def upload(call: Call) -> Answer:
 
 
 def results(call: Call) -> Answer:
-    """GET …/jobs/query/<Id>/results?locator=…&maxRecords=…"""
+    """GET …/jobs/query/<Id>/results?locator=…&maxRecords=…: a page of a query's rows, as CSV."""
     job = _job(call)
     if job.facts["apiVersion"] != int(call.parts["version"]):
-        text = "the job was made by another API version"
+        text = "the job was created with another API version: use that version"
         raise RestRefused("API_ERROR", text, status=HTTPStatus.CONFLICT)
     if job.state != "JobComplete":
         return Answer(HTTPStatus.NO_CONTENT)
@@ -132,7 +136,9 @@ def results(call: Call) -> Answer:
 
 
 def ingested(call: Call) -> Answer:
-    """GET …/jobs/ingest/<Id>/successfulResults, …/failedResults or …/unprocessedrecords."""
+    """GET …/jobs/ingest/<Id>/successfulResults, …/failedResults or …/unprocessedrecords: rows of an
+    ingest job, as CSV.
+    """
     job = _job(call)
     jobs = call.world.jobs
     path = jobs.upload_path(job)
@@ -168,7 +174,7 @@ def _job(call: Call) -> Job:
 
 
 def _may_see(job: Job, user: User) -> bool:
-    """Return whether a user may see a job, and with it the rows that the job's owner saw."""
+    """Return whether a user may see a job, which includes the rows that the job's owner saw."""
     return user.view_all or job.facts["user"] == user.username
 
 
@@ -197,7 +203,9 @@ def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(job: Job, *, created: bool = False) -> dict[str, Any]:
-    """Return a job as a client sees it; the counts only if it asks for this one job."""
+    """Return a job in the format of a response; `created` omits the counts, which only a read of
+    the job returns.
+    """
     facts = {
         name: value
         for name, value in job.facts.items()
@@ -214,7 +222,7 @@ def _shown(job: Job, *, created: bool = False) -> dict[str, Any]:
 
 
 def _start(locator: str) -> int:
-    """Return the row at which a page of results starts."""
+    """Return the number of the row, counted from 0, at which a page of results starts."""
     if not locator:
         return 0
     try:

@@ -34,7 +34,7 @@ _METADATA: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 def create(call: Call) -> Answer:
-    """POST …/sobjects/PlatformEventChannel or …/PlatformEventChannelMember."""
+    """POST …/sobjects/PlatformEventChannel or …/PlatformEventChannelMember: create a record."""
     _of_this_version(call)
     name, metadata = _given(call)
     if not name:
@@ -62,7 +62,7 @@ def create(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/sobjects/<object>/<Id>."""
+    """GET …/sobjects/<object>/<Id>: a channel or a member."""
     version = _of_this_version(call)
     found = _record(call)
     if isinstance(found, EventChannel):
@@ -71,16 +71,18 @@ def read(call: Call) -> Answer:
 
 
 def update(call: Call) -> Answer:
-    """PATCH …/sobjects/<object>/<Id>: a label, or a filter and enriched fields."""
+    """PATCH …/sobjects/<object>/<Id>: change a channel's label, or a member's filter and enriched
+    fields.
+    """
     _of_this_version(call)
     found = _record(call)
     name, metadata = _given(call)
     own = _channel_row(found) if isinstance(found, EventChannel) else _member_row(call, found)
     if name not in ("", own["FullName"]):
-        raise _invalid("FullName", "the name cannot be changed: delete and create")
+        raise _invalid("FullName", "the name cannot be changed: create a new record instead")
     for fixed in ("channelType", "eventChannel", "selectedEntity"):
         if metadata.get(fixed) not in (None, own["Metadata"].get(fixed)):
-            raise _invalid(fixed, f"{fixed} cannot be changed: delete and create")
+            raise _invalid(fixed, f"{fixed} cannot be changed: create a new record instead")
     channels = call.world.event_channels
     try:
         if isinstance(found, EventChannel):
@@ -96,7 +98,7 @@ def update(call: Call) -> Answer:
 
 
 def delete(call: Call) -> Answer:
-    """DELETE …/sobjects/<object>/<Id>."""
+    """DELETE …/sobjects/<object>/<Id>: delete a channel or a member."""
     _of_this_version(call)
     found = _record(call)
     try:
@@ -155,7 +157,7 @@ def _given(call: Call) -> tuple[str, Mapping[str, Any]]:
 def _label(metadata: Mapping[str, Any]) -> str:
     label = str(metadata.get("label") or "")
     if not label.strip() or len(label) > _LABEL_CHARS:
-        raise _invalid("label", f"a label has 1 to {_LABEL_CHARS} characters")
+        raise _invalid("label", f"a label must have 1 to {_LABEL_CHARS} characters")
     return label
 
 
@@ -163,7 +165,7 @@ def _enriched(metadata: Mapping[str, Any]) -> list[str]:
     fields = metadata.get("enrichedFields") or []
     for item in fields:
         if not isinstance(item, dict) or set(item) != {"name"} or not isinstance(item["name"], str):
-            raise _invalid("enrichedFields", 'enrichedFields are objects {"name": …}')
+            raise _invalid("enrichedFields", 'each of enrichedFields must be {"name": …}')
     return [item["name"] for item in fields]
 
 
@@ -187,7 +189,7 @@ def _member_row(call: Call, member: Member) -> dict[str, Any]:
         "Id": member.member_id,
         "DeveloperName": member.developer_name,
         "MasterLabel": member.developer_name,
-        # As in an org: an id if there is a record; the standard channel and events are named.
+        # As in an org: the id of a custom channel, but the name of the standard channel.
         "EventChannel": channel.channel_id if channel else member.channel,
         "SelectedEntity": member.entity,
         "FilterExpression": member.filter_expression or None,

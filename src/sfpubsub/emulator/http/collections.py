@@ -26,12 +26,12 @@ _ROLLED_BACK = RecordProblem(
 _One = Callable[[Transaction, Any], dict[str, Any]]
 
 
-class _RollBack(Exception):  # noqa: N818 - rolls a transaction back, is not an error
+class _RollBack(Exception):  # noqa: N818 - rolls back a transaction, not an error
     pass
 
 
 def create(call: Call) -> Answer:
-    """POST …/composite/sobjects."""
+    """POST …/composite/sobjects: create records."""
 
     def one(changing: Transaction, given: Any) -> dict[str, Any]:
         kind, values = _typed(given)
@@ -41,7 +41,7 @@ def create(call: Call) -> Answer:
 
 
 def update(call: Call) -> Answer:
-    """PATCH …/composite/sobjects."""
+    """PATCH …/composite/sobjects: change fields of records."""
 
     def one(changing: Transaction, given: Any) -> dict[str, Any]:
         kind, values = _typed(given)
@@ -55,12 +55,13 @@ def update(call: Call) -> Answer:
 
 
 def upsert(call: Call) -> Answer:
-    """PATCH …/composite/sobjects/<object>/<field>."""
+    """PATCH …/composite/sobjects/<object>/<field>: update or create records by external id."""
 
     def one(changing: Transaction, given: Any) -> dict[str, Any]:
         kind, values = _typed(given)
         if kind.lower() != call.parts["object"].lower():
-            raise RecordProblem("INVALID_TYPE", f"the records must be of {call.parts['object']}")
+            text = f"the records must be of type {call.parts['object']}"
+            raise RecordProblem("INVALID_TYPE", text)
         field = call.parts["field"]
         found, made = changing.upsert(kind, field, _taken(values, field.lower()), values)
         return {**_saved(found), "created": made}
@@ -69,7 +70,7 @@ def upsert(call: Call) -> Answer:
 
 
 def delete(call: Call) -> Answer:
-    """DELETE …/composite/sobjects?ids=…&allOrNone=…"""
+    """DELETE …/composite/sobjects?ids=…&allOrNone=…: delete records."""
     user = user_of(call)
     asked = asked_of(call)
     ids = [one for text in asked.get("ids", []) for one in text.split(",") if one]
@@ -86,7 +87,9 @@ def delete(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/composite/sobjects/<object>?ids=…&fields=…, or POST with both in the body."""
+    """GET …/composite/sobjects/<object>?ids=…&fields=…, or POST with both in the body: fields of
+    several records; null for a record that does not exist.
+    """
     user = user_of(call)
     if call.method == "POST":
         body = body_of(call)
@@ -149,7 +152,7 @@ def _check_all(results: list[dict[str, Any]]) -> None:
 
 
 def failed(problem: RecordProblem) -> dict[str, Any]:
-    """Return the result of a record that was refused."""
+    """Return the result entry of a record that was rejected."""
     error = {"statusCode": problem.code, "message": problem.text, "fields": list(problem.fields)}
     return {"success": False, "errors": [error]}
 

@@ -1,6 +1,7 @@
 """Bayeux over HTTP: requests, responses, and held connects.
 
-Handles messages only. `sessions` keeps track of the connected clients, `channels` of the events.
+This module handles messages only. `org.cometd.sessions` keeps the connected clients,
+`org.cometd.channels` the channels and their events.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class _Instead(Exception):  # noqa: N818 - an answer, not a bug
 
 
 def answer(call: Call) -> Answer:
-    """POST /cometd/{version}."""
+    """POST /cometd/{version}: handle the messages of a request, in order."""
     return _Exchange(call).answer()
 
 
@@ -171,7 +172,9 @@ class _Exchange:
     def _hold(
         self, session: Session, mail: Mailbox[None], number: int, *, at_once: bool
     ) -> list[Message]:
-        """Hold a connect until there are events or its time is up."""
+        """Hold a connect until events are pending or its timeout ends; return the messages to send
+        with its reply.
+        """
         deadline = self._world.clock.now() + self._settings.streaming_timeout_s
         self._call.hold(self._settings.streaming_timeout_s)
         while True:
@@ -272,7 +275,7 @@ class _Exchange:
             event["clientId"] = session.client_id
             if (
                 self._settings.streaming_event_ids
-            ):  # as some servers do: these ids equal those of requests
+            ):  # as on some servers: the ids can equal those of requests
                 event["id"] = str(next(self._numbers))
         return events
 
@@ -300,7 +303,7 @@ class _Exchange:
         return found.params if found else None
 
     def _peek(self, kind: str) -> Any:
-        """Return the parameters of a pending fault without using it up."""
+        """Return the parameters of a pending fault, or None, without consuming the fault."""
         found = self._world.faults.next(kind, "/meta/connect")
         return found.params if found else None
 

@@ -1,7 +1,7 @@
 """CORS: which web pages of other origins may send requests, and the responses to OPTIONS.
 
 In an org, an administrator lists the origins; here the setting `cors_origins` does. Only the paths
-that an org serves are shared, never the admin endpoint and the health page.
+that an org serves are shared, never the admin endpoint or the health page.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def shared(call: Call, answer: Answer) -> Answer:
-    """Return an answer with the headers that let a browser pass it to the page."""
+    """Return an answer with the headers that let a browser pass it to a page, if the origin is
+    allowed.
+    """
     origin = call.headers.get("Origin", "")
     if not call.path.startswith(_SHARED):
         return answer

@@ -1,4 +1,4 @@
-"""Describes of objects, as in the REST API."""
+"""The describe resources of the REST API: the objects of the org and their fields."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LONG_TEXT = 255
 
 
 def everything(call: Call) -> Answer:
-    """GET …/sobjects: all objects."""
+    """GET …/sobjects: basic facts about all objects."""
     version = authorised(call)
     records = call.world.records
     rows = [_brief(records.describe(name), version) for name in records.objects()]
@@ -35,13 +35,13 @@ def everything(call: Call) -> Answer:
 
 
 def basics(call: Call) -> Answer:
-    """GET …/sobjects/<object>."""
+    """GET …/sobjects/<object>: basic facts about an object."""
     version = authorised(call)
     return json_answer({"objectDescribe": _brief(_found(call), version), "recentItems": []})
 
 
 def whole(call: Call) -> Answer:
-    """GET …/sobjects/<object>/describe."""
+    """GET …/sobjects/<object>/describe: everything about an object, including its fields."""
     version = authorised(call)
     of = _found(call)
     more = {

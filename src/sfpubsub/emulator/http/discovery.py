@@ -1,4 +1,4 @@
-"""The events of the org, and its usage of the allocation: EntityDefinition,
+"""The events of the org and the usage of its allocations: EntityDefinition,
 PlatformEventUsageMetric, and the limits resource.
 """
 
@@ -18,7 +18,9 @@ _SEGMENTS = {"FifteenMinutes": SEGMENT_S, "Hourly": HOUR_S, "Daily": DAY_S}
 
 
 def limits(call: Call) -> Answer:
-    """GET …/limits: limits of events, of deliveries to all clients together, and of API calls."""
+    """GET …/limits: the limits of API calls, event deliveries and publications, and what is left of
+    each.
+    """
     authorised(call)
     settings, now = call.world.settings, call.world.clock.now()
     recent = used(call.world.store, call.world.bus, now, since=now - DAY_S, every=SEGMENT_S)

@@ -1,4 +1,4 @@
-"""Platform events over REST: publishing one by creating it, and the schemas of events."""
+"""Platform events over REST: publishing an event by creating it as a record, and event schemas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIRST_FORMATS = 43
 
 
 def publish(call: Call) -> Answer:
-    """POST …/sobjects/<event>__e."""
+    """POST …/sobjects/<event>__e: publish a platform event."""
     authorised(call)
     world, name = call.world, call.parts["event"]
     topic = next(
@@ -55,7 +55,7 @@ def publish(call: Call) -> Answer:
 
 
 def schema_of_event(call: Call) -> Answer:
-    """GET …/sobjects/<event>/eventSchema: the current schema."""
+    """GET …/sobjects/<event>/eventSchema: the current schema of an event."""
     _of_this_version(call)
     wanted = {f"/event/{call.parts['event']}", f"/data/{call.parts['event']}"}
     for topic in call.world.bus.topics():
@@ -65,7 +65,7 @@ def schema_of_event(call: Call) -> Answer:
 
 
 def schema_by_id(call: Call) -> Answer:
-    """GET …/event/eventSchema/<schema id>."""
+    """GET …/event/eventSchema/<schema id>: a schema by its id."""
     _of_this_version(call)
     try:
         return _schema(call, call.world.bus.schema(call.parts["id"]))
@@ -82,7 +82,7 @@ def _schema(call: Call, schema: Schema) -> Answer:
     asked = asked_of(call).get("payloadFormat", ["EXPANDED"])[0]
     known = ("EXPANDED", "COMPACT") if int(call.parts["version"]) >= _FIRST_FORMATS else ()
     if asked not in known and "payloadFormat" in call.query:
-        raise RestRefused("INVALID_PARAMETER", "payloadFormat is not a format of this version")
+        raise RestRefused("INVALID_PARAMETER", "this API version does not have this payloadFormat")
     value = json.loads(schema.text)
     return json_answer(value if asked == "COMPACT" else _expanded(value))
 

@@ -26,7 +26,7 @@ class Call:
         body: The body as sent.
         url: The emulator's own URL.
         named: The URL that the client used, from its Host header.
-        hold: Extends the time limit of the request by so many seconds.
+        hold: Extends the time limit of the request by a number of seconds.
         parts: The named groups of the route's pattern.
     """
 
@@ -43,7 +43,7 @@ class Call:
 
     @property
     def bearer(self) -> str:
-        """The token of the Authorization header; empty if there is none."""
+        """The token in the Authorization header; empty if the header is missing."""
         kind, _, token = self.headers.get("Authorization", "").partition(" ")
         return token.strip() if kind.lower() in ("bearer", "oauth") else ""
 
@@ -52,7 +52,7 @@ class Stream(Protocol):
     """A response body of unknown length."""
 
     def __iter__(self) -> Iterator[str]:
-        """Yield its parts, each sent as soon as it is available."""
+        """Yield the parts of the body; each is sent immediately."""
 
     def end(self) -> None:
         """End the stream; callable from any thread."""
@@ -60,7 +60,7 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """A response; an empty `kind` means that it has no body.
+    """A response; `kind` is its Content-Type, which is empty if it has no body.
 
     Attributes:
         stream: A body that continues until the client or the emulator ends it; instead of `text`.
@@ -101,10 +101,10 @@ class Problem(Exception):  # noqa: N818 - an answer, not a bug
 
     Args:
         status: The HTTP status.
-        text: What is wrong.
+        text: What is wrong; blank if the request line says it.
     """
 
-    def __init__(self, status: HTTPStatus, text: str) -> None:
+    def __init__(self, status: HTTPStatus, text: str = "") -> None:
         self.status = status
         super().__init__(text)
 
@@ -126,4 +126,4 @@ def json_body(call: Call) -> Any:
     try:
         return json.loads(call.body)
     except RecursionError as error:
-        raise ValueError("nested too deep") from error
+        raise ValueError("nested too deeply") from error

@@ -1,8 +1,8 @@
 """The HTTP server and its limits: sizes, numbers of connections, and timeouts for slow clients.
 
-It knows nothing about paths. Each connection has a thread, and their number is limited. A request
-that exceeds its time limit is cut off, however slowly its bytes arrive. Times here are real time: a
-jump of the emulator's clock does not cut connections.
+`routing` selects the handler of a path. Each connection has a thread, and the number of connections
+is limited. A request that exceeds its time limit is cut off, however slowly its bytes arrive. Times
+here are real time: a jump of the emulator's clock does not cut connections.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ _TRAILERS = 10
 """Maximum bytes of a line, and maximum number of trailers, of a chunked body."""
 
 _SILENCE_S = 10.0
-"""A connection that is silent for this long is closed, so that it does not occupy a thread."""
+"""Seconds after which a silent connection is closed, so that it does not occupy a thread."""
 
 _LINGER_S = 1.0
 _LINGER_BYTES = 1024 * 1024
-"""For how long, and how many bytes, to read on after refusing a request that was not read."""
+"""After refusing a request with an unread body: for how many seconds, and how many bytes, to keep
+reading it.
+"""
 
 _REQUEST_S = 30.0
-"""Time limit of a request, including the wait for it; then the connection is cut."""
+"""Time limit of a request in seconds, including the wait for it; then the connection is cut."""
 
 _CONNECTIONS = 128
 """Maximum open connections; further ones are closed immediately. Some tests open dozens."""
@@ -59,10 +61,10 @@ _STREAMS = 32
 """Maximum open streams, so that pages left open do not use up the connections."""
 
 _STREAM_END_S = 2.0
-"""Longest wait for a stream to end; it normally takes milliseconds."""
+"""Longest wait for a stream to end, in seconds; it normally takes milliseconds."""
 
 _POLL_S = 0.05
-"""How often to check for overdue connections and for a request to stop."""
+"""Seconds between two checks for overdue connections and for `stop`."""
 
 
 class HttpServer:
@@ -71,7 +73,7 @@ class HttpServer:
     Args:
         world: The emulator's state.
         host: Address to listen on.
-        port: 0 picks a free one.
+        port: Port to listen on; 0 picks a free one.
         tls: TLS context with the certificate; None for plain HTTP.
         pages: Routes that take precedence over those of this package.
 
@@ -109,7 +111,7 @@ class HttpServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop and close the port."""
+        """Stop the server, close the port, and cut all connections."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -143,7 +145,7 @@ class _Server(ThreadingHTTPServer):
             if not full:
                 self._due[request] = time.monotonic() + _REQUEST_S
         if full:
-            _log.warning("closed a connection: %d are open", _CONNECTIONS)
+            _log.warning("closed a new connection: %d are already open", _CONNECTIONS)
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -167,8 +169,8 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def expect_request(self, held_s: float = 0.0) -> None:
-        """Reset the time limit of the calling thread's connection: for one more request, or for the
-        rest of a request whose answer is held.
+        """Restart the time limit of the calling thread's connection, for the next request or for
+        the rest of the current one; `held_s` extends it while an answer is held.
         """
         with self._lock:
             if self._own.request in self._due:
@@ -227,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_version = "sfpubsub-emulator"
     sys_version = ""
-    # Otherwise a body waits 40 ms for the acknowledgement of its head.
+    # Otherwise a body can wait 40 ms for the acknowledgement of the response's header.
     disable_nagle_algorithm = True
     unread = False  # whether a request was refused before its body was read
 
@@ -332,13 +334,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _line(self) -> str:
         line = self.rfile.readline(_LINE_BYTES)
         if not line.endswith(b"\n"):
-            raise Problem(HTTPStatus.BAD_REQUEST, "the body ends too early, or has too long a line")
+            text = "the body ends too early, or has a line that is too long"
+            raise Problem(HTTPStatus.BAD_REQUEST, text)
         return line.strip().decode("latin-1")
 
     def _send_stream(self, answer: Answer, stream: Stream) -> None:
         self.close_connection = True  # the end of the connection marks the end of the body
         if not self.server.begin_stream(stream):
-            text = f"at most {_STREAMS} pages can be open at a time"
+            text = f"{_STREAMS} pages are open, the maximum: close one and load this page again"
             self._send(routing.problem("", HTTPStatus.SERVICE_UNAVAILABLE, text))
             return
         try:

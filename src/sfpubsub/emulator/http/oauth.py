@@ -1,5 +1,5 @@
 """The OAuth endpoints: forms in, JSON out, in the service's formats. Decisions are made in
-`sign_in`.
+`org.signin`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_FIELDS = 20
 
 
 def token(call: Call) -> Answer:
-    """POST /services/oauth2/token."""
+    """POST /services/oauth2/token: exchange credentials for an access token."""
     form = _form(call)
     answer = call.world.sign_in.grant(form, call.url, (call.named,))
     _log.debug("signed in with %s", form["grant_type"])
@@ -29,7 +29,7 @@ def token(call: Call) -> Answer:
 
 
 def revoke(call: Call) -> Answer:
-    """POST /services/oauth2/revoke: {token=…}; 200 without a body."""
+    """POST /services/oauth2/revoke: revoke a token. The answer is 200 without a body."""
     form = _form(call)
     if not form.get("token"):
         raise SignInRefused("parameter")

@@ -1,7 +1,7 @@
 """The permissions of the current user, as objects that can be queried.
 
 The emulated org has one permission, `view_all`, shown here as the user's View All Data. It has no
-permission sets, and therefore no View All of single objects.
+permission sets, and therefore no View All permission for single objects.
 """
 
 from __future__ import annotations

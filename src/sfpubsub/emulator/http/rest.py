@@ -1,4 +1,4 @@
-"""What all REST resources share: versions, tokens, and errors as arrays."""
+"""Shared by all REST resources: API versions, token checks, and errors as JSON arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
-from sfpubsub.emulator.http.exchange import Answer, Call, json_answer, json_body
+from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer, json_body
 
 OLDEST_VERSION = 31
 NEWEST_VERSION = 67
@@ -27,8 +27,6 @@ _CODES: dict[HTTPStatus, str] = {
 _FIELDS = 20
 """Maximum fields of a query string; no request has as many as ten."""
 
-_NOWHERE = "The requested resource does not exist"
-
 
 class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
     """A request of the REST API is refused.
@@ -36,7 +34,7 @@ class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
     Args:
         code: The errorCode.
         text: The message.
-        *fields: The members at fault; without any, the list is omitted.
+        *fields: The members of the request that are not valid; sent with status 400 only.
         status: The HTTP status.
     """
 
@@ -65,17 +63,17 @@ def refusal(refused: RestRefused) -> Answer:
 def problem(status: HTTPStatus, text: str) -> Answer:
     """Return an error unrelated to the content of the request, in the format of this area."""
     if status == HTTPStatus.NOT_FOUND:
-        text = f"{_NOWHERE}: {text}" if text else _NOWHERE
+        text = f"The requested resource does not exist: {text}"
     return json_answer([{"message": text, "errorCode": _CODES.get(status, "BAD_REQUEST")}], status)
 
 
-def missing() -> RestRefused:
-    """Return the error for a record or resource that does not exist."""
-    return RestRefused("NOT_FOUND", _NOWHERE, status=HTTPStatus.NOT_FOUND)
+def missing() -> Problem:
+    """Return the error for a record or resource that does not exist; the answer names its path."""
+    return Problem(HTTPStatus.NOT_FOUND)
 
 
 def versions(call: Call) -> Answer:
-    """GET /services/data; needs no token."""
+    """GET /services/data: the API versions. No token is needed."""
     return json_answer(
         [
             {
@@ -111,7 +109,8 @@ def authorised(call: Call) -> int:
     """Check the token of a request, and return its API version.
 
     Raises:
-        RestRefused: The token is not valid, or the version is not served.
+        RestRefused: The token is not valid.
+        Problem: The version is not served.
     """
     sessions = call.world.sessions
     if not sessions.knows(call.bearer):
@@ -160,7 +159,7 @@ def body_of(call: Call) -> dict[str, Any]:
 
 
 def _label(version: int) -> str:
-    """Return the name of a release: there are three a year, and Spring '24 was version 60."""
+    """Return the release name of an API version: three a year, and version 60 was Spring '24."""
     years, season = divmod(version - 60, len(_SEASONS))
     year = 24 + years + (1 if _SEASONS[season] == "Winter" else 0)
     return f"{_SEASONS[season]} '{year:02d}"

@@ -89,8 +89,8 @@ _ROUTES = (
     _route(_VERSION + r"/sobjects/?", GET=describe.everything),
     _route(_OBJECT + r"/?", GET=describe.basics, POST=sobjects.create),
     _route(_OBJECT + r"/describe/?", GET=describe.whole),
-    _route(
-        _OBJECT + r"/(?P<id>\w+)",
+    _route(  # getUpdated and getDeleted are not served, and no ids
+        _OBJECT + r"/(?P<id>(?!(?:updated|deleted)$)\w+)",
         GET=sobjects.read,
         PATCH=sobjects.update,
         DELETE=sobjects.delete,
@@ -152,8 +152,8 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
 
 
 def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
-    """Return the answer to a request; errors become answers too. The routes of `pages` take
-    precedence.
+    """Return the answer to a request; an error is answered in the format of its area. The routes of
+    `pages` take precedence.
     """
     return cors.shared(call, _answer(call, pages))
 
@@ -162,7 +162,7 @@ def _answer(call: Call, pages: Sequence[Route]) -> Answer:
     try:
         return _handler(call, pages)(call)
     except Problem as found:
-        return problem(call.path, found.status, str(found))
+        return problem(call.path, found.status, str(found) or _line(call))
     except RestRefused as refused:
         return rest.refusal(refused)
     except RecordProblem as found:
@@ -171,7 +171,7 @@ def _answer(call: Call, pages: Sequence[Route]) -> Answer:
     except SignInRefused as refused:
         _log.debug("sign-in refused: %s", refused.description)
         return oauth.refusal(refused)
-    except Exception:  # noqa: BLE001 - a bug of ours must not leave a client without an answer
+    except Exception:  # noqa: BLE001 - a bug in the emulator must not leave a client unanswered
         _log.exception("%s %s failed", call.method, call.path)
         text = "the emulator failed; see its log for the reason"
         return problem(call.path, HTTPStatus.INTERNAL_SERVER_ERROR, text)
@@ -201,7 +201,11 @@ def _handler(call: Call, pages: Sequence[Route]) -> Handler:
         _count(call)
         parts = found.groupdict()
         return lambda asked: handler(replace(asked, parts=parts))
-    raise Problem(HTTPStatus.NOT_FOUND, f"{call.method} {call.path[:_SHOWN]} is not served")
+    raise Problem(HTTPStatus.NOT_FOUND, f"{_line(call)} is not served")
+
+
+def _line(call: Call) -> str:
+    return f"{call.method} {call.path[:_SHOWN]}"
 
 
 def _count(call: Call) -> None:

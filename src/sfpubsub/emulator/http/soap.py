@@ -29,7 +29,7 @@ _ENVELOPE = (
     "<soapenv:Body>{}</soapenv:Body></soapenv:Envelope>"
 )
 _SESSION_S = 7200
-"""The reported lifetime of a session, whatever the settings say: clients only display it."""
+"""Lifetime of a session in seconds, as reported to clients, which only display it."""
 
 _PROFILE_ID = "00eSB0000000001YAA"
 
@@ -49,7 +49,7 @@ class _Element:
     children: list[_Element] = field(default_factory=list)
 
     def child(self, *names: str) -> _Element | None:
-        """Return the element at the end of a path of names, or None if there is none."""
+        """Return the element at the end of a path of names, or None if it does not exist."""
         found: _Element | None = self
         for name in names:
             if found is None:
@@ -58,7 +58,9 @@ class _Element:
         return found
 
     def value(self, *names: str) -> str | None:
-        """Return the text at the end of a path of partner API names, or None if there is none."""
+        """Return the text of the element at the end of a path of names from the partner API, or
+        None if it does not exist.
+        """
         found = self.child(*(f"{_PARTNER} {name}" for name in names))
         return None if found is None else found.text
 
@@ -68,7 +70,7 @@ class _Unreadable(Exception):  # noqa: N818 - an answer, not a bug
 
 
 def call(call: Call) -> Answer:
-    """POST /services/Soap/u/<version>."""
+    """POST /services/Soap/u/<version>: handle a login or logout call."""
     if "SOAPAction" not in call.headers:
         return _fault("soapenv:Client", "SOAPAction HTTP header missing")
     try:
@@ -86,7 +88,7 @@ def call(call: Call) -> Answer:
     namespace, _, name = asked.name.rpartition(" ")
     return _fault(
         "soapenv:Client",
-        f"No operation available for request {{{namespace}}}{name}: login and logout of"
+        f"No operation available for request {{{namespace}}}{name}: only login and logout of"
         f" {{{_PARTNER}}} are served",
     )
 
@@ -227,7 +229,7 @@ def _parsed(body: bytes) -> _Element:
     parser.StartDoctypeDeclHandler = refuse
     try:
         parser.Parse(body, True)
-    # The others: its encoding is unknown or wrong.
+    # ValueError and LookupError: the encoding is wrong or unknown.
     except (expat.ExpatError, ValueError, LookupError) as error:
         raise _Unreadable(f"the XML cannot be read: {error}") from error
     return top.children[0]

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from sfpubsub.emulator.http import streaming
 from sfpubsub.emulator.http.exchange import Answer, Call, json_answer
-from sfpubsub.emulator.http.rest import RestRefused, asked_of, authorised, body_of
+from sfpubsub.emulator.http.rest import RestRefused, asked_of, authorised, body_of, missing
 from sfpubsub.emulator.org import soql
 from sfpubsub.emulator.org.accounts import User
 from sfpubsub.emulator.org.records.problems import RecordProblem
@@ -30,7 +30,7 @@ _UPSERTS_ANSWER = 46
 
 
 def create(call: Call) -> Answer:
-    """POST …/sobjects/<object>."""
+    """POST …/sobjects/<object>: create a record."""
     user = user_of(call)
     name = _object(call)
     made = call.world.records.create(name, body_of(call), user, origin_of(call))
@@ -39,14 +39,14 @@ def create(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/sobjects/<object>/<Id>?fields=…"""
+    """GET …/sobjects/<object>/<Id>?fields=…: a record, with all fields or those named."""
     user = user_of(call)
     of, found = _object(call), call.parts["id"]
     return json_answer(record(call, of, call.world.records.get(of, found, _fields(call), user)))
 
 
 def update(call: Call) -> Answer:
-    """PATCH …/sobjects/<object>/<Id>."""
+    """PATCH …/sobjects/<object>/<Id>: change fields of a record."""
     user = user_of(call)
     given = body_of(call)
     call.world.records.update(_object(call), call.parts["id"], given, user, origin_of(call))
@@ -54,14 +54,16 @@ def update(call: Call) -> Answer:
 
 
 def delete(call: Call) -> Answer:
-    """DELETE …/sobjects/<object>/<Id>."""
+    """DELETE …/sobjects/<object>/<Id>: move a record to the Recycle Bin."""
     user = user_of(call)
     call.world.records.delete(_object(call), call.parts["id"], user, origin_of(call))
     return Answer(HTTPStatus.NO_CONTENT)
 
 
 def upsert(call: Call) -> Answer:
-    """PATCH …/sobjects/<object>/<field>/<value>."""
+    """PATCH …/sobjects/<object>/<field>/<value>: update the record with this external id, or create
+    it.
+    """
     user = user_of(call)
     name, value = _object(call), unquote(call.parts["value"])
     try:
@@ -82,14 +84,14 @@ def upsert(call: Call) -> Answer:
 
 
 def read_by(call: Call) -> Answer:
-    """GET …/sobjects/<object>/<field>/<value>."""
+    """GET …/sobjects/<object>/<field>/<value>: the record with this external id."""
     user = user_of(call)
     found = _one_by(call, user)
     return found if isinstance(found, Answer) else json_answer(record(call, _object(call), found))
 
 
 def delete_by(call: Call) -> Answer:
-    """DELETE …/sobjects/<object>/<field>/<value>."""
+    """DELETE …/sobjects/<object>/<field>/<value>: delete the record with this external id."""
     user = user_of(call)
     found = _one_by(call, user)
     if isinstance(found, Answer):
@@ -114,7 +116,7 @@ def query(call: Call) -> Answer:
 
 
 def query_more(call: Call) -> Answer:
-    """GET …/query/<locator>."""
+    """GET …/query/<locator>: the next page of a query."""
     user = user_of(call)
     return _page(call, call.world.records.next_page(call.parts["locator"], user))
 
@@ -137,7 +139,7 @@ def origin_of(call: Call, api: str = "rest") -> str:
 
 
 def record(call: Call, of: str, values: Mapping[str, Any], record_id: str = "") -> dict[str, Any]:
-    """Return a record with its attributes."""
+    """Return the values of a record, preceded by `attributes` with its type and URL."""
     name = call.world.records.describe(of).name
     url = _path(call, name, record_id or str(values.get("Id", call.parts.get("id", ""))))
     return {"attributes": {"type": name, "url": url}, **values}
@@ -161,8 +163,7 @@ def _one_by(call: Call, user: User) -> dict[str, Any] | Answer:
     value = unquote(call.parts["value"])
     found = call.world.records.find(name, call.parts["field"], value, None, user)
     if not found:
-        text = "The requested resource does not exist"
-        raise RestRefused("NOT_FOUND", text, status=HTTPStatus.NOT_FOUND)
+        raise missing()
     if len(found) > 1:
         urls = [_path(call, name, row["Id"]) for row in found]
         return json_answer(urls, HTTPStatus.MULTIPLE_CHOICES)
@@ -176,14 +177,12 @@ def _object(call: Call) -> str:
     """Return the object name of a path.
 
     Raises:
-        RestRefused: The object does not exist.
+        Problem: The object does not exist.
     """
     try:
         return call.world.records.describe(call.parts["object"]).name
     except RecordProblem as problem:
-        raise RestRefused(
-            "NOT_FOUND", "The requested resource does not exist", status=HTTPStatus.NOT_FOUND
-        ) from problem
+        raise missing() from problem
 
 
 def _fields(call: Call) -> list[str] | None:

@@ -1,8 +1,8 @@
 """Queries of the few objects that are not stored as records: kept in memory, compared in Python.
 
 The syntax is that of `org.soql`, limited to a list of fields, and to `=` and LIKE on strings joined
-by AND; anything else is malformed here. Strings are compared without regard to case. This module
-knows nothing about objects and fields.
+by AND; anything else is malformed here. Strings are compared without regard to case. Names of
+objects and fields are not checked here.
 """
 
 from __future__ import annotations

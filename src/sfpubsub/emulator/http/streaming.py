@@ -1,7 +1,7 @@
-"""PushTopics and generic channels over REST: records, queries, and the push.
+"""PushTopics and generic channels over REST: their records, queries for them, and pushed events.
 
-Records are checked for the mistakes that a client can make. The query of a PushTopic is not
-executed; its events come from the admin endpoint.
+The values of a new record are validated here. The query of a PushTopic is only checked for its
+form; `org.records.publishing` applies it to changed records.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def create(call: Call) -> Answer:
-    """POST …/sobjects/PushTopic or …/StreamingChannel."""
+    """POST …/sobjects/PushTopic or …/StreamingChannel: create a record and its channel."""
     authorised(call)
     kind, given = call.parts["object"], body_of(call)
     defaults = _DEFAULTS[kind]
@@ -58,7 +58,7 @@ def create(call: Call) -> Answer:
             text = f"Required fields are missing: [{field}]"
             raise RestRefused("REQUIRED_FIELD_MISSING", text, field)
     if not isinstance(name, str) or not _NAME[kind].fullmatch(name):
-        raise RestRefused("INVALID_FIELD", "Name: it is not a valid channel name", "Name")
+        raise RestRefused("INVALID_FIELD", "Name: not a valid channel name", "Name")
     fields = {**defaults, **{key: value for key, value in given.items() if key != "Name"}}
     if kind == "PushTopic" and not _QUERY.fullmatch(str(fields["Query"])):
         raise RestRefused("INVALID_FIELD", "Query: unexpected token", "Query")
@@ -72,13 +72,13 @@ def create(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/sobjects/<object>/<Id>."""
+    """GET …/sobjects/<object>/<Id>: a PushTopic or StreamingChannel record."""
     authorised(call)
     return json_answer(_row(call, _record(call), None))
 
 
 def delete(call: Call) -> Answer:
-    """DELETE …/sobjects/<object>/<Id>."""
+    """DELETE …/sobjects/<object>/<Id>: delete a PushTopic or StreamingChannel record."""
     authorised(call)
     call.world.cometd.channels.delete(_record(call).record_id)
     return Answer(HTTPStatus.NO_CONTENT)
@@ -93,7 +93,7 @@ def online(call: Call) -> Answer:
 
 
 def push(call: Call) -> Answer:
-    """POST …/sobjects/StreamingChannel/<Id>/push."""
+    """POST …/sobjects/StreamingChannel/<Id>/push: publish events to a generic channel."""
     authorised(call)
     record, events = _record(call), body_of(call).get("pushEvents")
     if not isinstance(events, list) or not events:
@@ -102,7 +102,7 @@ def push(call: Call) -> Answer:
     for event in events:
         payload = event.get("payload") if isinstance(event, dict) else None
         if not isinstance(payload, str) or len(payload) > _PAYLOAD_CHARS:
-            text = f"payload: a string of at most {_PAYLOAD_CHARS} characters"
+            text = f"payload must be a string of at most {_PAYLOAD_CHARS} characters"
             raise RestRefused("INVALID_FIELD", text, "payload")
         users = list(event.get("userIds") or [])
         present = call.world.cometd.sessions.users_of(record.name)
@@ -115,7 +115,9 @@ def push(call: Call) -> Answer:
 
 
 def query(call: Call) -> Answer:
-    """GET …/query?q=SELECT … FROM PushTopic or StreamingChannel."""
+    """GET …/query?q=SELECT …: rows of an object that `org.records` does not store: PushTopic,
+    StreamingChannel, or one of the tables.
+    """
     version = authorised(call)
     asked = tables.parsed(call)
     known = (discovery.ENTITIES, discovery.METRICS, *permissions.TABLES)

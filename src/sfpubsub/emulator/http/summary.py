@@ -1,4 +1,4 @@
-"""The state of the org as JSON, for tests and scripts. The package `page` shows it to people."""
+"""The state of the org as JSON, for tests and scripts. The package `page` shows it in a browser."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sfpubsub.emulator.org.world import World
 
 
 def as_json(call: Call) -> Answer:
-    """GET /health, and GET / from a client that is not a browser."""
+    """GET /health, and GET / from a client that is not a browser: the state of the org."""
     return json_answer(health(call.world))
 
 

@@ -1,6 +1,6 @@
-"""Queries of small, computed objects: what can be queried, and the format of the answer.
+"""Queries of objects whose rows are computed in memory, and the format of the answer.
 
-This module knows no object; others describe theirs as a `Table`.
+The objects are defined in other modules, each as a `Table`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class Table:
         name: The object's name.
         columns: All columns that can be selected, in the order of a complete record.
         comparable: Columns that can be used in conditions and in ORDER BY.
-        rows: Returns all records, by column, in the order of an answer without ORDER BY.
-        single: Columns that can be selected only if the query finds one row at most.
+        rows: Returns all records, each as a mapping from column to value, in the order used when a
+            query has no ORDER BY.
+        single: Columns that can be selected only if the query finds at most one row.
         first_version: API version that introduced the object.
         path: URL path of its records after the version; empty if they have no URL.
     """
@@ -48,8 +49,8 @@ class Table:
         """Return the answer to a query of this object.
 
         Raises:
-            RestRefused: The query names an unknown column, or selects a `single` column of several
-                rows.
+            RestRefused: The query names a column that does not exist or cannot be used there, or it
+                selects a column in `single` but finds several rows.
         """
         columns = [self._column(name, self.columns) for name in asked.fields]
         where = [(self._column(item.field, self.comparable), item) for item in asked.where]
@@ -63,7 +64,7 @@ class Table:
             found.sort(key=partial(_folded, column), reverse=down)
         found = found[: asked.limit]
         if len(found) > 1 and set(columns) & set(self.single):
-            text = f"a query for {' or '.join(self.single)} must find one row at most"
+            text = f"a query for {' or '.join(self.single)} must find at most one row"
             raise RestRefused("MALFORMED_QUERY", text)
         rows = [self.shown(row, version, columns) for row in found]
         return json_answer(
@@ -78,7 +79,7 @@ class Table:
         )
 
     def shown(self, row: Row, version: int, columns: Iterable[str] | None = None) -> dict[str, Any]:
-        """Return a record as it is sent; with all columns if `columns` is None."""
+        """Return a record in the format of a response, with these columns; None means all."""
         attributes = {"type": self.name}
         if self.path:
             attributes["url"] = f"/services/data/v{version}.0/{self.path}/{row['Id']}"
@@ -109,7 +110,7 @@ def parsed(call: Call) -> soql.Query:
 
 
 def find(tables: Iterable[Table], asked: soql.Query, version: int) -> Table | None:
-    """Return the table of a query, or None if the API version does not have it."""
+    """Return the table that a query names, or None if no table of this API version has the name."""
     for table in tables:
         if table.name.lower() == asked.of.lower() and version >= table.first_version:
             return table

@@ -51,11 +51,11 @@ _COLUMNS = (
 )
 _COMPARABLE = ("Id", "DeveloperName", "MasterLabel", "Language")
 _SINGLE = ("FullName", "Metadata")
-"""Columns that can be selected only if the query finds one row at most."""
+"""Columns that can be selected only if the query finds at most one row."""
 
 
 def create(call: Call) -> Answer:
-    """POST …/sobjects/ManagedEventSubscription."""
+    """POST …/sobjects/ManagedEventSubscription: create a managed subscription."""
     _of_this_version(call)
     body = _members(body_of(call), {"FullName": (str,), "Metadata": (dict,)})
     for name in ("FullName", "Metadata"):
@@ -66,8 +66,8 @@ def create(call: Call) -> Answer:
     if not _NAME.fullmatch(name) or len(name) > _NAME_CHARS:
         raise _invalid(
             "FullName",
-            "a name has letters, digits and single underscores, begins with a letter, does not end"
-            f" with an underscore, and has at most {_NAME_CHARS} characters",
+            "a name consists of letters, digits and single underscores, begins with a letter, does"
+            f" not end with an underscore, and has at most {_NAME_CHARS} characters",
         )
     topic = metadata["topicName"]
     try:
@@ -100,23 +100,23 @@ def create(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/sobjects/ManagedEventSubscription/<Id>."""
+    """GET …/sobjects/ManagedEventSubscription/<Id>: a managed subscription."""
     version = _of_this_version(call)
     return json_answer(TABLE.shown(_values(_record(call)), version))
 
 
 def update(call: Call) -> Answer:
-    """PATCH …/sobjects/ManagedEventSubscription/<Id>."""
+    """PATCH …/sobjects/ManagedEventSubscription/<Id>: replace the Metadata of a subscription."""
     _of_this_version(call)
     record = _record(call)
     body = _members(body_of(call), {"FullName": (str,), "Metadata": (dict,)})
     if body.get("FullName", record.developer_name) != record.developer_name:
-        raise _invalid("FullName", "the name cannot be changed: delete and create")
+        raise _invalid("FullName", "the name cannot be changed: create a new record instead")
     if not body.get("Metadata"):
         raise _required("Metadata")
     metadata = _metadata(body["Metadata"])
     if metadata["topicName"] != record.topic:
-        raise _invalid("topicName", "the topic cannot be changed: delete and create")
+        raise _invalid("topicName", "the topic cannot be changed: create a new record instead")
     try:
         call.world.managed.change(
             record.subscription_id,
@@ -131,7 +131,7 @@ def update(call: Call) -> Answer:
 
 
 def delete(call: Call) -> Answer:
-    """DELETE …/sobjects/ManagedEventSubscription/<Id>."""
+    """DELETE …/sobjects/ManagedEventSubscription/<Id>: delete a managed subscription."""
     _of_this_version(call)
     try:
         call.world.managed.delete(_record(call).subscription_id)
@@ -141,7 +141,7 @@ def delete(call: Call) -> Answer:
 
 
 def query(call: Call) -> Answer:
-    """GET …/tooling/query?q=SELECT …"""
+    """GET …/tooling/query?q=SELECT …: the rows of a table of the Tooling API."""
     version = authorised(call)
     asked = tables.parsed(call)
     table = tables.find((TABLE, *channels.TABLES, *discovery.TABLES), asked, version)
@@ -181,7 +181,7 @@ def _metadata(given: dict[str, Any]) -> dict[str, Any]:
         if metadata[name] not in _PRESETS:
             raise _invalid(name, f"{name} must be LATEST or EARLIEST")
     if metadata.get("state", "RUN") not in _STATES:
-        raise _invalid("state", "only RUN or STOP can be set")
+        raise _invalid("state", "state must be RUN or STOP")
     return metadata
 
 

@@ -119,12 +119,13 @@ class Accounts:
         """Create or change an app; arguments that are None leave the value unchanged.
 
         Args:
-            client_id: As in `App`.
-            client_secret: As in `App`.
-            run_as: As in `App`.
-            public_key: As in `App`.
+            client_id: The consumer key.
+            client_secret: The consumer secret; blank for none.
+            run_as: User of the client credentials flow; blank switches that flow off.
             refresh_token: A refresh token for `run_as`. A token that was used up or revoked stays
                 invalid.
+            public_key: PEM that verifies assertions of the JWT bearer flow; blank switches that
+                flow off.
 
         Raises:
             EmulatorProblem: The public key is not valid, or the extra is not installed.
@@ -176,7 +177,9 @@ class Accounts:
         return User(name, password, bool(active), user_id(number), self._sees_all(name))
 
     def holder(self, username: str) -> User:
-        """Return the user of a token, or the org's first user for the emulator's own tokens."""
+        """Return the user with this name; for a blank name (the emulator's own tokens), the org's
+        first user. If there is none, return a placeholder with the default name.
+        """
         rows = self._store.rows("SELECT username FROM users ORDER BY number LIMIT 1")
         found = self.user(username or (rows[0][0] if rows else ""))
         return found or User(DEFAULT_USERNAME, "", True, user_id(1))
@@ -236,7 +239,7 @@ def check_public_key(text: str) -> None:
     """Check that a PEM public key or certificate can verify assertions.
 
     Raises:
-        EmulatorProblem: It cannot.
+        EmulatorProblem: The text does not contain such a key, or the extra is not installed.
     """
     try:
         read_public_key(text)
@@ -255,7 +258,7 @@ def read_public_key(text: str) -> Any:
         EmulatorProblem: The extra is not installed.
     """
     try:
-        import jwt  # noqa: F401 - asked for here, so that nobody misses it at a sign-in
+        import jwt  # noqa: F401 - report a missing package now, not at the first sign-in
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key

@@ -23,7 +23,7 @@ class ApiCalls:
         self._used = 0
 
     def take(self, now: float) -> bool:
-        """Count a call; return False if the limit is reached."""
+        """Count a call unless the limit is reached; return whether it was counted."""
         segment = int(now // SEGMENT_S)
         with self._lock:
             self._forget(now)
@@ -38,7 +38,7 @@ class ApiCalls:
             return True
 
     def remaining(self, now: float) -> int:
-        """Return how many calls are left."""
+        """Return how many more calls are allowed now."""
         with self._lock:
             self._forget(now)
             return self.most - self._used

@@ -10,7 +10,7 @@ from sfpubsub.emulator.org.replay_ids import ReplayIds
 from sfpubsub.emulator.org.store import Event, Store
 
 _EVENT_ID_CHARS = 36
-"""A longer or blank event id is replaced by a UUID. Documented."""
+"""Maximum characters of an event id; a longer or blank id is replaced by a UUID. Documented."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Batch:
             name: A topic; the channels that carry it receive the events too.
             drafts: One or more.
             skip: Number of positions to skip first.
-            only: Publish to these topics instead.
+            only: Publish to these topics instead of `name` and its channels.
 
         Raises:
             Refused: The topic is unknown.

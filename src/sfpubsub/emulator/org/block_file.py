@@ -1,7 +1,8 @@
-"""A cache of encoded events, stored in blocks in a file beside the database.
+"""A cache of encoded events, stored in blocks in a separate file next to the database.
 
-It contains nothing that the database does not have, so it can be deleted at any time, and it
-may lag behind. The callers define the contents of a row and whether it is still valid.
+It contains nothing that the database does not have, so it can be deleted whenever the emulator is
+stopped, and it may lag behind. The callers define the contents of a row and whether it is still
+valid.
 
 It is a separate file because its rows are large: with four times the usual page size they are read
 in a third less time, but every small change of the database would write four times as much.
@@ -32,7 +33,7 @@ class Block(NamedTuple):
     """All events of a topic in the range (behind, last], ready to be sent.
 
     Attributes:
-        contents: An index of the events in `wire`, in a format of the caller.
+        contents: An index of the events in `wire`, in the caller's format.
     """
 
     behind: int

@@ -79,13 +79,15 @@ class Bus(Positions):
         with self._lock:
             owner = self._schema_topics.get(schema.schema_id, name)
         if owner != name:
-            raise SchemaProblem(f"schema {schema.schema_id} belongs to {owner}")
+            raise SchemaProblem(f"schema {schema.schema_id} already belongs to {owner}")
         self.put_topic(
             name, schema, can_publish=topic.can_publish, can_subscribe=topic.can_subscribe
         )
 
     def put_channel(self, name: str, topics: Sequence[str]) -> None:
-        """Create a channel that carries everything published to `topics` from now on."""
+        """Create a channel, or replace its members. From now on, it carries everything that is
+        published to `topics`.
+        """
         with self._lock, self._store.transaction():
             self._put(name, "", False, True)
             self._store.run("DELETE FROM channel_members WHERE channel = ?", name)
@@ -120,7 +122,7 @@ class Bus(Positions):
             return found is not None and found.number == topic.number
 
     def put_log(self, name: str) -> None:
-        """Create a log without a schema, which no stream can read, unless it exists."""
+        """Create a log without a schema, if it does not exist; gRPC clients cannot read it."""
         with self._lock, self._store.transaction():
             self._put(name, "", False, False)
         self._load()
@@ -134,7 +136,7 @@ class Bus(Positions):
         """Return a topic.
 
         Raises:
-            Refused: The name or id is blank or unknown.
+            Refused: The name is blank or unknown.
         """
         if not name.strip():
             raise Refused("topic.validation.empty")
@@ -147,7 +149,7 @@ class Bus(Positions):
         """Return a schema.
 
         Raises:
-            Refused: The name or id is blank or unknown.
+            Refused: The id is blank or unknown.
         """
         if not schema_id.strip():
             raise Refused("schema.validation.failed")
@@ -157,9 +159,7 @@ class Bus(Positions):
             return self._schemas[schema_id]
 
     def event_of(self, schema_id: str) -> str | None:
-        """Return the name of the event that a schema describes, or None if there is no
-        such schema.
-        """
+        """Return the name of the event that a schema describes; None if the schema is unknown."""
         with self._lock:
             topic = self._schema_topics.get(schema_id)
         return None if topic is None else topic.rpartition("/")[2]
@@ -167,8 +167,8 @@ class Bus(Positions):
     # Publishing.
 
     def publish(self, name: str, drafts: Sequence[Draft]) -> list[Published]:
-        """Publish events from a client. Each event is checked by itself: one that is rejected does
-        not affect the others.
+        """Publish events from a client. Each event is checked separately: a rejected event does not
+        affect the others.
 
         Raises:
             Refused: The topic is unknown or cannot be published to, or there are no events.
@@ -272,8 +272,8 @@ class Bus(Positions):
         self._store.blocks.use(form)
 
     def put_block(self, topic: Topic, block: Block, losses: int) -> None:
-        """Store a block of a topic's events, unless events were lost since `losses` (see
-        `standing`), because the block may contain them.
+        """Store a block of a topic's events, unless events were deleted since `losses` was read
+        (see `standing`): the block might contain them.
         """
         with self._lock:
             self._purge()
@@ -307,7 +307,8 @@ class Bus(Positions):
         return self._store.times_after(topic.number, position, limit)
 
     def pass_by(self, topic: Topic, after: int, count: int) -> int | None:
-        """Create positions, as other traffic would, for a reader that has read all of a topic.
+        """Create `count` positions, as other traffic would, if a topic has no events after a
+        position.
 
         Returns:
             The last new position; None, without creating any, if the topic has events after

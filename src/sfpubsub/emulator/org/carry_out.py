@@ -18,8 +18,8 @@ from sfpubsub.emulator.org.sessions import Sessions
 def actor(
     bus: Bus, managed: ManagedSubscriptions, sessions: Sessions, records: Records
 ) -> Callable[[Fault], None]:
-    """Return the function for `FaultPlan.carry_out_by`: it applies a fault, or
-    raises ValueError.
+    """Return the function for `FaultPlan.carry_out_by`. It applies a fault, and raises ValueError
+    if the fault acts on something that does not exist.
     """
     acts: dict[str, Callable[[Fault], None]] = {
         "expire_token": lambda fault: sessions.end_all(expired=True, cause=fault),

@@ -1,4 +1,4 @@
-"""The data directory of an emulator: locked by one process, and home of the database."""
+"""The data directory of an emulator: its lock, which one process holds, and its database."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def claim(data_dir: Path) -> int:
     """Create the directory and lock it for this process; the lock ends with the process.
 
     Returns:
-        The open file that holds the lock.
+        The file descriptor that holds the lock; closing it releases the lock.
 
     Raises:
-        EmulatorProblem: It cannot be written, or another emulator uses it.
+        EmulatorProblem: The directory cannot be written, or another emulator uses it.
     """
     try:
         # 0o700: it contains an access token and the private key of a certificate authority.

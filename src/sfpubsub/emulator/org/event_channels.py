@@ -2,8 +2,8 @@
 
 A channel `X__chn` is a topic of the bus, `/event/X__chn` or `/data/X__chn`; the standard channel
 `ChangeEvents` is `/data/ChangeEvents` and has no record. A member selects one event, optionally
-with a filter and enriched fields. They are only stored here; the publisher of change events applies
-them. Invariant: the bus carries exactly the members of a channel on it.
+with a filter and enriched fields; these are only stored here, and the publisher of change events
+applies them. Invariant: on the bus, a channel carries exactly the events of its members.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class EventChannel:
 
 @dataclass(frozen=True)
 class Member:
-    """An event on a channel.
+    """A member of a channel: one event that the channel carries.
 
     Attributes:
         channel: Name of the channel, with the suffix; or `ChangeEvents`.
         entity: Name of the event: `Order_Event__e`, `AccountChangeEvent`.
         filter_expression: Blank for all events.
-        enriched: Fields that are added to each of its events.
+        enriched: Fields that are added to events of updates and deletions, even if unchanged.
     """
 
     member_id: str
@@ -119,8 +119,8 @@ class EventChannels:
         records.selected(self.members(), [])
 
     def adopt(self) -> None:
-        """Create missing topics and records of channels, and make the members match what the bus
-        carries.
+        """Create missing topics and records of channels, and update the members to the events that
+        each channel carries on the bus.
         """
         with self._lock:
             topics = {topic.name for topic in self._bus.topics()}
@@ -168,7 +168,7 @@ class EventChannels:
             text = "The name of a channel has letters, digits and single underscores, and ends with"
             raise BadValue("INVALID_INPUT", f"{text} {_SUFFIX}", "FullName")
         if kind not in ("event", "data"):
-            raise BadValue("INVALID_INPUT", "channelType is data or event", "channelType")
+            raise BadValue("INVALID_INPUT", "channelType must be data or event", "channelType")
         with self._lock:
             others = self.channels()
             if self.channel(name) is not None:
@@ -226,7 +226,7 @@ class EventChannels:
         filter_expression: str = "",
         enriched: Sequence[str] = (),
     ) -> Member:
-        """Add an event to a channel, which carries it from now on.
+        """Add an event to a channel; from now on, the channel carries it.
 
         Raises:
             BadValue: A value is not valid, or the channel already has the event.
@@ -241,7 +241,7 @@ class EventChannels:
             name = topic.rpartition("/")[2]
             for item in self.members():
                 if (item.channel, item.entity) == (name, entity):
-                    text = f"{name} has {entity} already."
+                    text = f"{name} already has {entity}."
                     raise BadValue("DUPLICATE_VALUE", text, "SelectedEntity")
                 if item.developer_name.lower() == developer_name.lower():
                     text = f"The name {developer_name} is already used."
@@ -360,13 +360,13 @@ def _member_name(channel: str, entity: str) -> str:
 
 def _checked(member: Member) -> Member:
     if len(member.enriched) > _MOST_ENRICHED or len(set(member.enriched)) < len(member.enriched):
-        text = f"enrichedFields are at most {_MOST_ENRICHED}, each once"
+        text = f"enrichedFields can name at most {_MOST_ENRICHED} fields, each once"
         raise BadValue("INVALID_INPUT", text, "enrichedFields")
     for name in member.enriched:
         if not _FIELD.fullmatch(name):
-            text = f"{name[:_NAME_CHARS]} is not a field of the object's own"
+            text = f"{name[:_NAME_CHARS]} is not a field of the object itself"
             raise BadValue("INVALID_INPUT", text, "enrichedFields")
     if re.match(r"\s*where\b", member.filter_expression, re.IGNORECASE):
-        text = "A filter expression begins without WHERE."
+        text = "A filter expression must not begin with WHERE."
         raise BadValue("INVALID_INPUT", text, "filterExpression")
     return member

@@ -43,7 +43,7 @@ class CommitHistory:
                 self.note(subscription_id, position, 0.0)
 
     def note(self, subscription_id: str, position: int, at: float) -> None:
-        """Record a commit of a position at a time in seconds since 1970 UTC."""
+        """Record that a position was committed at `at`, in seconds since 1970 UTC."""
         with self._lock:
             known = self._commits.setdefault(subscription_id, deque(maxlen=_COMMITS))
             known.append((at, position))

@@ -2,8 +2,8 @@
 
 Each stream has one mailbox. Its reader thread adds requests; the bus, the clock and the fault plan
 wake it through `Bells`; the loop collects the requests. Nothing polls. Invariant: whatever happens
-after a `collect` makes the next `wait` return at once, so no wake-up is lost between collecting and
-waiting.
+after a `collect` makes the next `wait` return immediately, so no wake-up is lost between collecting
+and waiting.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ class Mailbox(Generic[R]):
 class Bells:
     """The listeners to wake for each key. Thread-safe.
 
-    A key is a topic name or a managed subscription's id. Listeners must return immediately.
-    Watchers are woken in the same way, but `count` does not include them.
+    A key is a topic name, a managed subscription's id, or a constant for listeners that only
+    `ring_all` wakes. Listeners must return immediately. Watchers are woken in the same way, but
+    `count` does not include them.
     """
 
     def __init__(self) -> None:
@@ -108,17 +109,17 @@ class Bells:
         self._watchers: dict[Callable[[], None], frozenset[Hashable]] = {}
 
     def watch(self, keys: Iterable[Hashable], listener: Callable[[], None]) -> None:
-        """Wake `listener` when one of `keys` rings; it must not watch anything yet."""
+        """Call `listener` when one of `keys` rings; they replace those of an earlier `watch`."""
         with self._lock:
             self._watchers[listener] = frozenset(keys)
 
     def unwatch(self, listener: Callable[[], None]) -> None:
-        """Undo a `watch`."""
+        """Undo a `watch`, if there was one."""
         with self._lock:
             self._watchers.pop(listener, None)
 
     def listen(self, key: Hashable, listener: Callable[[], None]) -> None:
-        """Wake `listener` when `key` rings."""
+        """Call `listener` whenever `key` rings, until it is removed with `forget`."""
         with self._lock:
             self._listeners.setdefault(key, []).append(listener)
 
@@ -135,7 +136,7 @@ class Bells:
             return len(self._listeners.get(key, ()))
 
     def ring(self, key: Hashable) -> None:
-        """Wake all listeners and watchers of `key`."""
+        """Call all listeners and watchers of `key`."""
         with self._lock:
             listeners = list(self._listeners.get(key, ()))
             if self._watchers:
@@ -144,7 +145,7 @@ class Bells:
             listener()
 
     def ring_all(self) -> None:
-        """Wake all listeners and watchers."""
+        """Call the listeners of all keys, and the watchers of these keys."""
         with self._lock:
             keys = list(self._listeners)
         for key in keys:

@@ -86,7 +86,7 @@ class ManagedSubscriptions:
         bus: The bus whose positions are committed.
         clock: The org's clock.
         settings: Times and limits.
-        faults: The fault plan, which may hold a slot.
+        faults: The fault plan. A ``hold_slot`` fault delays the release of a slot.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ManagedSubscriptions:
         with self._lock, self._store.transaction():
             taken = [item.developer_name.lower() for item in self.all()]
             if developer_name.lower() in taken:
-                raise NameTaken(f"a managed subscription named {developer_name} exists")
+                raise NameTaken(f"a managed subscription named {developer_name} already exists")
             if len(taken) >= self._settings.managed_limit:
                 raise LimitReached(
                     f"the org already has {len(taken)} managed subscriptions, which is its limit"
@@ -300,13 +300,15 @@ class ManagedSubscriptions:
         raise Refused(_PREFIX + "config.stopped", subscription=record.developer_name)
 
     def endings(self, subscription_id: str) -> int:
-        """Return the number of the last STOP or deletion; a stream reads it before it starts."""
+        """Return the number of the last STOP or deletion, or 0; a stream reads it at its start."""
         with self._lock:
             ending = self._endings.get(subscription_id)
             return ending.number if ending else 0
 
     def end_of(self, subscription_id: str, seen: int) -> float | None:
-        """Return when a stream that read `seen` must end, or None."""
+        """Return when a stream that read `seen` from `endings` must end, in seconds since 1970 UTC,
+        or None.
+        """
         with self._lock:
             ending = self._endings.get(subscription_id)
             return ending.due if ending and ending.number > seen else None
@@ -319,7 +321,7 @@ class ManagedSubscriptions:
         return Refused(_PREFIX + ending.suffix, subscription=record.developer_name)
 
     def start_preset(self, record: ManagedSubscription) -> Preset | None:
-        """Return the preset where a new stream starts, or None to start after the committed
+        """Return the preset at which a new stream starts, or None if it starts after the committed
         position.
         """
         if record.committed is None:
@@ -337,7 +339,7 @@ class ManagedSubscriptions:
         """Take the slot for a stream.
 
         Raises:
-            Refused: Another stream holds it, or released it only just now.
+            Refused: Another stream holds the slot, or the delay after its release is not over.
         """
         key = record.subscription_id
         with self._lock:
@@ -365,10 +367,10 @@ class ManagedSubscriptions:
             return subscription_id in self._holders
 
     def commit(self, subscription_id: str, position: int) -> None:
-        """Store a committed position, durably before this returns.
+        """Store a committed position; it is durable when this returns.
 
-        The stream has already validated the position. If the subscription was stopped meanwhile,
-        nothing is stored.
+        The stream has already validated the position. If the subscription has been stopped in the
+        meantime, nothing is stored.
         """
         with self._lock:
             self._store.run(

@@ -1,6 +1,6 @@
 """The open event streams and their progress, for display only.
 
-They have no effect on the emulator's behaviour.
+This module has no effect on the emulator's behaviour.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Protocol
 
 
 class Stream(Protocol):
-    """The state that is shown. The stream's own thread changes it concurrently, one number at a
-    time.
+    """The part of a stream's state that is shown. The stream's own thread changes it concurrently,
+    one value at a time.
     """
 
     rpc: str

@@ -1,4 +1,4 @@
-"""The positions of one org's bus: created, alive, deleted. This module knows nothing about topics.
+"""The positions of one org's bus: created, alive, deleted. This module is independent of topics.
 
 A position p is alive once it has been created, until it or a later position is deleted:
 `purged_through < p <= tip`, unless it was corrupted. Positions are deleted by age or by a fault.
@@ -33,7 +33,7 @@ class Positions:
         ids: Converts positions to replay ids and back.
         moves: How often all positions became invalid; streams that started before the last time
             must end.
-        moved_by: The fault that caused the last one.
+        moved_by: The fault that caused this the last time.
     """
 
     def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:
@@ -46,7 +46,7 @@ class Positions:
         self._settings = settings
         self._lock = threading.RLock()  # guards the fields below, and the order of positions
         self._corrupted: dict[int, Fault | None] = {}
-        # Deleted through this position, by this fault.
+        # Pairs: all positions up to this one were deleted, by this fault.
         self._forgotten: list[tuple[int, Fault | None]] = []
         self._tip = int(store.meta("tip", "0"))
         self._purged_through = int(store.meta("purged_through", "0"))

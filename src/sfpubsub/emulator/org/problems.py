@@ -1,10 +1,10 @@
-"""Errors that keep an emulator from starting. Each message is one line that says what to do."""
+"""Errors that are reported to users and clients of an emulator. Each message is one line."""
 
 from __future__ import annotations
 
 
 class EmulatorProblem(Exception):  # noqa: N818 - a report to the user, not a bug
-    """An emulator cannot start."""
+    """An emulator cannot start, or cannot do what was requested; the message says what to do."""
 
 
 class SeedError(EmulatorProblem):

@@ -32,7 +32,7 @@ _UNREADABLE = (
 
 
 class SchemaProblem(ValueError):  # noqa: N818 - a report about data, not about the program
-    """A schema, value or payload is not valid; the message says where."""
+    """A schema, value or payload is not valid; the message gives the reason."""
 
 
 class Schema:
@@ -92,7 +92,7 @@ class Schema:
         """Decode an event's payload.
 
         Raises:
-            SchemaProblem: It is not one datum of this schema.
+            SchemaProblem: The payload is not exactly one datum of this schema.
         """
         self.check(payload)
         found: Any = fastavro.schemaless_reader(io.BytesIO(payload), self._parsed, None)

@@ -9,7 +9,7 @@
     [[topics]]
     name = "/event/Order_Event__e"
     schema = '{"type": "record", …}'    # Avro as JSON text, or
-    schema_file = "order.avsc"          # a file beside the seed
+    schema_file = "order.avsc"          # a path, relative to the seed
     can_publish = true                  # optional; default: true for /event/, false for /data/
     can_subscribe = true                # optional; default true
 
@@ -42,7 +42,7 @@
     run_as = "user@example.com"         # optional: user of the client credentials flow
     refresh_token = "…"                 # optional: a token for that user
     public_key = "-----BEGIN …"         # optional: for the JWT bearer flow; PEM, or
-    public_key_file = "app.pem"         # a file beside the seed
+    public_key_file = "app.pem"         # a path, relative to the seed
 
     [[events]]                          # published when the data directory is new
     topic = "/event/Order_Event__e"
@@ -115,7 +115,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Seed:
-    """A checked seed.
+    """The contents of a seed file, checked.
 
     Attributes:
         org_id: 15 characters; blank for the default id.
@@ -161,7 +161,7 @@ class _Reader:
         unknown = set(document) - {"org", "settings", *_TABLES}
         if unknown:
             known = ", ".join(["org", "settings", *_TABLES])
-            raise self._error(f"unknown table {_names(unknown)}", f"known are {known}")
+            raise self._error(f"unknown table {_names(unknown)}", f"valid tables are {known}")
         rows = {name: self._rows(name, document.get(name, [])) for name in _TABLES}
         topics = tuple(self._topic(row) for row in rows["topics"])
         objects = tuple(self._object(row) for row in rows["objects"])
@@ -185,7 +185,7 @@ class _Reader:
         for table, key in (("users", "username"), ("apps", "client_id")):
             for number, row in enumerate(rows[table], start=1):
                 if not row[key].strip():
-                    raise self._error(f"{table} number {number} has a blank {key}", "name it")
+                    raise self._error(f"{table} number {number} has a blank {key}", "fill it in")
         users = tuple(rows["users"])
         self._unique("user", [str(row["username"]) for row in users])
         apps = tuple(self._app(row, users) for row in rows["apps"])
@@ -221,13 +221,15 @@ class _Reader:
             if unknown:
                 known = ", ".join([*needed, *optional])
                 raise self._error(
-                    f"{what} has the unknown key {_names(unknown)}", f"known are {known}"
+                    f"{what} has the unknown key {_names(unknown)}", f"valid keys are {known}"
                 )
             for key, kind in {**needed, **optional}.items():
                 if key not in row and key in needed:
                     raise self._error(f"{what} has no {key}", f"add {key} = …")
                 if key in row and not isinstance(row[key], kind):
-                    raise self._error(f"{what}: {key} is no {kind.__name__}", "correct the value")
+                    raise self._error(
+                        f"{what}: {key} is not of type {kind.__name__}", "correct the value"
+                    )
                 if key in row and key in _CHOICES and row[key] not in _CHOICES[key]:
                     choices = " or ".join(_CHOICES[key])
                     raise self._error(f"{what}: {key} is {row[key]!r}", f"write {choices}")
@@ -312,7 +314,7 @@ class _Reader:
         return row
 
     def _beside(self, what: str, row: dict[str, Any], key: str) -> str:
-        """Return the text of a file beside the seed."""
+        """Return the text of the file that a key names, relative to the seed."""
         file = self._path.parent / str(row[key])
         try:
             return file.read_text(encoding="utf-8")

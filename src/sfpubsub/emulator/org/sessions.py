@@ -30,8 +30,8 @@ _TOKEN_BYTES = 72
 """Random bytes of a token: 96 characters, which with the org's id makes the usual 112."""
 
 _MOST_TOKENS = 1000
-"""Maximum tokens of sign-ins that are kept, valid or not; older ones are deleted, as an org ends
-its oldest sessions.
+"""Maximum number of tokens kept from sign-ins, valid or not; the oldest are deleted first, as an
+org ends its oldest sessions.
 """
 
 
@@ -188,7 +188,7 @@ class Sessions:
 
     @property
     def tenant(self) -> str:
-        """Return the org's name in error messages and TopicInfo."""
+        """Return the org's name as it appears in error messages and TopicInfo."""
         return f"CORE/prod/{self.org_id}"
 
     def check(self, headers: Mapping[str, str]) -> None:

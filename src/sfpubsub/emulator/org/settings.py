@@ -42,8 +42,8 @@ class Settings:
     """
 
     idle_close: IdleClose = "ok"
-    """How an idle stream is closed: with status OK or with an error. Not known for the real
-    service.
+    """How an idle stream is closed: with status OK ("ok") or with an error ("error"). Not known for
+    the real service.
     """
 
     commits_reset_idle: bool = False
@@ -101,8 +101,8 @@ class Settings:
     """
 
     commit_answer_tip: AnswerTip = "sent"
-    """`latest_replay_id` of a commit answer: absent, the last position sent on the stream, or the
-    org's newest, which may be ahead of events that are not sent yet.
+    """`latest_replay_id` of a commit answer: absent ("none"), the last position sent on the stream
+    ("sent"), or the org's newest ("org"), which may be ahead of events that have not been sent yet.
     """
 
     commit_answer_pending: bool = True
@@ -132,7 +132,7 @@ class Settings:
     """Length of replay ids: 8, 10, 12 or 24."""
 
     change_event_ids: bool = True
-    """Whether change events have `event.id`. Documentation: no; all captured events: yes."""
+    """Whether change events have `event.id`. Documented: no. Observed: all captured events do."""
 
     accept_old_schemas: bool = True
     """Whether events encoded with an earlier schema of the topic are accepted. Not known for the
@@ -161,8 +161,8 @@ class Settings:
     """Maximum events of one channel in one response of the Streaming API."""
 
     streaming_old_versions: OldVersions = "newest"
-    """How requests to API versions 23 to 36 are handled: like the newest version, as since 2026, or
-    rejected, as the error messages still say.
+    """How requests to API versions 23 to 36 are handled: like the newest version ("newest"), as
+    since 2026, or rejected ("refuse"), as the error messages still state.
     """
 
     streaming_events_first: bool = True
@@ -175,7 +175,9 @@ class Settings:
     """Whether events have an id, which may be the same as the id of a request."""
 
     streaming_advice: StreamingAdvice = "first"
-    """Which connect responses contain advice."""
+    """Which connect responses contain advice: the first of a session, all ("always") or none
+    ("never").
+    """
 
     change_event_records: int = 20
     """Maximum records in one change event: the same change to several records in one transaction
@@ -193,28 +195,29 @@ class Settings:
     """
 
     bulk_result_records: int = 100_000
-    """Maximum rows of a bulk query's results in one response. The real service limits the size."""
+    """Maximum rows of a bulk query's results in one response. The real service limits the bytes."""
 
     rest_lag_s: float = 0.0
-    """Reads of records return the state of this long ago, while events are sent immediately. On the
-    real service 1 to 3 s have been measured.
+    """Reads of records return the state as of this long ago, while events are sent immediately. On
+    the real service, a lag of 1 to 3 s has been measured.
     """
 
     max_streams: int = 400
-    """Maximum open streams. One more is rejected with service.protection.triggered; unary calls
-    still work. No limit is published; each stream uses two threads here.
+    """Maximum number of open streams. Further streams are rejected with
+    service.protection.triggered; unary calls still work. No limit is published; each stream uses
+    two threads here.
     """
 
     headers_at_once: bool = False
     """Whether a stream's response headers are sent as soon as it is open, or with its first
-    message. Not known for the service. Without them, a client that waits for them (tonic) hangs
-    until the first event or keepalive, so the default is the harder case.
+    message. Not known for the service. With False, a client that waits for the headers (tonic)
+    hangs until the first event or keepalive; this is the harder case.
     """
 
     first_request_s: float = 60.0
     """A stream on which the client has sent no request is closed after this long, as `idle_close`
-    says. Not known for the service; the default is its timeout for a stream without outstanding
-    requests.
+    specifies. Not known for the service; the default is the service's timeout for a stream without
+    outstanding requests.
     """
 
     daily_deliveries: int = 50_000
@@ -223,8 +226,8 @@ class Settings:
     """
 
     hourly_publications: int = 250_000
-    """Platform events that the org may publish in an hour; not enforced either. Documented for the
-    same editions.
+    """Platform events that the org may publish in an hour, as shown by the limits resource; the
+    limit is not enforced. Documented for the same editions.
     """
 
     daily_api_requests: int = 1_000_000
@@ -279,9 +282,11 @@ class Settings:
         known = {item.name for item in fields(cls)}
         for name, value in values.items():
             if name not in known:
-                raise ValueError(f"unknown setting {name}; known are {', '.join(sorted(known))}")
+                raise ValueError(
+                    f"unknown setting {name}; valid names are {', '.join(sorted(known))}"
+                )
             if not _fits(value, types[name]):
-                raise ValueError(f"setting {name} cannot be {value!r}")
+                raise ValueError(f"setting {name}: {value!r} is not a valid value")
         return cls(**values)
 
 

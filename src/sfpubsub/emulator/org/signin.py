@@ -1,5 +1,5 @@
-"""Sign-in: which credentials get an access token, and the errors for all others. Independent of the
-wire protocols.
+"""Sign-in: the credentials that get an access token, and the errors for all others. Independent of
+the wire protocols.
 
 There is one function for each flow. It checks the app, then the credentials of the flow, then the
 user, and fails with the errors of the service. Times in assertions are compared with the machine's
@@ -36,7 +36,7 @@ _JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
 class SignInRefused(Exception):  # noqa: N818 - an answer, not a bug
-    """A sign-in fails.
+    """A sign-in is refused.
 
     Args:
         key: Key of `SIGN_IN_ERRORS`.
@@ -106,7 +106,7 @@ class SignIn:
         """Revoke an access token, or a refresh token and all access tokens issued for it.
 
         Raises:
-            SignInRefused: The token was not valid.
+            SignInRefused: The token is not valid.
         """
         if self.accounts.end_refresh_token(token):
             self.sessions.revoke_family(token)
@@ -251,8 +251,8 @@ def _same(one: str, other: str) -> bool:
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Return whether a value is text that the store accepts: JSON can contain lone surrogates,
-    which it does not.
+    """Return whether a value is a string that the store accepts. It rejects lone surrogates, which
+    JSON can contain.
     """
     if not isinstance(value, str):
         return False

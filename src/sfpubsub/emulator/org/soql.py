@@ -1,4 +1,4 @@
-"""Parser for the supported part of SOQL: a single SELECT. Everything else is rejected.
+"""Parser for the supported part of SOQL: a single SELECT.
 
     SELECT field, … | COUNT() FROM object
         [WHERE condition] [ORDER BY field [ASC | DESC] [NULLS FIRST | LAST], …]
@@ -7,8 +7,8 @@
 A condition compares a field by = != < <= > >= LIKE, IN (…), NOT IN (…), INCLUDES (…), EXCLUDES (…)
 with texts in single quotes, numbers, true, false, null, dates and times; conditions are joined by
 AND, OR, NOT and parentheses. As in an org, AND and OR cannot be mixed without parentheses.
-Everything else is malformed. Keywords are case-insensitive. Names of objects and fields are not
-checked.
+Everything else is rejected as malformed. Keywords are case-insensitive. Names of objects and fields
+are not checked.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Malformed(Exception):  # noqa: N818 - an answer, not a bug
-    """A query cannot be parsed; the message says where."""
+    """A query cannot be parsed; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class _Parser:
 
     def _simple(self, depth: int) -> Condition:
         if depth > _DEEPEST:
-            raise Malformed("conditions are nested too deep")
+            raise Malformed("conditions are nested too deeply")
         if self._takes("NOT"):
             return Joined("NOT", (self._simple(depth + 1),))
         if self._takes("("):
@@ -256,7 +256,7 @@ class _Parser:
         if not (token.text.isascii() and token.text.isdecimal()) or len(token.text) > (
             _LONGEST_NUMBER
         ):
-            raise Malformed(f"{what} needs a number")
+            raise Malformed(f"{what} must be followed by a number")
         return int(token.text)
 
     def _at(self, word: str) -> bool:

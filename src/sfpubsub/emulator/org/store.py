@@ -33,11 +33,11 @@ CREATE TABLE IF NOT EXISTS channel_members (
 CREATE TABLE IF NOT EXISTS events (
     position INTEGER PRIMARY KEY, event_id TEXT NOT NULL, schema_id TEXT NOT NULL,
     payload BLOB NOT NULL, at REAL NOT NULL);
--- One row for each topic or channel that carries an event: what a stream reads, in its order.
+-- The events of each topic and channel, in the order in which streams read them.
 CREATE TABLE IF NOT EXISTS topic_log (
     topic_id INTEGER NOT NULL, position INTEGER NOT NULL,
     PRIMARY KEY (topic_id, position)) WITHOUT ROWID;
--- When positions without an event were minted.
+-- Positions without an event, and the times at which they were created.
 CREATE TABLE IF NOT EXISTS marks (position INTEGER PRIMARY KEY, at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS managed (
     id TEXT PRIMARY KEY, developer_name TEXT NOT NULL UNIQUE, label TEXT NOT NULL,
@@ -46,7 +46,7 @@ CREATE TABLE IF NOT EXISTS managed (
 CREATE TABLE IF NOT EXISTS users (
     username TEXT PRIMARY KEY, password TEXT NOT NULL, active INTEGER NOT NULL,
     number INTEGER NOT NULL UNIQUE) WITHOUT ROWID;
--- Users who see no records of others.
+-- Users who cannot see records that others own.
 CREATE TABLE IF NOT EXISTS limited_users (username TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS apps (
     client_id TEXT PRIMARY KEY, client_secret TEXT NOT NULL, run_as TEXT NOT NULL,
@@ -58,14 +58,14 @@ CREATE TABLE IF NOT EXISTS refresh_tokens (
 CREATE TABLE IF NOT EXISTS streaming_records (
     id TEXT PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, fields TEXT NOT NULL)
     WITHOUT ROWID;
--- Custom channels, and what is selected for them and the standard one; enriched is JSON.
+-- Custom channels, and the members of these and of the standard channel; enriched is JSON.
 CREATE TABLE IF NOT EXISTS event_channels (
     id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, label TEXT NOT NULL)
     WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS channel_selections (
     id TEXT PRIMARY KEY, developer_name TEXT NOT NULL UNIQUE, channel TEXT NOT NULL,
     entity TEXT NOT NULL, filter_expression TEXT NOT NULL, enriched TEXT NOT NULL) WITHOUT ROWID;
--- Good access tokens; refresh_token is what it was made from, own whether it is the emulator's.
+-- Valid access tokens. refresh_token: the one it was issued for; own: whether it is the emulator's.
 CREATE TABLE IF NOT EXISTS access_tokens (
     token TEXT PRIMARY KEY, username TEXT NOT NULL, refresh_token TEXT NOT NULL,
     own INTEGER NOT NULL, made_at REAL NOT NULL);
@@ -92,7 +92,8 @@ class Store:
     """The tables of one data directory.
 
     Args:
-        path: The database file. It is created if it does not exist, as is the block file beside it.
+        path: The database file. This file, and the block file in the same directory, are created if
+            they do not exist.
 
     Attributes:
         blocks: Encoded events, in a separate file that `transaction` does not cover.
@@ -124,7 +125,7 @@ class Store:
             raise StoreProblem(f"{path}: {error}") from error
         if version != _LAYOUT:
             self.close()
-            raise StoreProblem(f"{path} was made by another version (layout {version})")
+            raise StoreProblem(f"{path} was created by another version (layout {version})")
 
     def close(self) -> None:
         """Close the file and all its snapshots."""
@@ -136,7 +137,7 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Run the block as a transaction: everything becomes durable at the end, or nothing."""
+        """Run the block as a transaction: either all changes become durable at its end, or none."""
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -147,7 +148,7 @@ class Store:
             self._db.execute("COMMIT")
 
     def rows(self, sql: str, *values: object) -> list[Any]:
-        """All rows of a query."""
+        """Return all rows of a query."""
         with self._lock:
             return self._db.execute(sql, values).fetchall()
 
@@ -164,12 +165,12 @@ class Store:
             return made
 
     def meta(self, key: str, default: str = "") -> str:
-        """Return a stored text, or `default`."""
+        """Return the text stored under a key, or `default`."""
         found = self.rows("SELECT value FROM meta WHERE key = ?", key)
         return str(found[0][0]) if found else default
 
     def set_meta(self, key: str, value: str) -> None:
-        """Store a text."""
+        """Store a text under a key."""
         self.run("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
 
     def append(self, topic_ids: Sequence[int], events: Sequence[Event], at: float) -> None:
@@ -281,7 +282,7 @@ class Store:
         return found
 
     def oldest(self) -> float | None:
-        """Return when the oldest event or mark was created, or None."""
+        """Return when the oldest event or mark was created, in seconds since 1970 UTC, or None."""
         found = self.rows(
             "SELECT min(at) FROM (SELECT * FROM (SELECT at FROM events ORDER BY position LIMIT 1)"
             " UNION ALL SELECT * FROM (SELECT at FROM marks ORDER BY position LIMIT 1))"
@@ -290,7 +291,7 @@ class Store:
 
 
 class Snapshot:
-    """A snapshot of the database. Thread-safe; it holds a connection until it is closed.
+    """A read-only snapshot of the database. Thread-safe; it holds a connection until it is closed.
 
     Args:
         path: The database file.
@@ -309,7 +310,7 @@ class Snapshot:
         self._db.execute("SELECT 1 FROM meta").fetchone()
 
     def rows(self, sql: str, *values: object) -> list[Any]:
-        """All rows of a query."""
+        """Return all rows of a query."""
         with self._lock:
             return self._db.execute(sql, values).fetchall()
 

@@ -1,9 +1,9 @@
 """Counters for display and tests: deliveries, redeliveries and commits.
 
 Counts of deliveries and commits start at zero with the process; `published` covers the lifetime of
-the data directory. They have no effect on the emulator's behaviour. Invariant: an event is counted
-as redelivered on a topic or managed subscription if and only if it was sent there before, on any
-stream.
+the data directory. The counters have no effect on the emulator's behaviour. Invariant: an event is
+counted as redelivered on a topic or managed subscription if and only if it was sent there before,
+on any stream.
 """
 
 from __future__ import annotations

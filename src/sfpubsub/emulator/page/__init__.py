@@ -1,17 +1,17 @@
-"""The page: the org for people, in a browser. Server-rendered; no script is needed to use it.
+"""The emulator's web page. It is rendered on the server and works without scripts.
 
-    markup     HTML that is escaped by the way it is made
-    shell      what every page has: head, navigation, notice
-    guard      who may look and who may change: hosts, origins, the token of a form
-    live       what changes while one looks, by server-sent events
-    visit      one request of a browser, and the answers there are
+    markup     HTML with escaped text
+    shell      the frame of every page: head, navigation, notice
+    guard      access control: hosts, origins, the token of a form
+    live       updates of open pages, by server-sent events
+    visit      one request of a browser, and the ways to answer it
     topics, records, subscriptions, streams, faults, clock
-               a page each
+               the pages
     fields, plot
-               forms made from Avro; the lag of a subscription as a picture
-    pages      which path is whose
+               forms generated from Avro schemas; the plot of a subscription's lag
+    pages      the routes
 
-Reads and changes the org as the admin endpoint does; decides nothing about it.
+The page reads and changes the org as the admin endpoint does, and makes no decisions itself.
 """
 
 from sfpubsub.emulator.page.pages import Pages

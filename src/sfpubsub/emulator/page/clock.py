@@ -1,4 +1,4 @@
-"""The clock: what time it is in the org, and jumps."""
+"""The clock page: the org's time, and jumps."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _JUMPS = (
     (60, "1 minute"),
     (3600, "1 hour"),
     (24 * 3600, "1 day"),
-    (73 * 3600, "73 hours: all events are forgotten"),
+    (73 * 3600, "73 hours: all events expire"),
 )
-"""Seconds, and what the button says."""
+"""Length of a jump in seconds, and the label of its button."""
 
 _LONGEST_S = 366 * 24 * 3600
-"""A year; longer jumps are the admin endpoint's."""
+"""Longest jump from this page, in seconds: a year. The admin endpoint accepts longer ones."""
 
 
 def clock(visit: Visit) -> Answer:
-    """GET /ui/clock."""
+    """GET /ui/clock: the org's time, and the forms for jumps."""
     return _page(visit, "")
 
 
 def jump(visit: Visit) -> Answer:
-    """POST /ui/clock."""
+    """POST /ui/clock: move the org's clock forward."""
     text = visit.guard.form(visit.call).get("seconds", "").strip()
     try:
         seconds = float(text)
@@ -44,7 +44,7 @@ def jump(visit: Visit) -> Answer:
 
 
 def live_clock(visit: Visit) -> Answer:
-    """GET /ui/clock/live."""
+    """GET /ui/clock/live: updates of the times."""
     world = visit.world
     return stream(Live(lambda _mark: News(_times(world)), "", world.bus.bells, ()))
 
@@ -60,9 +60,9 @@ def _page(visit: Visit, problem: str) -> Answer:
         ),
         tag(
             "p",
-            "After a jump everything happens that would have happened in that time: keepalives, "
-            "deadlines, the end of retention. A jump cannot be undone; an emulator that is "
-            "restarted is back at real time.",
+            "A jump triggers everything that would have become due in that time: keepalives, "
+            "deadlines, the end of retention. It cannot be undone, but a restarted emulator is "
+            "back at real time.",
         ),
         visit.form(
             PLACE,
@@ -77,7 +77,7 @@ def _page(visit: Visit, problem: str) -> Answer:
             PLACE,
             labelled("Seconds", seconds, "seconds"),
             tag("p", button("Jump")),
-            label="A jump of your own",
+            label="Custom jump",
         ),
         problem=problem,
         live=f"{PLACE}/live",

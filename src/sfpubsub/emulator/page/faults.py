@@ -1,4 +1,4 @@
-"""Faults: the plan and what has happened of it, and a form for each kind."""
+"""The fault page: the plan and its progress, and a form for each kind of fault."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sfpubsub.emulator.page.visit import Visit, back_to
 
 PLACE = "/ui/faults"
 
-_HEADS = ["Fault", "Where", "Happened", "On"]
+_HEADS = ["Fault", "Where", "Happened", "Action"]
 _ROWS = "plan"
 
 
 def faults(visit: Visit) -> Answer:
-    """GET /ui/faults."""
+    """GET /ui/faults: the plan, and the forms to add faults."""
     return _page(visit, {}, "")
 
 
 def add(visit: Visit) -> Answer:
-    """POST /ui/faults: one more, or one that is to happen no more."""
+    """POST /ui/faults: add a fault, or switch one off."""
     entered = visit.guard.form(visit.call)
     try:
         if "off" in entered:
@@ -38,7 +38,7 @@ def add(visit: Visit) -> Answer:
 
 
 def live(visit: Visit) -> Answer:
-    """GET /ui/faults/live."""
+    """GET /ui/faults/live: updates of the plan."""
 
     def look(_mark: str) -> News:
         return News({_ROWS: table_rows(_HEADS, _rows(visit))})
@@ -51,7 +51,7 @@ def _page(visit: Visit, entered: Mapping[str, str], problem: str) -> Answer:
         "Faults",
         tag("h2", "The plan"),
         table("Faults and how often they happened", _HEADS, _rows(visit), _ROWS),
-        tag("h2", "Switch on"),
+        tag("h2", "Add a fault"),
         *(_kind(visit, name, kind, entered) for name, kind in KINDS.items()),
         problem=problem,
         live=f"{PLACE}/live",
@@ -79,7 +79,7 @@ def _rows(visit: Visit) -> list[list[str | Markup]]:
 
 
 def _switch(visit: Visit, number: int, kind: str) -> Markup | str:
-    if KINDS[kind].acts:  # done, and it cannot be undone
+    if KINDS[kind].acts:  # it has taken effect and cannot be undone
         return ""
     return visit.form(
         PLACE, button("Switch off", name="off", value=number), label=f"Fault {number}, {kind}"
@@ -88,7 +88,7 @@ def _switch(visit: Visit, number: int, kind: str) -> Markup | str:
 
 def _number_of(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise ValueError(f"the number of a fault is not {text[:80]!r}")
+        raise ValueError(f"{text[:80]!r} is not the number of a fault")
     return int(text[:9])
 
 
@@ -105,7 +105,7 @@ def _kind(visit: Visit, name: str, kind: Kind, entered: Mapping[str, str]) -> Ma
         hint = (
             "managed subscription"
             if name in OF_A_SUBSCRIPTION
-            else "topic or subscription; blank is any"
+            else "topic or subscription; blank for any"
         )
         controls.append(_text(name, "target", values.get("target", ""), hint))
     for parameter, default in kind.params.items():
@@ -118,7 +118,7 @@ def _kind(visit: Visit, name: str, kind: Kind, entered: Mapping[str, str]) -> Ma
             PLACE,
             tag("input", type="hidden", name="kind", value=name),
             tag("div", *controls, class_="grid"),
-            tag("p", button("Do it now" if kind.acts else "Switch on")),
+            tag("p", button("Apply now" if kind.acts else "Switch on")),
             label=name,
         ),
         open=mine,
@@ -143,10 +143,10 @@ def _shown(default: object) -> str:
 
 
 def _fault(entered: Mapping[str, str]) -> Fault:
-    """The fault of a form.
+    """Return the fault that a form describes.
 
     Raises:
-        ValueError: There is no such kind, or a value cannot be.
+        ValueError: The kind is unknown, or a value is not valid.
     """
     kind = entered.get("kind", "")
     values: dict[str, Any] = {"times": _read(kind, "times", entered.get("times", "1"), 1)}
@@ -161,7 +161,7 @@ def _fault(entered: Mapping[str, str]) -> Fault:
 
 
 def _read(kind: str, name: str, text: str, default: object) -> Any:
-    """A value of the type of its default."""
+    """Convert an entered text to the type of the parameter's default."""
     text = text.strip()
     try:
         if isinstance(default, bool):
@@ -170,5 +170,5 @@ def _read(kind: str, name: str, text: str, default: object) -> Any:
             return type(default)(text)
     except (KeyError, ValueError) as error:
         hint = _HINTS[type(default)]
-        raise ValueError(f"fault {kind}: {name} is {hint}, not {text[:80]!r}") from error
+        raise ValueError(f"fault {kind}: {name} must be {hint}, not {text[:80]!r}") from error
     return text

@@ -1,4 +1,4 @@
-"""Forms made from Avro: a control for each field of an event, and values from what was entered."""
+"""Forms generated from Avro schemas: a control for each field, and the values of entered texts."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _KINDS: dict[str, Kind] = {
 }
 
 _FILLED_IN = frozenset({"CreatedDate", "CreatedById"})
-"""What an org fills in itself."""
+"""Fields that the org fills in itself."""
 
 _HEADER = "ChangeEventHeader"
 
 _EXAMPLES = {_HEADER: {"changeType": "CREATE", "recordIds": ["001SB0000000001AAA"]}}
-"""The initial value of a control."""
+"""Initial values of controls, by field name."""
 
 
 class Unreadable(ValueError):  # noqa: N818 - an answer to a person
-    """What was entered does not fit its field; the text names it."""
+    """An entered text is not valid for its field; the message names the field."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Field:
     """One field of an event.
 
     Attributes:
-        nullable: Left blank it is null.
-        note: What the schema says of its type.
-        choices: Of an enum.
+        nullable: Whether a blank control means null.
+        note: The field's type, as a hint for the user.
+        choices: The symbols of an enum.
     """
 
     name: str
@@ -52,11 +52,11 @@ class Field:
 
     @property
     def id(self) -> str:
-        """Of its control."""
+        """The id of the field's control."""
         return f"field-{self.name}"
 
     def control(self, entered: str) -> Markup:
-        """The control, with what was entered before."""
+        """Return the control of the field, with its label; `entered` is its current text."""
         shared: dict[str, Any] = {"id": self.id, "name": self.name}
         if self.kind in ("truth", "choice"):
             options = ("true", "false") if self.kind == "truth" else self.choices
@@ -72,10 +72,10 @@ class Field:
         return labelled(self.name, made, self.id, hint)
 
     def value(self, entered: str) -> Any:
-        """What was entered, as a value.
+        """Return the value of an entered text.
 
         Raises:
-            Unreadable: It is not a value of the field.
+            Unreadable: The text is not valid for the field.
         """
         try:
             if self.kind == "whole":
@@ -93,22 +93,22 @@ _SAID: dict[Kind, str] = {"whole": "a whole number", "number": "a number", "json
 
 
 def fields_of(schema: str) -> list[Field]:
-    """The fields of a schema that a person fills in."""
+    """Return the fields of a schema that a user fills in."""
     return [_field(item) for item in json.loads(schema)["fields"] if item["name"] not in _FILLED_IN]
 
 
 def examples(fields: list[Field]) -> dict[str, str]:
-    """The initial values of a form."""
+    """Return the initial texts of a form, by field name."""
     return {
         field.name: json.dumps(_EXAMPLES[field.name]) for field in fields if field.name in _EXAMPLES
     }
 
 
 def values_of(fields: list[Field], entered: Mapping[str, str]) -> dict[str, Any]:
-    """The values of an event, from a form; what is blank and may be null is left out.
+    """Return the values of an event from the texts of a form; blank nullable fields are omitted.
 
     Raises:
-        Unreadable: One does not fit its field.
+        Unreadable: A text is not valid for its field.
     """
     return {
         field.name: field.value(entered[field.name])
@@ -129,7 +129,7 @@ def _field(item: Mapping[str, Any]) -> Field:
 
 
 def _note(doc: str, kind: Kind) -> str:
-    """The Salesforce type in a field's doc, `Data:Text:00N…`; else what to write."""
+    """Return the Salesforce type from a field's doc (`Data:Text:00N…`), or else what to enter."""
     parts = str(doc).split(":")
     said = parts[1] if len(parts) > 1 else {"text": "Text"}.get(kind, _SAID.get(kind, kind))
     if said in ("DateTime", "Date", "Time") and kind == "whole":

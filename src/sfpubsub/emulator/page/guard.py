@@ -1,12 +1,12 @@
-"""Who may look at the page, and who may change the org by it.
+"""Access control of the page: which requests may read it, and which may change the org.
 
-The page asks for no password: anyone who reaches the port may use it, as anyone who does may sign
-in with credentials that everybody knows. What is kept out is a page of somebody else in the same
-browser:
+There is no password: anyone who can reach the port may use the page, just as anyone can sign in
+with the published default credentials. The checks protect against other sites in the same browser:
 
-    a name that was bent to this address (DNS rebinding)     refused by the Host header
-    a form of another site that posts here                   by Sec-Fetch-Site, Origin, the token
-    a frame around this page                                 by its headers (shell)
+    a name of theirs that resolves to this address (DNS rebinding)    by the Host header
+    a form of theirs that posts to this page                          by Sec-Fetch-Site, Origin and
+                                                                      the form's token
+    a frame around this page                                          by response headers (`shell`)
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from sfpubsub.emulator.page.markup import Markup, tag
 _TOKEN = "form-token"  # noqa: S105 - the name of a control; fields of events have no hyphen
 
 _FIELDS = 1000
-"""Fields of one form; a wide schema has some hundred."""
+"""Maximum fields of a form; a wide schema has a few hundred."""
 
 
 class Guard:
-    """The token of this emulator's forms, and the checks. Immutable; thread-safe."""
+    """Creates the token of this emulator's forms, and checks requests. Immutable, thread-safe."""
 
     def __init__(self) -> None:
         self._token = secrets.token_urlsafe(24)
 
     def field(self) -> Markup:
-        """The hidden field of every form."""
+        """Return the hidden field with the token, which every form contains."""
         return tag("input", type="hidden", name=_TOKEN, value=self._token)
 
     def check_host(self, call: Call) -> None:
-        """Pass only if the browser means this machine: an address, or a name nobody can register.
+        """Check that the Host header is an IP address, a name that nobody can register, or the
+        emulator's own name.
 
         Raises:
-            Problem: The name has a dot in it and is not the emulator's own.
+            Problem: It is any other name.
         """
         host = _parts(call.named).hostname or ""
         if host != urlsplit(call.url).hostname and not _is_ours(host):
@@ -51,42 +52,43 @@ class Guard:
             )
 
     def form(self, call: Call) -> dict[str, str]:
-        """The fields of a form that this emulator's own page sent.
+        """Return the fields of a form, and check that a page of this emulator sent it.
 
         Raises:
-            Problem: It comes from elsewhere, or is not a form.
+            Problem: Another site sent it, its token is not valid, or the body is not a form.
         """
         site = call.headers.get("Sec-Fetch-Site", "same-origin")
         # Without the scheme: a proxy in front may add TLS.
         origin = _parts(call.headers.get("Origin", call.named)).netloc
         if site != "same-origin" or origin != _parts(call.named).netloc:
-            raise Problem(HTTPStatus.FORBIDDEN, "this form was sent by another site")
+            text = "this form was sent by another site: use the form on this page"
+            raise Problem(HTTPStatus.FORBIDDEN, text)
         if call.headers.get_content_type() != "application/x-www-form-urlencoded":
             raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send a form")
         try:
             text = call.body.decode("ascii")
             fields = dict(parse_qsl(text, True, errors="strict", max_num_fields=_FIELDS))
         except ValueError as error:
-            raise Problem(HTTPStatus.BAD_REQUEST, "this is not a form") from error
+            raise Problem(HTTPStatus.BAD_REQUEST, "the body is not a valid form") from error
         if not hmac.compare_digest(fields.pop(_TOKEN, "").encode(), self._token.encode()):
             raise Problem(
                 HTTPStatus.FORBIDDEN,
-                "this form is of a page from before the emulator was started: load it again",
+                "this form is from before the last start of the emulator: load the page again",
             )
         return fields
 
 
 def _parts(url: str) -> SplitResult:
-    """A URL that a browser sent, in parts; blank ones if it cannot be one."""
+    """Split a URL that a browser sent into its parts, which are blank if it is not valid."""
     try:
         return urlsplit(url)
-    except ValueError:  # half an IPv6 address
+    except ValueError:  # an incomplete IPv6 address
         return urlsplit("")
 
 
 def _is_ours(host: str) -> bool:
     if "." not in host and ":" not in host:
-        return bool(host)  # localhost, and the names of containers beside this one
+        return bool(host)  # localhost, and the names of containers in the same network
     if host.endswith(".localhost"):
         return True
     try:

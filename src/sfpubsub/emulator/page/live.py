@@ -1,8 +1,8 @@
-"""What changes while one looks, by server-sent events.
+"""Updates of open pages, by server-sent events.
 
-A stream looks again when one of its topics rings, and once a second for everything else (credit,
-commits, the clock), and sends what differs from what it sent last. So a page that nobody looks at
-costs nothing, and a flood of events costs a page some five looks a second.
+A stream renders its content again when the bell of one of its topics rings, and once a second for
+everything else (credit, commits, the clock); it sends only the parts that have changed. A page that
+is not open costs nothing, and a flood of events costs at most five renderings a second.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from sfpubsub.emulator.org.mailbox import Bells
 from sfpubsub.emulator.page.markup import Markup
 
 _LOOK_S = 1.0
-"""How often a page looks for what no bell tells."""
+"""Seconds after which content is rendered again if no bell rings."""
 
 _PAUSE_S = 0.2
-"""Shortest time between two looks: faster than anybody reads."""
+"""Shortest time between two renderings, in seconds: faster than anybody reads."""
 
 _RETRY_MS = 1000
-"""When a browser comes again after a stream has ended."""
+"""Milliseconds after which a browser reconnects when a stream has ended."""
 
 
 @dataclass(frozen=True)
 class News:
-    """What a page shows now.
+    """The current content of a page.
 
     Attributes:
-        places: Content by the id of its element.
-        added: What comes in front of what stands in `into`, oldest first.
-        into: Id of an element.
-        mark: Where `added` ends; comes back when the browser does.
+        places: Content to replace, by the id of its element.
+        added: New entries of the list `into`, oldest first; they are inserted at its top.
+        into: Id of the list's element.
+        mark: Identifies the last entry of `added`; a browser sends it when it reconnects.
     """
 
     places: Mapping[str, Markup]
@@ -47,10 +47,10 @@ class Live:
     """One stream of a page. Iterated by one thread; `end` may be called from any.
 
     Args:
-        look: What the page shows now, added things after a mark.
-        mark: The first mark.
-        bells: Of the bus.
-        keys: What rings.
+        look: Returns the current content, with the entries added after a given mark.
+        mark: The mark for the first call of `look`.
+        bells: The bells of the bus.
+        keys: Keys of the bells that cause an update.
     """
 
     def __init__(
@@ -64,12 +64,14 @@ class Live:
         self._over = threading.Event()
 
     def end(self) -> None:
-        """Let the iteration end."""
+        """End the iteration."""
         self._over.set()
         self._stir.set()
 
     def __iter__(self) -> Iterator[str]:
-        """Yield messages as they go over the wire; blank ones to see whether somebody is there."""
+        """Yield messages in the wire format; without news, a comment, which fails to be sent once
+        the browser has disconnected.
+        """
         shown: dict[str, Markup] = {}
         self._bells.watch(self._keys, self._stir.set)
         try:
@@ -95,10 +97,10 @@ class Live:
 
 
 def _message(kind: str, place: str, content: str) -> str:
-    # JSON has no line ends, which a message must not have.
+    # A message must not contain line ends; JSON text has none.
     return f"event: {kind}\ndata: {json.dumps({'id': place, 'html': content})}\n\n"
 
 
 def shown_time(at: float) -> str:
-    """A time as pages show it: UTC, to the second."""
+    """Return a time as the pages show it: in UTC, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))

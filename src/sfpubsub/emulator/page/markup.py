@@ -1,4 +1,4 @@
-"""HTML that is escaped by the way it is made: text is escaped unless `tag` made it."""
+"""Builds HTML. Text is always escaped, unless it is `Markup`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class Markup(str):
-    """HTML that is safe to put into a page. Made by `tag` and `joined` and nowhere else."""
+    """HTML that is safe to put into a page. Use `tag` and `joined`; never convert data directly."""
 
     __slots__ = ()
 
@@ -17,13 +17,13 @@ _VOID = frozenset({"input", "link", "meta", "br"})
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """An element.
+    """Return an element.
 
     Args:
-        name: Of the element; fixed text, never data.
-        children: Markup, or anything else as text; None is nothing.
-        attributes: `class_` is class, `data_x` is data-x; None and False leave one out, True is one
-            without a value.
+        name: Name of the element; fixed text, never data.
+        children: Markup, or other values, whose text is escaped; None is skipped.
+        attributes: `class_` is written as class, `data_x` as data-x. An attribute that is None or
+            False is omitted; True is written without a value.
     """
     parts = [f"<{name}"]
     for key, value in attributes.items():
@@ -38,7 +38,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def joined(children: Iterable[object]) -> Markup:
-    """Several things, one after another."""
+    """Concatenate children, as for `tag`."""
     return Markup("".join(_escaped(child) for child in children if child is not None))
 
 
@@ -49,13 +49,13 @@ def _escaped(child: object) -> str:
 
 
 def table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[object]], id_: str) -> Markup:
-    """A table that a phone shows as cards; the first cell of a row names it.
+    """Return a table, which narrow screens show as cards; the first cell of a row is its heading.
 
     Args:
-        caption: For screen readers.
-        heads: Of the columns.
-        rows: Cells; a `td` made elsewhere stays as it is.
-        id_: Of its body, which may be put anew.
+        caption: The table's caption.
+        heads: The headings of the columns.
+        rows: The cells of each row, as many as there are headings.
+        id_: Id of the table's body, which updates can replace.
     """
     heads = list(heads)
     head = tag("tr", *(tag("th", text, scope="col") for text in heads))
@@ -72,7 +72,7 @@ def table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[object]], 
 
 
 def table_rows(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup:
-    """Return the rows of a `table`, or one row that says that there are no entries."""
+    """Return the rows of a `table`, or a row with "None." if there are no rows."""
     heads = list(heads)
     made = [
         tag(
@@ -88,17 +88,17 @@ def table_rows(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup
 
 
 def live(id_: str, content: object) -> Markup:
-    """An element whose content is replaced while somebody looks."""
+    """Return an element whose content is updated while the page is open."""
     return tag("span", content, id=id_)
 
 
 def button(text: str, *, name: str | None = None, value: object = None) -> Markup:
-    """A button that sends its form."""
+    """Return a button that submits its form."""
     return tag("button", text, type="submit", name=name, value=value)
 
 
 def labelled(label: str, control: Markup, id_: str, hint: str = "") -> Markup:
-    """A control with its label and a hint."""
+    """Return a control with its label and, unless it is blank, a hint."""
     return tag(
         "div",
         tag("label", label, for_=id_),

@@ -1,4 +1,4 @@
-"""Which path of the page is whose."""
+"""The routes of the web page: the handlers of each path, by method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Pages:
     """The pages of one emulator.
 
     Attributes:
-        routes: What the HTTP port answers by them.
+        routes: The routes of all pages and static files, for the HTTP server.
     """
 
     def __init__(self) -> None:
@@ -69,12 +69,12 @@ class Pages:
 
 
 def _asset(call: Call) -> Answer:
-    """A file of the page; the route lets no other name through."""
+    """Return a static file; there are routes for the names in `_ASSETS` only."""
     name = call.path.rpartition("/")[2]
     return Answer(HTTPStatus.OK, _ASSETS[name], _text(name), HEADERS)
 
 
 @cache
 def _text(name: str) -> str:
-    """One of three small files, read once."""
+    """Return the text of a static file, which is read only once."""
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")

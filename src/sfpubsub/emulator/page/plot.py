@@ -10,14 +10,14 @@ from sfpubsub.emulator.page.markup import Markup, tag
 
 _WIDTH, _HEIGHT = 600, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 10, 12, 24
-"""Of the picture and around the curve, in units of its own; it is scaled to the page."""
+"""Size of the picture and margins around the curve, in SVG units; the page scales the picture."""
 
 
 def plot(name: str, points: Sequence[Lag]) -> Markup:
-    """A curve of the lag over time.
+    """Return a curve of the lag over time, as SVG.
 
     Args:
-        name: Of the subscription.
+        name: Developer name of the subscription.
         points: At least two, in the order of time.
     """
     most = max(point.events for point in points)
@@ -34,7 +34,7 @@ def plot(name: str, points: Sequence[Lag]) -> Markup:
     line = " ".join(f"{x(point.at):.1f},{y(point.events):.1f}" for point in points)
     floor = y(0)
     said = (
-        f"Events behind of {name} from {shown_time(begin)} to {shown_time(end)} UTC: "
+        f"Lag of {name} in events, from {shown_time(begin)} to {shown_time(end)} UTC: "
         f"now {points[-1].events:,}, at most {most:,}"
     )
     return tag(

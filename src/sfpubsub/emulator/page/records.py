@@ -1,6 +1,6 @@
-"""Records: the objects, the records of one, and one with its form; each with the events of changes.
+"""The record pages: all objects, the records of one object, and one record with its form.
 
-Forms are made from the describe; the org decides which values are valid.
+Forms are generated from the fields of the object; the org validates the values.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ PLACE = "/ui/records"
 ONE = "/ui/record"
 
 _SHOWN = 50
-"""Records of an object that its page lists: those changed last."""
+"""Maximum records that the page of an object lists: those changed last."""
 
 _COLUMNS = 4
-"""Fields of a record in the list."""
+"""Maximum columns of the list of records."""
 
 _LONG = 255
-"""A text field longer than this has more than one line."""
+"""Text fields longer than this, in characters, get a control with several lines."""
 
 _OBJECT, _ID, _BEFORE = "form-object", "form-id", "form-before"
-"""Controls that are not fields of an object, whose names have no hyphen; the last one has what the
-form showed at first."""
+"""Names of controls that are not fields; the names of fields contain no hyphen. The last control
+holds the values that the form showed initially, as JSON.
+"""
 
 _CHANGES = 5
-"""Change events above the form of a record."""
+"""Maximum change events that are listed above the form of a record."""
 
 _ORIGIN = "com/salesforce/api/rest/62.0;client=page"
-"""What the header of a change event says of where the change came from."""
+"""The `changeOrigin` in the header of change events for changes made on these pages."""
 
 
 def records(visit: Visit) -> Answer:
-    """GET /ui/records: the objects, or with ?object=… the records of one."""
+    """GET /ui/records: all objects, or with ?object=… the records of one object."""
     name = visit.query.get("object", "")
     if name:
         return _object_page(visit, _describe(visit, name))
@@ -62,7 +63,7 @@ def records(visit: Visit) -> Answer:
 
 
 def create(visit: Visit) -> Answer:
-    """POST /ui/records: make a record."""
+    """POST /ui/records: create a record."""
     entered = visit.guard.form(visit.call)
     of = _describe(visit, entered.get(_OBJECT, ""))
     given = {
@@ -76,12 +77,12 @@ def create(visit: Visit) -> Answer:
 
 
 def record(visit: Visit) -> Answer:
-    """GET /ui/record?object=…&id=…"""
+    """GET /ui/record?object=…&id=…: a record and its form."""
     return _record_page(visit, _describe(visit, visit.query.get("object", "")))
 
 
 def change(visit: Visit) -> Answer:
-    """POST /ui/record: save what was entered, or delete the record."""
+    """POST /ui/record: save the fields that the user changed, or delete the record."""
     entered = visit.guard.form(visit.call)
     of = _describe(visit, entered.get(_OBJECT, ""))
     key = entered.get(_ID, "")
@@ -132,7 +133,7 @@ def _object_page(
         id="new",
     )
     count = _count(visit, of)
-    caption = f"The {len(rows)} changed last, of {count:,}" if count else "No records yet"
+    caption = f"{len(rows)} of {count:,} records, last changed first" if count else "No records yet"
     listed = table(caption, columns, rows, "records")
     found_topic = _topic(visit, of)
     parts = (form, listed, *_changes(visit, found_topic, _SHOWN))
@@ -155,7 +156,7 @@ def _record_page(
         tag("input", type="hidden", name=_ID, value=row["Id"]),
     )
     before = json.dumps({name: _shown(row.get(name)) for name in sorted(asked)})
-    if entered is not None:  # shown again: what it showed at first is what counts
+    if entered is not None:  # after an error: keep the values that the form showed initially
         before = entered.get(_BEFORE, before)
     form = visit.form(
         ONE,
@@ -186,16 +187,18 @@ def _record_page(
 
 
 def _changed(fields: Sequence[Field], entered: Mapping[str, str]) -> dict[str, str | None]:
-    """The changes of a user in a form: all else stays, even if others changed it meanwhile.
+    """Return the fields that the user changed in a form. The others are not written, because
+    somebody else may have changed them in the meantime.
 
     Raises:
-        RecordProblem: The form does not say what it showed.
+        RecordProblem: The form does not contain the values that it showed initially.
     """
     try:
         before = json.loads(entered.get(_BEFORE, ""))
         shown = {name: str(text) for name, text in before.items()}
     except (ValueError, AttributeError, RecursionError) as error:
-        raise RecordProblem("JSON_PARSER_ERROR", "load the page again") from error
+        reason = "the form is incomplete: load the page again"
+        raise RecordProblem("JSON_PARSER_ERROR", reason) from error
     given: dict[str, str | None] = {}
     for field in fields:
         text = entered.get(field.name)
@@ -205,8 +208,9 @@ def _changed(fields: Sequence[Field], entered: Mapping[str, str]) -> dict[str, s
 
 
 def _sent(field: Field, text: str) -> str:
-    """A text as it comes back from a browser that changed nothing: line ends are others, and gone
-    from a control of one line."""
+    """Return a text in a form that a browser's round trip does not change. A browser converts line
+    ends, and removes the first from a text area and all from a control with one line.
+    """
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     return lines.removeprefix("\n") if _is_long(field) else lines.replace("\n", "")
 
@@ -216,7 +220,9 @@ def _is_long(field: Field) -> bool:
 
 
 def _changes(visit: Visit, found: Topic | None, most: int) -> tuple[Markup, ...]:
-    """The last change events of an object; new ones come as they arrive."""
+    """Return the list of an object's last change events, which is updated live; empty if it has no
+    topic.
+    """
     if found is None:
         return ()
     return topics.last_events(visit.world, found, f"Changes on {found.name}", most)
@@ -239,7 +245,7 @@ def _control(field: Field, entered: str) -> Markup:
     if field.type == "boolean":
         choices = ("false", "true")
     if choices and field.type != "multipicklist":
-        # A value that is not offered stays what it is.
+        # The current value is offered even if it is not in the picklist, so that saving keeps it.
         offered = dict.fromkeys((*([] if field.type == "boolean" else [""]), *choices, entered))
         made = tag(
             "select",
@@ -262,13 +268,13 @@ _MODES = {
     "phone": "tel",
     "url": "url",
 }
-"""Which keys a phone shows."""
+"""The `inputmode` of a control, which selects a phone's keyboard, by field type."""
 
 _WRITTEN = {
     "date": "date, 2026-01-31",
     "datetime": "date and time, 2026-01-31T12:00:00Z",
     "time": "time, 12:00:00Z",
-    "multipicklist": "values with ; between them",
+    "multipicklist": "values separated by ;",
 }
 
 
@@ -282,13 +288,13 @@ def _hint(field: Field) -> str:
 
 
 def _asked(of: SObject, *, new: bool) -> list[Field]:
-    """The fields that a person fills in."""
+    """Return the fields that a user can fill in, for a new or an existing record."""
     may: Callable[[Field], bool] = lambda f: f.createable if new else f.updateable  # noqa: E731
     return [field for field in of.fields if may(field) and field.is_stored]
 
 
 def _columns(of: SObject) -> list[str]:
-    """The fields of a record in the list, its name first."""
+    """Return the names of the fields that the list of records shows, the record's name first."""
     names = [
         field.name
         for field in _asked(of, new=True)
@@ -321,17 +327,19 @@ def _get(visit: Visit, of: SObject, key: str) -> dict[str, Any]:
 
 
 def _count(visit: Visit, of: SObject) -> int:
-    text = f"SELECT COUNT() FROM {of.name}"  # noqa: S608 - a name of ours
+    text = f"SELECT COUNT() FROM {of.name}"  # noqa: S608 - a checked name
     return visit.world.records.query(text, _user(visit)).total
 
 
 def _user(visit: Visit) -> User:
-    """The user of the emulator's own token."""
+    """Return the user of the emulator's own token, who makes the changes of these pages."""
     return visit.world.accounts.holder("")
 
 
 def _topic(visit: Visit, of: SObject) -> Topic | None:
-    """Where its changes are published; None if it is not selected."""
+    """Return the topic of an object's change events, or None if the object is not selected for
+    Change Data Capture.
+    """
     if not of.change_events:
         return None
     return next((item for item in visit.world.bus.topics() if item.name == of.topic), None)

@@ -1,4 +1,4 @@
-"""What every page has: head, navigation, notice; and the headers that bind a browser."""
+"""The frame of every page: head, navigation, notice and footer; and its security headers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACES = (
     ("/ui/faults", "Faults"),
     ("/ui/clock", "Clock"),
 )
-"""The navigation: path and name."""
+"""The entries of the navigation: path and name."""
 
 HEADERS = {
     # Nothing is loaded from elsewhere, no script or style is inline, and no other page may
@@ -29,7 +29,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""Of every answer to a browser."""
+"""The headers of every answer to a browser."""
 
 
 def document(
@@ -43,17 +43,17 @@ def document(
     live: str = "",
     status: HTTPStatus = HTTPStatus.OK,
 ) -> Answer:
-    """A page.
+    """Return a page as an answer.
 
     Args:
-        title: Its heading.
-        parts: What stands below it.
-        path: Its place in the navigation.
-        tenant: Which org it is.
-        notice: What has just been done.
-        problem: What could not be.
-        live: Where its changes come from; blank for none.
-        status: Of the answer.
+        title: The heading.
+        parts: The content below the heading.
+        path: The navigation entry to mark as current.
+        tenant: The org's name.
+        notice: The result of a successful change; blank for none.
+        problem: Why a change failed; blank for none.
+        live: URL of the page's updates; blank for none.
+        status: The HTTP status.
     """
     head = tag(
         "head",

@@ -1,4 +1,4 @@
-"""Open streams and their credit."""
+"""The page of open streams and their credit."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from sfpubsub.emulator.page.visit import Visit
 
 PLACE = "/ui/streams"
 
-_HEADS = ["Reads", "RPC", "Credit", "Sent up to", "Responses", "Open since"]
+_HEADS = ["Topic or subscription", "RPC", "Credit", "Position", "Responses", "Open since"]
 _ROWS = "streams"
 
 
 def streams(visit: Visit) -> Answer:
-    """GET /ui/streams."""
+    """GET /ui/streams: all open streams of the Pub/Sub API."""
     return visit.page(
         "Open streams",
-        tag("p", "Credit is the number of events that a stream still wants; at 0 it gets none."),
+        tag("p", "Credit is the number of events requested and not yet sent; at 0, none are sent."),
         table("Open streams of the Pub/Sub API", _HEADS, _rows(visit.world), _ROWS),
         live=f"{PLACE}/live",
     )
 
 
 def live(visit: Visit) -> Answer:
-    """GET /ui/streams/live."""
+    """GET /ui/streams/live: updates of the table."""
     world = visit.world
     keys = [topic.name for topic in world.bus.topics()]
     look = Live(

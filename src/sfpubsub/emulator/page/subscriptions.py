@@ -1,4 +1,4 @@
-"""Managed subscriptions: their positions, how many events they are behind, RUN and STOP."""
+"""The page of managed subscriptions: their positions and lag, RUN and STOP."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ PLACE = "/ui/subscriptions"
 
 _WINDOW_S = 600.0
 _POINTS = 120
-"""Length of the plot in the emulator's time, and its points: one every 5 s."""
+"""Time span of the plot, in seconds of the emulator's clock, and its number of points: one per 5 s.
+"""
 
 
 def subscriptions(visit: Visit) -> Answer:
-    """GET /ui/subscriptions."""
+    """GET /ui/subscriptions: all managed subscriptions."""
     world = visit.world
     records = world.managed.all()
     parts = [_section(visit, record) for record in records]
     return visit.page(
         "Managed subscriptions",
-        *(parts or [tag("p", "None. A seed or the Tooling API makes them.")]),
+        *(parts or [tag("p", "None. Create one by a seed or by the Tooling API.")]),
         live=f"{PLACE}/live",
     )
 
 
 def live(visit: Visit) -> Answer:
-    """GET /ui/subscriptions/live."""
+    """GET /ui/subscriptions/live: updates of their states."""
     world = visit.world
 
     def look(_mark: str) -> News:
@@ -46,11 +47,11 @@ def live(visit: Visit) -> Answer:
 
 
 def change(visit: Visit) -> Answer:
-    """POST /ui/subscriptions: RUN or STOP."""
+    """POST /ui/subscriptions: set a subscription to RUN or STOP."""
     entered = visit.guard.form(visit.call)
     state = entered.get("state")
     if state not in ("RUN", "STOP"):
-        raise Problem(HTTPStatus.BAD_REQUEST, "a managed subscription is set to RUN or STOP")
+        raise Problem(HTTPStatus.BAD_REQUEST, "the state must be RUN or STOP")
     try:
         visit.world.managed.set_state(entered.get("name", ""), "RUN" if state == "RUN" else "STOP")
     except KeyError as error:
@@ -69,7 +70,7 @@ def _section(visit: Visit, record: ManagedSubscription) -> Markup:
             button("Stop", name="state", value="STOP"),
             class_="row",
         ),
-        tag("p", "Stop forgets the committed position.", class_="hint"),
+        tag("p", "Stop deletes the committed position.", class_="hint"),
         label=f"State of {record.developer_name}",
     )
     return tag(
@@ -79,8 +80,8 @@ def _section(visit: Visit, record: ManagedSubscription) -> Markup:
             "p",
             "reads ",
             tag("a", record.topic, href=link(TOPIC, name=record.topic)),
-            f"; begins at {record.default_replay}, after an error at "
-            f"{record.error_recovery_replay}",
+            f"; starts at {record.default_replay}, or at {record.error_recovery_replay} if the "
+            "committed position is no longer valid",
         ),
         tag("div", _state(visit.world, record), id=_id(record)),
         form,
@@ -89,7 +90,7 @@ def _section(visit: Visit, record: ManagedSubscription) -> Markup:
 
 
 def _state(world: World, record: ManagedSubscription) -> Markup:
-    """What changes: position, counts, and the plot."""
+    """Return the part of a section that is updated live: position, counts and plot."""
     bus, key = world.bus, record.subscription_id
     lags = _lags(world, record)
     count = bus.tally.of_managed(key)
@@ -98,8 +99,8 @@ def _state(world: World, record: ManagedSubscription) -> Markup:
     if record.committed is not None:
         committed = tag("code", bus.ids.mint(record.committed).hex())
     elif record.default_replay == "LATEST":
-        behind = "unknown: nothing is committed, and it begins at LATEST"
-    read = ", being read" if world.managed.is_active(key) else ""
+        behind = "unknown: nothing is committed, and it starts at LATEST"
+    read = ", with an open stream" if world.managed.is_active(key) else ""
     shown = facts(
         state=f"{record.state}{read}",
         committed=committed,
@@ -114,7 +115,7 @@ def _state(world: World, record: ManagedSubscription) -> Markup:
 def _lags(world: World, record: ManagedSubscription) -> list[Lag]:
     now = world.clock.now()
     times = [now - _WINDOW_S + _WINDOW_S * number / (_POINTS - 1) for number in range(_POINTS)]
-    # STOP has forgotten what was committed before.
+    # STOP deletes the committed position, so earlier commits must not be used.
     commits = [] if record.committed is None else world.commits.of(record.subscription_id)
     before = [position for at, position in commits if at < times[0]]
     start = before[-1] if before else 0

@@ -1,4 +1,4 @@
-"""Topics: all of them, and one with its last events and the form to publish."""
+"""The topic pages: all topics, and one topic with its last events and a form to publish."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from sfpubsub.emulator.page.shell import HEADERS
 from sfpubsub.emulator.page.visit import Visit, back_to, facts, link
 
 _SHOWN = 20
-"""Events of a topic that its page begins with."""
+"""Maximum events that the page of a topic shows when it is loaded."""
 
 _SUMMARY = 60
-"""Characters of an event's first line."""
+"""Maximum characters of an event's summary."""
 
 PLACE = "/ui/topic"
 _LIST = "events"
 _AS_JSON = "form-json"
 _NAME = "form-topic"
-"""Controls that are not a field of an event, whose names have no hyphen."""
+"""Names of controls that are not fields; the names of fields contain no hyphen."""
 
 
 def overview(visit: Visit) -> Answer:
@@ -64,7 +64,7 @@ _COUNTS = {"published": "Published", "delivered": "Delivered", "streams": "Strea
 
 
 def counts(world: World) -> dict[str, Markup]:
-    """The counts of all topics, by where they stand."""
+    """Return the counts of all topics, by the id of the element that shows them."""
     found = {}
     for topic in world.bus.topics():
         count = world.bus.tally.of_topic(topic.name)
@@ -79,19 +79,19 @@ def counts(world: World) -> dict[str, Markup]:
 
 
 def overview_live(visit: Visit) -> Answer:
-    """GET /ui/live."""
+    """GET /ui/live: updates of the counts of all topics."""
     world = visit.world
     keys = [topic.name for topic in world.bus.topics()]
     return stream(Live(lambda _mark: News(counts(world)), "", world.bus.bells, keys))
 
 
 def topic(visit: Visit) -> Answer:
-    """GET /ui/topic?name=…"""
+    """GET /ui/topic?name=…: a topic, its last events, and the form to publish."""
     return _page(visit, _topic(visit, visit.query.get("name", "")))
 
 
 def publish(visit: Visit) -> Answer:
-    """POST /ui/topic: publish what was entered, as the org itself."""
+    """POST /ui/topic: publish the events of the form, as the org does."""
     entered = visit.guard.form(visit.call)
     found = _topic(visit, entered.pop(_NAME, ""))
     try:
@@ -103,7 +103,7 @@ def publish(visit: Visit) -> Answer:
 
 
 def topic_live(visit: Visit) -> Answer:
-    """GET /ui/topic/live?name=…&after=…: new events, and the counts."""
+    """GET /ui/topic/live?name=…&after=…: new events, and updates of the counts."""
     world = visit.world
     found = _topic(visit, visit.query.get("name", ""))
     after = visit.call.headers.get("Last-Event-ID") or visit.query.get("after", "")
@@ -122,12 +122,12 @@ def topic_live(visit: Visit) -> Answer:
 
 
 def stream(source: Live) -> Answer:
-    """Answer with server-sent events."""
+    """Return an answer that sends updates as server-sent events."""
     return Answer(HTTPStatus.OK, "text/event-stream", headers=HEADERS, stream=source)
 
 
 def shown_event(world: World, event: Event, at: float) -> Markup:
-    """One event, folded: when, what, and decoded below."""
+    """Return an event as a collapsed list entry: time and summary; expanded, its ids and values."""
     try:
         value = decoded(world, event)
         text = json.dumps(value, indent=2, ensure_ascii=False, default=repr)
@@ -150,11 +150,11 @@ def shown_event(world: World, event: Event, at: float) -> Markup:
 
 
 def decoded(world: World, event: Event) -> dict[str, Any]:
-    """The values of an event; of a change event with names for bitmaps.
+    """Return the values of an event; in a change event, field names replace bitmaps.
 
     Raises:
-        Refused: Its schema is unknown.
-        SchemaProblem: It does not fit it.
+        Refused: The schema is unknown.
+        SchemaProblem: The payload does not match the schema.
     """
     schema = world.bus.schema(event.schema_id)
     value = schema.decode(event.payload)
@@ -162,7 +162,7 @@ def decoded(world: World, event: Event) -> dict[str, Any]:
         return value
     try:
         return with_names(value, json.loads(schema.text))
-    except (ValueError, IndexError):  # bitmaps that somebody wrote by hand
+    except (ValueError, IndexError):  # a test published bitmaps that are not valid
         return value
 
 
@@ -188,7 +188,7 @@ def _id(found: Topic, what: str) -> str:
 
 
 def _rows(world: World, found: Topic, entered: dict[str, str]) -> list[dict[str, Any]]:
-    """The events of a form: one of its controls, or those of the JSON below them."""
+    """Return the events of a form: those entered as JSON, or else one made of its other fields."""
     if not entered.get(_AS_JSON, "").strip():
         return [values_of(_fields(world, found), entered)]
     try:
@@ -197,7 +197,7 @@ def _rows(world: World, found: Topic, entered: dict[str, str]) -> list[dict[str,
         raise Unreadable(f"this is not JSON: {error}") from error
     rows = value if isinstance(value, list) else [value]
     if not rows or not all(isinstance(row, dict) for row in rows):
-        raise Unreadable("write an object, or a list of objects")
+        raise Unreadable("the JSON must be an object, or a list of objects")
     return rows
 
 
@@ -218,7 +218,7 @@ def _page(
     ]
     return visit.page(
         found.name,
-        facts(**numbers, clients_may=" and ".join(clients) or "do neither"),
+        facts(**numbers, clients_may=" and ".join(clients) or "neither publish nor subscribe"),
         _publishing(visit, found, entered),
         *last_events(world, found, "Last events"),
         problem=problem,
@@ -229,14 +229,14 @@ def _page(
 def last_events(
     world: World, found: Topic, title: str, most: int = _SHOWN
 ) -> tuple[Markup, Markup]:
-    """The last events of a topic, under a title; new ones come in front of them."""
+    """Return a heading and the list of a topic's last events; updates add new ones at its top."""
     shown = world.bus.newest(found, most)
     items = [shown_event(world, event, at) for event, at in shown]
     return tag("h2", title), tag("ol", *items, id=_LIST, class_="events", reversed=True)
 
 
 def live_of(world: World, found: Topic) -> str:
-    """Where new events of a topic come from: those after the last one that is there now."""
+    """Return the URL of a topic's updates, which begin after its current last event."""
     shown = world.bus.newest(found, 1)
     newest = shown[0][0].position if shown else 0
     return link(f"{PLACE}/live", name=found.name, after=str(newest))
@@ -262,7 +262,7 @@ def _publishing(visit: Visit, found: Topic, entered: dict[str, str] | None) -> M
                 class_="grid",
             ),
             labelled(
-                "Or as JSON", text, _AS_JSON, "an object or a list of them; instead of the fields"
+                "Or as JSON", text, _AS_JSON, "an object or a list of objects; replaces the fields"
             ),
             tag("p", button("Publish")),
             label="Publish an event",
@@ -274,6 +274,6 @@ def _publishing(visit: Visit, found: Topic, entered: dict[str, str] | None) -> M
 
 def _members(members: Sequence[str]) -> Markup:
     if not members:
-        return tag("p", "It has no schema: nothing can be published to it.")
+        return tag("p", "This topic has no schema, so nothing can be published to it.")
     items = (tag("li", tag("a", name, href=link(PLACE, name=name))) for name in members)
-    return tag("div", tag("p", "A channel. It carries:"), tag("ul", *items))
+    return tag("div", tag("p", "This channel carries:"), tag("ul", *items))

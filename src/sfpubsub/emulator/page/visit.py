@@ -1,4 +1,4 @@
-"""One look at the page, or one change by it: what every handler works with."""
+"""One request of a browser, as the handlers of the pages receive it, and the ways to answer it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ _DONE = {
     "published": "Published.",
     "fault": "The fault is on.",
     "off": "The fault is off.",
-    "jumped": "The clock was moved on.",
-    "running": "It runs.",
-    "stopped": "It is stopped; its committed position is forgotten.",
+    "jumped": "The clock was moved forward.",
+    "running": "The subscription was set to RUN.",
+    "stopped": "The subscription was set to STOP; its committed position was deleted.",
     "created": "The record was created.",
     "saved": "The record was saved.",
     "deleted": "The record was deleted.",
 }
-"""What is said after a change, by the word in the URL: a URL never brings text of its own."""
+"""The notice after a change, by the value of `done` in the URL. The URL contains only this key, so
+that nobody can put a text on the page by a link.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Visit:
 
     Attributes:
         call: The request.
-        guard: Makes and checks its forms.
-        path: The place in the navigation.
+        guard: Creates and checks the hidden field of forms.
+        path: The path of the page in the navigation.
     """
 
     call: Call
@@ -45,16 +47,16 @@ class Visit:
 
     @property
     def world(self) -> World:
-        """The org."""
+        """The emulator's state."""
         return self.call.world
 
     @cached_property
     def query(self) -> Mapping[str, str]:
-        """The query string."""
+        """The query parameters, by name."""
         return dict(parse_qsl(self.call.query, keep_blank_values=True, errors="replace"))
 
     def form(self, action: str, *children: object, label: str) -> Markup:
-        """A form that changes the org."""
+        """Return a form that is sent by POST, with the hidden field that proves its origin."""
         return tag(
             "form",
             self.guard.field(),
@@ -73,7 +75,7 @@ class Visit:
         live: str = "",
         status: HTTPStatus = HTTPStatus.OK,
     ) -> Answer:
-        """Answer with a page."""
+        """Return a page as an answer; with a `problem`, its default status is 400, not 200."""
         return document(
             title,
             parts,
@@ -87,18 +89,18 @@ class Visit:
 
 
 def link(path: str, **query: str) -> str:
-    """A path with a query."""
+    """Return a path with a query string."""
     return f"{path}?{urlencode(query)}" if query else path
 
 
 def back_to(path: str, done: str, **query: str) -> Answer:
-    """Answer a change: the browser loads a page, so that loading it again changes nothing."""
+    """Return a redirect to a page, after a change, so that a reload does not repeat the change."""
     place = link(path, **query, done=done)
     return Answer(HTTPStatus.SEE_OTHER, headers={**HEADERS, "Location": place})
 
 
 def facts(**named: object) -> Markup:
-    """Names and what is to be said of them."""
+    """Return a list of names and values; underscores in the names become spaces."""
     rows = [
         joined([tag("dt", name.replace("_", " ")), tag("dd", value)])
         for name, value in named.items()
@@ -110,7 +112,7 @@ Work = Callable[[Visit], Answer]
 
 
 def handler(work: Work, guard: Guard, path: str) -> Callable[[Call], Answer]:
-    """What answers a path of the page: checks the host first; errors are pages, too."""
+    """Return a handler that checks the host and then calls `work`; errors become pages, too."""
 
     def answer(call: Call) -> Answer:
         visit = Visit(call, guard, path)
@@ -118,7 +120,7 @@ def handler(work: Work, guard: Guard, path: str) -> Callable[[Call], Answer]:
             guard.check_host(call)
             return work(visit)
         except Problem as found:
-            parts: tuple[Any, ...] = (tag("p", tag("a", "To the topics", href="/")),)
+            parts: tuple[Any, ...] = (tag("p", tag("a", "All topics", href="/")),)
             title = found.status.phrase
             return visit.page(title, *parts, problem=str(found), status=found.status)
 

@@ -17,12 +17,13 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """One daemon thread. Not thread-safe. A context manager; leaving it waits for the submitted
-    work.
+    """A daemon thread that runs submitted work in order. Not thread-safe.
+
+    A context manager; leaving it waits for the submitted work.
 
     Args:
         name: Name of the thread.
-        patience: Seconds to wait for the work when leaving; None waits as long as it takes.
+        patience: Seconds to wait for the work when leaving; None waits without limit.
     """
 
     def __init__(self, name: str, patience: float | None = None) -> None:

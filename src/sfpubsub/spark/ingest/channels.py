@@ -1,4 +1,4 @@
-"""Adapts a channel of the legacy Streaming API to an ingest job.
+"""Adapt a channel of the legacy Streaming API to an ingest job.
 
 The payload is the message's ``data`` as JSON in UTF-8; there is no schema. The table keeps the
 position, so nothing is acked to the service.
@@ -36,8 +36,8 @@ from sfpubsub.types import Gap, Health, HealthState, RawEvent, ReplayId, dedupe_
 # outage for silence. Shorter than typical idle timeouts, longer than a reconnect.
 CONNECTION_TIMEOUT = 5.0
 
-# Most messages delivered at once, and most held in addition: about as many as in one server
-# response.
+# Most messages in one batch, and most messages held for the next one: about as many as in one
+# server response.
 _MOST = 1000
 
 _ALL_EVENTS = -2
@@ -47,7 +47,7 @@ _SEPARATOR = "/"
 
 
 class Client(Protocol):
-    """The part of a `StreamingClient` that is needed here."""
+    """The part of a `StreamingClient` that a `ChannelSubscription` needs."""
 
     def open(self) -> None:
         """Connect."""
@@ -62,7 +62,7 @@ class Client(Protocol):
         ...
 
     def receive(self, timeout: float | None = None) -> StreamingMessage | None:
-        """Return the next message."""
+        """Return the next message, or None after *timeout* seconds."""
         ...
 
     @property
@@ -89,14 +89,12 @@ class ChannelEvent(Event):
         return _milliseconds(self._message.created_date)
 
     def facts_and_json(self) -> tuple[int | None, None, str]:
-        """Return `event_time`, no header, and the payload."""
+        """Return `event_time`, None for the change event header, and the payload as text."""
         return self.event_time, None, self.raw.payload.decode()
 
     @property
     def dedupe_key(self) -> bytes:
-        """Key derived from the event's id if it has one, else from channel, epoch, replay id and
-        date.
-        """
+        """Key derived from the event's id; without one, from channel, epoch, replay id and date."""
         if self.raw.id:
             return dedupe_key(self.raw.id, "", b"")
         message = self._message
@@ -113,7 +111,7 @@ class ChannelBatch(EventBatch):
 
     Args:
         subscription: The subscribed channel, including its filter.
-        messages: At least one.
+        messages: At least one message.
         epoch: Number of rejections before these messages.
         first_seq: `Event.delivery_seq` of the first message.
         received_at: Seconds since 1970 UTC.
@@ -153,7 +151,7 @@ class ChannelBatch(EventBatch):
 
 
 class JsonCodec(NoCodec):
-    """Placeholder codec for events without a schema; it takes their name from the channel.
+    """Placeholder codec for events without a schema, which are named after their channel.
 
     Args:
         channel: The channel of the events.
@@ -169,7 +167,7 @@ class ChannelSubscription:
     """A subscription to one channel. A context manager; use it in one thread at a time.
 
     Args:
-        connect: Creates the client from the given keyword arguments.
+        connect: Creates the client; called with keyword arguments of `StreamingClient`.
         channel: The channel, optionally with a filter.
         position: Where to resume; None for the oldest retained event.
         fallback: ``earliest`` or ``latest``: where to continue if the position is rejected; None
@@ -177,7 +175,7 @@ class ChannelSubscription:
         clock: Seconds since 1970 UTC.
 
     Raises:
-        ConfigurationError: The position does not belong to a channel.
+        ConfigurationError: *position* is not the position of a channel.
     """
 
     def __init__(
@@ -273,7 +271,7 @@ class ChannelSubscription:
         )
 
     def _receive(self, timeout: float | None) -> StreamingMessage | None:
-        """Return the next message. After a rejection it belongs to the next epoch."""
+        """Return the next message, or None. After a rejection it belongs to the next epoch."""
         try:
             message = self._client.receive(timeout)
         except ReplayIdRejectedError as error:
@@ -286,8 +284,8 @@ class ChannelSubscription:
             self._down_until = time.monotonic() + 2 * CONNECTION_TIMEOUT
             return None
         except LocalProtocolError as error:
-            raise SubscriptionClosedError(f"{self.name} is closed") from error
-        # The client reports repeatedly that it is disconnected, but not when it is connected again.
+            raise SubscriptionClosedError(f"the subscription to {self.name} is closed") from error
+        # The client reports repeatedly that it is disconnected, but does not report a reconnect.
         if message is not None or time.monotonic() >= self._down_until:
             self._state, self._reason = "streaming", None
         if message is not None and message.replay_id is None:
@@ -303,7 +301,7 @@ class ChannelSubscription:
             self._refused(error)
 
     def _refused(self, error: ReplayIdRejectedError) -> None:
-        """Start a new epoch, or raise."""
+        """Start a new epoch, or raise *error* if there is no fallback."""
         if error.gap is not None:
             self._note(error.gap)
         if self._fallback is None:
@@ -328,7 +326,7 @@ def _raw_event(message: StreamingMessage, epoch: int) -> RawEvent:
     uuid = about.get("EventUuid") if isinstance(about, Mapping) else None
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     if not text.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        # escaped, because lone surrogates have no UTF-8 form.
+        # Escape the text, because lone surrogates cannot be encoded as UTF-8.
         text = json.dumps(data, separators=(",", ":"))
     digits = str(message.replay_id)
     position = digits if epoch == 0 else f"{digits}{_SEPARATOR}{epoch}"
@@ -347,12 +345,14 @@ def _parsed(position: ReplayId, channel: str) -> tuple[int, int]:
     except ValueError as error:
         raise ConfigurationError(
             f"the table's position {position.hex()} is not a position of the channel {channel}: "
-            f"was the table written from a topic?"
+            f"check that the table was not written from a topic"
         ) from error
 
 
 def _milliseconds(date: str | None) -> int | None:
-    """Parse `StreamingMessage.created_date`, which is an ISO date or a number of milliseconds."""
+    """Parse `StreamingMessage.created_date`, an ISO date or a number of milliseconds, or return
+    None.
+    """
     if date is None:
         return None
     try:

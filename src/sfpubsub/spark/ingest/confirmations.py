@@ -1,6 +1,6 @@
 """Track which writes are safe: acked, with their position confirmed by the service or stored.
 
-It works with counts only; it never blocks and never compares positions.
+This module works with counts only: it never blocks, and never compares positions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Commit:
     subscription: str
     """The topic, or the managed subscription's name or id."""
     replay_id: str
-    """The position, in hexadecimal."""
+    """Position after these writes, in hexadecimal."""
     received: int
     """Events in these writes: rows, duplicates, set-aside events and conflicts."""
     rows: int
@@ -44,7 +44,7 @@ class _Written:
 
 
 class Unconfirmed:
-    """Unconfirmed writes of one subscription, in order. Not thread-safe.
+    """The writes of one subscription that are acked but not yet safe, in order. Not thread-safe.
 
     Args:
         subscription: The topic, or the managed subscription's name or id.
@@ -65,7 +65,8 @@ class Unconfirmed:
         self._writes.append(_Written(acked, result, position))
 
     def confirmed(self, events: int, committed: ReplayId | None) -> Commit | None:
-        """Return the writes that became safe since the last call as one commit, or None.
+        """Return one commit for the writes that became safe since the last call; None if no write
+        did.
 
         Args:
             events: Number of acked events whose position is safe (`Health.confirmed`).

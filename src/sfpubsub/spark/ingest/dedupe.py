@@ -3,8 +3,8 @@
 An event is identified by its dedupe key. For each key the window stores a mark, derived from the
 payload and its origin, to distinguish two events with the same id but different payloads: they are
 either a conflict or one event that was encoded again. What the marks cannot decide is looked up in
-the table, once for all events of a write. Deals with keys, rows and times only; no Spark, no files,
-no clock.
+the table, once for all events of a write. This module uses only keys, rows and times: no Spark, no
+files, no clock.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from sfpubsub.spark.raw.layout import LONGEST_PARTITION
 from sfpubsub.spark.raw.table import StoredRow
 
 # Longest time for which the service is assumed to retain an event, in seconds: 72 h (Salesforce
-# documentation), doubled because it purges late. A time that claims to be older is not the time of
-# the event.
+# documentation), doubled because it purges late. An older event time cannot be right.
 KEPT = 144 * 3600.0
 
 # Seconds by which an event's time may be too late: publishers set it with their own clocks. Lookups
@@ -43,14 +42,14 @@ LookUp: TypeAlias = Callable[[Sequence[bytes], Sequence[Span]], Mapping[bytes, S
 
 
 class Window(Protocol):
-    """The part of a `KeyWindow` that is needed here."""
+    """The part of a `KeyWindow` that `judge` needs."""
 
     def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
-        """Return what is known about those *keys* that are in the window."""
+        """Return the window's entries for those *keys* that it contains, by key."""
         ...
 
     def oldest(self, now: float) -> float:
-        """Return the time since when the window is complete."""
+        """Return when the complete part of the window starts, in seconds since 1970 UTC."""
         ...
 
 
@@ -61,8 +60,9 @@ class Marker:
         self._contexts: dict[tuple[str, str], int] = {}
 
     def marks(self, rows: pa.Table, now: float) -> list[int]:
-        """Return a mark for each row, to be written at *now*. It is never equal to the mark of an
-        unknown row.
+        """Return the mark of each row, for a write at *now*.
+
+        A mark never equals that of a row loaded from the table, whose payload is not known.
         """
         hour = hour_of(now)
         contexts = self._contexts
@@ -84,9 +84,9 @@ class Conflict:
     """An event that has the id, schema and channel of another event, but a different payload."""
 
     index: int
-    """Its index among the rows."""
+    """Index of the event's row."""
     stored: StoredRow
-    """The row that already has the id."""
+    """The row that has the same id."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,13 @@ def judge(
 ) -> Verdict:
     """Classify *rows* as new, duplicates or conflicts.
 
-    1. The window knows all keys of its time span. If a mark classifies the event, that settles it.
-    2. Looked up in the table are: rows whose mark differs or is unknown; keys from an earlier
-       process, whose rows may have been deleted; and events from before the window's time span or
-       without a time, since they may have been received before it.
-    3. Among the rows themselves, the first one with a key counts.
+    1. The window contains all keys of its time span. If the mark of a key is enough to classify the
+       event, no lookup is needed.
+    2. These are looked up in the table: rows whose mark differs or is unknown; keys from an earlier
+       process, whose rows may have been deleted since; and events from before the window's time
+       span or without a time, which may have been received before it.
+    3. Of several rows with the same new key, the first one is new, and the others are compared with
+       it.
 
     Args:
         rows: Rows of a raw table.
@@ -132,7 +134,7 @@ def judge(
     known = window.find(keys)
     asked = _to_ask(rows, keys, marks, known, window.oldest(now), now if is_live else None)
     if not known and not asked and len(set(keys)) == len(keys):
-        return Verdict(list(range(len(keys))))  # the usual case
+        return Verdict(list(range(len(keys))))  # the usual case: all events are new
     stored = look_up(list(asked), merged(asked.values())) if asked else {}
     first: dict[bytes, int] = {}
     new, reencoded, conflicts = [], [], []

@@ -43,7 +43,7 @@ DEFAULT_BATCH_BYTES = 32 * 1024 * 1024
 # that an unreachable endpoint is not mistaken for an idle one.
 DEFAULT_IDLE_TIMEOUT = 30.0
 
-# Longest sleep, in seconds, before checking `IngestJob.stop` and Spark's JVM.
+# Longest time between checks of `IngestJob.stop`, and of Spark's JVM, in seconds.
 _POLL = 0.25
 _CHECK_EVERY = 1.0
 
@@ -78,11 +78,11 @@ class Writer(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise an error if it can no longer write."""
+        """Raise WriteError if the writer can no longer write."""
         ...
 
     def hear_time(self, process_time: int) -> None:
-        """Record a time of the service's own clock."""
+        """Record the service's time, in milliseconds since 1970 UTC."""
         ...
 
 
@@ -94,11 +94,11 @@ class SidecarStore(Protocol):
         ...
 
     def keep_commit(self, commit: Commit) -> None:
-        """Log a commit."""
+        """Add a commit to the log of commits."""
         ...
 
     def look(self) -> None:
-        """Write entries that have waited long enough."""
+        """Write commits that have waited long enough."""
         ...
 
 
@@ -124,14 +124,14 @@ class IngestJob:
         batch_bytes: Payload bytes after which a batch is written; it may be exceeded by one
             response.
         batch_seconds: Seconds after its first event at which a batch is written.
-        max_events: Stop after exactly this many received events, including duplicates; the rest of
-            a response is not acked and will be redelivered.
+        max_events: Stop after exactly this many received events, including duplicates; None means
+            no limit. The rest of a response is not acked and will be redelivered.
         idle_timeout: Stop when the open stream has received nothing for this many seconds; None
             runs forever.
-        until_caught_up: Stop when a keepalive of the service shows that nothing is left.
+        until_caught_up: Stop when a keepalive of the service shows that no events are left.
         on_progress: Called after each write, in the thread of `run`.
-        on_acked: Called after each write with the last response in it, and the number of its
-            events.
+        on_acked: Called after each write with its last response, and the number of events of that
+            response that were written.
         on_look: Called several times a second with the subscription's health.
         clock: Monotonic clock, in seconds.
     """
@@ -188,7 +188,10 @@ class IngestJob:
         self._stopping = True
 
     def writing_seconds(self) -> float | None:
-        """Return how long the current write has been running, or None if none is. Thread-safe."""
+        """Return the seconds since the current write started; None if no write is in progress.
+
+        Thread-safe.
+        """
         writing = self._writing
         return None if writing is None else self._clock() - writing.since
 
@@ -214,7 +217,7 @@ class IngestJob:
         """Record the commits confirmed since `run`. Call it after the drain.
 
         Raises:
-            WriteError: They could not be recorded.
+            WriteError: The commits could not be recorded.
         """
         self._note_confirmed(self._subscription.health())
 
@@ -244,7 +247,7 @@ class IngestJob:
             if self._is_due(now):
                 self._write()
             elif self._writing is None and now - self._checked >= _CHECK_EVERY:
-                self._writer.check()  # an idle job must notice if Spark has exited
+                self._writer.check()  # detects an exit of Spark while the job is idle
                 self._checked = now
 
     def _take_stock(self, now: float) -> Health:
@@ -264,7 +267,7 @@ class IngestJob:
         return health
 
     def _look_at_state(self, health: Health, now: float) -> None:
-        """Check the state after a time without events."""
+        """Update the time of activity and `_caught_up` if no events arrived."""
         if not health.can_receive:
             self._active = now
         # The keepalive may have arrived after events that are yet to be delivered.
@@ -279,7 +282,7 @@ class IngestJob:
         if self._caught_up and self._until_caught_up:
             return "caught-up"
         idle = self._clock() - self._active
-        # During a write, events may be missing only because the ledger is full.
+        # During a write, events may stop arriving only because the ledger is full.
         if self._idle_timeout is not None and idle >= self._idle_timeout and not self._writing:
             return "idle"
         return None
@@ -340,7 +343,7 @@ class IngestJob:
         self._wrote(result, writing.batch, seconds)
 
     def _finish_after(self, error: SfPubSubError) -> None:
-        """Finish what can be finished after a failure, without hiding the failure."""
+        """After a failure, finish the write and store the gaps, without hiding the failure."""
         try:
             self._finish()
         except SfPubSubError as second:
@@ -348,7 +351,7 @@ class IngestJob:
         self._keep_gaps_of_a_failure(error)
 
     def _let_end(self) -> None:
-        """Log it if the current write, which nobody waits for any more, fails as well."""
+        """Let the current write end; if it fails as well, log its error."""
 
         def tell(written: Future[tuple[WriteResult, float]]) -> None:
             error = written.exception()

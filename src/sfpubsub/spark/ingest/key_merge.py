@@ -12,8 +12,8 @@ import numpy as np
 
 from sfpubsub.spark.ingest.key_run import HEADS, KeyRun, RunWriter, sorted_records
 
-# Number of similarly sized runs to merge into one. A key is then rewritten once for each power of
-# four in the window, and a lookup searches about 15 runs with 300 million keys.
+# Number of similarly sized runs to merge into one. With four, a key is rewritten once for each
+# power of four in the window, and a lookup among 300 million keys searches about 15 runs.
 _FAN = 4
 
 
@@ -34,7 +34,7 @@ def runs_to_merge(runs: Sequence[KeyRun], *, most: int, longest: float) -> list[
 
 
 def _split(runs: Sequence[KeyRun], size: int) -> list[list[KeyRun]]:
-    """Return the groups of adjacent runs that remain without those larger than *size*."""
+    """Return the groups of adjacent runs whose size class is at most *size*."""
     parts: list[list[KeyRun]] = [[]]
     for run in runs:
         if _size_class(run) <= size:
@@ -45,11 +45,11 @@ def _split(runs: Sequence[KeyRun], size: int) -> list[list[KeyRun]]:
 
 
 def _mergeable(runs: list[KeyRun], most: int, longest: float) -> list[KeyRun]:
-    """Return the first of *runs* that are worth merging, or none.
+    """Return the first group of *runs* that is worth merging; empty if no group is.
 
-    It returns four runs, or fewer if another one would make the result too long in time or too
-    large. No run is much larger than all the others together, because it would be rewritten for
-    each of them.
+    A group has four runs, or fewer if one more would make the result too large or its time span too
+    long. No run in it is more than twice as large as the others together, because merging would
+    then rewrite a large run for the sake of small ones.
     """
     while len(runs) > 1:
         some = [runs.pop(0)]

@@ -35,17 +35,17 @@ _BITS_SET = 5
 # Records per index entry of 4 bytes: half a bit per key.
 _BUCKET = 64
 
-# Keys compared with the file at once: limits the memory for it to about 10 MB.
+# Most keys compared with the file at a time: limits the memory for that to about 10 MB.
 _COMPARED = 1 << 12
 
-# Records read at once when a run is opened: 6 MB.
+# Records read at a time when a run is opened: 6 MB.
 _CHUNK = 1 << 18
 
 # Low bits of a mark: the hour, counted from 1970, in which its row was written.
 HOUR_BITS = 20
 _HOUR_MASK = np.uint64((1 << HOUR_BITS) - 1)
 
-# Seconds.
+# One hour, in seconds.
 HOUR = 3600.0
 
 # First halves of keys are below this.
@@ -57,7 +57,7 @@ _RANDOM = getattr(mmap, "MADV_RANDOM", None)
 
 
 class DamagedRunError(Exception):
-    """A file is not the expected run. Never leaves this package."""
+    """The file of a run is missing or damaged. Never leaves this package."""
 
 
 def sorted_records(records: Numbers) -> Numbers:
@@ -85,7 +85,7 @@ class Sought:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """What must be known about a run to validate its file."""
+    """The manifest's record of a run, with which its file is validated."""
 
     name: str
     count: int
@@ -141,20 +141,20 @@ class _Index:
         return np.flatnonzero((words & sought.bits) == sought.bits)
 
     def spans(self, tops: Numbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return, for each key, the range of records that may contain it."""
+        """Return, for each key, the start and end index of the records that may contain it."""
         buckets = _scaled(tops, self._buckets)
         starts = self._starts
         return starts[buckets].astype(np.int64), starts[buckets + 1].astype(np.int64)
 
 
 class KeyRun:
-    """One run, open for look-ups. Not thread-safe. Use `RunWriter` or `open`."""
+    """One run, open for lookups. Not thread-safe. Create it with `RunWriter` or `open`."""
 
     def __init__(self, path: Path, entry: RunEntry, index: _Index, *, is_sure: bool) -> None:
         self.path = path
         self.entry = entry
         self.is_sure = is_sure
-        """Whether this process wrote all of its keys."""
+        """Whether this process added or loaded all keys of the run."""
         self._index = index
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
@@ -195,7 +195,7 @@ class KeyRun:
 
     @property
     def index_bytes(self) -> int:
-        """Memory used by its filter and index, in bytes."""
+        """Memory used by the run's filter and index, in bytes."""
         return self._index.nbytes
 
     def find(self, sought: Sought) -> tuple[npt.NDArray[np.intp], Numbers]:
@@ -281,7 +281,7 @@ class RunWriter:
         self._last_hour = max(self._last_hour, int(hours.max()))
 
     def finish(self) -> KeyRun:
-        """Make the file durable and open it. Something must have been written.
+        """Make the file durable, and open it as a run. At least one record must have been written.
 
         Raises:
             OSError: The file could not be written.
@@ -293,7 +293,7 @@ class RunWriter:
         return KeyRun(self.path, entry, self._index, is_sure=True)
 
     def abandon(self) -> None:
-        """Delete the file."""
+        """Stop writing, and delete the file."""
         self._file.close()
         self.path.unlink(missing_ok=True)
 

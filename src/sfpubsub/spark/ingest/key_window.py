@@ -6,10 +6,10 @@ pieces with each added batch, so that no batch has to wait for it.
 
 The directory is a cache of the table and can be deleted at any time. A manifest lists the complete
 runs and the last row of the table that they cover. Anything that is not in the manifest, is damaged
-or does not match the table is read from the table again. Deals with keys, marks and times only; no
-Spark, no tables, and time is passed in. Invariant: a key added less than the window's length ago is
-found, unless there are too many (`KeyWindow.oldest`), and a key that was never added is never
-found.
+or does not match the table is read from the table again. This module uses only keys, marks and
+times, which are passed in: no Spark, no tables, no clock. Invariant: a key added less than the
+window's length ago is found, unless there are too many (`KeyWindow.oldest`), and a key that was
+never added is never found.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from sfpubsub.types.events import KEY_BYTES
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds. The service retains an event for 72 h and can redeliver it until then; one more hour
-# covers clock differences and events in flight at the end.
+# Default length of the window, in seconds. The service retains an event for 72 h and can redeliver
+# it until then; one more hour covers clock differences and events in flight at the end.
 DEFAULT_WINDOW = 73 * 3600.0
 
 # Seconds by which clocks may differ. After old keys were dropped, an event must be this much newer
@@ -63,17 +63,17 @@ _SPREAD = 8
 # Records merged for each added key: two more than the number of times that a key is merged.
 _MERGED_A_KEY = 10
 
-# Records merged at once: limits the memory for it to about 10 MB.
+# Most records merged at a time: limits the memory for that to about 10 MB.
 _MERGED_AT_ONCE = 1 << 16
 
 
 class Known(NamedTuple):
-    """What is known about a key in the window."""
+    """The window's entry for a key."""
 
     mark: int
     sure: bool
-    """Whether its row is certainly in the table. For a run of an earlier process it is not, because
-    rows may have been deleted since.
+    """Whether the key's row is certainly in the table. Rows of keys that an earlier process wrote
+    may have been deleted since.
     """
 
 
@@ -84,7 +84,7 @@ class Covered:
     seq: int
     """``ingest_seq`` of the last row whose key is in the runs."""
     key: str
-    """That row's key, in hexadecimal: without this row, it is a different table."""
+    """That row's key, in hexadecimal. If the table lacks this row, the runs are not valid."""
     hour: int
     """Hour in which the row was written, counted from 1970."""
 
@@ -100,8 +100,8 @@ class KeyWindow:
         directory: Directory for runs; created when needed. Only one process can use it: if it is in
             use or not usable, a temporary directory is used instead.
         length: Seconds for which a key is kept, at least.
-        max_keys: Most keys to keep. Beyond that, the oldest are dropped, and `oldest` tells since
-            when the window is complete.
+        max_keys: Most keys to keep. Beyond that, the oldest keys are dropped, and `oldest` returns
+            a later time.
 
     Raises:
         ValueError: *length* or *max_keys* is not positive.
@@ -142,18 +142,18 @@ class KeyWindow:
 
     @property
     def needs_cover(self) -> bool:
-        """Whether the loaded keys are written as a run, so that `loaded` needs the last row."""
+        """Whether `loaded` needs the last row, because the loaded keys are written as a run."""
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:
-        """Return the time since when the window is complete, in seconds since 1970 UTC."""
+        """Return when the complete part of the window starts, in seconds since 1970 UTC."""
         return max(now - self.length, self._floor)
 
     def begin(self) -> None:
-        """Drop all keys beyond `covered`.
+        """Drop all keys of rows after `covered`.
 
         Raises:
-            WriteError: The disk failed.
+            WriteError: The files could not be deleted.
         """
         if self._covered is None:
             self.clear()
@@ -169,7 +169,7 @@ class KeyWindow:
         """Delete all keys, including those on disk.
 
         Raises:
-            WriteError: The disk failed.
+            WriteError: The files could not be deleted.
         """
         self._forget_recent()
         self._covered, self._floor = None, 0.0
@@ -230,7 +230,7 @@ class KeyWindow:
         self._commit([])
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Known]:
-        """Return what is known about those *keys* that are in the window.
+        """Return the window's entries for those *keys* that it contains, by key.
 
         Raises:
             ValueError: One of *keys* is not a valid key.
@@ -269,7 +269,7 @@ class KeyWindow:
         """Delete the runs whose keys are all older than the window.
 
         Raises:
-            WriteError: The disk failed.
+            WriteError: The manifest could not be written.
         """
         limit = now - self.length
         gone = 0

@@ -1,4 +1,4 @@
-"""A writer's knowledge of earlier events, and its notion of time."""
+"""Recognize events that a raw table already contains, and determine the time of each write."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sfpubsub.spark.ingest.key_window import Covered, KeyWindow, hour_of
 from sfpubsub.spark.ingest.service_time import ServiceTime
 from sfpubsub.spark.raw.table import RawTable
 
-# Seconds by which the clock may go back after a start before the table is loaded again. Keys
-# missing until then are looked up in the table.
+# Seconds by which the time may move back after a recovery before the keys are loaded again. After
+# smaller steps, keys missing from the window are looked up in the table.
 _SET_BACK = 1800.0
 
 
 class KnownEvents:
     """The keys of a raw table's events: recent ones in a window, the others in the table.
 
-    Call `recover` first, and again after a write with an unknown outcome. Not thread-safe, except
-    for `hear_time`.
+    Call `recover` first, and again after each write with an unknown outcome. Not thread-safe,
+    except for `hear_time`.
 
     Args:
         table: The table.
@@ -39,7 +39,7 @@ class KnownEvents:
         self._recovered_at = 0.0
 
     def recover(self) -> None:
-        """Load the state of the table, including the keys that no run covers.
+        """Reload the table's state, and the keys that the runs of the window do not cover.
 
         Raises:
             WriteError: The table cannot be read.
@@ -58,14 +58,14 @@ class KnownEvents:
         newest = pc.max(rows["event_time"]).cast(pa.int64()).as_py() if is_live else None
         now = self._time.at_delivery(None if newest is None else newest / 1_000_000)
         now = self._latest = max(self._latest, self._table.newest_time, now)
-        # Too little was loaded, because the clock was ahead.
+        # Too few keys were loaded, because the clock was ahead.
         if now < self._recovered_at - _SET_BACK:
             self._window.clear()
             self._recover(now)
         return now
 
     def marks(self, rows: pa.Table, now: float) -> list[int]:
-        """Return a mark for each row, to be written at *now*."""
+        """Return the mark of each row, for a write at *now*."""
         return self._marker.marks(rows, now)
 
     def judge(self, rows: pa.Table, marks: list[int], now: float, *, is_live: bool) -> Verdict:
@@ -79,7 +79,7 @@ class KnownEvents:
         self._window.add(keys, marks, now, self._table.next_seq - 1)
 
     def hear_time(self, service_time: float) -> None:
-        """Compare the clock with a time of the service, in seconds since 1970 UTC."""
+        """Record the service's time, in seconds since 1970 UTC, to check the clock against it."""
         self._time.hear(service_time)
 
     def _recover(self, now: float) -> None:

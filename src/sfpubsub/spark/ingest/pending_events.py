@@ -1,4 +1,4 @@
-"""Collects the events of one write, response by response."""
+"""Collect the events of one write, response by response."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class PendingEvents:
     def __init__(self) -> None:
         self.rows = EventRows()
         self.opened = 0.0
-        """When the first events arrived."""
+        """When the first events were added: *now* of `add`."""
         self._last: tuple[EventBatch, int] | None = None
         self._acks: list[Callable[[], None]] = []
 
     def add(self, batch: EventBatch, count: int, now: float) -> None:
-        """Add the first *count* events of a response."""
+        """Add the first *count* events of a response, which arrived at *now*."""
         if not self._acks:
             self.opened = now
         self.rows.extend(islice(batch, count), batch.received_at)

@@ -1,4 +1,4 @@
-"""Positions of plain subscriptions, stored in the table that receives their events.
+"""Positions of topics and channels, stored in the table that receives their events.
 
 Rows and position are written in one transaction, so a crash never leaves one without the other. The
 table alone determines where to resume.
@@ -36,8 +36,8 @@ class PositionKeeper(Protocol):
 class TableReplayStore(ReplayStore):
     """A replay store for ``client.subscribe(topic, replay=…)`` that reads positions from a table.
 
-    Use it only for subscriptions with manual acks whose events are written to this table. Then
-    nothing needs to be stored while a write is in progress.
+    Use it only for subscriptions with manual acks whose events are written to this table. Then no
+    position needs to be stored while a write is in progress.
 
     Args:
         writer: The `EventWriter` that writes the subscriptions' events.
@@ -61,7 +61,7 @@ class TableReplayStore(ReplayStore):
         return StartPosition.earliest() if position is None else StartPosition.after(position)
 
     def set(self, topic: str, replay_id: ReplayId) -> None:
-        """Store *replay_id*. Does nothing if a write has already stored it.
+        """Store *replay_id*, unless a write has already stored it.
 
         Raises:
             ConfigurationError: The topic is not a source of the table.
@@ -74,4 +74,7 @@ class TableReplayStore(ReplayStore):
     def _check(self, topic: str) -> None:
         if topic not in self._names:
             kept = ", ".join(sorted(self._names)) or "no topic"
-            raise ConfigurationError(f"this table keeps the position of {kept}, not of {topic}")
+            raise ConfigurationError(
+                f"this table keeps the position of {kept}, not of {topic}: add it to the writer's "
+                f"topics"
+            )

@@ -20,7 +20,7 @@ class Progress:
     rows: int = 0
     """Events written."""
     duplicates: int = 0
-    """Events that the table already had."""
+    """Events dropped because they were already in the table or occurred twice."""
     undecodable: int = 0
     """Events that could not be decoded: written as rows without JSON, or `set_aside`."""
     set_aside: int = 0
@@ -28,7 +28,7 @@ class Progress:
     conflicts: int = 0
     """Events with the id of another event but a different payload; stored in ``_conflicts``."""
     reencoded: int = 0
-    """Duplicates that were encoded again."""
+    """Duplicates whose payload differs, because the event was encoded again."""
     batches: int = 0
     """Batches written."""
     position: ReplayId | None = None

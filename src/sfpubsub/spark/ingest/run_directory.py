@@ -1,4 +1,4 @@
-"""The directory of a window's runs: locking, the manifest, and the order of file operations.
+"""The directory of a window's runs: its lock, its manifest, and the order of file operations.
 
 A run is durable before the manifest that lists it, and the manifest before a run that it no longer
 lists is deleted. So a crash can leave unlisted files, which are deleted at the next start, but
@@ -71,7 +71,11 @@ class RunDirectory:
         except FileNotFoundError:
             pass
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            _log.warning("%s cannot be read: %s", self.path / _MANIFEST, error)
+            _log.warning(
+                "%s cannot be read, so the dedupe keys are read from the table: %s",
+                self.path / _MANIFEST,
+                error,
+            )
         kept = {entry["name"] for entry in found["runs"]} if found else set()
         for file in self.path.glob(_RUNS):
             if file.name not in kept:
@@ -82,7 +86,7 @@ class RunDirectory:
         """Replace the manifest.
 
         Raises:
-            WriteError: The disk failed.
+            WriteError: The manifest could not be written.
         """
         whole = {"version": _VERSION, **record}
         try:
@@ -95,10 +99,10 @@ class RunDirectory:
         """Delete the manifest, which invalidates all runs, and then the runs.
 
         Raises:
-            WriteError: The disk failed.
+            WriteError: The files could not be deleted.
         """
         if self._lock is None:
-            return  # nothing to delete, or not ours
+            return  # there is nothing to delete, or another process owns the files
         try:
             (self.path / _MANIFEST).unlink(missing_ok=True)
             for file in self.path.glob(_RUNS):
@@ -110,7 +114,7 @@ class RunDirectory:
         """Start a run of at most *expected* records.
 
         Raises:
-            OSError: The system could not.
+            OSError: The file could not be created.
         """
         return RunWriter(self._writable() / f"{uuid.uuid4().hex}.keys", expected)
 
@@ -118,10 +122,10 @@ class RunDirectory:
         """Open a run listed in a manifest.
 
         Raises:
-            DamagedRunError: The file is damaged.
+            DamagedRunError: The file is missing or damaged.
         """
         if Path(entry.name).name != entry.name:
-            raise DamagedRunError(f"{entry.name} is not in {self.path}")
+            raise DamagedRunError(f"{entry.name} is not the name of a file in {self.path}")
         return KeyRun.open(self.path, entry)
 
     def remove(self, runs: Sequence[KeyRun]) -> None:
@@ -134,11 +138,11 @@ class RunDirectory:
         """Return the error to raise after a disk failure."""
         return WriteError(
             f"the dedupe keys cannot be stored in {self.path} ({error.strerror}), which needs 24 "
-            f"bytes per event in the window: free some space there"
+            f"bytes per event in the window: free some disk space there"
         )
 
     def close(self) -> None:
-        """Release the directory for other processes."""
+        """Release the directory for other processes. Delete it if it is temporary."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -170,8 +174,8 @@ class RunDirectory:
     def _use_temporary(self, reason: str) -> None:
         self._temporary = tempfile.mkdtemp(prefix="sfpubsub-keys-")
         _log.warning(
-            "storing dedupe keys in %s, so that they are read from the table at the next start, "
-            "because %s cannot be used: %s",
+            "storing dedupe keys in the temporary directory %s, because %s cannot be used (%s): "
+            "the next start will read them from the table",
             self._temporary,
             self.path,
             reason,

@@ -1,4 +1,6 @@
-"""Select which events of several sources to write: new ones that can be decoded."""
+"""Select the events of several sources to write: drop duplicates and conflicts, and apply the
+policy for undecodable events.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class ScreenedPart:
     marks: list[int]
     """One mark per row."""
     result: WriteResult
-    """Lacks batch, number and position, which the write adds."""
+    """The result. The write adds the batch id, the first number and the position."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Screened:
     now: float
     """The time of the write, in seconds since 1970 UTC."""
     parts: list[ScreenedPart | DecodeError]
-    """In the order of the parts; a part that was excluded is replaced by its error."""
+    """One entry per part, in order: the rows, or the error that excludes the part."""
     judged: pa.Table
     """All rows of the parts that are not excluded."""
     conflicts: list[Conflict]
@@ -62,8 +64,9 @@ def screen(parts: Sequence[Part], known: KnownEvents, undecodable: Undecodable) 
     marks = [known.marks(table, now) for table in tables]
     errors: dict[int, DecodeError] = {}
     while True:
-        # All parts together, since one table lookup costs as much as many. Excluded parts are
-        # omitted, because they do not write the events that they share with others.
+        # Judge all parts together, because one table lookup for all costs about as much as one for
+        # each. Leave out the excluded parts, because they do not write the events that they share
+        # with others.
         going = [n for n in range(len(parts)) if n not in errors]
         rows = pa.concat_tables([SCHEMA.empty_table(), *(tables[n] for n in going)])
         verdict = known.judge(rows, [mark for n in going for mark in marks[n]], now, is_live=True)
@@ -111,7 +114,7 @@ def _part(
 
 
 def _share(verdict: Verdict, start: int, count: int) -> Verdict:
-    """Return the verdict for *count* rows from *start*, with indexes relative to *start*."""
+    """Return the verdict for *count* rows from *start* on, with indexes relative to *start*."""
     end = start + count
     return Verdict(
         [index - start for index in verdict.new if start <= index < end],

@@ -1,10 +1,10 @@
 """The current time, as far as this machine's clock can be trusted.
 
-The hour of a batch is written to the table and never decreases. If the clock were a year ahead for
-one batch, all later rows would stay in that hour, and every event would look too old for the
-window. For a managed subscription, the service reports its own time with each commit. Otherwise,
-the service retains an event for only a few days, so the newest event of a batch limits how late it
-can be.
+The time of a batch determines the partition of its rows and never decreases. If the clock were a
+year ahead for one batch, all later rows would get that time too, and every event would look too old
+for the window. For a managed subscription, the service reports its own time with each commit. For
+other sources, the newest event of a batch limits how late it can be, because the service retains an
+event for only a few days.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sfpubsub.spark.ingest.dedupe import KEPT
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds by which the clock may exceed what the service's times allow.
+# Seconds by which the clock may be ahead of the latest time that the service's times allow.
 _AHEAD = 3600.0
 
 # Start of 2021, before the Pub/Sub API existed, in seconds since 1970 UTC. An older event time was
@@ -40,7 +40,7 @@ class ServiceTime:
     ) -> None:
         self._clock = clock
         self._steady = steady
-        # The service's time, and when it was received.
+        # The service's time, and the steady time at which it was received.
         self._heard: tuple[float, float] | None = None
         self._is_said = False
 
@@ -54,11 +54,12 @@ class ServiceTime:
             self._heard = service_time, self._steady()
 
     def read(self) -> float:
-        """Return the clock's time, unless the service's clock contradicts it."""
+        """Return the clock's time, or the service's time if the clock is too far ahead."""
         return self.at_delivery(None)
 
     def at_delivery(self, newest_event: float | None) -> float:
-        """Return the time at which events were delivered, from the clock or the service's times.
+        """Return the time of a delivery: the clock's, or the service's if the clock is too far
+        ahead.
 
         Args:
             newest_event: Time of the newest event, in seconds since 1970 UTC; None if unknown.
@@ -74,12 +75,12 @@ class ServiceTime:
             return now
         if not self._is_said:
             _log.warning(
-                "this machine's clock says %s UTC, but %s; ignoring the clock and using the "
-                "service's time for batches: correct the clock",
+                "this machine's clock reads %s UTC, but %s; batches get the service's time "
+                "instead: correct the clock",
                 _text(now),
-                f"the service's clock says {_text(service)}"
+                f"the service's clock reads {_text(service)}"
                 if self._heard is not None
-                else f"the service would not deliver an event of {_text(service)} that late",
+                else f"the service does not deliver an event of {_text(service)} that late",
             )
             self._is_said = True
         return service

@@ -53,8 +53,8 @@ from sfpubsub.types import Gap
 # read at two batches per second all day.
 COMMITS_A_FILE = 1000
 
-# Seconds between writes of the newest file of commits. This much may be lost if the job is killed;
-# it is so rare that two flushes and 0.3 MB have no measurable cost.
+# Seconds between writes of the newest file of commits. A killed job may lose up to this many
+# seconds of commits. A write is so rare that its two flushes and 0.3 MB have no measurable cost.
 COMMITS_EVERY = 5.0
 
 
@@ -64,7 +64,7 @@ class Sidecars:
 
     Args:
         spark: Used to access non-local file systems.
-        destination: The raw table. A catalog's table must exist before a sidecar is first used.
+        destination: The raw table. A catalog table must exist before a sidecar is first used.
         clock: Seconds since 1970 UTC.
     """
 
@@ -102,7 +102,7 @@ class Sidecars:
         """Write the pending commits.
 
         Raises:
-            WriteError: They could not be written.
+            WriteError: The commits could not be written.
         """
         with self._lock:
             if self._commits is not None:
@@ -143,7 +143,7 @@ class Sidecars:
             self._kept.add(schema_id)
 
     def lacks_schemas(self, schema_ids: Iterable[str]) -> list[str]:
-        """Return the ids of schemas that are not stored.
+        """Return those of *schema_ids* whose schema is not stored, sorted.
 
         Raises:
             ConfigurationError: The store cannot be read.
@@ -163,7 +163,7 @@ class Sidecars:
         which remains one row.
 
         Raises:
-            WriteError: They could not be stored.
+            WriteError: The gaps could not be stored.
         """
         for gap in gaps:
             record: dict[str, object] = {
@@ -184,20 +184,20 @@ class Sidecars:
         """Return the names of all stored gaps. A gap that occurs again has the same name.
 
         Raises:
-            ConfigurationError: They cannot be listed.
+            ConfigurationError: The gaps cannot be listed.
         """
         names = (self._gaps or self._files(GAPS_NAME)).names()
         return [name for name in names if name.endswith(".json")]
 
     def keep_conflicts(self, rows: pa.Table, conflicts: Sequence[Conflict]) -> None:
-        """Store events that have the id of another event durably. Call it before they are acked.
+        """Durably store events that have the id of another event. Call it before they are acked.
 
         Args:
             rows: Rows of a raw table that include those events.
             conflicts: Which rows are conflicts.
 
         Raises:
-            WriteError: They could not be stored.
+            WriteError: The events could not be stored.
         """
         files = self._files(CONFLICTS_NAME)
         files.make()  # a writer used without a job has not opened any of them
@@ -215,7 +215,8 @@ class Sidecars:
                 files.replace(name, _line(record))
 
     def keep_commit(self, commit: Commit) -> None:
-        """Add a line to the commit log. It is durable within seconds, at the latest after `close`.
+        """Add a line to the commit log. It becomes durable within seconds, at the latest in
+        `close`.
 
         Raises:
             WriteError: The log could not be written; the line is kept for the next attempt.
@@ -225,10 +226,10 @@ class Sidecars:
                 self._commits.add(commit, self._clock())
 
     def look(self) -> None:
-        """Write lines that have waited long enough. Cheap.
+        """Write commits that have waited long enough. Cheap if there is nothing to write.
 
         Raises:
-            WriteError: It could not be written.
+            WriteError: The log could not be written.
         """
         with self._lock:
             if self._commits is not None:
@@ -280,7 +281,7 @@ class _CommitLog:
 
 
 def _name_of(record: Mapping[str, object]) -> str:
-    """Return the file name for a record, which is always the same."""
+    """Return the file name for a record, which depends only on its contents."""
     return f"{hashlib.blake2b(json.dumps(record).encode(), digest_size=16).hexdigest()}.json"
 
 

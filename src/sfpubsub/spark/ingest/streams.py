@@ -25,7 +25,7 @@ _log = logging.getLogger("sfpubsub.spark")
 # Seconds between checks of whether a job has ended. A signal wakes the main thread anyway.
 _POLL = 0.2
 
-# Seconds that `abort` waits for writes in progress; writing the largest batch takes about one.
+# Seconds that `join` waits for each job. Writing the largest batch takes about one second.
 _ABORT_TIMEOUT = 5.0
 
 OnFailure: TypeAlias = Literal["stop", "continue"]
@@ -35,29 +35,29 @@ class Watched(Protocol):
     """The part of a subscription needed for messages."""
 
     def health(self) -> Health:
-        """Return its current or last health."""
+        """Return the subscription's current health, or the last one if it has ended."""
         ...
 
 
 @dataclass
 class Stream:
-    """One job and everything that belongs to it."""
+    """One source's job with its subscription and its outcome."""
 
     source: Source
     job: IngestJob
     subscription: Watched
     block: AbstractContextManager[Any]
-    """Context in which the job runs; leaving it drains the subscription."""
+    """Context in which the job runs: entering it opens the subscription, leaving it drains it."""
     finish: Callable[[], None]
     """Called in the job's thread after the drain, even after a failure."""
     summary: Summary | None = None
     """How the job ended; None while it runs or if it failed."""
     error: BaseException | None = None
-    """The error that it failed with."""
+    """The error that the job failed with; None if it has not failed."""
     is_running: bool = False
 
     def run(self) -> None:
-        """Run the job, then drain."""
+        """Run the job, then drain its subscription."""
         with self.block:
             self.summary = self.job.run()
 
@@ -66,7 +66,7 @@ class Streams:
     """Runs jobs until all have ended.
 
     Args:
-        streams: At least one; already opened.
+        streams: At least one stream. Each job's thread enters and leaves its block.
         on_failure: Whether the other sources stop or continue if one fails.
     """
 
@@ -108,7 +108,8 @@ class Streams:
     def _look(self) -> None:
         """Check for new failures. Log all except the first, which is raised.
 
-        If the others continue, the first one is logged as well, because the end may be days away.
+        If the other jobs continue, the first failure is logged as well, because they may run for
+        days.
         """
         for stream in self._streams:
             if stream.error is None or stream in self._told:
@@ -122,7 +123,7 @@ class Streams:
             self.stop()
 
     def join(self) -> None:
-        """Wait briefly for jobs whose subscriptions were aborted."""
+        """Wait up to `_ABORT_TIMEOUT` for each job, after its subscription was aborted."""
         for thread in self._threads:
             if thread.ident is not None:  # it was started
                 thread.join(_ABORT_TIMEOUT)

@@ -5,7 +5,7 @@ write their own batches would never keep up. A source with a batch first waits a
 others; then one of them writes for all, while the next group is collected.
 
 Invariant: each source has at most one write in progress or waiting, and never writes a position
-    older than its last write.
+older than its last write.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import ReplayId
 
-# Seconds that the first source waits for the others. A job checks four times a second.
+# Seconds that the first source waits for the others. Each job checks for it four times a second.
 DEFAULT_PATIENCE = 0.4
 
 # Seconds after which a position without events, such as one from a keepalive, is written on its
-# own. The service accepts positions for 72 h, so it could wait longer, but a restart would then
-# read more again.
+# own. The service accepts positions for 72 h, so this could be longer, but a restart would then
+# read more events again.
 MOVE_AFTER = 60.0
 
 # Number of recent write positions remembered per source, because the client may store one of them
@@ -37,12 +37,12 @@ MOVE_AFTER = 60.0
 _OWN_POSITIONS = 16
 
 
-# Most full batches combined into one write, if available: it takes hardly longer than one batch.
+# Most full batches combined into one write. Writing them takes hardly longer than writing one.
 _BATCHES_AT_ONCE = 4
 
 
 class PartsWriter(Protocol):
-    """The part of an `EventWriter` that is needed here."""
+    """The part of an `EventWriter` that `Together` needs."""
 
     @property
     def sources(self) -> Sequence[Source]:
@@ -61,11 +61,11 @@ class PartsWriter(Protocol):
         ...
 
     def check(self) -> None:
-        """Raise if it can no longer write."""
+        """Raise WriteError if the writer can no longer write."""
         ...
 
     def hear_time(self, process_time: int) -> None:
-        """Take note of a time of the service's own clock."""
+        """Record the service's time, in milliseconds since 1970 UTC."""
         ...
 
 
@@ -80,7 +80,7 @@ class _Waiting:
 
 @dataclass
 class _Moves:
-    """Positions without events."""
+    """Positions without events that are waiting to be written."""
 
     positions: dict[str, ReplayId] = field(default_factory=dict)
     since: float = 0.0
@@ -91,8 +91,8 @@ class Together:
 
     Args:
         writer: Writer of the table; used by one thread at a time.
-        max_events: Number of events at which a write no longer waits; it may include more that are
-            available.
+        max_events: Number of events at which a write no longer waits for other sources. It may
+            include more events, if they are available.
         max_bytes: Most payload bytes per write, unless a single source passes more.
         patience: Seconds that a write waits for other sources.
     """
@@ -109,7 +109,7 @@ class Together:
         self._max_events = max_events
         self._max_bytes = max_bytes
         self._patience = patience
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the following attributes
         self._running = {source.name for source in writer.sources}
         self._waiting: list[_Waiting] = []
         self._is_led = False  # whether a thread is gathering or writing
@@ -137,7 +137,7 @@ class Together:
             self._changed.wait_for(lambda: own.result is not None or not self._is_led)
             if own.result is None:
                 self._is_led = True
-        while own.result is None:  # usually once, unless earlier ones fill a write
+        while own.result is None:  # usually once; more often if earlier parts fill a write
             self._lead()
             with self._changed:
                 self._is_led = own.result is None
@@ -156,10 +156,10 @@ class Together:
             self._moves.positions[source] = position
 
     def look(self) -> None:
-        """Write positions that have waited long enough. Cheap if there are none.
+        """Write positions that have waited long enough. Cheap if there is nothing to write.
 
         Raises:
-            WriteError: They could not be written and will be retried.
+            WriteError: The positions could not be written and will be retried.
         """
         self._flush(older_than=MOVE_AFTER)
 
@@ -167,7 +167,7 @@ class Together:
         """Write all waiting positions.
 
         Raises:
-            WriteError: They could not be written and will be retried.
+            WriteError: The positions could not be written and will be retried.
         """
         self._flush(older_than=0.0)
 
@@ -183,12 +183,12 @@ class Together:
         self._flush(older_than=0.0)
 
     def wants(self, source: str) -> bool:
-        """Return whether a write is being collected that the source has not joined yet."""
+        """Return whether other sources are collecting a write that *source* has not joined yet."""
         with self._changed:
             return self._is_gathering and not self._is_waiting(source)
 
     def position(self, source: str) -> ReplayId | None:
-        """Return where a source resumes."""
+        """Return where a source resumes; None if it has no position."""
         return self._writer.positions.get(source)
 
     def _lead(self) -> None:
@@ -205,7 +205,7 @@ class Together:
         results: Sequence[WriteResult | BaseException]
         try:
             results = self._writer.write_parts([w.part for w in group], moves.positions)
-        except BaseException as error:  # noqa: BLE001  # raised by each of them
+        except BaseException as error:  # noqa: BLE001  # raised in each member's thread
             results = [error] * len(group)
             self._restore(moves)
         with self._changed:
@@ -244,7 +244,7 @@ class Together:
         return any(waiting.part.source == source for waiting in self._waiting)
 
     def _is_complete(self) -> bool:
-        """Return whether there is nobody left to wait for, or enough for a write."""
+        """Return whether all running sources are waiting, or the write is large enough."""
         if self._running <= {waiting.part.source for waiting in self._waiting}:
             return True
         return self._has(self._waiting, self._max_events)
@@ -267,9 +267,9 @@ class Together:
 
 
 class Member:
-    """The writer of one source's job. Only for that job's threads.
+    """The writer for one source's job. Use it only in that job's threads.
 
-    Also keeps the source's position for `TableReplayStore`.
+    It also stores the source's position for `TableReplayStore`.
 
     Args:
         together: The shared writer.
@@ -312,21 +312,21 @@ class Member:
         return self._writer.positions
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
-        """Record a position without events. It becomes durable after a while."""
+        """Record a position without events. It is written within about `MOVE_AFTER` seconds."""
         self._together.note(source or self._source.name, position)
 
     def flush(self) -> None:
-        """Write waiting positions at once.
+        """Write waiting positions immediately.
 
         Raises:
-            WriteError: They could not be written and will be retried.
+            WriteError: The positions could not be written and will be retried.
         """
         self._together.flush()
 
     def leave(self) -> None:
-        """Leave the group: nobody waits for this source any more.
+        """Leave the group, so that no source waits for this one, and write its last position.
 
         Raises:
-            WriteError: Its last position could not be written.
+            WriteError: The last position could not be written.
         """
         self._together.leave(self._source.name)

@@ -20,7 +20,7 @@ class Undecodable:
     """Applies the policy to rows that could not be decoded.
 
     Args:
-        policy: The policy.
+        policy: What to do with the events; see `EventWriter`.
         quarantine: Receives the events; required for, and only allowed with, ``quarantine``.
 
     Raises:

@@ -1,8 +1,8 @@
 """Write batches of events to a raw table, each event exactly once.
 
-Responsible for deduplication and for the order of the steps; the table format handles the
-transaction (`sfpubsub.spark.raw`). It acks nothing: the caller does so after `EventWriter.write`
-has returned.
+This module deduplicates events and orders the steps of a write; the table format handles the
+transaction (`sfpubsub.spark.raw`). It acks nothing: the caller acks after `EventWriter.write` has
+returned.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ class EventWriter:
     """The only writer of a raw table. A context manager; only one thread at a time may write.
 
     Creating it takes over the table: a local directory by a lease, a table format by a transaction
-    that fences off every older writer. It removes leftovers of a dead writer and loads the window's
-    keys from the table.
+    that fences off every older writer. It also removes leftovers of a writer that died, and loads
+    the window's keys from the table.
 
     Args:
         spark: A classic session (not Spark Connect), local or with a shared file system. Table
             formats need their jars (`spark_session`).
         path: The table's directory; for table formats also a URL or the name of a catalog table
-            (``schema.table``, ``catalog.schema.table``). Created if missing. An existing table with
-            the same columns is accepted if it is empty.
+            (``schema.table``, ``catalog.schema.table``). Created if missing. An existing table that
+            sfpubsub did not create is accepted if it has the same columns and is empty.
         format: ``parquet``, ``delta`` or ``iceberg``.
         subscription: Name or id of the managed subscription, or several.
         topic: The topic, or several; the table keeps the position of each (`TableReplayStore`).
@@ -70,25 +70,26 @@ class EventWriter:
         window_keys: Most keys to keep, at 1.1 bytes of memory and 24 bytes of disk each. If
             *window* contains more, older events are looked up in the table, which takes longer.
         staging: With parquet: directory for staging and sidecars, on the table's file system and
-            outside the table; by default where they already are, or next to the table.
+            outside the table. None keeps their current location; that of a new table is next to it.
         clock: Seconds since 1970 UTC; determines the window and the day of a batch.
         on_undecodable: What to do with an event that cannot be decoded. ``keep``: write its row
             without JSON; ``quarantine``: put it into *quarantine* instead of the table; ``skip``:
             only count and log it; ``fail``: make `write` raise.
-        quarantine: Receives such events.
+        quarantine: Receives undecodable events. Required for *on_undecodable* ``quarantine``, and
+            not allowed otherwise.
         org_id: 18-character id of the org that the events come from; if None, the column is null.
         table_properties: For table formats: properties to set if the table has to be created, such
             as ``delta.logRetentionDuration``.
 
     Raises:
-        ConfigurationError: The destination is not valid, belongs to someone else, or is in use by
-            another writer; Spark lacks the format's jars; or *on_undecodable* is not valid or does
-            not match *quarantine*.
+        ConfigurationError: The destination is not valid, belongs to other sources or was not
+            created by sfpubsub, or is in use by another writer; Spark lacks the format's jars; or
+            *on_undecodable* is not valid or does not match *quarantine*.
         WriteError: The table cannot be read, or Spark has exited.
     """
 
     is_wanted = False
-    """Used by `IngestJob`: no other source shares this writer."""
+    """Always False, because no other job shares this writer. Used by `IngestJob`."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class EventWriter:
         self.org_id = org_id
         self._sidecars = Sidecars(spark, place, clock=clock)
         self._told: set[str] = set()
-        """Ids of schemas known to be missing."""
+        """Ids of missing schemas that were already logged."""
         self._trusted = False  # whether window, numbers and position match the table
         self._is_closed = False
         self._busy = threading.Lock()  # held while the table may change
@@ -131,7 +132,8 @@ class EventWriter:
                 unless_done.callback(self._lease.release)
             self._table = _open_table(spark, place, self.sources, table_properties)
             self._table.on_restored = self._note_restored
-            # Named after the table, because its owner may change while its keys stay the same.
+            # The window is named after the table, not its sources, which may change while the keys
+            # stay the same.
             self._window = KeyWindow(
                 f"{place.format} {place}", keys_directory(place), window, window_keys
             )
@@ -154,10 +156,10 @@ class EventWriter:
         6. Pass rows and positions to the table, which commits them atomically and returns when they
            are durable. If no rows are left, pass only the positions, so that redelivered events are
            not read yet again.
-        7. Remember the keys. Only then return; only after that may the caller ack.
+        7. Remember the keys, then return. Only after that may the caller ack.
 
         If a step fails, nothing may be acked. The next write first reloads window, numbers and
-        position from the table, which alone knows whether it contains the batch.
+        position from the table, because only the table shows whether it contains the batch.
 
         Args:
             batches: One or more, in order of arrival, of this table's subscription.
@@ -173,7 +175,8 @@ class EventWriter:
         return self.write_read(rows)
 
     def write_read(self, received: EventRows, source: str | None = None) -> WriteResult:
-        """Do the same as `write` with events that were already decoded, perhaps in another thread.
+        """Write events as `write` does, but events that are already decoded, for instance in
+        another thread.
 
         Args:
             received: Events of one of the table's sources.
@@ -296,14 +299,14 @@ class EventWriter:
 
     @property
     def table_sources(self) -> tuple[Source, ...]:
-        """All sources that the table has ever had, including this writer's."""
+        """All sources that were ever written to the table, and those of this writer."""
         return self._table.sources
 
     @property
     def position(self) -> ReplayId | None:
         """Last durable position of the only topic or channel.
 
-        None if there is none, or if there is more than one source.
+        None if it has no position yet, or if there is more than one source.
         """
         return self.positions.get(self.sources[0].name) if len(self.sources) == 1 else None
 
@@ -332,13 +335,13 @@ class EventWriter:
         """Check that Spark can still write. Cheap.
 
         Raises:
-            WriteError: Its JVM has exited.
+            WriteError: Spark's JVM has exited.
         """
         if not self._jvm.alive():
-            raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has exited")
+            raise WriteError(f"the Spark JVM (pid {self._jvm.pid}) has exited: restart the job")
 
     def hear_time(self, process_time: int) -> None:
-        """Compare this machine's clock with the service's. Thread-safe.
+        """Record the service's time, to check this machine's clock against it. Thread-safe.
 
         Args:
             process_time: The service's current or recent time, in milliseconds since 1970 UTC
@@ -349,7 +352,7 @@ class EventWriter:
     def close(self) -> None:
         """Release the table; nothing can be written afterwards. Can be called repeatedly.
 
-        If another thread is writing, the lease stays and ends with this process.
+        If another thread is writing, the lease is kept until this process exits.
         """
         self._is_closed = True
         # Never released: a write that is about to start finds the lock taken.
@@ -408,7 +411,7 @@ class EventWriter:
             self._told.update(lacking)
 
     def _move(self, positions: Mapping[str, ReplayId]) -> None:
-        """Store positions that are not durable yet, if there are any."""
+        """Store those of *positions* that are not durable yet."""
         known = self._table.positions
         moved = {name: place for name, place in positions.items() if known.get(name) != place}
         if moved:
@@ -427,13 +430,15 @@ class EventWriter:
 
     def _keeping(self, name: str) -> str:
         if not self._source_of[self._name(name)].keeps_position:
-            raise LocalProtocolError("the service keeps the position of a managed subscription")
+            raise LocalProtocolError(
+                "the service keeps the position of a managed subscription: ack its events instead"
+            )
         return name
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Lock the table for one write, after making sure that its state is known."""
-        if self._is_closed:  # the next writer relies on this; what this writer knows is outdated
+        if self._is_closed:  # the next writer relies on this; this writer's state is outdated
             raise LocalProtocolError(
                 f"the writer of {self.destination} was closed, and another writer may be active: "
                 f"create a new one"
@@ -453,8 +458,10 @@ class EventWriter:
             self._busy.release()
 
     def _note_restored(self, sources: Sequence[Source], last: Mapping[str, ReplayId]) -> None:
-        """Record a gap if a restore removed rows that a managed subscription will not deliver
-        again.
+        """Record a gap for each managed subscription of a restored table.
+
+        The service does not deliver the removed events of managed subscriptions again. Other
+        sources resume after their newest remaining rows.
         """
         gaps = [
             Gap("restored", source.name, after=last.get(source.name))
@@ -488,7 +495,9 @@ def _open_table(
 
         return IcebergTable(spark, place, sources, properties)
     if properties:
-        raise ConfigurationError("table properties require delta or iceberg; parquet has none")
+        raise ConfigurationError(
+            "format parquet has no table properties: leave them out, or use delta or iceberg"
+        )
     if place.local is None:
         raise AssertionError("a parquet table has a directory")
     beside, layout = claim_table(place.local, sources, place.staging)

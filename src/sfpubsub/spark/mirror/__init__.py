@@ -1,4 +1,4 @@
-"""Mirror: keeps tables of Salesforce objects equal to the org, complete from the first row on.
+"""Mirror: keep complete tables of Salesforce objects in sync with the org.
 
 `reads` defines what a read of the org is guaranteed to contain, `merging` how events and reads of a
 record are merged; both are pure logic without Spark, I/O or a clock. `job` implements the mirror,

@@ -1,6 +1,6 @@
-"""Schedule of a mirror's own reads, and the backoff after a failed request to the org.
+"""The schedule of a mirror's periodic reads, and the backoff after a failed request to the org.
 
-Pure: no Spark, no I/O, no clock.
+This module is pure: no Spark, no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Agenda:
     `end_after`.
 
     Args:
-        refresh_formulas: Interval in seconds at which objects with formula fields are read again; 0
-            for never.
-        sweep: Interval in seconds at which ids are compared; 0 for never.
+        refresh_formulas: Interval in seconds at which objects with formula fields are reread; 0 for
+            never.
+        sweep: Interval in seconds at which the ids in org and table are compared; 0 for never.
     """
 
     def __init__(self, refresh_formulas: float, sweep: float) -> None:
@@ -33,7 +33,7 @@ class Agenda:
         self._end_after: float | None = None
 
     def end_after(self, began: float) -> None:
-        """Let each read be due only once from now on, so that a run ends even if it takes longer
+        """Make each read due at most once in this run, so that the run ends even if it takes longer
         than an interval.
 
         Args:
@@ -47,7 +47,7 @@ class Agenda:
         Args:
             account: The object's account.
             columns: The columns of its table.
-            now: Seconds since 1970 UTC.
+            now: Current time, in seconds since 1970 UTC.
         """
         if account.newest is None or set(columns.selected) - set(account.selected):
             return Reason.ASKED  # the first read, or fields were added in the org
@@ -84,7 +84,9 @@ class Patience:
         self._until = float("-inf")
 
     def is_over(self, now: float) -> bool:
-        """Whether requests are allowed again. *now* is in seconds of a monotonic clock."""
+        """Return whether requests are allowed again. *now* is the time on a monotonic clock, in
+        seconds.
+        """
         return now >= self._until
 
     def after(self, error: BaseException, now: float) -> float:

@@ -1,7 +1,7 @@
 """Count the API calls of a mirror and limit them to a daily budget.
 
-Pure: no I/O, no clock. The plans of steps record the calls used, so a restart loses only the count
-    of calls since the last step.
+This module is pure: no I/O, no clock. The plans of steps record the calls used, so a restart loses
+only the count of calls since the last step.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Budget:
         self._counted = 0
 
     def count(self, now: float, calls: int) -> int:
-        """Record the calls made so far, and return the number of new ones for the caller to
+        """Record the calls made so far, and return the number of new calls for the caller to
         persist.
 
         Args:
-            now: Seconds since 1970 UTC.
+            now: Current time, in seconds since 1970 UTC.
             calls: Number of calls this process has made so far.
         """
         new = calls - self._counted
@@ -48,7 +48,7 @@ class Budget:
         return sum(used for _, used in self._used) + calls - self._counted
 
     def may_read(self, now: float, calls: int) -> bool:
-        """Whether another read may begin. A running read may exceed the budget: its cost is known
-        only afterwards.
+        """Return whether another read may begin. A running read may exceed the budget, because its
+        cost is not known in advance.
         """
         return self.most is None or self.spent(now, calls) < self.most

@@ -1,9 +1,10 @@
-"""Columns of a mirrored object: those that the org describes, and further ones from its events.
+"""Columns of a mirrored object: the fields that the org describes, and further fields from its
+events.
 
-Pure: no Spark session, no I/O. The same table stores reads and change events, so its columns follow
-    the describe result, which is more precise: decimals with their scale, dates, labels. Event
-    values are converted to these types. Invariant: columns are only added, and a column never
-    changes its type.
+This module is pure: no Spark session, no I/O. The same table stores reads and change events, so its
+columns follow the describe result, which is more precise: decimals with their scale, dates, labels.
+Event values are converted to these types. Invariant: columns are only added, and a column never
+changes its type.
 
 If the type or scale of a field changes, the field gets a second column for the new type, as in
 typed tables. Only one of the two columns holds the value.
@@ -51,7 +52,7 @@ class Columns:
 
     @classmethod
     def of_table(cls, entity: str, schema: pa.Schema) -> Columns:
-        """Return the columns of a table whose names and types are all that is known.
+        """Return columns from the schema of a table alone, which contains only names and types.
 
         Args:
             entity: The object.
@@ -66,9 +67,9 @@ class Columns:
         return cls(entity, tuple(found))
 
     def with_events(self, plan: Plan) -> Columns:
-        """Return these columns plus those that only the event type has.
+        """Return these columns plus the columns that only the event type needs.
 
-        These are fields that the user cannot see over REST, fields whose type does not fit a
+        These hold fields that the user cannot see over REST, fields whose type does not fit a
         described column, and further parts of a compound field.
         """
         found = list(self.columns)
@@ -90,8 +91,8 @@ class Columns:
         return ("Id", *(name for each in self.columns for name in each.asked))
 
     def from_events(self, plan: Plan) -> dict[str, str]:
-        """Return, by column, a SQL expression over a typed table's row that yields the value in
-        exactly the column's type.
+        """Return, by column, a SQL expression over a row of the typed table that returns the value
+        in exactly the column's type.
 
         A text sent as a diff is returned as a diff. The session must use UTC. Columns that the
         event type does not have are omitted.
@@ -109,7 +110,7 @@ class Columns:
         }
 
     def fields(self, plan: Plan) -> Fields:
-        """Return the columns of the fields that events of a type name in their field lists."""
+        """Return the columns of each field that the field lists of an event type can contain."""
         places = []
         for field, sources in sources_of(plan).items():
             for column in self._of(field):
@@ -177,7 +178,9 @@ def _take(columns: list[Column], new: Column) -> None:
 
 
 def _both(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
-    """Return a struct type with the members of both, or None if the types conflict."""
+    """Return the type itself if both are equal, or a struct with the members of both; None if they
+    conflict.
+    """
     if old == new:
         return old
     if not (pa.types.is_struct(old) and pa.types.is_struct(new)):

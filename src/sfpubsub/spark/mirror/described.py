@@ -1,7 +1,7 @@
 """Convert an object's describe result to table columns.
 
-Pure: no Spark session, no I/O. Each field becomes a column with its name. The parts of a compound
-    field become members of one struct, named as in events (``BillingAddress.City``).
+This module is pure: no Spark session, no I/O. Each field becomes a column with its name. The parts
+of a compound field become members of one struct, named as in events (``BillingAddress.City``).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import pyarrow as pa
 from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.rest import FieldDescription, ObjectDescription
 
-# The table stores these in its own columns.
+# Fields that the table stores in columns of its own.
 _OURS = ("Id", "IsDeleted")
 
-# Excluded, because no event reports them and they change constantly: with every change of the
-# record, or whenever a user views it, with a different value for each user.
+# Fields to exclude, because no event reports them and they change constantly: with every change of
+# the record, or whenever a user views it, with a different value for each user.
 _RESTLESS = ("SystemModstamp", "LastViewedDate", "LastReferencedDate")
 
 # Types of fields that queries do not return as a single value: files and compound values. Ordinary
 # compound fields are assembled from their parts.
 _UNREADABLE = ("base64", "complexvalue", "address", "location")
 
-# Maximum number of digits in an org. All decimals use this precision, whatever the org declares, so
-# that a field keeps its column when its number of integer digits is raised.
+# Maximum number of digits in an org. All decimals use this precision, regardless of the org's
+# declaration, so that a field keeps its column when the number of its integer digits is raised.
 _DIGITS = 18
 
 _KINDS = {
@@ -42,7 +42,8 @@ _DECIMALS = ("double", "currency", "percent")
 # The parts of a custom compound field ``Site__c`` are named like ``Site__City__s``.
 _CUSTOM_PART, _CUSTOM = "__s", "__c"
 
-# Exists if the org has person accounts. Only then is a name either a text or split into parts.
+# A field that exists only if the org has person accounts. Only then can a name be either a text or
+# a struct of parts.
 _PERSON_ACCOUNTS = "IsPersonAccount"
 
 
@@ -57,8 +58,8 @@ class Column:
     comment: str
     """The label and, in parentheses, the API name."""
     asked: tuple[str, ...] = ()
-    """API names that a read selects for it: the field itself, or the parts of a compound field.
-    Empty for a column that is not described.
+    """API names that a read selects for the column: the field itself, or the parts of a compound
+    field. Empty for a column that is not described.
     """
     parts: tuple[str, ...] = ()
     """For a compound field: the struct member for each of `asked`. If the first one has the name of
@@ -66,12 +67,12 @@ class Column:
     member is set. The struct may have further members that only events fill.
     """
     calculated: bool = False
-    """Whether it is a formula or a roll-up, which no event reports."""
+    """Whether the field is a formula or a roll-up summary, which no event reports."""
     is_time: bool = False
-    """Whether it is a time of day, stored as in REST: a text such as ``09:30:00.000Z``."""
+    """Whether the field is a time of day, stored as in REST: a text such as ``09:30:00.000Z``."""
     described: bool = True
-    """Whether the org describes it, so that a read fills it. False for a field that only events
-    have, that the org has removed, or whose type has changed.
+    """Whether the org describes the field, so that a read fills the column. False for a field that
+    only events have, that the org has removed, or whose type has changed.
     """
 
 

@@ -1,8 +1,8 @@
 """Map the fields of an event type to the columns of a mirrored object.
 
-Pure: no Spark session, no I/O. Events are less precise than a describe result: numbers are doubles,
-    dates are milliseconds, a name may be a text or a struct of a person's names. Event values are
-    converted by SQL over a row of the typed table.
+This module is pure: no Spark session, no I/O. Events are less precise than a describe result:
+numbers are doubles, dates are milliseconds, a name may be a text or a struct of a person's names.
+Event values are converted by SQL over a row of the typed table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Source:
     name: str
     type: pa.DataType
     parts: Mapping[str, tuple[str, ...]]
-    """Paths of its parts inside the column, by their names in events."""
+    """Paths of the field's parts inside the column, by the parts' names in events."""
 
     @property
     def whole(self) -> tuple[tuple[str, ...], pa.DataType] | None:
@@ -46,8 +46,8 @@ class Source:
 
 
 def sources_of(plan: Plan) -> dict[str, list[Source]]:
-    """Return the places of each event field in the typed table. A field has several if its type
-    changed.
+    """Return the places of each event field in the typed table. A field has several places if its
+    type changed.
     """
     types = {column.name: column.type for column in plan.columns}
     found: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
@@ -65,7 +65,7 @@ def sources_of(plan: Plan) -> dict[str, list[Source]]:
 
 
 def take_source(columns: list[Column], field: str, source: Source) -> None:
-    """Ensure that a column can store the event values of a field."""
+    """Ensure that a column can store the event values of a field, by extending or adding one."""
     own = [n for n, each in enumerate(columns) if each.field.lower() == field.lower()]
     for number in sorted(own, key=lambda n: not columns[n].described):
         column = columns[number]
@@ -79,7 +79,7 @@ def take_source(columns: list[Column], field: str, source: Source) -> None:
 
 
 def takes(column: Column, source: Source) -> bool:
-    """Whether a column can store all values of a source."""
+    """Return whether a column can store all values of a source."""
     if column.type == source.type:
         return True
     if not pa.types.is_struct(column.type):
@@ -118,7 +118,7 @@ def _inside(kind: pa.DataType, path: tuple[str, ...]) -> pa.DataType:
 
 def member_of(column: Column, part: str, path: tuple[str, ...]) -> tuple[str, ...]:
     """Return the path of a part in a column's struct. A part that only events have keeps its path
-    from the events.
+    in the events.
     """
     for member in column.type:
         if member.name.lower() == part.lower():
@@ -147,7 +147,7 @@ def _converted(value: str, old: pa.DataType, new: pa.DataType) -> str:
     """
     if old == new:
         return value
-    # Uses the shortest digits of the double, rounds half away from zero.
+    # The cast uses the shortest decimal digits of the double, and rounds half away from zero.
     if pa.types.is_decimal(new):
         return f"CAST({value} AS DECIMAL({new.precision}, {new.scale}))"
     if pa.types.is_date(new):

@@ -1,6 +1,7 @@
 """Run reads in a background thread, and queue their pieces for merging.
 
-Returns pieces in order once they are durable in the log, and limits how far the thread reads ahead.
+Pieces are returned in order once they are durable in the log. The thread reads ahead only a limited
+number of pieces.
 """
 
 from __future__ import annotations
@@ -14,35 +15,35 @@ from dataclasses import dataclass
 from sfpubsub.spark.ingest.background import Background
 from sfpubsub.spark.mirror.log import Marker
 
-# Maximum number of pieces read ahead of the merge. Bounds the disk space, and the work that a kill
-# leaves behind.
+# Maximum number of pieces read ahead of the merge. Limits the disk space, and the number of pieces
+# left to merge after a kill.
 _AHEAD = 4
 
 # Seconds between checks of the stop flag while the queue is full.
 _POLL = 0.25
 
-# Seconds to wait for the running read at the end. It checks the stop flag between requests; what it
-# reads after that time is read again.
+# Seconds to wait for the running read at the end. It checks the stop flag between requests. Data
+# that it reads after that time is read again.
 _PATIENCE = 30.0
 
 
 class StoppedError(Exception):
-    """The job is stopping, so the read ends. The next process resumes it."""
+    """Ends a read because the job is stopping. The next process resumes the read."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a read ended."""
+    """The end of a read: *error* is None after success or a stop."""
 
     entity: str
     error: BaseException | None
 
 
 class Fetching:
-    """Runs at most one read at a time. Not thread-safe; a context manager.
+    """Runs at most one read at a time in a background thread. A context manager; not thread-safe.
 
     Args:
-        stopping: Event that is set when the job ends.
+        stopping: Event that is set when the job stops, by the caller or by leaving the context.
     """
 
     def __init__(self, stopping: threading.Event) -> None:
@@ -76,11 +77,13 @@ class Fetching:
         return self._under_way is not None
 
     def has(self, entity: str) -> bool:
-        """Whether pieces of an object are waiting to be merged."""
+        """Return whether pieces of an object are waiting to be merged."""
         return any(name == entity for name, _ in self._ready)
 
     def unfinished(self, entity: str) -> Marker | None:
-        """Return the newest marker of an interrupted read, which can be resumed, or None."""
+        """Return the newest marker of an interrupted read, which can be resumed; None if there is
+        no such read.
+        """
         last = self._last.get(entity)
         return last if last is not None and not last.is_last else None
 
@@ -102,7 +105,7 @@ class Fetching:
                 self._ready.append((entity, marker))
 
     def start(self, entity: str, read: Callable[[], Iterator[Marker]]) -> None:
-        """Start a read, an iterator that yields the marker of each piece once it is durable."""
+        """Start a read. *read* returns an iterator over the markers of pieces that are durable."""
         if self._under_way is not None:
             raise AssertionError("one read at a time")
 
@@ -117,7 +120,9 @@ class Fetching:
         self._under_way = entity, self._background.start(work)
 
     def ended(self) -> Ended | None:
-        """Return how the read ended, once. None while it runs, or if no read was started."""
+        """Return the end of the current read, once; None while it runs or if no read
+        was started.
+        """
         if self._under_way is None or not self._under_way[1].done():
             return None
         (entity, future), self._under_way = self._under_way, None
@@ -125,9 +130,9 @@ class Fetching:
         return Ended(entity, None if isinstance(error, StoppedError) else error)
 
     def take(self) -> tuple[str, list[Marker]] | None:
-        """Return the object and the next waiting pieces of one read, or None.
+        """Remove and return the waiting pieces of one read, with its object; None if none waits.
 
-        Returns all waiting pieces of that read: merging several costs little more than merging one.
+        Returns all of these pieces, because merging several costs little more than merging one.
         """
         if not self._ready:
             return None

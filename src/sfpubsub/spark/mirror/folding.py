@@ -1,8 +1,8 @@
 """Apply the merge rule to Arrow batches on an executor.
 
-Does not need Spark. The rows of one record are adjacent: its row in the table, its open queue
-entries, the result of a read, and its changes in order of arrival. Invariant: the output depends
-only on these rows, not on how they are split into batches.
+This module does not need Spark. The rows of one record are adjacent: its row in the table, its open
+queue entries, the result of a read, and its changes in order of arrival. Invariant: the output
+depends only on these rows, not on how they are split into batches.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ _BATCH_ROWS = 1000
 
 @dataclass(frozen=True)
 class Merging:
-    """How rows of one object are merged. Sent to executors."""
+    """Parameters for merging the rows of one object. Sent to executors."""
 
     fields: Fields
     types: pa.Schema
     """Types of the columns of `fields`."""
     about_all: Sequence[ObjectCue] = ()
-    """Cues about many records from the same step, in order of arrival, when events are applied."""
+    """When events are applied: the step's cues about many records, in order of arrival."""
     read: Read | None = None
-    """The read whose rows are merged, without `Read.until`, which each row carries; None when
+    """The read whose rows are merged, without `Read.until`, which each row contains; None when
     events are applied.
     """
     entries: Sequence[Entry] = ()
@@ -90,7 +90,7 @@ class Merging:
 
 @dataclass
 class _Known:
-    """Everything known about one record."""
+    """The input rows of one record."""
 
     mirrored: Mirrored | None = None
     entries: list[Entry] = field(default_factory=list)
@@ -105,7 +105,7 @@ def merge_rows(rows: Iterable[pa.RecordBatch], merging: Merging) -> Iterator[pa.
 
     Args:
         rows: Batches with the schema `Merging.input`, sorted by record, `_part` and `_ingest_seq`.
-        merging: How to merge.
+        merging: The parameters.
 
     Yields:
         Batches with the schema `Merging.output`: the new row of each changed record (`CURRENT`),
@@ -122,10 +122,10 @@ def merge_rows(rows: Iterable[pa.RecordBatch], merging: Merging) -> Iterator[pa.
 
 
 def row_without(merging: Merging, *, until: Any = None) -> tuple[Any, ...] | None:
-    """Return the merge result for a row returned by a read whose record is otherwise unknown.
+    """Return the merge result for a row of a read whose record is otherwise unknown.
 
-    Its values are nulls, which the caller replaces with those of the read. Returns None if such a
-    row is skipped.
+    The values in the result are null; the caller replaces them with those of the read. Returns None
+    if such rows are skipped.
     """
     nothing = Row([None] * len(merging.types))
     known = _Known(row=nothing, read=replace(_read_of(merging), until=until))

@@ -1,7 +1,8 @@
 """The single worker that runs a mirror's steps: it applies events and executes notes.
 
-After each step it records what is durable and applied, with the time of a monotonic clock. A read
-that begins one margin later contains at least that. It makes no decisions about records or reads.
+After each step, it records which rows are durable and applied, with the time on a monotonic clock.
+A read that begins one margin later contains at least the changes in these rows. The worker makes no
+decisions about records or reads.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class Hand:
     """Runs the steps of one mirror. Not thread-safe.
 
     Args:
-        engine: Executes the steps.
-        ledger: Records each note.
-        queue: The re-read queue.
+        engine: Performs the steps.
+        ledger: Updated with each note.
+        queue: The reread queue.
         budget: Counts the requests made.
-        calls: Returns the number of requests made so far.
-        margin: In seconds; see `reads.as_of`.
+        calls: Returns the number of requests made to the org so far.
+        margin: Maximum lag of the org's answers in seconds; see `reads.as_of`.
         clock: Monotonic clock, in seconds.
         wall: Wall clock, in seconds since 1970 UTC.
     """
@@ -63,7 +64,7 @@ class Hand:
         """Number of open queue entries by object, as of the last check."""
 
     def finish(self) -> None:
-        """Finish the steps of a crashed process, and apply all pending events.
+        """Complete the unfinished step of a crashed process, and apply all pending events.
 
         Raises:
             WriteError: A step failed.
@@ -73,10 +74,10 @@ class Hand:
         self._note()
 
     def lay(self, written: int) -> bool:
-        """Apply the next events, if any, and return whether there were some.
+        """Apply the next events, and return whether there were any.
 
         Args:
-            written: A counter that grows with each write to the raw table.
+            written: A counter that increases with each write to the raw table.
 
         Raises:
             WriteError: The step failed.
@@ -92,7 +93,7 @@ class Hand:
         return False
 
     def do(self, note: Note) -> None:
-        """Run a step that is not caused by raw rows.
+        """Perform the step that *note* describes, which has no raw rows.
 
         Raises:
             WriteError: The step failed.
@@ -108,11 +109,13 @@ class Hand:
         return self._engine.is_between
 
     def is_through(self, written: int) -> bool:
-        """Whether all raw rows were applied, as of the last `lay`."""
+        """Return whether all raw rows were applied, as of the last `lay`."""
         return written == self._written and not self._engine.is_waiting
 
     def worth(self) -> AsOf | None:
-        """Return the as-of of a read that begins now, or None if the margin has not passed yet."""
+        """Return the as-of of a read that begins now; None if the first margin has not
+        passed yet.
+        """
         return as_of(self._notes, self._clock(), self._margin)
 
     def laid(self) -> int:

@@ -2,8 +2,8 @@
 
 The caller's thread runs every step of the engine: it applies events, merges reads and requests new
 ones. A second thread reads the org into the log, a third writes the stream to the raw table. A read
-is guaranteed to contain what was applied one margin before the read was requested. Invariant: after
-a kill at any point, the next process continues from the tables alone.
+is guaranteed to contain the changes that were applied one margin before its request. Invariant:
+after a kill at any point, the next process continues from the tables alone.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _log = logging.getLogger("sfpubsub.spark")
 # Seconds between checks of the stream when there is nothing to do.
 _POLL = 0.25
 
-# Seconds between checks of the mailbox; each costs a directory listing.
+# Seconds between checks of the mailbox; each check lists a directory.
 _SIGNALS_EVERY = 2.0
 
 
@@ -73,12 +73,12 @@ class Mirror:
         objects: API names of objects; objects of earlier runs are mirrored as well.
         format: ``delta`` or ``iceberg``.
         settings: All other settings.
-        on_progress: Called with a progress message in plain words.
+        on_progress: Called with each progress message.
         clock: Monotonic clock in seconds, for margins.
         wall: Wall clock in seconds since 1970 UTC, for schedules.
 
     Raises:
-        ConfigurationError: There is no raw table, or the target belongs to something else.
+        ConfigurationError: The raw table does not exist, or the target contains other tables.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Mirror:
         to: str | os.PathLike[str],
         objects: Sequence[str],
         *,
-        format: str = "delta",  # noqa: A002  # Spark's own word
+        format: str = "delta",  # noqa: A002  # named as in Spark
         settings: MirrorSettings | None = None,
         on_progress: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -173,9 +173,7 @@ class Mirror:
         return self._engine
 
     def queued(self) -> dict[str, int]:
-        """Return the number of open re-read queue entries by object, as of the last check.
-        Thread-safe.
-        """
+        """Return the number of open queue entries by object, as of the last check. Thread-safe."""
         return self._hand.queued
 
     def stop(self) -> None:
@@ -187,7 +185,7 @@ class Mirror:
 
         Args:
             stream: Returns the state of the stream (`MirrorStream.standing`), or raises its error.
-            once: Return when the tables equal the org, as far as that can be determined.
+            once: Whether to return once the tables match the org, as far as that can be determined.
 
         Raises:
             WriteError: A step failed. The next process completes it.
@@ -205,7 +203,9 @@ class Mirror:
             self._stopping.wait(_POLL)
 
     def begin(self) -> None:
-        """Finish the steps of a crashed process, and find the pieces that it had read."""
+        """Complete the unfinished step of a crashed process, and find the pieces that it
+        had read.
+        """
         self._hand.finish()
         for name in self._objects:
             markers = self._logs[name].markers()
@@ -216,7 +216,7 @@ class Mirror:
             self._fetching.left(name, markers, merged)
 
     def advance(self, standing: Standing) -> bool:
-        """Do the next unit of work, and return whether there was one.
+        """Perform the next unit of work, and return whether there was one.
 
         Raises:
             WriteError: The step failed, or Spark has stopped.
@@ -251,7 +251,7 @@ class Mirror:
         )
 
     def is_settled(self, standing: Standing) -> bool:
-        """Whether all work is done. Call it after an `advance` that did nothing."""
+        """Return whether all work is done. Call this after an `advance` that returned False."""
         return (
             standing.is_anchored
             and standing.is_caught_up
@@ -275,7 +275,7 @@ class Mirror:
     # Requests.
 
     def _answer_signals(self) -> None:
-        """Answer the signals sent to the running mirror."""
+        """Process the signals that were sent to the mirror."""
         if self._clock() < self._signals_at or self._hand.is_between:
             return
         self._signals_at = self._clock() + _SIGNALS_EVERY
@@ -302,7 +302,9 @@ class Mirror:
             self._open(name)
         elif signal.kind == "reread":
             if name not in self._objects:
-                raise ConfigurationError(f"{name} is not mirrored: add it")
+                raise ConfigurationError(
+                    f"{name} is not mirrored: add it with sfpubsub mirror signal --add {name}"
+                )
             self._ask(name, Reason.ASKED, self._signals.ids(signal))
 
     def _ask_for_gaps(self, gaps: Sequence[str]) -> bool:
@@ -315,7 +317,7 @@ class Mirror:
             self._gaps = set(gaps)
             return False
         for name in self._objects:
-            self._say(f"{name}: events may be missing, so all records are read again")
+            self._say(f"{name}: events may be missing, so all records will be reread")
             self._ask(name, Reason.GAP)
         self.tables.queue.keep_gaps([*kept, *new])
         return True
@@ -365,14 +367,15 @@ class Mirror:
         return True
 
     def _may_read(self) -> bool:
-        """Whether the budget has calls left; reports once when it is used up."""
+        """Return whether the budget has calls left. Report once when it is used up."""
         if self._budget.may_read(self._wall(), self._reader.calls):
             self._is_told = False
             return True
         if not self._is_told:
             self._is_told = True
             self._say(
-                f"{self._budget.most} API calls were used in 24 hours; reads wait for the next day"
+                f"{self._budget.most} API calls were used in 24 hours; reads wait until the "
+                f"budget allows more"
             )
         return False
 
@@ -415,7 +418,7 @@ class Mirror:
 
     def _wait_after(self, error: BaseException) -> None:
         seconds = self._patience.after(error, self._clock())
-        _log.warning("retrying the org in %.0f s: %s", seconds, error)
+        _log.warning("retrying requests to the org in %.0f s: %s", seconds, error)
 
     def _merge_next(self) -> bool:
         """Merge the next pieces of a read."""
@@ -425,7 +428,7 @@ class Mirror:
         name, markers = found
         marker = markers[-1]
         account, now = self._ledger.of(name), self._wall()
-        if marker.kind == "sweep":  # all its pieces are compared at once
+        if marker.kind == "sweep":  # its pieces are compared together
             if marker.is_last:
                 self._hand.do(Sweep(name, marker.read, marker.piece, self._hand.laid(), now))
             return True

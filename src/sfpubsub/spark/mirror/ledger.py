@@ -1,7 +1,8 @@
-"""History of a mirror, read from the plans of its steps.
+"""The history of a mirror, read from the plans of its steps.
 
 A plan is durable before its step runs, and the next process finishes an incomplete step first. So
-the plans describe what is done, or what will be done before anything else. Read-only.
+the plans describe work that is done, or that will be done before any other work. This module only
+reads.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ from sfpubsub.spark.tables.target import Target
 
 @dataclass
 class Account:
-    """What was done for one object."""
+    """The progress of one object."""
 
     merged: int = 0
     """Number of the newest log piece that was merged."""
     newest: Read | None = None
     """The newest read of the whole object that was merged completely."""
     read_at: float | None = None
-    """Time of that read, in seconds since 1970 UTC."""
+    """Time when that read was merged, in seconds since 1970 UTC."""
     selected: tuple[str, ...] = ()
-    """Fields that it selected."""
+    """Fields that `newest` selected."""
     swept_at: float | None = None
     """Time of the last comparison of ids, in seconds since 1970 UTC."""
 
     def is_through(self, last: Marker) -> bool:
-        """Whether a read is complete, given that all its pieces are merged.
+        """Return whether a read is complete, given that all its pieces are merged.
 
         Args:
-            last: Marker of its last piece.
+            last: Marker of the read's last piece.
         """
         if last.kind != "object" or not last.is_last:
             return True
         return self.newest is not None and self.newest.as_of == last.as_of
 
     def take(self, note: Note) -> None:
-        """Record the next step."""
+        """Update the account with the note of the next step."""
         if isinstance(note, Merge):
             self.merged = max(self.merged, note.last)
             if note.is_last:
@@ -71,7 +72,7 @@ class Ledger:
             self.take(note_of(json.loads(row["plan"])["note"]))
 
     def calls(self, since: float) -> list[tuple[float, int]]:
-        """Return the requests made to the org, as pairs of time and number.
+        """Return the numbers of requests made to the org, as pairs of time and number.
 
         Args:
             since: Only requests after this time, in seconds since 1970 UTC.
@@ -90,5 +91,5 @@ class Ledger:
         return self._accounts.setdefault(entity, Account())
 
     def take(self, note: Note) -> None:
-        """Record the next step."""
+        """Update the account of the note's object with the note of the next step."""
         self.of(note.entity).take(note)

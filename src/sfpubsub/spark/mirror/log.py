@@ -1,9 +1,10 @@
 """The read log: stores the org's answers durably before they are merged.
 
 Each object has its own log table in the target, such as ``_reads_Account``. A read is stored in
-pieces. Each piece is one transaction: its rows plus a marker row, which states the as-of of the
-piece and where the read continues. So a restarted process resumes after the last complete piece.
-Invariant: a piece never changes; merged pieces are removed when the next read begins.
+pieces. Each piece is one transaction: its rows plus a marker row, which contains the as-of of the
+piece and the position at which the read continues. So a restarted process resumes after the last
+complete piece. Invariant: a piece never changes; merged pieces are removed when the next read
+begins.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Kind = Literal["object", "ids", "sweep"]
 FACTS = pa.schema(
     [
         ("_is_deleted", pa.bool_()),
-        ("_found", pa.bool_()),  # else the record was requested but not returned
+        ("_found", pa.bool_()),  # otherwise the record was requested but not returned
         ("_until", TIME),
         ("_piece", pa.int64()),
         ("_marker", pa.string()),  # set only in the marker row
@@ -46,7 +47,7 @@ _FACTS = {"kind": "reads"}
 
 @dataclass(frozen=True)
 class Marker:
-    """The as-of of a piece, and where its read continues."""
+    """The as-of of a piece, and the position at which its read continues."""
 
     read: int
     """Number of the read's first piece, which identifies the read."""
@@ -55,7 +56,7 @@ class Marker:
     as_of: AsOf
     is_last: bool = False
     until: datetime | None = None
-    """See `Read`."""
+    """See `Read.until`."""
     job: str | None = None
     """Id of the job of a Bulk read."""
     locator: str | None = None
@@ -65,13 +66,13 @@ class Marker:
     selected: tuple[str, ...] = ()
     """Selected fields, in the order of the query."""
     rows: int = 0
-    """Rows of the read so far."""
+    """Number of rows of the read so far."""
     size: int = 0
-    """Rows of this piece, including those of records that were not returned."""
+    """Number of rows in this piece, including those of records that were not returned."""
     total: int | None = None
     """Approximate number of records of the object; None if not counted."""
     piece: int = 0
-    """Number of the piece."""
+    """Number of the piece in the log."""
 
     def to_json(self) -> str:
         """Return the marker as JSON text for `from_json`."""
@@ -106,7 +107,7 @@ class ReadLog:
 
     @property
     def next(self) -> int:
-        """The number of the next piece."""
+        """Number of the next piece."""
         return self._number + 1
 
     def add(self, columns: Columns, rows: Iterable[pa.Table], marker: Marker) -> Marker:
@@ -115,7 +116,7 @@ class ReadLog:
         Args:
             columns: The object's columns.
             rows: Tables with ``record_id``, the columns, ``_is_deleted`` and ``_found``.
-            marker: The marker without its number; ``read`` 0 means that this piece begins the read.
+            marker: The marker without its number. ``read`` is 0 for the first piece of a read.
 
         Returns:
             The marker with its numbers.
@@ -127,7 +128,7 @@ class ReadLog:
         number = self.next
         marker = replace(marker, piece=number, read=marker.read or number)
         schema = pa.schema([("record_id", pa.string()), *columns.schema.remove_metadata(), *FACTS])
-        if schema != self._made:  # waits for a merge in another thread
+        if schema != self._made:  # may wait for a merge in another thread
             self._table.make(schema, _FACTS)
             self._made = schema
         if not self._table.append([_file(schema, rows, marker)], number):
@@ -153,7 +154,7 @@ class ReadLog:
         return rows.where("record_id IS NOT NULL")
 
     def columns(self) -> list[str]:
-        """Return the names of the columns."""
+        """Return the names of the log table's columns."""
         return self._table.columns()
 
     def clear(self, last: int) -> None:

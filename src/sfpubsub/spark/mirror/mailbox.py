@@ -40,13 +40,13 @@ _SIGNAL, _MARK = ".json", ".done"
 # Allowed ids: an id is used as a file name.
 _ID = re.compile(r"[0-9A-Za-z-]{1,100}")
 
-# Number of marks kept. A signal is put again within minutes at most, and people send a few signals
-# a day.
+# Number of marks kept. A sender repeats a signal within minutes at most, and users send a few
+# signals a day.
 _MARKS = 200
 
 
 def _new_id() -> str:
-    # Names sort in order of arrival, as far as the senders' clocks agree. Nanoseconds, because a
+    # Names sort in order of arrival if the senders' clocks agree. Nanoseconds, because a
     # program may pause and resume within a millisecond.
     return f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
 
@@ -58,24 +58,24 @@ class Signal:
     kind: Kind
     """``reread`` records of an object, ``pause`` and ``resume`` all work, ``add`` an object."""
     entity: str | None = None
-    """The object, of ``reread`` and ``add``."""
+    """For ``reread`` and ``add``: the object; otherwise None."""
     where: str | None = None
     """For ``reread``: a SOQL condition; None means all records."""
     id: str = field(default_factory=_new_id)
-    """Use the same id to put the same signal again."""
+    """Unique id. A sender that repeats a signal must use the same id."""
 
 
 class Mailbox:
-    """The mailbox of one mirror. Several processes may put signals; only one may take them. Not
-    thread-safe.
+    """The mailbox of one mirror. Several processes may put signals, but only one may process them.
+    Not thread-safe.
 
     Args:
-        spark: Session for accessing non-local places; None for local directories.
+        spark: Session for accessing locations that are not local; None for a local directory.
         place: The mirror's target.
 
     Raises:
-        ConfigurationError: Spark does not support the file system, or there is no mirror at that
-            place in the catalog.
+        ConfigurationError: Spark does not support the file system, or the catalog schema contains
+            no mirror.
     """
 
     def __init__(self, spark: SparkSession | None, place: Place) -> None:
@@ -92,11 +92,11 @@ class Mailbox:
 
         Raises:
             ConfigurationError: The id cannot be used as a file name.
-            WriteError: It is unknown whether the signal was written: put it again.
+            WriteError: It is unknown whether the signal was written. Put it again.
         """
         if not _ID.fullmatch(signal.id):
             raise ConfigurationError(
-                f"{signal.id!r} is not the id of a signal: use letters, digits and hyphens"
+                f"{signal.id!r} is not a valid signal id: use letters, digits and hyphens"
             )
         if self._files.read(f"{signal.id}{_MARK}") is None:
             self._files.make()
@@ -129,7 +129,7 @@ class Mailbox:
             WriteError: Some signals were not marked, and `waiting` returns them again.
         """
         for signal_id in ids:
-            # The mark first: after a crash in between, the signal still counts as done.
+            # Write the mark first: after a crash in between, the signal still counts as done.
             self._files.replace(f"{signal_id}{_MARK}", "")
             self._files.remove(f"{signal_id}{_SIGNAL}")
         marks = [name for name in self._files.names() if name.endswith(_MARK)]
@@ -174,6 +174,8 @@ def _files(spark: SparkSession | None, place: Place) -> Files:
         return files_at(place.address, MAILBOX_NAME, spark)
     queue = f"{place.address}.{QUEUE_NAME}"
     if not spark.catalog.tableExists(place.of(QUEUE_NAME)):
-        raise ConfigurationError(f"there is no mirror in {place}: it has no table {QUEUE_NAME}")
+        raise ConfigurationError(
+            f"{place} contains no mirror, because it has no table {QUEUE_NAME}: check the target"
+        )
     table = Destination.parse(queue, place.format)
     return files_at(location_of(spark, table), MAILBOX_NAME, spark)

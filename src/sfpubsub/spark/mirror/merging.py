@@ -1,13 +1,13 @@
 """The merge rule: computes a record's state from its events and reads.
 
-Pure: no Spark, no I/O, no clock. `Fold` applies a change to a record, as in current tables. This
-    module decides which state it is applied to, and which queue entries are closed.
+This module is pure: no Spark, no I/O, no clock. `Fold` applies a change to a record, as in current
+tables. This module decides which state it is applied to, and which queue entries are closed.
 
 **A row.** A read contains every event up to its as-of, and perhaps later ones. So its row replaces
 the known state, and every event after the as-of is applied to it in order of arrival. Applying an
-event that the row already contains is harmless: each field it names is named again by every later
-event that changed the field, up to the value in the row. A text diff that the row already contains
-does not match, and is skipped.
+event that the row already contains is harmless: each of its fields is set again by the later events
+that changed the field, up to the value in the row. A text diff that the row already contains does
+not match, and is skipped.
 
 **An entry.** Changes that events do not name can be reverted this way, because the row may be
 older. Every such change has a queue entry, which is closed only by a read that began one margin
@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from sfpubsub.spark.mirror.reads import Entry, Read, Row, heals
 from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, Record
 
-# Our own change type, for a record whose state comes from a read.
+# This package's change type for a record whose state comes from a read.
 READ = "READ"
 
 
@@ -38,7 +38,7 @@ class Mirrored:
     """The known state of one record, as stored in its table row."""
 
     record: Record
-    """`Record.ingest_seq` is never less than the as-of of `read`."""
+    """The record. Its `ingest_seq` is never less than the as-of of `read`."""
     read: Read | None = None
     """The newest merged read; None if only events were merged."""
 
@@ -48,14 +48,14 @@ class Outcome:
     """The new state of one record, and the changes to the queue."""
 
     mirrored: Mirrored | None
-    """None if nothing is known about the record."""
+    """The new state; None if nothing is known about the record."""
     added: tuple[Entry, ...] = ()
     """New entries. Must be durable before the record, so that no row is marked without an entry.
     After a crash an entry may be added again; the queue is a set.
     """
     healed: tuple[Entry, ...] = ()
-    """The record's own entries that the read closes. Must be removed after the record
-    is durable.
+    """The record's own entries that the merged read closes. Remove them only after the record is
+    durable.
     """
 
 
@@ -74,9 +74,9 @@ def lay(
         record_id: Id of the record.
         mirrored: The state known so far.
         changes: The record's changes, in order of arrival.
-        about_all: Cues of the same raw rows about all records, including this one.
-        newest: See `is_outdated`. For a record that it did not return, a change older than the read
-            is late as well: the record may have been deleted.
+        about_all: Cues from the same raw rows that concern all records, including this one.
+        newest: See `is_outdated`. For a record that this read did not return, a change older than
+            the read is late as well, because the record may have been deleted.
     """
     read = None if mirrored is None else mirrored.read
     before = None if mirrored is None else mirrored.record
@@ -160,21 +160,22 @@ def merge_absence(
 
 
 def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> bool:
-    """Whether a newer read of the record was merged, so that this one is ignored.
+    """Return whether a newer read of the record was merged, so that *read* is ignored.
 
     Args:
         read: The read.
         mirrored: The known state of the record.
         newest: The newest merged read, of the object or a piece of it, that would have returned the
-            record. A record that it did not return and that has no events is unknown; an older read
-            would restore it.
+            record. If this read did not return a record without events, the record is unknown, and
+            an older read would wrongly restore it.
     """
     merged = [newest, None if mirrored is None else mirrored.read]
     return any(each is not None and read.as_of < each.as_of for each in merged)
 
 
 def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) -> bool:
-    """Whether a read that lacks a record began one margin after the last event about it.
+    """Return whether a record that a read did not return is deleted: the read began at least one
+    margin after the record's last event.
 
     Args:
         mirrored: The known state of the record.
@@ -200,8 +201,8 @@ def _sorted_out(
 
 
 def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
-    """Return a record with its position in the order of changes, which decides which later ones are
-    late.
+    """Return a record with its position in the order of changes set. A change that arrives later
+    but precedes this position is late.
     """
     placed = replace(
         record,

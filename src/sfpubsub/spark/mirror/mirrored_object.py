@@ -1,7 +1,7 @@
 """The table of one object: its columns, and the input and output frames of the merge rule.
 
-All decisions about records are made by `merging`, row by row on executors. Rows of a read whose
-records are otherwise unknown all get the result of one such row, without calling Python for each.
+`merging` makes all decisions about records, row by row on executors. Rows of a read whose records
+are otherwise unknown share the result of one call, instead of calling Python for each row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sfpubsub.spark.tables.folding import CURRENT, FLAGS
 from sfpubsub.spark.tables.records import Fields
 from sfpubsub.spark.tables.target import Target
 
-# Stored with the table to identify it.
+# Value of the fact ``kind`` stored with the table.
 KIND = "mirror"
 
 # Input columns of the rule that equal the typed table's columns without the underscore.
@@ -64,7 +64,7 @@ class MirroredObject:
     Args:
         target: Location of the tables.
         entity: The object.
-        event_type: The name of its change events.
+        event_type: Event type of the object's change events.
         describe: Requests the describe result of the object from the org.
     """
 
@@ -80,7 +80,7 @@ class MirroredObject:
 
     @property
     def columns(self) -> Columns:
-        """The columns. Describes the object first if that was not done yet."""
+        """The columns. Describes the object in the org on first use."""
         if self._columns is None:
             self.describe()
         if self._columns is None:
@@ -157,19 +157,19 @@ class MirroredObject:
         return rows.selectExpr(*self._input(given))
 
     def absent(self, rows: DataFrame, until: datetime | None) -> DataFrame:
-        """Convert rows of the table to records that a read did not return."""
+        """Convert rows of the table to `Merging.input`, as records that a read did not return."""
         given = {"`_read`": _until_sql(_time_sql(until)), "`_part`": str(ABSENT)}
         return rows.selectExpr(*self._input(given))
 
     def merging(self, plan: Plan | None, **more: Any) -> Merging:
-        """Return the `Merging` for a plan; *more* are further arguments of `Merging`."""
+        """Return the `Merging` for a plan. *more* contains further arguments of `Merging`."""
         fields = Fields(tuple(self.columns.schema.names), {}, {})
         if plan is not None:
             fields = self.columns.fields(plan)
         return Merging(fields, self.columns.schema.remove_metadata(), **more)
 
     def merged(self, parts: Sequence[DataFrame], merging: Merging) -> DataFrame:
-        """Apply the merge rule to all records in some frames of `Merging.input`."""
+        """Apply the merge rule to all records in *parts*, which have the schema `Merging.input`."""
         rows = reduce(DataFrame.unionByName, parts).repartition("record_id")
         rows = rows.sortWithinPartitions("record_id", "_part", "_ingest_seq")
         return rows.select(merging.input.names).mapInArrow(
@@ -197,7 +197,8 @@ class MirroredObject:
         return merged.where(f.col("_kind") == CURRENT).selectExpr(*self._own())
 
     def marked(self, reason: Any, ids: DataFrame | None = None) -> DataFrame:
-        """Return the unmarked rows of the table, except some ids, with a re-read mark.
+        """Return the unmarked rows of the table, except those of some records, marked for
+        rereading.
 
         Args:
             reason: Column with the reason; null for rows that stay unmarked.
@@ -215,10 +216,11 @@ class MirroredObject:
         return [f"`{name}`" for name in names]
 
     def _input(self, given: Mapping[str, str]) -> list[str]:
-        """Return SQL for all input columns of the rule; columns that are not given are null.
+        """Return SQL for all input columns of the rule. Columns that *given* does not contain are
+        null.
 
-        As text, because parsing a hundred columns at once is ten times as fast as creating them one
-        by one.
+        SQL text, because parsing a hundred columns together is ten times as fast as creating them
+        one by one.
         """
         wanted = pa.schema([*_ID, *self.columns.schema.remove_metadata(), *FLAGS, *READ, *PARTS])
         found = []

@@ -1,7 +1,7 @@
 """Notes: the instructions of a mirror's steps, stored in their plans.
 
-Pure: no Spark, no I/O. A note contains everything except the tables that the outcome of a step
-    depends on, so the next process can repeat an interrupted step.
+This module is pure: no Spark, no I/O. A note contains everything that the outcome of a step depends
+on, except the tables. So the next process can repeat an interrupted step.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from sfpubsub.spark.tables.records import Reason
 
 @dataclass(frozen=True)
 class Merge:
-    """Merge some pieces of a read. A final note with `is_last`, without pieces, follows when all
-    are merged.
+    """Merge some pieces of a read. After all pieces, a note with `is_last` merges the absence of
+    the records that the read did not return.
     """
 
     entity: str
     kind: str
-    """See `Marker`."""
+    """See `Marker.kind`."""
     first: int
     last: int
-    """Numbers of the pieces."""
+    """Numbers of the first and the last piece."""
     read: Read
     """`Read.until` is only used with `is_last`; otherwise each row has its own."""
     newest: Read | None
-    """See `Merging`."""
+    """See `Merging.newest`."""
     is_last: bool
     laid: int
     """``ingest_seq`` of the newest raw row that was applied."""
     at: float
     """When the step was planned, in seconds since 1970 UTC."""
     size: int = 0
-    """Rows of the pieces."""
+    """Number of rows in the pieces."""
     calls: int = 0
-    """Requests made to the org since the last note that counted them."""
+    """Number of requests made to the org since the last note that counted them."""
     selected: tuple[str, ...] = ()
     """With `is_last`: the fields that the read selected."""
 
@@ -59,7 +59,7 @@ class Ask:
 
     entity: str
     record_ids: tuple[str, ...] | None
-    """None for all records of the object."""
+    """Ids of the records; None for all records of the object."""
     reason: Reason
     laid: int
     """``ingest_seq`` of the newest raw row that was applied."""
@@ -73,7 +73,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Compare the org's ids, stored in some pieces, with those of the table."""
+    """Compare the org's ids, stored in some pieces, with the ids in the table."""
 
     entity: str
     first: int

@@ -1,4 +1,4 @@
-"""Choose the next read of the org. Pure: no Spark, no I/O, no clock."""
+"""Choose the next read of the org. This module is pure: no Spark, no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from sfpubsub.spark.mirror.reads import AsOf, Entry, Read, heals
 # body).
 IDS_AT_ONCE = 2000
 
-# Number of queued records above which the whole object is read. They would take ten calls by id; a
-# Bulk read takes about as many.
+# Number of queued records above which the whole object is read. Reading more records by id would
+# take over ten calls; a Bulk read takes about ten.
 MOST_IDS = 10 * IDS_AT_ONCE
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A read to do."""
+    """A read that should be performed."""
 
     entity: str
     kind: Kind
     record_ids: tuple[str, ...] = ()
-    """The ids to read, with kind ``ids``."""
+    """For the kind ``ids``: the ids to read."""
 
 
 def next_read(

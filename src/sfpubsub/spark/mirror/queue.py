@@ -1,8 +1,8 @@
-"""The re-read queue of a mirror. It holds only open entries.
+"""The reread queue of a mirror, which contains only open entries.
 
 An entry is durable before the row it concerns, and is removed only after a read that heals it was
 merged. So a crash can leave an extra entry, but never lose one. A step changes the table twice,
-under the numbers 2 * step and 2 * step + 1. It makes no decisions.
+under the numbers 2 * step and 2 * step + 1. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sfpubsub.spark.tables.queue import MIRROR, QUEUE, QUEUE_NAME
 from sfpubsub.spark.tables.records import Cue, Reason
 from sfpubsub.spark.tables.target import Target, parquet_of
 
-# `asked` is the step that added an entry not caused by an event, else 0: see `Entry`.
+# `asked` is the step that added an entry not caused by an event, otherwise 0: see `Entry`.
 ENTRIES = pa.schema([*QUEUE, ("asked", pa.int64())])
 
-# Stored with the table: gaps of the stream for which re-reads were requested.
+# Name of the stored fact that lists the gaps of the stream for which rereads were requested.
 _GAPS = "gaps"
 
 
@@ -42,11 +42,11 @@ class MirrorQueue:
             self._table.make(ENTRIES, {"kind": MIRROR, _GAPS: "[]"}, merged=True)
 
     def gaps(self) -> list[str]:
-        """Return the names of the gaps for which re-reads were requested."""
+        """Return the names of the gaps for which rereads were requested."""
         return list(json.loads(self._table.facts()[_GAPS]))
 
     def keep_gaps(self, names: Sequence[str]) -> None:
-        """Store the names of gaps."""
+        """Store the names of the gaps for which rereads were requested."""
         self._table.make(ENTRIES, {"kind": MIRROR, _GAPS: json.dumps(list(names))})
 
     def add(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
@@ -65,7 +65,7 @@ class MirrorQueue:
         Args:
             entity: The object.
             healed: The read's as-of.
-            step: Step that merged its rows.
+            step: Number of the step that merged the read's rows.
             record_ids: Records that were read; None for the whole object.
         """
         condition = f"entity_name = {sql_text(entity)}"
@@ -121,8 +121,8 @@ def entry_row(
         entity: The object.
         record_id: See `Entry`.
         cue: Reason for the entry.
-        step: Step that adds it.
-        asked: Whether it was not caused by an event.
+        step: Number of the step that adds the entry.
+        asked: Whether the entry was not caused by an event.
     """
     return {
         "entity_name": entity,

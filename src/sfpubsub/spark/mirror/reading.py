@@ -1,8 +1,8 @@
 """Read the org into the log, piece by piece: with Bulk API jobs, by queries over ranges of Id, or
 by ids.
 
-Does not decide what is read, nor its as-of. An interrupted read resumes after its last piece, from
-the marker alone.
+This module does not decide what to read, nor the as-of of a read. An interrupted read resumes after
+its last piece, from the marker alone.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class OrgReads:
 
     Args:
         reader: Sends requests to the org.
-        margin: In seconds; see `reads.as_of`.
-        bulk_from: Number of records from which an object is read in bulk.
+        margin: Maximum lag of the org's answers in seconds; see `reads.as_of`.
+        bulk_from: Minimum number of records for which an object is read in bulk.
         piece_rows: Rows per piece.
-        stop: Called between requests; raises to end the read.
+        stop: Called between requests; raises an error to end the read.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class OrgReads:
         """Start a read, and yield the marker of each piece once it is durable.
 
         Args:
-            wanted: The read to do.
-            of: The object.
-            as_of: The read's as-of, from at least one margin before this call.
+            wanted: The read to perform.
+            of: The object to read.
+            as_of: The read's as-of, which was durable at least one margin before this call.
         """
         marker = Marker(0, wanted.kind, as_of, selected=of.selected(wanted.kind))
         if wanted.kind == "ids":
@@ -113,7 +113,7 @@ class OrgReads:
         """Resume an interrupted read.
 
         Args:
-            of: The object.
+            of: The object to read.
             last: Marker of the read's newest durable piece, which must not be its final one.
 
         Raises:
@@ -204,7 +204,7 @@ class OrgReads:
         found = self._reader.org_time
         if found is None:
             raise RemoteProtocolError(
-                "the org answered without a Date header: does something in between remove headers?"
+                "the org's response has no Date header: check whether a proxy removes headers"
             )
         return found.astimezone(UTC) + self._margin + _SECOND
 

@@ -1,15 +1,15 @@
 """Reads of the org: what they are guaranteed to contain, and which queue entries they heal.
 
-Pure: no Spark, no I/O, no clock. An answer of the org may lag behind its own events by some
-    seconds, so the time of a read does not determine its content. Its as-of does: what was durable
-    here one margin before the request was sent. Everything durable had been committed in the org,
-    so an answer that lags by no more than the margin contains it. Invariant: a read is never
-    assumed to contain more than its as-of.
+This module is pure: no Spark, no I/O, no clock. An answer of the org may lag behind its own events
+by some seconds, so the time of a read does not determine its content. Its as-of does: the rows that
+were durable in the raw table one margin before the request was sent. Their changes had been
+committed in the org, so an answer that lags by no more than the margin contains it. Invariant: a
+read is never assumed to contain more than its as-of.
 
 An as-of has two numbers, because not every read is requested by an event. The number of the newest
 raw row orders reads relative to events. It does not advance while nothing happens in the org, so it
 cannot distinguish a read that began before a sweep, a formula refresh or a lost position from one
-that began after it. Those have their own numbers.
+that began after it. Such requests have numbers of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_DOUBT = (Reason.ASKED, Reason.FORMULA, Reason.SWEEP)
 
 @dataclass(frozen=True, slots=True, order=True)
 class AsOf:
-    """What was durable at one moment. Later moments compare as greater or equal."""
+    """The state that was durable at one moment. Later states compare as greater or equal."""
 
     ingest_seq: int
     """``ingest_seq`` of the newest raw row; -1 if the table was empty."""
@@ -38,7 +38,9 @@ class AsOf:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What was durable at one moment, used for the as-ofs of later reads."""
+    """The state that was durable at a known time, from which the as-ofs of later reads
+    are derived.
+    """
 
     time: float
     """Monotonic clock of this process in seconds, read after the data was durable. A new process
@@ -53,10 +55,11 @@ def as_of(notes: Iterable[Noted], sent: float, margin: float) -> AsOf | None:
     Args:
         notes: Notes of this process.
         sent: When the request is sent, or a Bulk job is created, by the clock of *notes*.
-        margin: In seconds; at least as long as answers may lag behind the bus.
+        margin: Maximum time in seconds by which answers lag behind the event bus.
 
     Returns:
-        The as-of, or None if no note is old enough: wait for the rest of the margin.
+        The as-of; None if no note is old enough, so that the caller must wait for the rest of the
+        margin.
     """
     return max((each.durable for each in notes if each.time <= sent - margin), default=None)
 
@@ -81,7 +84,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record as a read returned it."""
+    """A record that a read returned."""
 
     values: Sequence[Any]
     """One value for each of `Fields.columns`."""
@@ -91,7 +94,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the re-read queue that is still open."""
+    """One open entry of the reread queue."""
 
     record_id: str | None
     """Id of a record, a prefix and an asterisk (``001*``) for all records with the prefix, or None
@@ -106,16 +109,16 @@ class Entry:
 
     @property
     def is_about_all(self) -> bool:
-        """Whether it concerns all records of the object, or all with a prefix."""
+        """Whether the entry concerns all records of the object, or all with a prefix."""
         return self.record_id is None or self.record_id.endswith("*")
 
     @property
     def casts_doubt(self) -> bool:
-        """Whether a row it concerns may be wrong in fields that events name."""
+        """Whether rows that the entry concerns may be wrong in fields that events name."""
         return self.cue.reason not in _NO_DOUBT
 
     def concerns(self, record_id: str) -> bool:
-        """Whether it concerns a record, alone or among others."""
+        """Return whether the entry concerns a record, alone or among others."""
         if self.is_about_all:
             return record_id.startswith((self.record_id or "").rstrip("*"))
         return self.record_id == record_id
@@ -124,8 +127,8 @@ class Entry:
 def heals(read: Read, entry: Entry) -> bool:
     """Return whether a read began at least a margin after an entry's cue arrived.
 
-    Such a read contains what the cue omitted. An earlier one may lack it: its row is provisional,
-    and the entry stays open.
+    Such a read contains the changes that the cue does not describe. An earlier read may lack them:
+    its row is provisional, and the entry stays open.
     """
     cue = entry.cue
     return cue.ingest_seq <= read.as_of.ingest_seq and entry.asked <= read.as_of.asked
@@ -145,7 +148,8 @@ def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[
 
 
 def nominated(live: AbstractSet[str], swept: AbstractSet[str]) -> AbstractSet[str]:
-    """Return the ids that only one of a sweep and the table has. These records must be read.
+    """Return the ids that are in either the sweep or the table, but not in both. These records must
+    be read.
 
     A sweep alone proves nothing: it has no as-of, takes long, and may miss records that its user
     cannot see. A read by id decides.

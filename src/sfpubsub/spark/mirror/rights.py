@@ -17,7 +17,7 @@ def check_rights(reader: OrgReader, objects: Sequence[str]) -> None:
 
     Args:
         reader: Sends requests to the org as the mirror's user.
-        objects: API names.
+        objects: API names of the objects.
 
     Raises:
         ConfigurationError: A name does not have the exact case of the object's name, or the object
@@ -36,7 +36,7 @@ def check_rights(reader: OrgReader, objects: Sequence[str]) -> None:
             hidden.append(name)
     if hidden:
         raise PermissionDeniedError(
-            f"the user is not known to see every record of {', '.join(hidden)}, and a record that "
-            f"is not seen would count as deleted: give the user View All of these objects by a "
-            f"permission set, or View All Data"
+            f"the user may not be able to see every record of {', '.join(hidden)}, and the mirror "
+            f"would treat hidden records as deleted: grant the user View All for these objects in "
+            f"a permission set, or View All Data"
         )

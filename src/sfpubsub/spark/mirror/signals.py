@@ -1,7 +1,7 @@
 """Signals to a running mirror, taken from its mailbox.
 
 A pause lasts until a resume signal arrives, even across restarts: the pause signal stays in the
-mailbox until then. Makes no decisions about records.
+mailbox until then. This module makes no decisions about records.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sfpubsub.spark.mirror.planning import MOST_IDS
 
 
 class Signals:
-    """The job's view of a mirror's mailbox. Not thread-safe.
+    """Takes signals from a mirror's mailbox, and tracks pauses. Not thread-safe.
 
     Args:
         mailbox: Mailbox with the signals.
@@ -30,7 +30,7 @@ class Signals:
         return bool(self._pauses)
 
     def new(self) -> list[Signal]:
-        """Return the signals to answer now, in order of arrival."""
+        """Return the signals to process now, in order of arrival; none during a pause."""
         found = []
         for signal in self._mailbox.waiting():
             if signal.kind == "pause":
@@ -44,7 +44,7 @@ class Signals:
         return [] if self._pauses else found
 
     def done(self, signal: Signal) -> None:
-        """Record durably that a signal was answered."""
+        """Record durably that a signal was processed."""
         self._mailbox.done([signal.id])
 
     def ids(self, signal: Signal) -> tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""The position of a read in the org's own order of changes: see `reads.Read.since`."""
+"""Find the position of a read in the org's order of changes: see `reads.Read.since`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Since:
         self._known: dict[str, tuple[int, Order | None]] = {}
 
     def of(self, entity: str, last: int) -> Order | None:
-        """Return the greatest order, or None if there is no event.
+        """Return the greatest order; None if the object has no events.
 
         Args:
             entity: The object.

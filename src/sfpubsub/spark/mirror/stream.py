@@ -1,7 +1,7 @@
 """The stream of a mirror: ingests events of one source into the raw table in a background thread.
 
-Reports when the stream is anchored, so that no later event can be missed, and which positions were
-lost. `IngestJob` makes all decisions about events.
+This module reports when the stream is anchored (its position is durable, so that no later event can
+be missed), and which positions were lost. `IngestJob` makes all decisions about events.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds to wait for the current write at the end.
+# Maximum seconds to wait for the current write at the end.
 _JOIN = 60.0
 
 
@@ -50,12 +50,12 @@ class Standing:
     is_anchored: bool = False
     """Whether a position is durable, so that no later event can be missed."""
     is_caught_up: bool = False
-    """Whether the service has no more events, and all received ones are in the raw table."""
+    """Whether the service has no more events, and all received events are in the raw table."""
     written: int = 0
-    """Events received so far; grows with each write."""
+    """Number of events received so far; increases with each write."""
     gaps: tuple[str, ...] = ()
-    """Names of the gaps caused by abandoned positions, in this process or earlier. The stream has a
-    new position after each of them.
+    """Names of the gaps caused by lost positions, in this process or earlier. The stream has a
+    new position after each of these gaps.
     """
     health: Health | None = None
 
@@ -67,14 +67,14 @@ class MirrorStream:
         spark: Any classic Spark session.
         table: The raw table.
         source: A topic or a managed subscription.
-        connect: Opens a client that looks up its schemas in the given store.
+        connect: Opens a client that looks up schemas in the given store.
         start: Position from which a new table reads a topic.
         fallback: What to do if the service rejects the table's position; None to fail.
         org_id: Id of the org, 18 characters.
         job_settings: Arguments for `IngestJob`.
-        on_health: Called a few times per second.
-        on_progress: As for `IngestJob`.
-        on_acked: As for `IngestJob`.
+        on_health: Called with the subscription's health a few times per second.
+        on_progress: See `IngestJob`.
+        on_acked: See `IngestJob`.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class MirrorStream:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop soon. Received events are written and acked first. Safe to call from signal
-        handlers.
+        """Request a stop. The stream first writes and acks the received events. Safe to call from
+        signal handlers.
         """
         if self._job is not None:
             self._job.stop()
@@ -153,7 +153,7 @@ class MirrorStream:
         """Return the state of the stream.
 
         Raises:
-            BaseException: The error that the stream failed with.
+            BaseException: The error that ended the stream.
         """
         if self._error is not None:
             raise self._error
@@ -168,7 +168,9 @@ class MirrorStream:
         return Standing(self._was_anchored, idle, received, gaps, health)
 
     def _position(self, health: Health) -> ReplayId | None:
-        """Return the position from which another process would continue, or None."""
+        """Return the position from which another process would continue; None if no position is
+        durable.
+        """
         if self._source.keeps_position:
             return self._writer.positions.get(self._source.name)
         return health.committed
@@ -194,7 +196,8 @@ class MirrorStream:
         client = opened.enter_context(self._connect(schemas))
         keeps = self._source.keeps_position
         if keeps:
-            client.get_topic(self._source.name)  # a wrong name must not create a table
+            # Fail here on a wrong name, before a table is created.
+            client.get_topic(self._source.name)
         self._writer = EventWriter(
             self._spark,
             self._table.address,
@@ -202,7 +205,7 @@ class MirrorStream:
             subscription=None if keeps else self._source.name,
             topic=self._source.name if keeps else None,
             org_id=self._org_id,
-            # The mirror detects an undecodable event by its row.
+            # Keep undecodable events, because the mirror detects them by their rows.
             on_undecodable="keep",
         )
         opened.callback(self._writer.close)
@@ -264,8 +267,8 @@ class MirrorStream:
 
 
 class _AnchoredStore(TableReplayStore):
-    """The table's position. The first one is made durable at once, because the mirror waits
-    for it.
+    """Stores positions in the raw table. Makes the first position durable immediately, because the
+    mirror waits for it.
     """
 
     def __init__(self, member: Member, start: StartPosition) -> None:
@@ -288,8 +291,8 @@ class _AnchoredStore(TableReplayStore):
 
 
 class _Lookup(SchemaStore):
-    """Looks up the schemas stored beside the raw table, once it exists. The job stores them before
-    the rows that need them.
+    """Looks up schemas in the raw table's schema store, once it is open. The job stores schemas
+    before the rows that need them.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 A step applies the events of some raw batches, merges pieces of a read, or requests reads. Each step
 first writes new queue entries, then changes each object's table, then removes closed entries.
-Decisions about records are made in merging.py. Invariant: a table with the number of a step
+merging.py makes the decisions about records. Invariant: a table with the number of a step
 contains the effects of all steps up to it; repeating a step changes nothing.
 """
 
@@ -36,7 +36,7 @@ from sfpubsub.spark.tables.records import Cue, ObjectCue, Reason
 from sfpubsub.spark.tables.steps import Step
 from sfpubsub.spark.tables.target import Target
 
-# Rows of deleted records that are known to be correct: those that `remove` deletes.
+# Condition for rows of deleted records that are known to be correct. `remove` deletes these rows.
 _DELETED = "_is_deleted AND NOT _reread"
 
 # Number of rows of a read from which new rows are inserted separately. For fewer rows, a second
@@ -67,15 +67,16 @@ class MirrorTables:
         deletes: What to do with the row of a deleted record.
 
     Raises:
-        ConfigurationError: The target's format cannot replace rows, or the target has tables of
-            something else.
+        ConfigurationError: The target's format cannot replace rows, or the target contains current
+            tables that do not belong to a mirror.
     """
 
     def __init__(self, target: Target, describe: Describe, deletes: Deletes) -> None:
         target.check_merge("the tables of a mirror")
         if target.table(QUEUE_NAME).exists() and not Queue(target).is_of_mirror():
             raise ConfigurationError(
-                f"{target.place} has current tables that belong to no mirror: name another target"
+                f"{target.place} contains current tables that do not belong to a mirror: choose "
+                f"another target"
             )
         self._target = target
         self._describe = describe
@@ -96,7 +97,7 @@ class MirrorTables:
 
         Args:
             entity: The object.
-            newest: The newest read of the whole object that was merged completely.
+            newest: The newest completely merged read of the whole object; None if no read is.
         """
         if newest is not None:
             self._newest[entity] = newest
@@ -120,7 +121,7 @@ class MirrorTables:
         elif kind in ("restored", "rebuild"):
             raise ConfigurationError(
                 f"the raw table of {self._target.place} was restored to an earlier version, which "
-                f"a mirror cannot follow: use a new target, and the objects are read again"
+                f"a mirror cannot follow: use a new target, in which the objects are read again"
             )
 
     # Events.
@@ -173,7 +174,7 @@ class MirrorTables:
         for each in laid:
             rows += _cue_rows(each.of.entity, each.merged, number)
             rows += [_row_about(each.of.entity, about, number) for about in each.about_all]
-            if step.plan.kind == "again":  # a read may have overtaken them unnoticed
+            if step.plan.kind == "again":  # a newer read may already have been merged
                 again = each.rows.selectExpr("explode(record_ids) AS record_id", "ingest_seq")
                 again = again.groupBy("record_id").agg(f.max("ingest_seq").alias("seq"))
                 for row in again.collect():
@@ -307,7 +308,7 @@ class MirrorTables:
             self._take(found, number, merged=found.marked(f.lit(str(note.reason))))
 
     def _sweep(self, note: Sweep, number: int) -> None:
-        """Queue the records that only one of the table and the org has."""
+        """Queue the records that are only in the table or only in the org."""
         found = self._objects[note.entity]
         swept = self.log(note.entity).rows(note.first, note.last).select("record_id")
         live = found.table.read().where("NOT _is_deleted").select("record_id")
@@ -324,7 +325,9 @@ class MirrorTables:
     # Tables.
 
     def _has(self, found: MirroredObject, number: int) -> bool:
-        """Whether a table contains a step, that is, has the last of the step's three numbers."""
+        """Return whether a table contains a step, that is, has the last of the step's three
+        numbers.
+        """
         return found.table.step() >= 3 * number + 2
 
     def _take(
@@ -338,14 +341,14 @@ class MirrorTables:
         """Write a step's rows to a table in up to three changes. The last change has the step's
         last number.
 
-        A repeated step may merge rows that it inserted before, but never the reverse: a change that
-        was made keeps a number at least as high.
+        A repeated step may merge rows that it inserted before a crash, but never inserts rows that
+        it merged, because a completed change keeps a number that is at least as high.
 
         Args:
             found: The object.
             number: Number of the step.
-            merged: Rows of records that the table may already have.
-            new: Rows of records that it does not have.
+            merged: Rows of records that the table may already contain.
+            new: Rows of records that the table does not have.
         """
         changes: list[Callable[[int], object]] = []
         if merged is not None:
@@ -401,6 +404,6 @@ def _cue_rows(entity: str, merged: DataFrame, number: int) -> list[dict[str, Any
 
 
 def _row_about(entity: str, about: ObjectCue, number: int) -> dict[str, Any]:
-    """Return the queue row for a cue about many records."""
+    """Return the queue row for a cue that concerns many records."""
     record_id = f"{about.prefix}*" if about.prefix else None
     return entry_row(entity, record_id, about.cue, number)

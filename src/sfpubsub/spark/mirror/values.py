@@ -1,8 +1,8 @@
 """Convert the values of a read, from REST JSON or Bulk CSV, to the types of a table's columns.
 
-Does not need Spark. Both formats are first converted to text, so that a value does not depend on
-how it was read. An empty text becomes null, as in the org (documentation of Bulk API 2.0: an empty
-value in a result is null).
+This module does not need Spark. Both formats are first converted to text, so that a value does not
+depend on the way it was read. An empty text becomes null, as in the org (documentation of Bulk API
+2.0: an empty value in a result is null).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def of_json(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def flags_of(texts: pa.ChunkedArray | None, count: int) -> pa.Array:
-    """Convert the texts of a checkbox, such as ``IsDeleted``; all false if the read lacks the
-    field.
+    """Convert the texts of a checkbox, such as ``IsDeleted``, to booleans; all False if *texts* is
+    None.
     """
     if texts is None:
         return pa.array([False] * count, pa.bool_())
@@ -61,7 +61,7 @@ def of_csv(
 
     Args:
         columns: The table's columns.
-        file: Content sent by the org.
+        file: The page as the org sent it.
         names: Selected fields, in the order of the query.
         has_header: Whether the file begins with a header row.
 
@@ -94,7 +94,7 @@ def of_csv(
         if "Empty CSV file" in str(error):
             return
         raise RemoteProtocolError(
-            f"the org answered with results of {columns.entity} that are not valid CSV"
+            f"the org returned results of {columns.entity} that are not valid CSV"
         ) from error
 
 
@@ -150,7 +150,7 @@ def _any(arrays: Sequence[pa.Array], count: int) -> pa.Array:
 def _typed(texts: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     try:
         if pa.types.is_decimal(kind):
-            # As Spark casts an event's double: rounds half away from zero.
+            # Round half away from zero, as Spark does when it casts an event's double.
             wide = texts.cast(_WIDE)
             rounded = pc.round(wide, ndigits=kind.scale, round_mode="half_towards_infinity")
             return rounded.cast(kind)
@@ -158,5 +158,5 @@ def _typed(texts: pa.Array, kind: pa.DataType, name: str) -> pa.Array:
     except pa.ArrowInvalid as error:
         # Without the error's text, which contains a value of a record.
         raise RemoteProtocolError(
-            f"the org answered with a value of {name} that is not of type {kind}"
+            f"the org returned a value of {name} that is not of type {kind}"
         ) from error

@@ -1,8 +1,8 @@
 """Compare a mirrored table with the org, row by row, and explain differences.
 
-Read-only; may run while the mirror runs. It does not decide what a table should contain: it
-converts the org's answers to the column types and compares them. Memory is bounded, except for the
-ids of all records of the object, which are held unless only a sample is compared.
+Verification only reads, and may run while the mirror runs. It does not decide what a table should
+contain: it converts the org's answers to the column types and compares them. Memory use is bounded,
+except for the ids of all records of the object, which are kept unless only a sample is compared.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ from sfpubsub.spark.tables.queue import QUEUE_NAME
 from sfpubsub.spark.tables.reading import read_typed
 from sfpubsub.spark.tables.records import none_if_empty
 
-# Table rows in memory at a time: about 100 MB for a wide object.
+# Number of table rows in memory at a time: about 100 MB for a wide object.
 _PART_ROWS = 50_000
 
 # Fields with the time of the last change, the more precise one first. Not all objects have both.
 _CHANGED = ("SystemModstamp", "LastModifiedDate")
 
-# Ids per query for deleted records: an id takes 21 characters of a URL, which is limited to 16,384.
+# Number of ids per query for deleted records. An id takes 21 characters of a URL, which is limited
+# to 16,384.
 _ASKED_AT_ONCE = 200
 
 
 class Why(enum.StrEnum):
-    """Why a row may differ from the org although the mirror works correctly."""
+    """A reason why a row may differ from the org although the mirror works correctly."""
 
     QUEUED = "queued"
-    """The re-read queue has an open entry for it, so the mirror will read it."""
+    """The reread queue has an open entry for the record, so the mirror will read it."""
     RECENT = "recent"
-    """It changed within the margin, or since the newest event in the table."""
+    """The record changed within the margin, or after the newest event in the table."""
     UNTOLD = "untold"
     """Only fields that no event reports differ, such as formulas: the next refresh updates them."""
     PURGED = "purged"
-    """The org does not have the record, not even as a deleted one: the next sweep detects this."""
+    """The record is not in the org, not even in its Recycle Bin: the next sweep detects this."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,12 @@ class Difference:
     in_org: bool
     in_table: bool
     why: Why | None
-    """None if the difference is unexplained."""
+    """Possible reason for the difference; None if it is unexplained."""
 
 
 @dataclass
 class Verification:
-    """Compares one object. Iterate over `differences` once; the counts are complete at its end.
+    """Compares one object. Iterate over `differences` once; the counts are complete afterwards.
 
     Args:
         spark: A session with the format's jars.
@@ -77,8 +78,8 @@ class Verification:
         target: The mirror's target.
         entity: The object.
         format: Format of the tables.
-        sample: Number of records to compare, chosen at random; None for all.
-        margin: Seconds by which answers may lag behind events.
+        sample: Number of records of the table to compare, chosen at random; None for all.
+        margin: Maximum seconds by which the org's answers lag behind its events.
         clock: Wall clock, in seconds since 1970 UTC.
     """
 
@@ -91,7 +92,7 @@ class Verification:
     margin: float = 300.0
     clock: Callable[[], float] = time.time
     compared: int = 0
-    """Records of the table that were compared with the org."""
+    """Number of records of the table that were compared with the org."""
     equal: int = 0
     differing: dict[str, int] = field(default_factory=dict)
     """Number of differences by `Why`; unexplained ones under ``unexplained``."""
@@ -131,7 +132,8 @@ class Verification:
         count = sides.live().count()
         if self.sample is not None:
             chosen = sides.live().orderBy(f.rand()).limit(self.sample)
-            # Collect the ids once: a frame with a random order yields other rows each time.
+            # Collect the ids once, because a frame with a random order returns different rows each
+            # time.
             ids = [row["record_id"] for row in chosen.select("record_id").collect()]
             for part in _chunks(ids, MOST_IDS):
                 yield sides.rows_of(sides.live().where(f.col("record_id").isin(part)))
@@ -217,8 +219,8 @@ class _Sides:
         return found
 
     def _look_for_deleted(self, ids: Sequence[str]) -> None:
-        """Record which of some records are in the Recycle Bin, with the time of their
-        last change.
+        """Record which of the given records are in the Recycle Bin, with the time of their last
+        change.
         """
         fields = ", ".join(["Id", *([self.changed] if self.changed else [])])
         listed = ", ".join(f"'{each}'" for each in ids)
@@ -286,7 +288,8 @@ def _schema(table: DataFrame) -> pa.Schema:
     """Return the schema of the columns that hold fields."""
     if "record_id" not in table.columns or "_reread" not in table.columns:
         raise ConfigurationError(
-            "the table does not belong to a mirror: it has no record_id and _reread"
+            "the table does not belong to a mirror, because it has no columns record_id and "
+            "_reread: check the target"
         )
     schema = arrow_schema(table.schema)
     return pa.schema(
@@ -299,7 +302,7 @@ def _changed(description: ObjectDescription) -> str | None:
 
 
 def _event_names(opened: Callable[[str], DataFrame], entity: str) -> frozenset[str] | None:
-    """Return the column names of an object's events, or None if there is no table of events."""
+    """Return the column names of an object's typed table; None if the table does not exist."""
     stem = entity.removesuffix("c") if entity.endswith("__c") else entity
     try:
         names = opened(f"{stem}ChangeEvent").columns

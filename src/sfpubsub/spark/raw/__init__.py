@@ -1,1 +1,1 @@
-"""The raw table: what a row is, where it is kept, in which format, and who may write."""
+"""The raw table: its rows, layouts, formats and locations, and the lease of its only writer."""

@@ -44,10 +44,10 @@ class RawBatches:
 
     Args:
         spark: The session that reads.
-        table: Where the table is.
+        table: Location of the table.
 
     Raises:
-        ConfigurationError: There is no raw table, or Spark does not know its file system.
+        ConfigurationError: *table* is not a raw table, or Spark does not support its file system.
     """
 
     def __init__(self, spark: SparkSession, table: Destination) -> None:
@@ -56,14 +56,14 @@ class RawBatches:
         self._paths: dict[str, str] = {}
         """For Parquet: the directory of each listed batch."""
         self._end: tuple[str, str] | None = None
-        """A version and the id of its last known batch: each listing costs a query."""
+        """A version and the id of its last batch, cached because each listing costs a query."""
         self._lineage = lineage_of(spark, table)
         check_raw_table(table)
         if table.local is None and not table.in_catalog:
             check_file_system(spark, table.address)
 
     def identity(self) -> str | None:
-        """Return the table's identity, which stays the same if the table is moved.
+        """Return the table's identity, which survives moving it; None for a table without sources.
 
         Raises:
             WriteError: The table cannot be read.
@@ -71,7 +71,7 @@ class RawBatches:
         with self._errors("identity"):
             if self._lineage is not None:
                 return self._lineage.identity()
-        # The first source stays the first, whatever is added later.
+        # Sources are only ever appended, so the first one never changes.
         sources = sources_of(self._table.local) if self._table.local is not None else ()
         return str(sources[0]) if sources else None
 
@@ -88,7 +88,7 @@ class RawBatches:
             return None if self._lineage is None else self._lineage.version()
 
     def moves(self, since: str | None) -> Moves:
-        """Return how the batches have changed since an earlier version.
+        """Return the changes of the batches since an earlier version; none for a table of files.
 
         Raises:
             WriteError: The table cannot be read.
@@ -147,7 +147,7 @@ class RawBatches:
         Those are `sfpubsub.spark.raw.schema.SCHEMA`, ``ingest_date`` and ``batch``.
 
         Args:
-            batches: At least one.
+            batches: At least one batch.
             version: Version of the table; the newest by default.
         """
         if self._table.format == "parquet":
@@ -168,8 +168,8 @@ class RawBatches:
         return reader.schema(spark_schema(layout.stored)).parquet(*paths)
 
     def _listed(self, last: RawBatch | None) -> list[RawBatch]:
-        # A slow listing can miss a batch that is published meanwhile and yet see a later one. So
-        # list again, and keep everything up to the newest batch of the first listing.
+        # A slow listing can miss a batch that is published while it runs, and still contain a later
+        # one. So list again, and keep everything up to the newest batch of the first listing.
         newest = max(self._list_once(last), default=None)
         if newest is None:
             return []
@@ -184,7 +184,7 @@ class RawBatches:
                 continue
             date = directory.removeprefix(prefix)[:_DATE]
             if last is not None and date < last.date:
-                continue  # later partitions have later batches
+                continue  # an earlier partition has only earlier batches
             for name in os.listdir(os.path.join(root, directory)):
                 if name.startswith(BATCH_PREFIX):
                     batch = RawBatch(name.removeprefix(BATCH_PREFIX), date)

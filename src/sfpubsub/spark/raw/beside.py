@@ -1,13 +1,14 @@
-"""The directory ``.NAME.sfpubsub`` next to a Parquet table, for everything that is not its rows.
+"""The directory ``.NAME.sfpubsub`` next to a Parquet table, for all files except the table's rows.
 
 Staging and sidecars are kept outside the table's own tree, because not every reader of
 ``**/*.parquet`` ignores names that begin with ``_``, and even readers that do may list their
-contents while they are being removed. The directory is next to the table, or in a directory chosen
-by the user, which the table's identity file then records. It must be on the table's file system: a
-batch is published by one rename.
+contents while they are being removed. By default the directory is next to the table; the user can
+choose another parent directory, which the table's identity file then records. It must be on the
+table's file system: a batch is published by one rename.
 
-Tables of layout 1 kept all this inside. `settle` moves it out while holding the lease. It can be
-interrupted at any step and repeated; meanwhile `sidecar_places` returns both places.
+Tables of layout 1 kept these files inside the table. `settle` moves them out while the lease is
+held. It can be interrupted at any step and repeated; until it has finished, readers check both
+places (`sidecar_places`).
 """
 
 from __future__ import annotations
@@ -34,18 +35,19 @@ SIDECARS = (SCHEMAS_NAME, QUARANTINE_NAME, GAPS_NAME, COMMITS_NAME, CONFLICTS_NA
 # Cache of a writer's dedupe keys (ingest/key_window.py).
 KEYS_NAME = "_keys"
 
-# Names the table that the directory belongs to, because a directory chosen by the user may be used
-# for several tables.
+# File that names the table to which the directory belongs, because several tables may share a
+# parent directory chosen by the user.
 _OWNER_NAME = "table.json"
 
 
 def place_of(table: Path, staging: Path | None) -> Path:
-    """Return the directory for a table's staging and sidecars; the same for every path to the
-    table.
+    """Return the directory for a table's staging and sidecars.
+
+    Every path to the table, such as one through a link, gives the same directory.
 
     Args:
         table: The table's directory.
-        staging: Parent directory chosen by the user; by default that of the table.
+        staging: Parent directory chosen by the user; None means the parent of the table.
     """
     real = Path(os.path.realpath(table))
     return (staging or real.parent) / f".{real.name}.sfpubsub"
@@ -57,7 +59,7 @@ def sidecar_places(table: Path, staging: Path | None, name: str) -> list[Path]:
 
 
 def owner_of(place: Path) -> Path | None:
-    """Return the table that the directory was last used for, or None."""
+    """Return the table that the directory was last used for; None if none is recorded."""
     try:
         return Path(json.loads((place / _OWNER_NAME).read_text(encoding="utf-8"))["table"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -65,14 +67,12 @@ def owner_of(place: Path) -> Path | None:
 
 
 def check_place(table: Path, staging: Path | None) -> None:
-    """Check, without changing anything, that the directory is likely usable.
-
-    Changes nothing.
+    """Check, without changing anything, that the directory for staging and sidecars is usable.
 
     Raises:
-        ConfigurationError: It would be inside the table or on another file system, or it belongs to
-            another table.
-        OSError: It cannot be inspected.
+        ConfigurationError: The directory would be inside the table or on another file system, is
+            not writable, or belongs to another table.
+        OSError: The directory cannot be inspected.
     """
     place = place_of(table, staging)
     if place.is_relative_to(os.path.realpath(table)):
@@ -86,11 +86,12 @@ def check_place(table: Path, staging: Path | None) -> None:
     if not os.access(above, os.W_OK | os.X_OK):
         raise ConfigurationError(
             f"{place}, the directory for the table's staging, cannot be created: {above} is not "
-            f"writable; change its permissions, or name another directory of this file system "
+            f"writable; change its permissions, or name another directory on this file system "
             f"with --staging (staging=)"
         )
     owner = owner_of(place)
-    # The default directory cannot belong to another table, but a copy still names the original.
+    # The default directory cannot belong to another table, but that of a copied table still names
+    # the original.
     if staging is not None and owner is not None and _is_another(owner, table):
         raise ConfigurationError(
             f"{place} belongs to the table {owner}: name another directory with --staging "
@@ -102,19 +103,19 @@ def prepare(table: Path, place: Path) -> None:
     """Create the directory, and check that its contents can be renamed into the table.
 
     Raises:
-        ConfigurationError: It cannot, because they are on different file systems.
+        ConfigurationError: The directory and the table are on different file systems.
         OSError: The directory cannot be created.
     """
     make_directory(place)
     if owner_of(place) != Path(os.path.realpath(table)):
         replace_file(place / _OWNER_NAME, json.dumps({"table": os.path.realpath(table)}))
-    # Named like a draft, because a crash may leave it behind.
+    # The probe is named like a draft, because a crash may leave it behind.
     name = f"{IDENTITY_NAME}.{uuid.uuid4().hex}.tmp"
     probe, there = place / name, table / name
     probe.touch()
     try:
-        # A file instead of a directory, because readers do not mind if a file disappears. Only
-        # trying shows it: a directory that is mounted twice has the same device number.
+        # Rename a file instead of a directory, because readers tolerate a file that disappears.
+        # Only a trial is reliable: a directory that is mounted twice has the same device number.
         os.rename(probe, there)
     except OSError as error:
         probe.unlink()
@@ -130,10 +131,11 @@ def settle(table: Path, place: Path) -> None:
     1. A sidecar that has not been moved yet is moved as a whole, with one rename.
     2. If one already exists, because a stream still used the old path, its files are moved one by
        one. File names are derived from the contents, so an existing file is identical.
-    3. Leftovers of a dead write in staging are moved out, and removed where nobody reads.
+    3. Files that a failed write left in staging are moved to the new staging directory, which the
+       next start of a writer empties.
 
     Raises:
-        OSError: Moving failed; files stay wherever they are at that point.
+        OSError: A file could not be moved. Files already moved stay at their new place.
     """
     for name in SIDECARS:
         if (table / name).is_dir():

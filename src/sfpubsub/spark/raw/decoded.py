@@ -1,9 +1,9 @@
 """Columns of raw rows decoded from payloads by the compiled decoder, without a Python object per
 event.
 
-The Python code does the same event by event (`sfpubsub.spark.raw.rows`), and is used if the
-compiled decoder does not support a schema or payload. Invariant: the columns either equal those of
-the Python code or are missing.
+The Python code in `sfpubsub.spark.raw.rows` does the same event by event, and is used if the
+compiled decoder does not support a schema or payload. Invariant: `decoded` returns either the same
+columns as the Python code, or None.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HEADER_FIELDS = (
 
 @dataclass(frozen=True)
 class Decoded:
-    """Columns of raw rows."""
+    """The columns of raw rows that are decoded from payloads."""
 
     event_time: pa.Array
     payload_json: pa.Array
@@ -46,7 +46,7 @@ class Decoded:
 
 
 def decoded(events: Sequence[Event]) -> Decoded | None:
-    """Decode the payload columns of some events; return None if this must be done in Python."""
+    """Decode the payloads of events to columns; return None if the compiled decoder cannot."""
     places: dict[str, list[int]] = {}
     for place, event in enumerate(events):
         places.setdefault(event.raw.schema_id, []).append(place)
@@ -101,7 +101,7 @@ def _fact(codec: Codec) -> pa.Field | None:
 
 @functools.lru_cache(maxsize=512)  # as many as SchemaCache keeps
 def _fact_of(schema_json: str, is_change_event: bool) -> pa.Field | None:
-    """Return the field with an event's metadata, if it has the documented type."""
+    """Return the field with an event's metadata; None if it does not have the documented type."""
     name = CHANGE_EVENT_HEADER if is_change_event else "CreatedDate"
     try:
         kind = shape_of(schema_json).type

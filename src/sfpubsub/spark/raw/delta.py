@@ -30,7 +30,7 @@ from sfpubsub.spark.runtime.session import SPARK_ERRORS, active_session, first_l
 
 
 class DeltaTable(LoggedTable):
-    """A raw table in Delta format: at a path or URL, or of a catalog. See `LoggedTable`."""
+    """A raw table in Delta format, at a path or URL or in a catalog. See `LoggedTable`."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class DeltaTable(LoggedTable):
         check_session(spark, "delta")
         super().__init__(spark, place, sources, properties)
         self._url = place.url
-        """Location of its log; for a catalog table, known once the table exists."""
+        """Location of the table; for a catalog table, valid once the table exists."""
         self._exists = False
         self._jvm: Any = self._spark._jvm
         for name, value in delta_settings(local=place.local is not None).items():
@@ -61,10 +61,10 @@ class DeltaTable(LoggedTable):
             state = self._state_of(commit)
             if state is not None:
                 return state if not self._is_restored else self._from_rows(state)
-            # Our newest commit is no longer valid.
+            # A restore invalidates our commits before it.
             self._is_restored = self._is_restored or commit.get("operation") == "RESTORE"
         # The log keeps a commit for 30 days (delta.logRetentionDuration), and its number forever.
-        with active_session(self._spark):  # Spark computes whatever is not in the newest commit
+        with active_session(self._spark):  # reading the numbers may run Spark jobs
             numbers = snapshot.transactions()
             names = self._jvm.scala.jdk.javaapi.CollectionConverters.asJava(numbers)
             ours = [str(name) for name in names if str(name).startswith(APPLICATION)]
@@ -93,12 +93,15 @@ class DeltaTable(LoggedTable):
                 f"{self.place} is not a table of format delta: {first_line(error)}"
             ) from error
         if found["format"] != "delta":
-            raise ConfigurationError(f"{self.place} is a table of format {found['format']}")
+            raise ConfigurationError(
+                f"{self.place} is a table of format {found['format']}: choose another destination, "
+                f"or that format"
+            )
         self._url = str(found["location"])
         return True
 
     def _create(self, layout: Layout) -> None:
-        """Create an empty catalog table, unless another writer just did."""
+        """Create an empty catalog table, unless another writer has just created it."""
         self._spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.place.in_sql} ({column_definitions(layout.stored)}) "
             f"USING delta PARTITIONED BY ({layout.partition})"
@@ -107,7 +110,9 @@ class DeltaTable(LoggedTable):
         self._find()
 
     def _set_properties(self) -> None:
-        """Set non-Delta properties on a path-only table as well."""
+        """Set the properties that the first commit of a path-only table ignored: those not of
+        Delta.
+        """
         if not all(key.startswith("delta.") for key in self._properties):
             name = f"delta.{_quoted(self._url)}"
             self._spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({self._pairs})")
@@ -151,7 +156,7 @@ class DeltaTable(LoggedTable):
             writer = frame.write.format("delta").mode("append").options(**self._options(state))
             if self.place.in_catalog:
                 writer.saveAsTable(self.place.in_sql)
-            # The first commit creates it: SQL cannot create a table in an existing directory.
+            # The first commit creates the table: SQL cannot create one in an existing directory.
             elif is_new:
                 writer = writer.partitionBy(state.layout.partition).options(**self._properties)
                 writer.save(self._url)
@@ -173,10 +178,10 @@ class DeltaTable(LoggedTable):
         raise Conflict(f"delta skipped the commit: number {state.number} is taken")
 
     def _add(self, frame: DataFrame, state: State) -> None:
-        """Commit as Delta's writer does, unless the table has a number that is as high.
+        """Commit as Delta's writer does, unless the table already has this number or a higher one.
 
-        That writer looks for the number in the table's whole state, which each commit makes Delta
-        compute anew: three jobs of Spark, where the write itself is one.
+        Delta's writer looks up the number in the table's complete state, which Delta recomputes
+        after each commit with three Spark jobs; the write itself needs only one.
         """
         spark, application = self._spark, state.application
         delta = "org.apache.spark.sql.delta"
@@ -188,8 +193,8 @@ class DeltaTable(LoggedTable):
             transaction = log.startTransaction()
             if transaction_number(spark, transaction.snapshot(), application) >= state.number:
                 return
-            # As where Delta reads the number itself: a commit with this application's name that
-            # comes in between is a conflict.
+            # Register the read of the number, as Delta's writer does. Then a concurrent commit with
+            # this application id is a conflict.
             transaction.readTxn().addOne(application)
             given = empty
             for name, value in self._options(state).items():
@@ -197,7 +202,7 @@ class DeltaTable(LoggedTable):
             options = java_class(spark, f"{delta}.DeltaOptions")(
                 given, session.sessionState().conf()
             )
-            # Its partitions and properties are the table's: none are given.
+            # No partition columns or properties are passed, so those of the table apply.
             write = java_class(spark, f"{delta}.commands.WriteIntoDelta")(
                 log, append, options, empty.keys().toSeq(), empty, frame._jdf, *[nothing] * 2, False
             )
@@ -229,10 +234,10 @@ class DeltaTable(LoggedTable):
 
 
 def transaction_number(spark: SparkSession, snapshot: Any, application: str) -> int:
-    """Return the newest number of an application in a snapshot of a table's log; 0 if it has none.
+    """Return an application's latest transaction number in a snapshot of the log; 0 if it has none.
 
-    From the checksum beside the log, if that has it; else Delta computes the table's state, by
-    three jobs of Spark.
+    The number is read from the checksum file in the log if possible; otherwise Delta computes the
+    table's state, with three Spark jobs.
     """
     checksum = snapshot.checksumOpt()
     known = checksum.get().setTransactions() if checksum.isDefined() else checksum
@@ -250,7 +255,7 @@ def _quoted(name: str) -> str:
 
 
 def _commit_info(lines: Iterator[str]) -> dict[str, Any]:
-    """Return a commit's info, which is the first line if Spark wrote it."""
+    """Return a commit's ``commitInfo``, or an empty dict. Spark writes it as the first line."""
     for line in lines:
         if '"commitInfo"' in line:
             found = json.loads(line).get("commitInfo")
@@ -263,5 +268,5 @@ def _is_conflict(error: BaseException) -> bool:
     java = getattr(error, "java_exception", None)
     try:
         return java is not None and "io.delta.exceptions.Concurrent" in java.getClass().getName()
-    except (Py4JError, OSError):  # the exception's JVM is gone
+    except (Py4JError, OSError):  # the exception is an object of a JVM that has exited
         return False

@@ -1,6 +1,6 @@
 """Destinations of raw tables: a local directory, a URL, or the name of a catalog table.
 
-Nothing here needs Spark, so an invalid destination is rejected at once.
+Nothing here needs Spark, so an invalid destination is rejected immediately.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Destination:
     format: str
     """One of `FORMATS`."""
     address: str
-    """The name for Spark: an absolute path, a URL, or the name of a catalog's table."""
+    """The address for Spark: an absolute path, a URL, or the name of a catalog table."""
     local: Path | None
-    """The directory, if it is local."""
+    """The table's directory; None if it is not on a local file system."""
     in_catalog: bool = False
     """Whether `address` is the name of a catalog table."""
     staging: Path | None = None
-    """For parquet: the requested directory for staging and sidecars."""
+    """For parquet: the requested directory for staging and sidecars; None if not given."""
 
     @classmethod
     def parse(
@@ -85,12 +85,12 @@ class Destination:
 
     @property
     def in_sql(self) -> str:
-        """The quoted name of a catalog table."""
+        """The name of a catalog table, quoted for SQL."""
         return ".".join(f"`{part}`" for part in self.address.split("."))
 
     @property
     def name(self) -> str:
-        """Its last part, for messages."""
+        """The last part of `address`, for messages."""
         return re.split(r"[/.]" if self.in_catalog else "/", self.address)[-1]
 
     def __str__(self) -> str:
@@ -98,22 +98,23 @@ class Destination:
 
     @property
     def beside(self) -> Path | None:
-        """The directory with its sidecars, if it is local.
+        """The directory that contains the sidecars; None if the table is not local.
 
-        It is next to a Parquet table, and inside a table of another format, whose readers use the
-        log.
+        For Parquet it is next to the table. For other formats it is the table's own directory,
+        because their readers find files only through the log.
         """
         if self.local is None or self.format != "parquet":
             return self.local
         return place_of(self.local, self.staging or recorded_staging(self.local))
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Check, as far as possible without Spark, that the sources can use it as their table.
+        """Check, as far as possible without Spark, that *sources* can use this as their table.
 
         Changes nothing.
 
         Raises:
-            ConfigurationError: It is something else, belongs to other sources, or is not writable.
+            ConfigurationError: The destination is something else, belongs to other sources, or is
+                not writable.
         """
         if self.local is not None:
             check_destination(self.local, sources, self.format, self.staging)
@@ -134,10 +135,10 @@ def format_of(raw: str | os.PathLike[str], default: str) -> str:
 
 
 def check_raw_table(table: Destination) -> None:
-    """Check, as far as possible without Spark, that there is a raw table to read.
+    """Check, as far as possible without Spark, that *table* is a raw table.
 
     Raises:
-        ConfigurationError: There is no raw table, or it has another format.
+        ConfigurationError: *table* is not a raw table, or has another format.
     """
     path = table.local
     if path is None:
@@ -146,11 +147,17 @@ def check_raw_table(table: Destination) -> None:
         raise ConfigurationError(f"{table} is not a directory: name the raw table to read")
     for other, log in LOGS.items():
         if (path / log).is_dir() and table.format != other:
-            raise ConfigurationError(f"{table} is a table of format {other}: use --from-format")
+            raise ConfigurationError(
+                f"{table} is a table of format {other}: use --from-format to name that format"
+            )
     mark = LOGS.get(table.format, IDENTITY_NAME)
     if not (path / mark).exists():
         inner = sorted(entry.parent.name for entry in path.glob(f"*/{mark}"))
-        hint = f"; name a raw table that it contains: {', '.join(inner)}" if inner else ""
+        hint = (
+            f"; name a raw table that it contains: {', '.join(inner)}"
+            if inner
+            else "; check the path"
+        )
         raise ConfigurationError(
             f"{table} is not a raw table of format {table.format} (it has no {mark}){hint}"
         )
@@ -165,7 +172,7 @@ def _refuse_ambiguous(name: str, format: str) -> None:  # noqa: A002  # Spark's 
 
 
 def check_format(name: str) -> None:
-    """Check that the format exists.
+    """Check that *name* is a supported format.
 
     Raises:
         ConfigurationError: The format is unknown.

@@ -1,8 +1,8 @@
 """Small text files of a table, on a local disk or any file system that Spark's JVM supports.
 
-It works on one directory at a time, with four operations: list names, read a file, replace a file,
-remove a file. A reader sees either the old or the new contents, and after `Files.replace` the new
-ones are durable. The caller decides on the contents.
+Each `Files` object handles one directory: it lists the names of the files, and reads, replaces or
+removes a file. A reader sees either the old or the new contents of a file, and after
+`Files.replace` the new contents are durable.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _READS = 5
 
 
 class Files(ABC):
-    """The files of one directory. Thread-safe, with one writer per file."""
+    """The files of one directory. Thread-safe, if each file has only one writer."""
 
     @property
     @abstractmethod
     def place(self) -> str:
-        """The directory, for messages and for Spark."""
+        """Path or URL of the directory, for messages and for Spark."""
 
     @abstractmethod
     def make(self) -> None:
         """Create the directory, so that Spark can read it even while it is empty.
 
         Raises:
-            WriteError: It could not be created.
+            WriteError: The directory could not be created.
         """
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Files(ABC):
         """Return the contents of a file, or None if it does not exist.
 
         Raises:
-            ConfigurationError: It cannot be read.
+            ConfigurationError: The file cannot be read.
         """
 
     @abstractmethod
@@ -57,7 +57,7 @@ class Files(ABC):
         """Replace the contents of a file durably.
 
         Raises:
-            WriteError: Replacing failed; the file has either the old or the new contents.
+            WriteError: The file could not be replaced; it has either the old or the new contents.
         """
 
     @abstractmethod
@@ -75,12 +75,12 @@ class Files(ABC):
         """Remove a file, if it exists. It may reappear after a crash.
 
         Raises:
-            WriteError: It could not be removed.
+            WriteError: The file could not be removed.
         """
 
 
 class LocalFiles(Files):
-    """A directory of a POSIX file system."""
+    """A directory on a local POSIX file system."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -135,16 +135,16 @@ class LocalFiles(Files):
 
 
 class HadoopFiles(Files):
-    """A directory of a file system that Spark's JVM writes to: ``s3a://…``, ``hdfs://…``.
+    """A directory on a file system of Spark's JVM, such as ``s3a://…`` or ``hdfs://…``.
 
     In an object store, a file is written under its final name: it appears atomically when it is
-    closed, and replaces the old one. A rename would be a copy, before which the old one is deleted.
+    closed, and replaces the old one. A rename would delete the old file and then copy the draft.
     Elsewhere (HDFS), a draft is renamed over the old file; drafts have hidden names, which Spark
     ignores.
 
     Args:
         spark: A classic session, not Spark Connect.
-        directory: A URL.
+        directory: URL of the directory.
 
     Raises:
         ConfigurationError: Spark does not support the file system.
@@ -158,7 +158,7 @@ class HadoopFiles(Files):
         try:
             self._path = fs.Path(directory)
             configuration = context._jsc.hadoopConfiguration()
-            # FileContext and not FileSystem: only its rename replaces a file.
+            # FileContext instead of FileSystem, because only its rename can replace a file.
             self._files = fs.FileContext.getFileContext(self._path.toUri(), configuration)
         except SPARK_ERRORS as error:
             raise ConfigurationError(
@@ -286,11 +286,11 @@ def _was_replaced(error: BaseException) -> bool:
 
 
 def files_at(table: Path | str, name: str, spark: SparkSession | None) -> Files:
-    """Return the directory *name* of a table.
+    """Return the files in the directory *name* of a table.
 
     Args:
-        table: A local path, or a URL of another file system.
-        name: Such as ``_gaps``.
+        table: Directory of the table: a local path, or a URL of another file system.
+        name: Name of the directory, such as ``_gaps``.
         spark: Used to access other file systems; not needed for a local path.
 
     Raises:
@@ -299,5 +299,5 @@ def files_at(table: Path | str, name: str, spark: SparkSession | None) -> Files:
     if isinstance(table, Path):
         return LocalFiles(table / name)
     if spark is None:
-        raise ConfigurationError(f"{table} is not local: accessing it needs a Spark session")
+        raise ConfigurationError(f"{table} is not local: pass a Spark session to access it")
     return HadoopFiles(spark, f"{table.rstrip('/')}/{name}")

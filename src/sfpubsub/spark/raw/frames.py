@@ -28,8 +28,8 @@ from sfpubsub.spark.raw.schema import COMMENTS
 from sfpubsub.spark.raw.table import StoredRow
 from sfpubsub.spark.runtime.session import frame_of_rows
 
-# Bytes of rows in one task of a cluster. Spark refuses 128 MiB (spark.rpc.message.maxSize),
-# and rows differ in size.
+# Average bytes of rows in one task on a cluster. Spark rejects tasks above 128 MiB
+# (spark.rpc.message.maxSize), and rows differ in size.
 _TASK_BYTES = 32 * 1024 * 1024
 
 # The header of a change event in its JSON, for tables whose layout has no column for it.
@@ -64,7 +64,7 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 
 
 def columns_that_differ(found: StructType, wanted: pa.Schema) -> list[str]:
-    """Return a clause for each wrong or missing column. Additional columns are fine."""
+    """Describe each wrong or missing column in a clause. Additional columns are allowed."""
     kinds = {field.name: field.dataType.simpleString() for field in found}
     clauses = []
     for field in spark_schema(wanted):
@@ -119,7 +119,7 @@ def in_newest_layout(rows: DataFrame, *, others: bool = False) -> DataFrame:
 
 
 def with_comments(rows: DataFrame) -> DataFrame:
-    """Add comments to the columns."""
+    """Add the comments of `COMMENTS` to the columns."""
     return rows.select(
         [f.col(n).alias(n, metadata={"comment": COMMENTS.get(n, "")}) for n in rows.columns]
     )
@@ -150,7 +150,8 @@ def frame_of(
     """Yield *rows* as a frame that is valid only within the block.
 
     Args:
-        spark: A classic session of our own, because one of its settings is changed temporarily.
+        spark: A classic session from `own_session`, because one of its settings is changed
+            temporarily.
         rows: The rows; times have a zone.
         scratch: Directory for a temporary file with the rows; the system's default if None.
     """
@@ -178,7 +179,7 @@ def rows_among(
     Args:
         spark: The session of *rows*.
         rows: Rows with the columns of a `StoredRow`; other columns are not read.
-        keys: At least one, and at most as many as a batch has.
+        keys: At least one dedupe key, and no more than a batch has rows.
     """
     wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
     asked = f.broadcast(frame_of_rows(spark, wanted))
@@ -193,7 +194,7 @@ def _sent(spark: SparkSession, rows: pa.Table) -> DataFrame:
     try:
         if pieces > 1:
             spark.conf.set(_ROWS_OF_A_PIECE, str(-(-len(rows) // pieces)))
-        return frame_of_rows(spark, rows).coalesce(pieces)  # it is cut now
+        return frame_of_rows(spark, rows).coalesce(pieces)  # splits the rows now
     finally:
         spark.conf.set(_ROWS_OF_A_PIECE, before)
 

@@ -1,11 +1,11 @@
-"""The raw table in Iceberg format: a directory or URL of its own, or a table of a catalog.
+"""The raw table in Iceberg format, at a path or URL or in a catalog.
 
 Iceberg's appends never conflict: if the table has changed, an append is retried on top of the
 change, even for a superseded writer. So each of our transactions has two steps. First a snapshot is
 *staged*: it is in the table's metadata, with its rows and its `State`, but on no branch. Then it is
 *published* by swapping the table's metadata, from a version whose newest state is the one we know
-to one whose main branch ends in the staged snapshot. If anything has changed meanwhile, the swap
-fails; whether to retry depends on what has changed.
+to one whose main branch ends in the staged snapshot. If anything has changed in the meantime, the
+swap fails; whether it is retried depends on what has changed.
 
 The state is a property of both the snapshot and the table, because compaction adds snapshots on top
 of ours, after which ours may expire.
@@ -35,7 +35,7 @@ from sfpubsub.spark.runtime.session import active_session
 
 MAIN = "main"
 
-# Property of the snapshot and of the table.
+# Name of the snapshot property and of the table property that contain the state.
 STATE = "sfpubsub.state"
 # Table property: the snapshot that the state belongs to.
 _STATE_OF = "sfpubsub.snapshot"
@@ -44,8 +44,8 @@ _STATE_OF = "sfpubsub.snapshot"
 WAP_ID = "wap.id"
 WAP_SETTING = "spark.wap.id"
 
-# Attempts to publish. One fails only if something else was committed within the same tenths of a
-# second.
+# Attempts to publish. An attempt fails only if something else was committed within the same few
+# tenths of a second.
 TRIES = 5
 
 # Table property that enables staging.
@@ -115,10 +115,10 @@ class IcebergTable(LoggedTable):
         return self._state_of_branch(metadata) is None and self._read(metadata.properties()) is None
 
     def _adopt(self) -> None:
-        """Adopt an empty table that was created for us.
+        """Adopt an empty table that the user created in advance.
 
         Raises:
-            ConfigurationError: It has different columns, or it has rows.
+            ConfigurationError: The table has other columns, or already has rows.
         """
         state = self._adopted(self._rows())
         changes = self._table().updateProperties()
@@ -128,8 +128,8 @@ class IcebergTable(LoggedTable):
         state = self._state_of_branch(metadata) or self._read(metadata.properties())
         if state is None:
             raise ConfigurationError(
-                f"{self.place} is an iceberg table that belongs to someone else: choose another "
-                f"destination"
+                f"{self.place} is an iceberg table that was not created by sfpubsub: choose "
+                f"another destination"
             )
         return state
 
@@ -141,7 +141,11 @@ class IcebergTable(LoggedTable):
         return None
 
     def _is_rolled_back(self, metadata: Any) -> bool:
-        """Return whether the table's property is newer than the branch, which has no state."""
+        """Return whether the table was rolled back to before our first snapshot.
+
+        Then the main branch has no state, although the snapshot named by the table's property still
+        exists.
+        """
         told = metadata.properties().get(_STATE_OF)
         return (
             told is not None
@@ -164,7 +168,7 @@ class IcebergTable(LoggedTable):
         raise Conflict("other writers keep changing the table")
 
     def _stage(self, frame: DataFrame, state: State, operations: Any, *, empty: bool) -> int:
-        """Create a snapshot on no branch, and return its id."""
+        """Create a snapshot that is on no branch, and return its id."""
         if empty:
             append = self._table().newFastAppend()
             append.set(STATE, state.to_json()).set(WAP_ID, state.attempt).stageOnly().commit()
@@ -178,7 +182,7 @@ class IcebergTable(LoggedTable):
         for index in reversed(range(len(snapshots))):
             if snapshots[index].summary().get(WAP_ID) == state.attempt:
                 return int(snapshots[index].snapshotId())
-        raise Conflict("the staged snapshot is gone")
+        raise Conflict("the staged snapshot no longer exists")
 
     def _append(self, frame: DataFrame, state: State) -> None:
         options = {
@@ -205,7 +209,8 @@ class IcebergTable(LoggedTable):
         """Swap in metadata whose main branch ends in the staged snapshot.
 
         Returns:
-            False if it must be staged again, because another snapshot was committed in between.
+            True if published; False if the rows must be staged again, because another snapshot was
+            committed in between.
 
         Raises:
             Conflict: A transaction of this or another writer was committed in between.
@@ -234,7 +239,7 @@ class IcebergTable(LoggedTable):
         self._newest = state.attempt
 
     def _create(self, frame: DataFrame) -> Any:
-        """Create an empty table that carries our state from the start."""
+        """Create an empty table with our initial state as a property; return its operations."""
         properties = {
             **_PROPERTIES,
             **self._properties,
@@ -292,7 +297,7 @@ class IcebergTable(LoggedTable):
 
 
 def ancestors(metadata: Any, newest: Any = None) -> Iterator[Any]:
-    """Yield retained snapshots, newest first.
+    """Yield a snapshot and its retained ancestors, newest first.
 
     Args:
         metadata: Metadata of the table.
@@ -309,7 +314,7 @@ def check_catalog(spark: SparkSession, place: Destination) -> None:
     """Check that the catalog can swap a table's metadata atomically.
 
     Raises:
-        ConfigurationError: It cannot, because it relies on renames in an object store.
+        ConfigurationError: The catalog relies on renames in an object store, which are not atomic.
     """
     catalog = f"spark.sql.catalog.{place.address.split('.')[0]}"
     kind = str(spark.conf.get(f"{catalog}.type", ""))
@@ -337,11 +342,12 @@ def published(
         operations: Operations of the table.
         staged: Id of the snapshot.
         properties: Table properties to set at the same time.
-        is_ours: Returns whether the table's metadata is still as the snapshot expects.
+        is_ours: Returns whether the given table metadata is still what the staged snapshot builds
+            on.
 
     Returns:
-        False if it was not published: the table is not as expected, another snapshot was committed
-        in between, or other writers keep changing the table.
+        True if published; False if the metadata is no longer what the snapshot builds on, another
+        snapshot was committed in between, or other writers keep changing the table.
     """
     for _ in range(TRIES):
         base = operations.refresh()
@@ -368,7 +374,7 @@ def published(
 
 
 def tip(metadata: Any) -> int | None:
-    """Return the id of the main branch's newest snapshot."""
+    """Return the id of the main branch's newest snapshot; None if there are no snapshots."""
     snapshot = metadata.currentSnapshot()
     return None if snapshot is None else int(snapshot.snapshotId())
 

@@ -7,16 +7,16 @@ its identity file, table formats with every transaction. The rules:
   never removed.
 - *Readers* match columns by name: missing columns are null, and unknown columns are ignored. So
   every version can read every table.
-- A *writer* supports every layout that it knows, without changing it, and rejects a table with a
-  newer one, because it would silently leave unknown columns empty. It leaves columns added by
-  others empty.
+- A *writer* writes every layout up to its newest one, and does not change the layout of a table. It
+  rejects a table with a newer layout, because it would silently leave the new columns empty.
+  Columns added by other programs stay empty.
 
 1. Parquet: staging and sidecars inside the table. Table formats: as layout 2.
 2. Partitions by hour, as text.
-3. ``org_id``, ``change_header``, ``headers``. Partitions by day. Appends arrive in order of time,
-   so file statistics are as selective as clustering would make them, without rewriting everything.
-   Partitions exist so that old days can be removed cheaply; days have a type that every engine can
-   compare, and are few enough for any catalog.
+3. ``org_id``, ``change_header``, ``headers``. Partitions by day. Rows are appended in order of
+   time, so file statistics are as selective as after clustering, without rewriting any files.
+   Partitions exist so that old days can be deleted cheaply; every engine can compare dates, and one
+   partition per day is few enough for any catalog.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from sfpubsub.spark.raw.schema import BATCH_COLUMN, FIRST_COLUMNS, SCHEMA
 
 @dataclass(frozen=True)
 class Layout:
-    """One layout. Use `layout_of`, or `NEWEST`."""
+    """The layout of a table. Use an entry of `LAYOUTS`, or `NEWEST`."""
 
     number: int
     columns: pa.Schema
-    """Columns of a row, without partition and batch."""
+    """Columns of a row, without the partition and batch columns."""
     partition: str
-    """The partition column."""
+    """Name of the partition column."""
     kind: pa.DataType
     """Type of the partition column."""
     format: str
@@ -48,9 +48,10 @@ class Layout:
 
     @property
     def added(self) -> tuple[str, str]:
-        """Columns that follow `columns`: the partition (time of writing, UTC) and the batch id.
+        """Names of the columns that follow `columns`: the partition (time of writing, UTC) and the
+        batch id.
 
-        In Parquet they are stored in directory names.
+        A Parquet table stores their values in the names of directories.
         """
         return self.partition, BATCH_COLUMN
 
@@ -66,18 +67,18 @@ class Layout:
         return f"{self.partition}="
 
     def text_of(self, time: float) -> str:
-        """Return the name of the partition of a time in seconds since 1970 UTC."""
+        """Return the name of the partition that contains *time*, in seconds since 1970 UTC."""
         return datetime.fromtimestamp(time, UTC).strftime(self.format)
 
     def value_of(self, time: float) -> str | date:
-        """Return the stored partition value of a time in seconds since 1970 UTC."""
+        """Return the value of the partition column for *time*, in seconds since 1970 UTC."""
         return self.text_of(time) if pa.types.is_string(self.kind) else _utc(time).date()
 
     def start_of(self, value: str | date) -> float:
-        """Return the beginning of a partition, in seconds since 1970 UTC.
+        """Return the start of a partition, in seconds since 1970 UTC.
 
         Raises:
-            ValueError: *value* is not a partition.
+            ValueError: *value* is not a partition of this layout.
         """
         text = value if isinstance(value, str) else value.isoformat()
         return datetime.strptime(text, self.format).replace(tzinfo=UTC).timestamp()
@@ -86,7 +87,7 @@ class Layout:
         """Return the end of a partition, in seconds since 1970 UTC.
 
         Raises:
-            ValueError: *value* is not a partition.
+            ValueError: *value* is not a partition of this layout.
         """
         return self.start_of(value) + self.seconds
 
@@ -99,7 +100,7 @@ _HOURS = pa.schema([SCHEMA.field(name) for name in FIRST_COLUMNS])
 _HOUR = timedelta(hours=1).total_seconds()
 _DAY = timedelta(days=1).total_seconds()
 
-# Most seconds by which a partition may end after a row in it was written.
+# Longest time from the write of a row to the end of its partition, in seconds.
 LONGEST_PARTITION = _DAY
 
 NEWEST = Layout(3, SCHEMA, "ingest_date", pa.date32(), "%Y-%m-%d", _DAY)
@@ -114,13 +115,13 @@ PREFIXES = tuple({layout.prefix: None for layout in LAYOUTS.values()})
 
 
 def layout_with(columns: Collection[str]) -> Layout:
-    """Infer the layout of a table that does not record it from its columns."""
+    """Return the layout of a table that does not record it, inferred from its columns."""
     return LAYOUTS[1] if LAYOUTS[1].partition in columns else NEWEST
 
 
 def newer_layout(table: object, number: object) -> str:
-    """Return the message for a table with an unknown layout."""
+    """Return the error message for a table whose layout is newer than this version."""
     return (
-        f"{table} has layout {number} of a newer sfpubsub version; this version would leave its "
-        f"new columns empty: use the newer version, or choose another destination"
+        f"{table} has layout {number}, which a newer version of sfpubsub wrote; this version would "
+        f"leave its new columns empty: use the newer version, or choose another destination"
     )

@@ -1,8 +1,8 @@
-"""The lease that allows one writer per table: a locked file that names its two processes.
+"""The lease that limits a table to one writer: a locked file that names the writer's two processes.
 
-The Python process holds an ``flock``, which ends with the process in any case. Its JVM cannot hold
-the lock and lives up to 3 s longer if Python is killed. So the file names both processes, and the
-next writer waits for the old JVM to exit before it reads the table.
+The Python process holds an ``flock``, which the kernel releases when the process exits, even if it
+is killed. The JVM cannot hold the lock, and lives up to 3 s longer if Python is killed. So the file
+names both processes, and the next writer waits for the old JVM to exit before it reads the table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sfpubsub.spark.runtime.process import Process
 
 LEASE_NAME = "_lease"
 
-# Seconds that a new writer waits for the previous writer's processes. An orphaned JVM has been seen
+# Seconds that a new writer waits for the previous writer's processes. An orphaned JVM was observed
 # to live for 1.3 to 3 s; after five times that, it will not exit on its own.
 PATIENCE = 15.0
 
@@ -41,22 +41,22 @@ class Lease:
 
     @classmethod
     def acquire(cls, table: Path, jvm_pid: int, *, patience: float = PATIENCE) -> Lease:
-        """Wait for the last writer's processes to exit, then acquire the lease.
+        """Wait for the previous writer's processes to exit, then acquire the lease.
 
         Args:
             table: The table's directory.
             jvm_pid: The JVM that will write for this process.
-            patience: Seconds to wait for them to exit.
+            patience: Seconds to wait for those processes to exit.
 
         Raises:
-            ConfigurationError: Another writer is alive, the JVM of a dead writer does not exit, or
-                the file system does not support locks.
-            WriteError: The JVM has exited.
+            ConfigurationError: Another writer is alive, the JVM of a killed writer did not exit in
+                time, or the file system does not support locks.
+            WriteError: The JVM *jvm_pid* has exited.
         """
         jvm = Process.of(jvm_pid)
         own = Process.of(os.getpid())
         if jvm is None or own is None:
-            raise WriteError(f"spark's JVM (pid {jvm_pid}) has exited")
+            raise WriteError(f"the Spark JVM (pid {jvm_pid}) has exited: restart the job")
         deadline = time.monotonic() + patience
         descriptor = os.open(table / LEASE_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         with ExitStack() as unless_done:
@@ -71,13 +71,13 @@ class Lease:
         """Check that the JVM is alive.
 
         Raises:
-            WriteError: It has exited.
+            WriteError: The JVM has exited.
         """
         if not self._jvm.alive():
-            raise WriteError(f"spark's JVM (pid {self._jvm.pid}) has exited")
+            raise WriteError(f"the Spark JVM (pid {self._jvm.pid}) has exited: restart the job")
 
     def release(self) -> None:
-        """Release the lease at once. Call it only when no write is in progress."""
+        """Release the lease immediately. Call it only if no write is in progress."""
         if self._descriptor is not None:
             _record(self._descriptor, python=None, jvm=None)
             os.close(self._descriptor)
@@ -127,7 +127,7 @@ def _read(descriptor: int, role: str) -> Process | None:
         found = json.loads(text)[role]
         return None if found is None else Process(int(found["pid"]), str(found["started"]))
     except (ValueError, KeyError, TypeError):
-        # New, or damaged by a power loss, which no process survived.
+        # The file is new, or was damaged by a power loss, which no process survived.
         return None
 
 

@@ -1,8 +1,8 @@
 """Detect which batches a raw table has lost through a Delta RESTORE or an Iceberg rollback.
 
 For readers, which track batch ids, a written batch stays in the table forever, even after its old
-rows are deleted. Only restoring an earlier version of the table undoes batches, and going forward
-again brings them back. The table's log shows this, not its rows.
+rows are deleted. Only restoring an earlier version of the table undoes batches, and restoring a
+later one brings them back. The table's log shows this, not its rows.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sfpubsub.spark.raw.state import State
 
 @dataclass(frozen=True)
 class Commit:
-    """One version of a Delta table."""
+    """The commit that created one version of a Delta table."""
 
     version: int
     batch: str | None = None
-    """The batch that it wrote, if any."""
+    """Id of the batch that the commit added; None if it added no batch."""
     restored: int | None = None
-    """The version that it restored, if any."""
+    """The version that the commit restored; None if it is not a restore."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Moves:
     """How a table's batches differ from those of an earlier version."""
 
     vanished: frozenset[str] = frozenset()
-    """Ids of batches that were there then and no longer are."""
+    """Ids of batches that were in the earlier version and are no longer in the table."""
     added: frozenset[str] = frozenset()
-    """Ids of batches that are there now and were not then: newly written or restored ones."""
+    """Ids of batches in the table that were not in the earlier version: new or restored ones."""
     went_back: bool = False
-    """Whether any version was restored."""
+    """Whether the table was restored to an older version in between."""
 
 
 def moves(commits: Sequence[Commit], since: int) -> Moves:
@@ -69,7 +69,9 @@ class Lineage(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """Return the format's own identity of the table, which survives moving it."""
+        """Return the id that the format gives the table, which stays the same if the table is
+        moved.
+        """
 
     @abstractmethod
     def version(self) -> str:
@@ -83,11 +85,11 @@ class Lineage(ABC):
 
     @abstractmethod
     def at(self, version: str) -> DataFrame:
-        """Return the rows of a version that has not expired."""
+        """Return the rows of a version, which must not have expired."""
 
 
 class DeltaLineage(Lineage):
-    """The versions of a Delta table at a path or URL."""
+    """The versions of a Delta table."""
 
     def __init__(self, spark: SparkSession, place: Destination) -> None:
         self._spark = spark
@@ -112,7 +114,7 @@ class DeltaLineage(Lineage):
             commits = self._commits(now - first + 1)
             back = [commit.restored for commit in commits if commit.restored is not None]
             earliest = min([then, *back])
-            # The log is kept for 30 days (delta.logRetentionDuration); older commits are gone.
+            # The log is kept for 30 days (delta.logRetentionDuration); older commits are deleted.
             if earliest >= first or len(commits) < now - first + 1:
                 return moves(commits, then)
             first = earliest
@@ -200,7 +202,7 @@ class IcebergLineage(Lineage):
                 return Moves(added=frozenset(now))
             now += self._batch(snapshot)
         old = metadata.snapshot(int(version))
-        # expired: it is no longer possible to tell whether the table was rolled back.
+        # The version has expired, so it is unknown whether the table was rolled back.
         if old is None:
             return Moves(added=frozenset(now))
         then = frozenset(

@@ -46,11 +46,11 @@ from sfpubsub.types import ReplayId
 
 T = TypeVar("T")
 
-# Attempts to start writing a table. One fails only if another writer, or a compaction, commits at
-# the same moment.
+# Attempts to start writing a table. An attempt fails only if another writer, or a compaction,
+# commits at the same moment.
 _FENCE_TRIES = 5
 
-# Keys collected to the driver at once. A row takes about 50 bytes there.
+# Most keys collected by the driver at a time. Each takes about 50 bytes there.
 _KEYS_AT_ONCE = 1_000_000
 
 
@@ -59,15 +59,15 @@ _CLOCKS = 3600.0
 
 
 class Conflict(Exception):  # noqa: N818  # never leaves this package; not a user error
-    """Another transaction was committed in between; nothing was committed."""
+    """Another transaction was committed first, so this one was not committed."""
 
 
 class LoggedTable(RawTable):
     """A raw table in a table format. Not thread-safe.
 
     Args:
-        spark: The session that writes; its settings are left alone.
-        place: Where the table is.
+        spark: Session from which the writing session is created; its settings are not changed.
+        place: Location of the table.
         sources: Sources of its events.
         properties: Properties to set if the table has to be created.
 
@@ -95,17 +95,17 @@ class LoggedTable(RawTable):
 
     @classmethod
     def of_any_source(cls, spark: SparkSession, place: Destination) -> Self:
-        """Open an existing table with any sources.
+        """Open an existing table, whatever its sources.
 
         Raises:
-            ConfigurationError: There is no raw table, or Spark lacks the format's jars.
-            WriteError: It cannot be read.
+            ConfigurationError: *place* is not a raw table, or Spark lacks the format's jars.
+            WriteError: The table cannot be read.
         """
         table = cls(spark, place, ())
         with table._errors("cannot be read"):
             found = table._load()
         if found is None or not found.sources:
-            raise ConfigurationError(f"{place} is not a raw table of sfpubsub")
+            raise ConfigurationError(f"{place} is not a raw table of sfpubsub: check the path")
         table._sources = found.sources
         return table
 
@@ -114,7 +114,7 @@ class LoggedTable(RawTable):
         necessary.
 
         Raises:
-            ConfigurationError: It cannot be done in one transaction.
+            ConfigurationError: The table cannot be replaced in one transaction.
             WriteError: The upgrade failed.
         """
         self.recover()
@@ -160,13 +160,14 @@ class LoggedTable(RawTable):
     def recover(self) -> None:
         """See `RawTable`.
 
-        First, temporary files left by a dead write are removed.
+        First, temporary files left by a failed write are removed. Then:
 
         1. Read the newest state in the log; if the table was restored, report it.
         2. If this writer had already started and the state belongs to another one, give up: the
            table was taken over.
-        3. Commit an empty transaction on top of it. From now on no earlier write can be committed:
-           neither an older writer's, nor a failed one of our own that Spark may still be executing.
+        3. Commit an empty transaction on top of that state. From then on no earlier write can be
+           committed: neither one of an older writer, nor a failed one of this writer that Spark may
+           still be executing.
         """
         if self.place.local is not None:
             shutil.rmtree(self.place.local / STAGING_NAME, ignore_errors=True)
@@ -215,11 +216,11 @@ class LoggedTable(RawTable):
         self._try_commit(None, self._known.moved(positions), "the position was not written")
 
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
-        """See `RawTable`. The time is the end of the rows' partition, or the newest batch's."""
+        """See `RawTable`. The time is the end of the partition, or that of the newest batch."""
         layout = self._known.layout
         column = layout.partition
         if self.next_seq <= after + 1 or layout.text_of(self.newest_time) < layout.text_of(oldest):
-            return  # saves the second that Spark takes to find nothing
+            return  # saves about 1 s, which Spark would need to find no rows
         with self._errors("cannot be read"):
             frame = self._rows().where(f.col(column) >= f.lit(layout.value_of(oldest)))
             frame = frame.where(f.col("ingest_seq") > after).select(column, "dedupe_key")
@@ -296,7 +297,7 @@ class LoggedTable(RawTable):
         try:
             found = self._load()
         except (*SPARK_ERRORS, ConfigurationError):
-            return  # the cause says more
+            return  # the original error is more helpful
         if found is not None and found.writer != self._writer:
             raise self._taken_over(found) from cause
 
@@ -337,14 +338,16 @@ class LoggedTable(RawTable):
         return scratch
 
     def _from_rows(self, known: State) -> State:
-        """Reconstruct the state from the rows, if the log has lost or undone it.
+        """Reconstruct from the rows a state that the log no longer has, or that a restore undid.
 
-        A source's position is that of its last row, which is no later than the lost one;
-        redelivered events are in the window. Numbers continue where they were, because batch ids
-        are derived from them, and readers never look at a batch again that they have passed.
+        Each source resumes after its last row, which is never later than the lost position; events
+        delivered again are dropped as duplicates. ``ingest_seq`` continues from the highest number
+        ever used, because batch ids are derived from it, and readers never return to a batch id
+        that they have passed.
 
         Args:
-            known: What is still valid: the sources, the last writer and the highest number.
+            known: The values that are still valid: the sources, the last writer and the highest
+                numbers.
         """
         rows = self._rows().orderBy(f.col("ingest_seq").desc())
         layout = known.layout
@@ -381,14 +384,14 @@ class LoggedTable(RawTable):
         """Return the newest state, or None if there is no table. Sets `_is_restored`.
 
         Raises:
-            ConfigurationError: The table belongs to someone else.
+            ConfigurationError: The table was not created by sfpubsub.
         """
 
     def _adopted(self, rows: DataFrame) -> State:
-        """Return the initial state of an empty table that was created for us.
+        """Return the initial state of an empty table that the user created in advance.
 
         Raises:
-            ConfigurationError: Its columns are others, or it has rows.
+            ConfigurationError: The table has other columns, or already has rows.
         """
         misfits = columns_that_differ(rows.schema, NEWEST.stored)
         if misfits:
@@ -404,7 +407,7 @@ class LoggedTable(RawTable):
 
     @abstractmethod
     def _write(self, frame: DataFrame, state: State, *, empty: bool) -> None:
-        """Commit the rows with their state, on top of the known or just loaded state.
+        """Commit the rows with their state, following the state that was loaded or committed last.
 
         Creates the table if necessary. Returns once the transaction is known to be in the table.
 
@@ -422,7 +425,7 @@ class LoggedTable(RawTable):
         """Atomically replace the table's rows, columns and partitions by those of *frame*.
 
         Raises:
-            ConfigurationError: This table cannot be replaced.
+            ConfigurationError: This table cannot be replaced atomically.
         """
 
     @abstractmethod
@@ -431,7 +434,7 @@ class LoggedTable(RawTable):
 
 
 def _spans(counts: list[tuple[T, int]]) -> Iterator[tuple[T, T]]:
-    """Divide the partitions, in order, into spans that fit into the driver."""
+    """Split partitions with their row counts into consecutive spans that fit into the driver."""
     start, total = 0, 0
     for index, (_, count) in enumerate(counts):
         if total and total + count > _KEYS_AT_ONCE:

@@ -1,8 +1,8 @@
-"""Ownership of a local table directory: who owns it, and who can claim it.
+"""Check and record the owner of a local table directory: the sources that the table belongs to.
 
 A Parquet table records its owner in an identity file, with its layout and staging directory; a
 table format records it in its log, which Spark reads. Nothing here needs Spark, so an invalid
-destination is rejected at once.
+destination is rejected immediately.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ FORMATS = ("parquet", "delta", "iceberg")
 # Log directory of each table format.
 LOGS = {"delta": "_delta_log", "iceberg": "metadata"}
 
-# Layout that an older Parquet table gets when it is opened: only its sidecars are moved. After
-# that, older versions no longer write to it.
+# Layout recorded for a Parquet table of an older layout when a writer opens it: only its sidecars
+# are moved. From then on, older versions of sfpubsub refuse to write to it.
 _ASIDE = 2
 
 
@@ -50,24 +50,31 @@ def check_destination(
     format: str = "parquet",  # noqa: A002  # Spark's own word
     staging: Path | None = None,
 ) -> None:
-    """Check that *path* is, or can become, the table of *sources*. Changes nothing.
+    """Check, without changing anything, that *path* is or can become the table of *sources*.
 
-    The owner of a table in a table format is recorded in its log, which Spark reads later.
+    The owner of a Delta or Iceberg table is not checked here: it is recorded in the table's log,
+    which Spark reads later.
 
     Raises:
-        ConfigurationError: It is something else, belongs to other sources, or is not writable; or
-            its staging directory is not usable.
+        ConfigurationError: *path* is something else, belongs to other sources, or is not writable;
+            or its staging directory is not usable.
     """
     try:
         if path.exists():
             _check_existing(path, sources, format)
         elif path.is_symlink():
-            raise ConfigurationError(f"{path} is a link to a directory that does not exist")
+            raise ConfigurationError(
+                f"{path} is a link to a directory that does not exist: create that directory, or "
+                f"choose another destination"
+            )
         else:
             parent = next(parent for parent in path.parents if parent.exists())
             if not parent.is_dir():
-                raise ConfigurationError(f"{path} cannot be created: {parent} is not a directory")
-            _check_writable(parent, f"{path} cannot be created: {parent} is not writable")
+                raise ConfigurationError(
+                    f"{path} cannot be created, because {parent} is not a directory: choose "
+                    f"another destination"
+                )
+            _check_writable(parent, f"{path} cannot be created, because {parent} is not writable")
         if format == "parquet":
             _check_staging(path, staging)
             check_place(path, staging or recorded_staging(path))
@@ -83,20 +90,24 @@ def claim_table(
     Call it while holding the lease. It can be interrupted at any step and repeated:
 
     1. Create the directory, and check that files can be renamed from there into the table.
-    2. Write the identity. From now on readers use that directory, and older versions reject the
-       table.
-    3. Move there what layout 1 kept inside the table; readers check both until that is done.
+    2. Write the identity. From then on, readers use that directory, and older versions of sfpubsub
+       reject the table.
+    3. Move the files that layout 1 kept inside the table to that directory. Until that is done,
+       readers check both places.
 
     Args:
-        path: The table's directory, which exists.
+        path: The table's directory, which must exist.
         sources: Sources of the table, including those that it already has.
-        staging: See `Destination.parse`; by default where it already is, or next to the table.
+        staging: See `Destination.parse`; None keeps the recorded location, or else uses the default
+            next to the table.
 
     Returns:
-        The directory, and the layout: that of the existing rows, or else the newest.
+        The directory for staging and sidecars, and the layout: that of the existing rows, or else
+        the newest.
 
     Raises:
-        ConfigurationError: See `check_destination`; or it cannot be written.
+        ConfigurationError: See `check_destination`; or the directory cannot be written, or an
+            upgrade of the table has not been finished.
     """
     check_destination(path, sources, staging=staging)
     staging = staging or recorded_staging(path)
@@ -121,14 +132,15 @@ def claim_table(
 
 
 def claim_upgraded(path: Path) -> None:
-    """Record that a table's rows have the newest layout, or are about to.
+    """Record the newest layout in a Parquet table's identity. Call it once the upgraded rows are
+    written.
 
     Raises:
-        ConfigurationError: It has no identity file.
+        ConfigurationError: *path* has no identity file.
     """
     identity = _identity(path)
     if identity is None:
-        raise ConfigurationError(f"{path} is not a parquet table of sfpubsub")
+        raise ConfigurationError(f"{path} is not a parquet table of sfpubsub: check the path")
     replace_file(path / IDENTITY_NAME, replace(identity, layout=NEWEST.number).to_json())
 
 
@@ -147,7 +159,7 @@ def local_sidecars(path: Path, name: str) -> list[Path]:
 
     Args:
         path: The table's directory.
-        name: Such as ``_gaps``.
+        name: Name of the sidecar's directory, such as ``_gaps``.
 
     Raises:
         ConfigurationError: The table's identity cannot be read.
@@ -158,10 +170,10 @@ def local_sidecars(path: Path, name: str) -> list[Path]:
 
 
 def make_table_directory(path: Path) -> None:
-    """Create the table's directory durably, including its parents.
+    """Create the table's directory and its parents durably.
 
     Raises:
-        ConfigurationError: It cannot be created.
+        ConfigurationError: The directory cannot be created.
     """
     missing = [place for place in (path, *path.parents) if not place.exists()]
     try:
@@ -200,14 +212,16 @@ def _check_writable(path: Path, message: str) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Return whether a start that was interrupted before writing the identity may have
-    created it.
+    """Return whether a start that was interrupted before it wrote the identity may have created
+    *name*.
     """
     return name in {LEASE_NAME, STAGING_NAME, *SIDECARS} or name.startswith(IDENTITY_NAME)
 
 
 def _is_written(path: Path) -> bool:
-    """Return whether it contains rows or a position. Until then, a mistyped topic must not claim a
+    """Return whether the table contains rows or a position.
+
+    Until it does, its recorded sources can be replaced, so that a mistyped topic does not claim the
     path.
     """
     return any(name.startswith(PREFIXES) or name == POSITION_NAME for name in os.listdir(path))
@@ -249,8 +263,8 @@ def _identity(path: Path) -> _Identity | None:
     if isinstance(number, int) and number > NEWEST.number:
         raise ConfigurationError(newer_layout(path, number))
     raise ConfigurationError(
-        f"{path / IDENTITY_NAME} was not written by this version of sfpubsub ({reason}): choose "
-        f"another destination"
+        f"this version of sfpubsub cannot use {path / IDENTITY_NAME} ({reason}): choose another "
+        f"destination"
     )
 
 

@@ -2,21 +2,21 @@
 
 ::
 
-    orders/_table.json                                            whose table it is
-    orders/_lease                                                 who writes (lease.py)
-    orders/_position                                              if newer than the newest batch's
-    orders/ingest_date=2026-11-20/batch=b…042/part-….parquet   rows
-    orders/ingest_date=2026-11-20/batch=b…042/_position        where topics resume after them
-    orders/ingest_date=2026-11-20/batch=b…042/_name            if the batch was given a name
-    .orders.sfpubsub/_staging/<batch>.<attempt>/                  a write under way, or a dead one
+    orders/_table.json                                         the sources and the layout
+    orders/_lease                                              the active writer (lease.py)
+    orders/_position                                           positions newer than those of batches
+    orders/ingest_date=2026-11-20/batch=b…042/part-….parquet   the rows of a batch
+    orders/ingest_date=2026-11-20/batch=b…042/_position        positions after these rows
+    orders/ingest_date=2026-11-20/batch=b…042/_name            the batch's name, if it has one
+    .orders.sfpubsub/_staging/<batch>.<attempt>/               a write in progress, or a failed one
 
 Readers see exactly the published batches, each completely: every ``*.parquet`` in the table's tree
 is published, directories appear atomically, and none ever disappears (beside.py). A batch's id is
 its first ``ingest_seq``, padded, so that names sort in order of arrival; ids begin with a letter,
 because readers would otherwise infer them as numbers of differing types. The day is the day of
 writing and never decreases, even if the clock does: the newest batch is the last name in the last
-directory. Modification times are not used. (In tables of an older layout directories are hours:
-layout.py.)
+directory. Modification times are not used. (In older layouts each directory is an hour instead of a
+day: layout.py.)
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ from sfpubsub.types import ReplayId
 
 _NAME = "_name"
 
-# Where tasks of a first attempt write with Hadoop's file committer, which removes it afterwards.
+# Directory in which the tasks of a job's first attempt write with Hadoop's file committer, which
+# deletes it afterwards.
 _HADOOP_STAGING = Path("_temporary", "0", "_temporary")
 
 # Columns read by a lookup.
@@ -110,10 +111,10 @@ class ParquetTable(RawTable):
     """A raw table in a directory of a local (POSIX) file system. Not thread-safe.
 
     Args:
-        spark: The session that writes; its settings are left alone.
-        path: The table's directory; exists, and is leased to this process.
+        spark: Session from which the writing session is created; its settings are not changed.
+        path: The table's directory, which must exist and be leased to this process.
         place: Directory for staging, from `sfpubsub.spark.raw.ownership.claim_table`.
-        layout: Layout, from the same function.
+        layout: Layout of the table, from the same function.
     """
 
     def __init__(self, spark: SparkSession, path: Path, place: Path, layout: Layout) -> None:
@@ -154,10 +155,10 @@ class ParquetTable(RawTable):
     def recover(self) -> None:
         """See `RawTable`. The lease excludes other writers (lease.py).
 
-        1. Remove staging directories: nobody else is writing (lease.py), and a leftover task of a
+        1. Remove staging directories: nobody else is writing (lease.py), and a task that outlives a
            failed write uses a directory that no later write uses.
         2. Flush the directories that contain the newest batch. Its writer may have died between
-           rename and flush, and future acks rely on it.
+           rename and flush, and later acks rely on that batch.
         3. Read where the newest batch ends, and the newer of the two position records.
         """
         try:
@@ -247,7 +248,7 @@ class ParquetTable(RawTable):
            the positions.
         6. Flush the source and target directories; only now is the batch durable.
 
-        A failure after step 5 leaves the batch in the table, so the caller has to recover.
+        A failure after step 5 leaves the batch in the table, so the caller has to call `recover`.
         """
         batch = f"b{self._next_seq:019d}"
         staged = self._staging / f"{batch}.{uuid.uuid4().hex}"
@@ -322,7 +323,7 @@ class ParquetTable(RawTable):
 
     def _batches_backwards(self) -> Iterator[_Batch]:
         for partition in reversed(self._partitions()):
-            yield from reversed(_batches(partition))  # empty if a write died before filling it
+            yield from reversed(_batches(partition))  # none if a write failed before its rename
 
     def _read_positions(self) -> dict[str, ReplayId]:
         """Return the newer of the newest batch's positions and the table's position file.
@@ -347,7 +348,7 @@ def _positions_text(positions: Mapping[str, ReplayId], after: _Batch | None = No
 
 def _positions_of(record: Mapping[str, Any]) -> dict[str, ReplayId]:
     found = record.get("positions")
-    if found is None:  # written for one topic
+    if found is None:  # written by an older version, for one topic
         text = record["replay_id"]
         found = {record["topic"]: text} if text is not None else {}
     return {name: ReplayId.from_base64(text) for name, text in found.items()}
@@ -357,8 +358,8 @@ def _check(staged: Path, expected: int) -> None:
     found = _Batch(staged).rows
     if not (staged / "_SUCCESS").exists() or found != expected:
         raise WriteError(
-            f"spark wrote {found} of {expected} events to {staged}: do its executors share this "
-            f"file system?"
+            f"spark wrote {found} of {expected} events to {staged}: check that its executors share "
+            f"this file system"
         )
 
 

@@ -1,4 +1,4 @@
-"""Local paths, as written by users and as expected by Spark."""
+"""Convert paths and URLs that users write to local paths and to the URLs that Spark expects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from sfpubsub.errors import ConfigurationError
 
-# Spark's destinations: ``s3a://…``, ``hdfs://…``, and also ``dbfs:/…``.
+# The scheme of a URL for Spark, such as ``s3a://…``, ``hdfs://…`` or ``dbfs:/…``.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 
 # Schemes of object stores, which have no directories. An object appears atomically once it is
@@ -24,7 +24,7 @@ def local_path(destination: str | os.PathLike[str]) -> Path:
     """Return the local directory named by *destination*, a path or a ``file`` URL.
 
     Raises:
-        ConfigurationError: It has another scheme, or is empty.
+        ConfigurationError: *destination* has another scheme, or is empty.
     """
     text = os.fspath(destination)
     if not text:

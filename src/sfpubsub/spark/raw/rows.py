@@ -15,8 +15,8 @@ from sfpubsub.spark.raw.decoded import HEADER_FIELDS, Decoded, decoded
 from sfpubsub.spark.raw.schema import CHANGE_HEADER, SCHEMA
 from sfpubsub.types import ReplayId
 
-# Rows converted to Arrow at once. With fewer, the fixed cost of the columns (80 µs) matters; with
-# more, the cost of garbage collection.
+# Number of rows converted to Arrow together. With fewer, the fixed cost of the columns (80 µs)
+# matters; with more, the cost of garbage collection.
 _PIECE = 1000
 
 
@@ -26,7 +26,7 @@ class TimedEvents(Protocol):
 
     @property
     def received_at(self) -> float:
-        """Seconds since 1970 UTC."""
+        """When the events were received, in seconds since 1970 UTC."""
         ...
 
     def __iter__(self) -> Iterator[Event]: ...
@@ -43,12 +43,12 @@ class Row:
     """`Event.dedupe_key`."""
     received_at: float
     event_time: int | None
-    """Milliseconds since 1970 UTC."""
+    """When the event occurred, in milliseconds since 1970 UTC; None if unknown."""
     payload_json: str | None
     change_header: Mapping[str, Any] | None = None
-    """The decoded header."""
+    """The decoded header of a change event; None for other events."""
     error: DecodeError | None = None
-    """Why there is no JSON, if decoding failed."""
+    """The error if the event could not be decoded; else None."""
 
 
 def row_of(event: Event, received_at: float) -> Row:
@@ -66,7 +66,7 @@ def arrow_table(rows: Sequence[Row], first_seq: int) -> pa.Table:
 
     Args:
         rows: In order of arrival.
-        first_seq: ``ingest_seq`` of the first one.
+        first_seq: ``ingest_seq`` of the first row.
     """
     found = Decoded(
         pa.array([_time(row.event_time) for row in rows], TIME),
@@ -109,9 +109,7 @@ def _table(
 def read_table(
     events: Sequence[Event], received_at: Sequence[float], first_seq: int
 ) -> tuple[pa.Table, list[tuple[int, Row]]]:
-    """Decode events; return the `arrow_table` of their rows, and the undecodable rows with their
-    indexes.
-    """
+    """Decode events to the table of `arrow_table`; also return undecodable rows by index."""
     found = decoded(events)
     if found is not None:
         keys = [event.dedupe_key for event in events]
@@ -180,13 +178,15 @@ class EventRows:
 
     def __init__(self) -> None:
         self.undecodable: list[tuple[int, Row]] = []
-        """The undecodable rows with their indexes; available after `table`."""
+        """The undecodable rows with their indexes; complete only after `table` was called."""
         self.schemas: dict[str, str] = {}
         """The schemas of all rows as JSON text, by id; empty for a missing one."""
         self.position: ReplayId | None = None
-        """Where the source resumes after them: the last event's position, unless set otherwise."""
+        """Where the source resumes after these events: the last event's position, unless set
+        otherwise.
+        """
         self.bytes: int = 0
-        """Payload bytes."""
+        """Total size of the payloads, in bytes."""
         self._pieces: list[pa.Table] = []
         self._events: list[Event] = []
         self._received: list[float] = []

@@ -1,8 +1,8 @@
 """The columns of a raw table, which has one row per event, as received.
 
-Knows neither Spark nor files, and does not interpret positions: `replay_id` is stored as bytes and
-never compared, cast or ordered. Rows are ordered by ``ingest_seq``, the order of arrival. A table's
-layout determines its columns and partitioning (layout.py).
+This module uses neither Spark nor files, and does not interpret positions: `replay_id` is stored as
+bytes and never compared, cast or ordered. Rows are ordered by ``ingest_seq``, the order of arrival.
+The layout of a table determines its columns and partitioning (layout.py).
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ SCHEMA = pa.schema(
     ]
 )
 
-# Extra column of the streaming source: the Avro schema, in some of the rows encoded with it, so
-# that the writer can store it.
+# Extra column of the streaming source: the Avro schema as JSON, in the first row of each schema in
+# a task, so that the writer can store it.
 SCHEMA_JSON = "schema_json"
 
-# The columns of the first layout. Rows may lack the others, which are then null.
+# The columns of the first layout. Rows may lack the columns added later, which are then null.
 FIRST_COLUMNS = SCHEMA.names[:12]
 
 BATCH_COLUMN = "batch"
@@ -87,10 +87,11 @@ COMMENTS = {
 
 
 def check_rows(rows: pa.Table) -> pa.Table:
-    """Check rows and return them with the columns of `SCHEMA`; ``ingest_seq`` is not valid yet.
+    """Check rows, and return them with exactly the columns of `SCHEMA`.
 
-    ``ingest_seq`` may be missing, and so may columns that were added in later layouts. Columns that
-    the table generates are dropped if present, and so is `SCHEMA_JSON`.
+    The returned ``ingest_seq`` is not valid yet. In *rows* it may be missing, and so may columns
+    that were added in later layouts. Columns that the table generates are dropped if present, and
+    so is `SCHEMA_JSON`.
 
     Raises:
         LocalProtocolError: Columns are missing, unknown or have wrong types, or a key is not valid.
@@ -101,8 +102,8 @@ def check_rows(rows: pa.Table) -> pa.Table:
     wrong = (names - set(SCHEMA.names)) | (set(SCHEMA.names) - may_lack - names)
     if wrong:
         raise LocalProtocolError(
-            f"rows do not have the columns of a raw table; missing or unknown: "
-            f"{', '.join(sorted(wrong))}"
+            f"rows do not have the columns of a raw table: add the missing ones and drop the "
+            f"unknown ones among {', '.join(sorted(wrong))}"
         )
     try:
         columns = [
@@ -124,7 +125,7 @@ def schemas_in(rows: pa.Table) -> dict[str, str]:
     """Return the Avro schemas contained in rows of the streaming source, by id.
 
     Raises:
-        LocalProtocolError: The column has another type.
+        LocalProtocolError: `SCHEMA_JSON` is not a string column.
     """
     if not {SCHEMA_JSON, "schema_id"} <= set(rows.column_names):
         return {}
@@ -150,7 +151,7 @@ def of_org(rows: pa.Table, org_id: str | None) -> pa.Table:
 
 
 def joined_keys(keys: pa.Array | pa.ChunkedArray) -> bytes:
-    """Return the concatenated dedupe keys of a column, as a `Window` expects them."""
+    """Return the dedupe keys of a column, concatenated as `KeyWindow.load` expects them."""
     if isinstance(keys, pa.ChunkedArray):
         return b"".join([joined_keys(chunk) for chunk in keys.chunks])
     if not len(keys):

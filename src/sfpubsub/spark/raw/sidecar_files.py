@@ -1,7 +1,7 @@
 """The files of a raw table's sidecars: their columns, and how to read them.
 
 Each is a directory of JSON files with one object per line, which Spark reads as a table
-(`read_sidecar`). ingest/sidecars.py determines their purpose and when they are written.
+(`read_sidecar`). For the purpose of each sidecar and when it is written, see ingest/sidecars.py.
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ COLUMNS = {
 
 
 def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame:
-    """Read a sidecar table of a raw table. It may be empty.
+    """Return a sidecar of a raw table as a frame, which may be empty.
 
     Args:
-        spark: Any session.
+        spark: Any Spark session.
         table: Path or URL of the raw table, or the name of a catalog table.
         name: ``schemas``, ``quarantine``, ``gaps``, ``commits`` or ``conflicts``.
 
     Raises:
-        ConfigurationError: There is no such table.
+        ConfigurationError: *name* is not the name of a sidecar, *table* is not valid, or its
+            identity file cannot be read.
     """
     if name not in COLUMNS:
-        raise ConfigurationError(f"{name!r} is not one of {', '.join(COLUMNS)}")
-    # Delta is the format that allows every kind of table name.
+        raise ConfigurationError(f"{name!r} is not a sidecar: use one of {', '.join(COLUMNS)}")
+    # Format delta accepts every kind of address: paths, URLs and names of catalog tables.
     place = Destination.parse(table, "delta")
     if place.local is None:
         found = [f"{location_of(spark, place)}/_{name}"]
@@ -66,7 +67,7 @@ def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame
         places = local_sidecars(place.local, f"_{name}")
         found = [file_url(path) for path in places if path.is_dir()] or [file_url(places[0])]
     reader = spark.read.options(**EXACT_PATHS).schema(COLUMNS[name])
-    # The quarantine also contains marks that are not entries.
+    # The quarantine also contains marker files, which are not entries.
     return reader.json(found, pathGlobFilter="*.json")
 
 
@@ -79,7 +80,7 @@ def location_of(spark: SparkSession, destination: Destination) -> str:
 
 
 class SidecarSchemas(SchemaStore):
-    """Like `FileSchemaStore`, on any file system."""
+    """A schema store with the files of `FileSchemaStore`, on any file system."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -96,7 +97,7 @@ class SidecarSchemas(SchemaStore):
 
 
 class SidecarQuarantine(Quarantine):
-    """Like `FileQuarantine`, on any file system; supports only `put`."""
+    """A quarantine with the files of `FileQuarantine`, on any file system. Supports only `put`."""
 
     def __init__(self, files: Callable[[], Files]) -> None:
         self._open = files

@@ -1,7 +1,7 @@
 """Sources of a raw table's rows: managed subscriptions, topics and channels.
 
-A table belongs to all sources that were ever written to it. New sources can be added together with
-an existing one; a source that is no longer used keeps its position.
+A table belongs to all sources that were ever written to it. A new source can only be added together
+with an existing one. A source that is no longer used keeps its position.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Source:
         """Return the given sources; each argument is a name, several names, or None.
 
         Raises:
-            ConfigurationError: No source is given, or two have the same name.
+            ConfigurationError: No source is given, a name is empty, or two different sources have
+                the same name, ignoring case.
         """
         found = [cls("managed", name) for name in _names(subscription)]
         found += [cls("topic", name) for name in _names(topic)]
@@ -46,7 +47,7 @@ class Source:
 
     @property
     def keeps_position(self) -> bool:
-        """Whether the table keeps its position. For a managed subscription, the service does."""
+        """Whether the table stores the position; for a managed subscription, the service does."""
         return self.kind != "managed"
 
     def __str__(self) -> str:
@@ -59,10 +60,10 @@ def sources_record(sources: Sequence[Source]) -> list[list[str]]:
 
 
 def recorded_sources(record: Mapping[str, Any]) -> tuple[Source, ...]:
-    """Read what `sources_record` wrote, or the one source of an older table.
+    """Parse the output of `sources_record`, or the single source of an older record.
 
     Raises:
-        ConfigurationError: It cannot be read.
+        ConfigurationError: The record is not valid.
     """
     pairs = record.get("sources")
     if pairs is None:
@@ -79,13 +80,14 @@ def recorded_sources(record: Mapping[str, Any]) -> tuple[Source, ...]:
 def joined(
     recorded: Sequence[Source], asked: Sequence[Source], where: object
 ) -> tuple[Source, ...]:
-    """Return the combined sources of a table with sources *recorded*, to be used for *asked*.
+    """Return the sources *recorded* in a table, extended by those in *asked*.
 
     A new source must be accompanied by a recorded one, so that a mistyped table name does not mix
     the events of two tables.
 
     Raises:
-        ConfigurationError: All of them are new, or two of different kinds have the same name.
+        ConfigurationError: All sources in *asked* are new, or two different sources have the same
+            name, ignoring case.
     """
     if recorded and not set(recorded) & set(asked):
         raise ConfigurationError(
@@ -111,5 +113,5 @@ def _names(given: str | Iterable[str] | None) -> list[str]:
 
 
 def listed(sources: Sequence[Source]) -> str:
-    """Return the sources as text."""
+    """Return the sources as text, separated by commas."""
     return ", ".join(map(str, sources))

@@ -1,7 +1,7 @@
-"""The state of a table in its log, written with each of our transactions and read at the start.
+"""The state of a raw table, which each transaction of sfpubsub records in the table's log.
 
-It is one value that is carried over completely from each transaction to the next, so that only the
-newest one matters. Knows neither Spark nor a table format.
+A writer reads it at startup. Each state is complete, so only the newest one is needed. This module
+uses neither Spark nor a table format.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sfpubsub.spark.raw.sources import Source, recorded_sources, sources_record
 from sfpubsub.spark.raw.table import REMEMBERED_NAMES
 from sfpubsub.types import ReplayId
 
-# Application id for which Delta numbers our transactions. Tables created for a single source by
-# older versions have its kind and name appended, and keep it.
+# Application id under which Delta numbers our transactions. Tables that older versions created for
+# a single source keep an id with the source's kind and name appended.
 APPLICATION = "sfpubsub"
 
 # The key that distinguishes our records from other metadata.
@@ -33,27 +33,27 @@ class State:
     sources: tuple[Source, ...]
     """All sources that were ever written to the table."""
     writer: str
-    """Random id of the writer that committed it; unique per `EventWriter`."""
+    """Random id of the writer that committed this state; unique per `EventWriter`."""
     attempt: str
-    """Random id of the transaction, by which it is found again after the commit."""
+    """Random id of the transaction, used to find it in the log after the commit."""
     number: int
-    """Number of our transactions, including this one."""
+    """Number of transactions by sfpubsub so far, including this one."""
     next_seq: int = 0
     """``ingest_seq`` of the next row."""
     positions: Mapping[str, ReplayId] = field(default_factory=dict)
     """Position of each source that keeps its position in the table, by name."""
     time: float = 0.0
-    """Time of the newest batch, in seconds since 1970 UTC."""
+    """Time of the newest batch, in seconds since 1970 UTC; 0 if there are no batches."""
     names: tuple[str, ...] = ()
-    """Names of the last batches that had one."""
+    """Names of the last `REMEMBERED_NAMES` named batches, oldest first."""
     batch: str | None = None
-    """The batch of this transaction; None if it has no rows."""
+    """Id of the transaction's batch; None if the transaction has no rows."""
     first_seq: int | None = None
     rows: int = 0
     layout: Layout = NEWEST
     """Layout of the table."""
     application: str = APPLICATION
-    """Application id for which Delta numbers the table's transactions."""
+    """Application id under which Delta numbers the table's transactions."""
 
     @classmethod
     def first(cls, sources: tuple[Source, ...], writer: str, layout: Layout = NEWEST) -> State:
@@ -61,7 +61,7 @@ class State:
         return cls(sources, writer, uuid.uuid4().hex, 0, layout=layout)
 
     def taken_by(self, writer: str, sources: tuple[Source, ...]) -> State:
-        """Return the state of an empty transaction, which fences off every older writer."""
+        """Return the state of an empty transaction that fences off all writers before *writer*."""
         return replace(self._next(), writer=writer, sources=sources)
 
     def moved(self, positions: Mapping[str, ReplayId]) -> State:
@@ -80,7 +80,7 @@ class State:
         now: float,
         name: str | None,
     ) -> State:
-        """Return the state of a transaction with a batch. Other positions are unchanged."""
+        """Return the state of a transaction that appends a batch and updates *positions*."""
         return replace(
             self._next(),
             next_seq=self.next_seq + rows,
@@ -103,7 +103,7 @@ class State:
         )
 
     def to_json(self) -> str:
-        """Return the record."""
+        """Return the state as JSON text for the log."""
         return json.dumps(
             {
                 _MARK: self.layout.number,
@@ -124,15 +124,14 @@ class State:
 
     @classmethod
     def from_json(cls, text: str | None, where: str) -> State | None:
-        """Parse a record; return None if *text* is something else.
+        """Parse the output of `to_json`; return None if *text* is anything else.
 
         Args:
             text: Text from a log.
-            where: The table, for the error.
+            where: The table, for error messages.
 
         Raises:
-            ConfigurationError: It is our record but cannot be read, because it is damaged or from a
-                newer version.
+            ConfigurationError: *text* is such a state, but damaged or from a newer version.
         """
         if not text or _MARK not in text:
             return None
@@ -169,7 +168,7 @@ class State:
 
 def _positions(record: Mapping[str, Any], sources: tuple[Source, ...]) -> dict[str, ReplayId]:
     found = record.get("positions")
-    if found is None:  # written for one source
+    if found is None:  # written by an older version, for one source
         found = {sources[0].name: record["position"]} if record["position"] is not None else {}
     return {str(name): ReplayId.from_hex(text) for name, text in found.items()}
 

@@ -12,14 +12,14 @@ import pyarrow as pa
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import ReplayId
 
-# Number of batch names that a table remembers. A stream repeats only its last batch, so this allows
-# for as many streams writing to one table in turn.
+# Number of batch names that a table remembers. A stream repeats only its last batch, so this many
+# streams can write to one table in turn.
 REMEMBERED_NAMES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """What distinguishes a row from others with the same event id, and its position."""
+    """Values that distinguish a row from others with the same event id, and the row's position."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         "dedupe_key",
@@ -39,15 +39,15 @@ class StoredRow:
 
 
 class RawTable(ABC):
-    """One table in one format. Not thread-safe.
+    """A raw table in one format. Not thread-safe.
 
-    A batch and all positions form one transaction: readers see both or neither, whatever happens.
+    A batch and the positions after it form one transaction: readers always see both or neither.
     """
 
     on_restored: Callable[[Sequence[Source], Mapping[str, ReplayId]], None] | None = None
-    """Called by `recover` if the table was restored to an older version, before that is resolved.
-    It receives the table's sources, and the position of each source's newest remaining row by name.
-    May be called more than once for the same restore.
+    """Called by `recover` if the table was restored to an older version, before anything is
+    committed. It receives the table's sources and, by name, the position of each source's newest
+    remaining row. May be called more than once for the same restore.
     """
 
     @property
@@ -58,7 +58,7 @@ class RawTable(ABC):
     @property
     @abstractmethod
     def sources(self) -> tuple[Source, ...]:
-        """All sources that the table has ever had."""
+        """All sources that were ever written to the table."""
 
     @property
     @abstractmethod
@@ -68,25 +68,25 @@ class RawTable(ABC):
     @property
     @abstractmethod
     def newest_time(self) -> float:
-        """Lower bound of the newest batch's ``now``, in seconds since 1970 UTC; 0
-        without batches.
+        """Lower bound for the time of the newest batch (*now* of `append`), in seconds since 1970
+        UTC; 0 if there are no batches.
         """
 
     @property
     @abstractmethod
     def names(self) -> Collection[str]:
-        """The names of the last named batches, at least `REMEMBERED_NAMES` of them."""
+        """Names of the newest batches, as far as they have one; at most `REMEMBERED_NAMES`."""
 
     @abstractmethod
     def recover(self) -> None:
-        """Fence off all earlier writes, and reload the table's properties.
+        """Fence off all earlier writes, and reload the table's state.
 
-        When this returns, an earlier write that died, failed, or is suspended either is in the
-        table or never will be.
+        When this returns, an earlier write that failed, was killed or is suspended either is in the
+        table or can no longer be committed.
 
         Raises:
             WriteError: The table cannot be read, or another writer has taken it over.
-            ConfigurationError: The table belongs to someone else or to other sources.
+            ConfigurationError: The table was not created by sfpubsub, or belongs to other sources.
         """
 
     @abstractmethod
@@ -105,11 +105,11 @@ class RawTable(ABC):
 
     @abstractmethod
     def key_of(self, seq: int, written_at: float) -> bytes | None:
-        """Return the dedupe key of the row with the given ``ingest_seq``, or None.
+        """Return the dedupe key of the row with the given ``ingest_seq``; None if there is no row.
 
         Args:
-            seq: ``ingest_seq``.
-            written_at: When it was written, in seconds since 1970 UTC, give or take an hour.
+            seq: ``ingest_seq`` of the row.
+            written_at: When the row was written, in seconds since 1970 UTC; may be off by an hour.
 
         Raises:
             WriteError: The table cannot be read.
@@ -122,11 +122,11 @@ class RawTable(ABC):
         """Return the rows with *keys* that were written in one of *spans*, or close to it.
 
         Args:
-            keys: Any number.
-            spans: First and last time, in seconds since 1970 UTC.
+            keys: Any number of dedupe keys.
+            spans: Pairs of a first and a last time, in seconds since 1970 UTC.
 
         Returns:
-            The first row with each key, by key.
+            The first row with each key, by key. Keys without a row are missing.
 
         Raises:
             WriteError: The table cannot be read.
@@ -146,7 +146,7 @@ class RawTable(ABC):
             rows: At least one row, numbered from `next_seq`.
             positions: Changed positions of topics and channels; the others stay unchanged.
             now: Seconds since 1970 UTC; not before `newest_time`.
-            name: Name of the batch, remembered in `names`.
+            name: Name of the batch, remembered in `names`; None for a batch without a name.
 
         Raises:
             WriteError: It is unknown whether the batch is in the table; call `recover`.
@@ -157,5 +157,5 @@ class RawTable(ABC):
         """Store positions durably, without rows.
 
         Raises:
-            WriteError: It is unknown whether they are durable; call `recover`.
+            WriteError: It is unknown whether the positions are durable; call `recover`.
         """

@@ -3,7 +3,8 @@
 Every row is rewritten with its number, its batch and all its values. Columns that the old layout
 lacks are null, except for the headers of change events, which are taken from their JSON. Delta and
 Iceberg do it in one transaction. For Parquet, everything is first written next to the table and
-then moved. It can be interrupted at any step and repeated; until it is complete, nobody can write.
+then moved. It can be interrupted at any step and repeated; until it has finished, writers reject
+the table.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ def upgrade_table(spark: SparkSession, table: Destination) -> bool:
 
     Args:
         spark: See `EventWriter`.
-        table: The table. No job may be writing or reading it, because readers of files would see it
-            change.
+        table: The table. No job may be reading or writing it, because readers of a Parquet table
+            would see its files move.
 
     Returns:
         Whether an upgrade was necessary.
 
     Raises:
-        ConfigurationError: There is no raw table, another writer is active, or it is a path-only
-            Iceberg table.
+        ConfigurationError: *table* is not a raw table, is a path-only Iceberg table, or has another
+            active writer.
         WriteError: The upgrade failed; call it again.
     """
     check_raw_table(table)
@@ -73,15 +74,16 @@ def upgrade_table(spark: SparkSession, table: Destination) -> bool:
 
 
 def _upgrade_files(spark: SparkSession, table: Destination, path: Path) -> bool:
-    """Upgrade a table of files.
+    """Upgrade a Parquet table.
 
     1. Write every batch next to the table, and flush everything.
-    2. Write the marker: from now on the upgrade can only be completed, and `claim_table` rejects
-       the table until then.
-    3. Record the newest layout in the table's identity. From now on older versions reject the
-       table.
-    4. Move the old hours out of the table, and the new days into it.
-    5. Remove the old ones.
+    2. Write the marker: from then on the upgrade can only be completed, and `claim_table` rejects
+       the table until it is.
+    3. Record the newest layout in the table's identity. From then on, older versions of sfpubsub
+       reject the table.
+    4. Move the old directories, one per hour, out of the table, and the new ones, one per day, into
+       it.
+    5. Delete the old directories.
     """
     beside = table.beside
     if beside is None:
@@ -126,7 +128,9 @@ def _write_anew(spark: SparkSession, table: Destination, path: Path, place: Path
     for batch in _batches(path, _OLD.prefix):
         found = next(new.glob(f"{NEWEST.prefix}*/{batch.name}"), None)
         if found is None or _rows(found) != _rows(batch):
-            raise WriteError(f"batch {batch.name} of {path} was not written completely")
+            raise WriteError(
+                f"batch {batch.name} of {path} was not written completely; run the upgrade again"
+            )
         for file in batch.iterdir():
             if file.name.startswith("_") and file.name != "_SUCCESS":  # position and name
                 shutil.copy(file, found / file.name)

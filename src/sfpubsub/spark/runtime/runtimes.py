@@ -1,7 +1,7 @@
 """The jars that a table format needs for each PySpark version, and how a session obtains them.
 
-The table lists what was resolved from Maven Central and tested. For other combinations an error
-names the supported versions and coordinates.
+`RUNTIMES` lists the combinations that were resolved from Maven Central and, where noted, tested.
+For any other combination, the error names the supported versions and coordinates.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Runtime:
 
     format: str
     pyspark: str
-    """The PySpark version that it is built for: major and minor number."""
+    """The PySpark version that the jars are built for, as major and minor number."""
     coordinate: str
     """Maven coordinate, as used with ``--packages``."""
     tested: str | None
-    """The PySpark version that it was tested with; None if it was only resolved."""
+    """The PySpark version that the jars were tested with; None if they were only resolved."""
     modules: tuple[str, ...] = ()
-    """Modules that it needs and Spark does not include. All its other dependencies are excluded."""
+    """Modules that the format needs and Spark does not include. Other dependencies are excluded."""
 
 
 # Dependencies that Spark includes, mostly in newer versions. Without these exclusions a session
@@ -133,8 +133,8 @@ def runtime_for(format: str, version: str = pyspark.__version__) -> Runtime:  # 
             return runtime
     others = " or ".join(f"pyspark {r.pyspark} with {r.coordinate}" for r in known)
     raise ConfigurationError(
-        f"format {format} has no jars for pyspark {version}; use {others}, in an environment of "
-        f"its own"
+        f"format {format} has no jars for pyspark {version}; use {others}, in a separate "
+        f"environment"
     )
 
 
@@ -190,7 +190,8 @@ def delta_settings(*, local: bool) -> dict[str, str]:
         "spark.databricks.delta.setTransactionsInCrc.writeOnCommit": "true",
     }
     if local:
-        # Writes the checksum file of a commit; the default starts ten processes, as above.
+        # Class that writes a commit's checksum file. The default starts ten processes, as for the
+        # log (see `_LOCAL_LOG_STORE`).
         settings["spark.sql.streaming.checkpointFileManagerClass"] = (
             "org.apache.spark.sql.execution.streaming.checkpointing."
             "FileSystemBasedCheckpointFileManager"
@@ -214,8 +215,8 @@ def check_file_system(spark: SparkSession, url: str) -> None:
         version = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
         jars = f"--packages {artifact}:{version}" if artifact else "--packages with its jars"
         raise ConfigurationError(
-            f"spark has no file system for {scheme}: ({error.java_exception.toString()}): add "
-            f"{jars}, or the setting spark.jars.packages to a session of your own"
+            f"spark has no file system for {scheme} ({error.java_exception.toString()}): add "
+            f"{jars}, or set spark.jars.packages in a session of your own"
         ) from error
 
 
@@ -233,15 +234,14 @@ def check_session(spark: SparkSession, format: str) -> None:  # noqa: A002
         runtime = runtime_for(format)
         raise ConfigurationError(
             f"this Spark session cannot write {format}: start it with spark_session(format="
-            f"{format!r}), or give spark-submit --packages {runtime.coordinate}"
+            f"{format!r}), or start spark-submit with --packages {runtime.coordinate}"
             f"{_configuration(format)}"
         ) from error
     missing = _EXTENSIONS.get(format, "")
     if missing not in str(spark.conf.get("spark.sql.extensions", "")):
         raise ConfigurationError(
-            f"this Spark session has the jars of {format} but is not set up for it: start it "
-            f"with "
-            f"spark_session(format={format!r}), or add{_configuration(format)}"
+            f"this Spark session has the jars of {format} but lacks its settings: start it with "
+            f"spark_session(format={format!r}), or start spark-submit with{_configuration(format)}"
         )
 
 

@@ -30,7 +30,7 @@ from sfpubsub.spark.runtime.runtimes import check_session, session_settings
 # One core writes (a batch is one file), the other is for the driver's own work.
 DEFAULT_MASTER = "local[2]"
 
-# Set by spark-submit, which has already started the JVM.
+# Environment variable of a process started by spark-submit, which has already started the JVM.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 
@@ -38,13 +38,13 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 _SECRET = re.compile(r"(?i)secret|password|token|access[.]?key|account[.]?key|credential")
 
 # Exceptions raised when Spark fails: its own, py4j's, and those of the sockets between Python and a
-# JVM that has ended.
+# JVM that has exited.
 SPARK_ERRORS = (PySparkException, Py4JError, OSError, EOFError)
 
 
 @contextmanager
 def active_session(spark: SparkSession) -> Iterator[None]:
-    """Make *spark* the thread's active session, which some operations of the formats use."""
+    """Within the block, make *spark* the thread's active session, which some formats use."""
     sessions = java_class(spark, "org.apache.spark.sql.classic.SparkSession")
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)
@@ -74,7 +74,7 @@ def spark_session(
     java_options: str = "",
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """Start a session, or use that of spark-submit, and stop it at the end.
+    """Start a Spark session, or use that of spark-submit, and stop it at the end of the block.
 
     Start the session before using gRPC: starting the JVM forks, which a process with gRPC threads
     may not survive.
@@ -82,15 +82,16 @@ def spark_session(
     Args:
         master: Spark's master URL; ``local[2]`` by default, spark-submit's own under spark-submit.
         format: The table format to write. ``parquet`` needs no jars; for ``delta`` and ``iceberg``
-            the session gets their jars (runtimes.py). With spark-submit, pass the jars to it as an
-            option.
+            the session gets their jars (runtimes.py). Under spark-submit, pass the jars with
+            ``--packages``.
         app_name: The application's name in Spark.
         java_options: Further options for the driver's JVM.
         settings: Further Spark settings, which override those made here.
 
     Raises:
-        ConfigurationError: There is no Java, the JVM or the master could not be reached, or the
-            jars of *format* do not exist for this PySpark version or could not be downloaded.
+        ConfigurationError: No suitable Java was found, the JVM did not start, the master could not
+            be reached, or the jars of *format* do not exist for this PySpark version or could not
+            be downloaded.
     """
     # py4j logs every lost connection with a traceback, partly on the root logger. Each is also
     # raised as an exception.
@@ -124,8 +125,8 @@ def spark_session(
         if "spark.jars.packages" in wanted:
             raise ConfigurationError(
                 f"spark did not start (master {master}): {reason}; check that the jars of "
-                f"{wanted['spark.jars.packages']} can be downloaded: they come from Maven Central "
-                f"once, and are cached in {wanted.get('spark.jars.ivy', 'the Ivy cache')}"
+                f"{wanted['spark.jars.packages']} can be downloaded: they are fetched once from "
+                f"Maven Central and cached in {wanted.get('spark.jars.ivy', 'the Ivy cache')}"
             ) from error
         java = environment.get("JAVA_HOME", "spark-submit's")
         raise ConfigurationError(
@@ -182,7 +183,7 @@ def first_line(error: BaseException) -> str:
     if cause is not None:
         try:
             return str(cause.toString()).splitlines()[0]
-        except (Py4JError, OSError):  # the exception is an object of a JVM that has ended
+        except (Py4JError, OSError):  # the exception is an object of a JVM that has exited
             pass
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -207,8 +208,8 @@ def _settings(master: str | None, java_options: str) -> dict[str, str]:
 
 @contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set the environment for starting the JVM: with *changes*, and without credentials from our
-    own settings.
+    """Prepare the environment, within the block, for starting the JVM: apply *changes*, and remove
+    the ``SFPUBSUB_`` variables, which may contain credentials.
     """
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
@@ -226,8 +227,8 @@ def _stop(spark: SparkSession) -> None:
     try:
         spark.stop()
     except SPARK_ERRORS:
-        # The JVM has ended. Its failure was already raised where it was used.
-        logging.getLogger("sfpubsub.spark").debug("spark had ended before it was stopped")
+        # The JVM has exited. Its failure was already raised where it was used.
+        logging.getLogger("sfpubsub.spark").debug("spark had exited before it was stopped")
 
 
 # Settings of our own sessions. Persisted frames get a number of partitions that depends on their
@@ -252,7 +253,7 @@ def jvm_of(spark: SparkSession) -> Process:
 
     Raises:
         ConfigurationError: The session uses Spark Connect, or was stopped.
-        WriteError: The JVM has ended.
+        WriteError: The JVM has exited.
     """
     try:
         jvm = spark.sparkContext._jvm
@@ -266,5 +267,5 @@ def jvm_of(spark: SparkSession) -> Process:
     pid = int(jvm.java.lang.ProcessHandle.current().pid())
     process = Process.of(pid)
     if process is None:
-        raise WriteError(f"spark's JVM (pid {pid}) has ended")
+        raise WriteError(f"the Spark JVM (pid {pid}) has exited: restart the job")
     return process

@@ -1,8 +1,8 @@
 """Read topics once, from a position up to now, as a frame.
 
 Spark requests the partitions in a short-lived Python process next to the driver, once per run of a
-plan. All events are received there, so that executors need no connection, and must fit into the
-driver. Use a stream or ``sfpubsub ingest`` for more.
+plan. All events are received there, so that executors need no connection; they must fit into the
+driver's memory. For more events, use a stream or ``sfpubsub ingest``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from sfpubsub.spark.stream.partition import EventPartition
 
-# Payload bytes of one frame. They are in the planning process twice, and then in the driver, whose
-# memory is 1 GB by default.
+# Most bytes of events in one frame. The planning process holds them twice, and then the driver,
+# whose memory is 1 GB by default.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 
@@ -36,7 +36,7 @@ class EventReader(DataSourceReader):
             retains.
 
     Raises:
-        ConfigurationError: It would start at ``latest``.
+        ConfigurationError: A topic would start at ``latest``.
     """
 
     def __init__(self, options: SourceOptions) -> None:

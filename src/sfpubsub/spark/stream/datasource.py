@@ -1,4 +1,4 @@
-"""The Spark data source ``sfpubsub``, which reads topics and publishes to one.
+"""The Spark data source ``sfpubsub``, which reads events from topics and publishes rows as events.
 
 Spark creates a `PubSubDataSource` in several short-lived processes and pickles it, so it only holds
 its options and opens nothing.
@@ -18,13 +18,14 @@ def check_version(version: str) -> None:
     """Check that PySpark supports the source.
 
     Raises:
-        ConfigurationError: It does not: Python data sources can limit a batch only since 4.2.
+        ConfigurationError: *version* is older than 4.2, the first in which a Python data source can
+            limit the size of a batch.
     """
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < (4, 2):
         raise ConfigurationError(
-            f"the streaming source needs PySpark 4.2 or newer, and this is {version}: pip install "
-            f"'sfpubsub[spark]' into an environment without Iceberg, or use sfpubsub ingest"
+            f"the streaming source needs PySpark 4.2 or newer, and this is {version}: run pip "
+            f"install 'sfpubsub[spark]' in an environment without Iceberg, or use sfpubsub ingest"
         )
 
 
@@ -44,7 +45,7 @@ from sfpubsub.spark.stream.sink import EventSink, EventStreamSink, SinkOptions  
 class PubSubDataSource(DataSource):
     """Reads topics as a stream of raw table rows, or as a frame of the events available now.
 
-    It can also publish the rows of a frame or query to a topic, one event per row.
+    It also publishes the rows of a frame or query to a topic, one event per row.
 
     ::
 

@@ -1,8 +1,8 @@
 """The input of the streaming source: one subscription, and a marker for the current end of its
 topic.
 
-The client handles retries, sessions, credit and timeouts; an error raised here is final. Runs only
-in the source's process, which Spark starts next to the driver. Not thread-safe.
+The client handles retries, sessions, credit and timeouts; an error raised here is final. This
+module is used only in the source's process, which Spark starts next to the driver. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from sfpubsub.errors import StreamError
 from sfpubsub.stores.schema_store import SchemaStore
 from sfpubsub.types import Gap, RawEvent, ReplayId, StartPosition
 
-if TYPE_CHECKING:  # it loads grpc, which executors need not have
+if TYPE_CHECKING:  # the client loads grpc, which executors do not need
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.subscription import Subscription
 
-# Seconds that the connection may fail for. The client alone would continue for ever, and a query
-# that waits for a service out of reach looks like one whose topic is quiet. Longer than a restart
-# of the service, short against 72 h of retention.
+# Seconds without a connection after which the query fails. The client alone would retry forever,
+# and a query that cannot reach the service would look like one whose topic is quiet. Longer than a
+# restart of the service, and short compared to the 72 h of retention.
 CONNECTION_TIMEOUT = 300.0
 
-# Ids kept to see whether the end of the topic was passed before it was known: about what arrives
-# within the seconds that the second stream needs to open.
+# Replay ids remembered to detect that the first event of the second stream was already read. Enough
+# for the events that arrive during the seconds in which that stream opens.
 _PASSED = 100_000
 
 
@@ -39,10 +39,10 @@ class ReceivedEvent(NamedTuple):
 
 
 class Schemas(SchemaStore):
-    """The schemas of the events so far, as text, for decoding on executors.
+    """The schemas of the events received so far, as JSON text, for decoding on executors.
 
     Args:
-        beyond: Store that keeps the schemas beyond this process.
+        beyond: Store that outlives this process; None keeps the schemas only in memory.
     """
 
     def __init__(self, beyond: SchemaStore | None = None) -> None:
@@ -50,7 +50,7 @@ class Schemas(SchemaStore):
         self._schemas: dict[str, str] = {}
 
     def get(self, schema_id: str) -> str | None:
-        """Return the schema, or None if it has not been seen."""
+        """Return the schema as JSON text, or None if it is not stored."""
         text = self._schemas.get(schema_id)
         if text is None and self._beyond is not None:
             text = self._beyond.get(schema_id)
@@ -69,9 +69,9 @@ class Feed:
     """The events of a topic, starting at a position.
 
     Args:
-        client: The client, which stays open when this is closed.
+        client: The client; `close` leaves it open.
         topic: Path of the topic.
-        start: Where to start.
+        start: Position at which to start.
         max_events: Most events received ahead of `take`.
         max_bytes: Most payload bytes received ahead of `take`.
         go_on: Whether to continue at EARLIEST if the position is rejected; see `gaps`.
@@ -105,15 +105,16 @@ class Feed:
         Raises:
             SfPubSubError: The subscription has failed; everything received before was already
                 returned.
-            StreamError: Spark has exited.
+            StreamError: The Spark driver has exited.
         """
         if os.getppid() != self._parent:
-            # Killed, so nobody reads what this returns: do not outlive it by a long recovery.
+            # The driver was killed, so nobody reads the result. Do not outlive it with a long
+            # recovery.
             raise StreamError("the Spark driver of this source has exited")
         batch = self._subscription.next_batch(timeout)
         if batch is None:
             health = self._subscription.health()
-            # Events that wait for their schema are no silence either.
+            # Time in which events wait for their schema does not count as silence either.
             if not health.can_receive or health.pending_count:
                 self._quiet_since = time.monotonic()
             return []
@@ -122,19 +123,19 @@ class Feed:
 
     @property
     def idle(self) -> float:
-        """Seconds without events although events could have arrived, after `take` returned none."""
+        """Seconds for which the stream was able to receive events but received none."""
         return time.monotonic() - self._quiet_since
 
     @property
     def pending(self) -> int:
-        """Number of events received and not taken."""
+        """Number of events received but not taken."""
         return self._subscription.health().pending_count
 
     def gaps(self) -> list[Gap]:
         """Return the gaps since the last call. Call it after `take`.
 
-        ``unanchored`` ones are not among them: a query that begins at ``latest`` has no position to
-        lose before its first event.
+        Gaps with reason ``unanchored`` are left out: a query that starts at ``latest`` has no
+        position to lose before its first event.
         """
         gaps = self._subscription.health().gaps[self._gaps_seen :]
         self._gaps_seen += len(gaps)
@@ -142,7 +143,7 @@ class Feed:
 
     @property
     def tip(self) -> ReplayId | None:
-        """The position of a keepalive, if it was the last message and all events were taken."""
+        """A keepalive's position, if it came last and no event or gap is pending; else None."""
         health = self._subscription.health()
         if not health.caught_up or health.pending_count or len(health.gaps) > self._gaps_seen:
             return None
@@ -154,14 +155,14 @@ class Feed:
 
 
 class Horizon:
-    """Detects when everything published before now has been read, even if events keep arriving.
+    """Detects when everything published before its creation was read, even if events keep arriving.
 
-    A second stream begins at LATEST: its first event is the first one after now, and the stream
-    that reads comes by the same one. On a topic where nothing is published any more it says
-    nothing; then that stream runs idle, or gets a keepalive.
+    A second stream starts at LATEST. Its first event is the first later one, and the reading stream
+    receives that event as well. If nothing more is published, the second stream receives no event;
+    then the reading stream becomes idle or receives a keepalive.
 
     Args:
-        client: The client, which stays open.
+        client: The client; `close` leaves it open.
         topic: Path of the topic.
     """
 
@@ -174,10 +175,16 @@ class Horizon:
         self._passed = False
 
     def within(self, events: list[ReceivedEvent]) -> int | None:
-        """Return how many of the next *events* were published before; None if all may be.
+        """Return how many of *events* were published before this object was created.
+
+        Args:
+            events: The next events to read.
+
+        Returns:
+            The number of events before the first later one; None if all of them may be earlier.
 
         Raises:
-            SfPubSubError: Its stream has failed.
+            SfPubSubError: The second stream has failed.
         """
         self._ask_for_first()
         if self._passed:
@@ -189,7 +196,7 @@ class Horizon:
         return None
 
     def read(self, events: list[ReceivedEvent]) -> None:
-        """Record events that were read."""
+        """Remember events that were read, in case the first later event is among them."""
         if self._first is None:
             self._seen.extend(event.raw.replay_id for event in events)
 

@@ -1,13 +1,15 @@
 """Write the batches of a streaming query to a raw table, each event exactly once.
 
-For ``writeStream.foreachBatch``, which alone is not exact: Spark repeats a batch whose end it did
-not note. The table's transaction carries the name of the batch, made of the query's id and the
-batch's number, so that a repeated one is known; and the table's window of dedupe keys knows the
-events, whatever batch they come in, so that a new checkpoint doubles nothing either.
+Used with ``writeStream.foreachBatch``, which by itself delivers at least once: Spark repeats a
+batch whose completion it did not record. Each transaction contains the name of its batch, built
+from the query's id and the batch's number, so a repeated batch is recognized. The table's window of
+dedupe keys recognizes events regardless of their batch, so a new checkpoint writes no duplicates
+either.
 
-What it raises is short. Spark gets the traceback as text, with every cause that is shown in it, and
-when a query is being stopped it matches a regular expression against it that is so deep on the
-trace of a Java exception that its stream thread dies. So the causes go to the log.
+Errors raised here have no causes. Spark receives the traceback as text, including the causes, and
+when a query is being stopped, it matches a regular expression against that text. With the stack
+trace of a Java exception, the match recurses so deeply that Spark's stream thread dies. So the
+causes are logged instead.
 """
 
 from __future__ import annotations
@@ -33,14 +35,15 @@ from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 from sfpubsub.spark.stream.partition import GAP_EVENT
 from sfpubsub.types import Gap, ReplayId
 
-# Where Spark tells the thread that runs a batch which query it belongs to. The id is that of the
-# checkpoint: it stays the same over restarts.
+# Local property of the thread that runs a batch: the id of its query. The id is stored in the
+# checkpoint, so it stays the same across restarts.
 _QUERY_ID = "sql.streaming.queryId"
 
-# What Spark cancels when it stops the query.
+# Local property with the job group that Spark cancels when it stops the query.
 _JOB_GROUP = "spark.jobGroup.id"
 
-# What the JVM says of a call that was interrupted, as Spark does when it stops the query.
+# Exceptions of the JVM in a call that was interrupted. Spark interrupts calls when it stops the
+# query.
 _INTERRUPTIONS = (
     "java.lang.InterruptedException",
     "java.io.InterruptedIOException",
@@ -51,7 +54,7 @@ _log = logging.getLogger("sfpubsub.spark")
 
 
 class ForeachBatchWriter:
-    """Writes the batches of a query on the source ``sfpubsub``. A context manager.
+    """Writes the batches of a query that reads the source ``sfpubsub``. A context manager.
 
     ::
 
@@ -60,20 +63,20 @@ class ForeachBatchWriter:
             query.awaitTermination()
 
     Creating it takes over the table, as `EventWriter` does; `close` or the end of the process
-    releases it. Thread-safe; calls are serialised.
+    releases it. Thread-safe; calls are serialized.
 
     Args:
-        spark: A classic session: with Spark Connect the batches are handled in the server.
+        spark: A classic session, because with Spark Connect the server handles the batches.
         path: The table; see `EventWriter`.
         topic: The topic that the query reads, or several.
         format: ``parquet``, ``delta`` or ``iceberg``.
-        window: Seconds for which a dedupe key is kept.
+        window: Seconds for which dedupe keys are kept.
         staging: With parquet: directory for staging and sidecars; see `EventWriter`.
         org_id: Id of the org that the events come from; see `EventWriter`.
 
     Raises:
-        ConfigurationError: The destination is not valid, belongs to someone else, or is in use by
-            another writer; or the session uses Spark Connect.
+        ConfigurationError: The destination is not valid, belongs to other sources or was not
+            created by sfpubsub, or is in use by another writer; or the session uses Spark Connect.
         WriteError: The table cannot be read.
     """
 
@@ -108,12 +111,12 @@ class ForeachBatchWriter:
         """Write the rows of a batch in one durable transaction.
 
         1. Collect the rows, in order.
-        2. Store gaps durably in their sidecar: they say what is missing before these rows.
+        2. Store gaps durably in their sidecar, because they come before these rows.
         3. Drop duplicates, and write the other rows with the batch's name.
 
         Args:
             batch: Rows with the columns of the source.
-            batch_id: Its number in the query.
+            batch_id: Number of the batch in the query.
 
         Raises:
             LocalProtocolError: The batch has other columns, or this was not called by a streaming
@@ -124,14 +127,15 @@ class ForeachBatchWriter:
         query_id = context.getLocalProperty(_QUERY_ID)
         if query_id is None:
             raise LocalProtocolError(
-                "a batch is named after its query: pass this object to writeStream.foreachBatch(…)"
+                "this call was not made by a streaming query: pass this object to "
+                "writeStream.foreachBatch(…)"
             )
         name = f"{query_id}/{batch_id}"
-        group = context.getLocalProperty(_JOB_GROUP)  # now, since the JVM may be gone afterwards
+        group = context.getLocalProperty(_JOB_GROUP)  # read now: later the JVM may have exited
         try:
             self._write(batch, name)
         except (SfPubSubError, *SPARK_ERRORS, pa.ArrowException) as error:
-            # Without its causes, which are not shown: the log has them.
+            # Without the causes, which `_told` has logged.
             raise _told(error, name, group) from None
 
     def _write(self, batch: DataFrame, name: str) -> None:
@@ -165,7 +169,7 @@ def _told(error: Exception, name: str, group: str | None) -> SfPubSubError:
     """Log the complete error, and return a short one for Spark."""
     if _is_interruption(error, group):
         _log.info("batch %s was interrupted", name, exc_info=error)
-        # In words by which Spark knows that this is the stop that it asked for, and no failure.
+        # From these words Spark recognizes the stop that it requested, rather than a failure.
         return WriteError(
             f"batch {name} was interrupted and will be written by the next run "
             f"(org.apache.spark.SparkException: job group {group} was cancelled)"
@@ -190,7 +194,7 @@ def _texts(error: BaseException | None) -> Iterator[str]:
         try:
             yield str(error)
         except SPARK_ERRORS:
-            yield ""  # the trace was in a JVM that is gone
+            yield ""  # the trace was in a JVM that has exited
         error = error.__cause__ or error.__context__
 
 

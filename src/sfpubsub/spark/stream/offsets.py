@@ -1,8 +1,8 @@
 """The position of a streaming query, as stored in Spark's checkpoint.
 
-Spark compares offsets as text, so the keys always come in one order. Replay ids are hexadecimal, as
-in logs and in ``startingOffsets``: a position can be copied out of a checkpoint. Nothing here
-orders them; ``seq`` is a count of our own.
+Spark compares offsets as text, so keys are always written in the same order. Replay ids are
+hexadecimal, as in logs and in ``startingOffsets``, so that a position can be copied from a
+checkpoint. They are never ordered; ``seq`` is a counter of our own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.types import ReplayId, ReplayPreset, StartPosition, start_position
 
-# Of the text in the checkpoint. Another one is refused: guessing what it says would lose events.
+# Version of the format in the checkpoint. Other versions are rejected, because misreading an offset
+# would lose events.
 _VERSION = 1
 
 
@@ -22,37 +23,40 @@ _VERSION = 1
 class Offset:
     """A position between two events of one topic.
 
-    The end of a batch with events is its last event. Only ends are journaled; the start of the
-    first batch is asked again after a crash, when ``latest`` and ``earliest`` mean something else.
-    So a batch that starts there says at its end which event was its first.
+    A batch with events ends after its last event. The checkpoint contains only the ends of batches.
+    After a crash in the first batch, Spark asks for its start again, but ``latest`` and
+    ``earliest`` then refer to another place. So the end of a batch that starts there also names the
+    batch's first event.
     """
 
     topic: str
     position: StartPosition
-    """After the last event so far, or the start of the query if there was none."""
+    """The position after the last event, or the start of the query if it has read no events yet."""
     seq: int = 0
     """Number of events of this query before this position: the ``ingest_seq`` of the next one."""
     at: int | None = None
-    """When it was reached, in seconds since 1970 UTC; None if unknown."""
+    """When this position was reached, in seconds since 1970 UTC; None if unknown."""
     first: ReplayId | None = None
     """The first event of the batch that ends here, if it began at ``latest`` or ``earliest``."""
     keepalive: ReplayId | None = None
-    """A later position at which there is no event: nothing came in between. Resuming there, a topic
-    that was quiet for longer than events are kept loses nothing."""
+    """The position of a later keepalive, with no events in between; None without such a keepalive.
+
+    Resuming there loses nothing even if the topic was quiet for longer than events are retained.
+    """
 
     @property
     def resume(self) -> StartPosition:
-        """Position where a stream continues."""
+        """Position at which a stream continues."""
         return self.position if self.keepalive is None else StartPosition.after(self.keepalive)
 
     @property
     def is_anchored(self) -> bool:
-        """Whether it always refers to the same place."""
+        """Whether `resume` always refers to the same place in the topic."""
         return self.resume.preset is ReplayPreset.CUSTOM
 
     @property
     def floats(self) -> bool:
-        """Whether it moves with the topic, so that events can be missed."""
+        """Whether `resume` moves with the end of the topic, so that events can be missed."""
         return self.resume.preset is ReplayPreset.LATEST
 
     def json(self) -> dict[str, Any]:
@@ -74,7 +78,7 @@ class Offset:
         """Parse the output of `json`.
 
         Raises:
-            ConfigurationError: It was written by another version.
+            ConfigurationError: The record is not valid, or was written by another version.
         """
         try:
             found = cls(
@@ -90,18 +94,19 @@ class Offset:
             raise _unreadable(error) from error
         if version != _VERSION:
             raise ConfigurationError(
-                f"the checkpoint holds an offset of form {version}, and this version of sfpubsub "
-                f"reads form {_VERSION}: use the version that wrote it, or a new checkpoint"
+                f"the checkpoint contains an offset of format {version}, and this version of "
+                f"sfpubsub reads format {_VERSION}: use the version that wrote it, or a new "
+                f"checkpoint"
             )
         return found
 
 
 @dataclass(frozen=True)
 class Offsets:
-    """The positions of a query on all its topics.
+    """The positions of a query, one per topic.
 
-    Of one topic it is journaled as its `Offset`, of several as a list of theirs, by name. A topic
-    that is left out of the query keeps its offset there, for when it comes back.
+    For one topic, the checkpoint contains its `Offset`; for several, a list of offsets sorted by
+    topic. A topic that is removed from the query keeps its offset there, in case it is added again.
     """
 
     by_topic: dict[str, Offset]
@@ -120,7 +125,8 @@ class Offsets:
             topics: Topics of the query.
 
         Raises:
-            ConfigurationError: It was written by another version, or belongs to other topics.
+            ConfigurationError: The record is not valid, was written by another version, or belongs
+                to other topics.
         """
         try:
             records = list(record["topics"]) if "topics" in record else [record]
@@ -130,16 +136,16 @@ class Offsets:
         if not found.keys() & set(topics):
             raise ConfigurationError(
                 f"the checkpoint belongs to topic {', '.join(found)}, but the query reads "
-                f"{', '.join(topics)}: use a separate checkpoint per topic, or read it together "
-                f"with one of the checkpoint's topics, with option topics"
+                f"{', '.join(topics)}: use a separate checkpoint, or add one of the checkpoint's "
+                f"topics to option topics"
             )
         return cls(found)
 
 
 def _unreadable(error: Exception) -> ConfigurationError:
     return ConfigurationError(
-        f"the checkpoint holds an offset that this version of sfpubsub did not write "
-        f"({error}): use the version that did, or a new checkpoint"
+        f"the checkpoint contains an offset that this version of sfpubsub cannot read "
+        f"({error}): use the version that wrote it, or a new checkpoint"
     )
 
 

@@ -1,7 +1,8 @@
-"""The options of the streaming source, and their validation.
+"""Parse and validate the options of the streaming source.
 
-Options travel: into the query's plan, into the pickle that each executor gets, into Spark's event
-log. So none of them is a credential, and what looks like one is refused without being repeated.
+Spark copies options into the query's plan, into the pickle for each executor and into its event
+log. So no option may be a credential. An option that looks like one is rejected, with an error that
+does not repeat its value.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ from difflib import get_close_matches
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.types import StartPosition, start_position
 
-# Events of one trigger, and of the next one that is received meanwhile. 100,000 spread Spark's cost
-# of a batch (0.1 to 0.2 s) thin; with 300 bytes each they are 30 MB here and as much in Spark.
+# Most events per trigger, and most events received ahead for the next one. With 100,000, Spark's
+# fixed cost per batch (0.1 to 0.2 s) hardly matters. At 300 bytes each, they take 30 MB here and as
+# much in Spark.
 DEFAULT_MAX_EVENTS = 100_000
 
 # Above this, the driver's default memory of 1 GB is no longer enough for one trigger.
 HIGHEST_MAX_EVENTS = 1_000_000
 
-# Payload bytes of one trigger, and of the next one that is received meanwhile. Held by the source's
-# process, with about 400 bytes for each event.
+# Most payload bytes per trigger, and most received ahead for the next one. The source's process
+# holds them in memory, plus about 400 bytes per event.
 MAX_HELD_BYTES = 64 * 1024 * 1024
 
 # Above this, the driver's default memory of 1 GB is no longer enough for one trigger.
 HIGHEST_MAX_BYTES = 512 * 1024 * 1024
 
-# Seconds without an event after which an availableNow query has read everything. As for the job.
+# Seconds without an event after which an availableNow query ends; the same as for an ingest job.
 DEFAULT_IDLE_TIMEOUT = 30.0
 
 NAMES = (
@@ -46,8 +48,8 @@ NAMES = (
     "schemaStore",
 )
 
-# Names of what must not travel, whatever style they are written in, and of the settings that belong
-# beside it.
+# Names of credentials, in lower case and without separators, and of the connection settings that
+# belong to them.
 _SECRET_NAME = re.compile(
     r"token|secret|passw|credential|session|private|jwt|bearer|authorization|apikey|consumerkey"
 )
@@ -55,13 +57,13 @@ _SETTING_NAME = re.compile(
     r"^(sfpubsub)?(endpoint|insecure|cafile|auth|instanceurl|tenantid|loginurl|clientid|username|"
     r"privatekeyfile|audience|proxy|ping\w+)$"
 )
-# A session id of Salesforce begins with the org's id; a JWT and a private key show what they are.
+# Session ids of Salesforce (which start with the org's id), JWTs, private keys and refresh tokens.
 _SECRET_VALUE = re.compile(r"\b00D\w{12,15}!|\beyJ[\w-]{8,}\.|-----BEGIN|\b5Aep[\w.]{20,}")
 
 _INSTEAD = (
-    "options are part of the plan and travel to every executor. Set the SFPUBSUB_… variables in "
-    "the environment of the Spark driver, or name a settings file of the driver's machine with "
-    "option configFile"
+    "options are part of the plan and are sent to every executor. Set the SFPUBSUB_… variables in "
+    "the environment of the Spark driver, or set option configFile to the path of a settings file "
+    "on the driver's machine"
 )
 
 
@@ -78,15 +80,15 @@ class SourceOptions:
     max_events: int = DEFAULT_MAX_EVENTS
     """Most events per trigger, for all topics together."""
     max_bytes: int = MAX_HELD_BYTES
-    """Most payload bytes per trigger, for all topics together; may be exceeded by one event."""
+    """Most payload bytes per trigger, for all topics together; one event may exceed it."""
     fail_on_data_loss: bool = True
     idle_timeout: float = DEFAULT_IDLE_TIMEOUT
-    """Idle seconds after which an availableNow query ends."""
+    """Seconds without an event after which an availableNow query ends."""
     config_file: str | None = None
     """Path of a settings file on the driver's machine."""
     profile: str | None = None
     schema_store: str | None = None
-    """Path of a directory on the driver's machine in which to store the schemas of events."""
+    """Path of a directory on the driver's machine that keeps the schemas of events."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -128,7 +130,7 @@ class SourceOptions:
 
 
 def named_options(options: Mapping[str, str], names: tuple[str, ...], what: str) -> dict[str, str]:
-    """Return options by their documented names.
+    """Return options under their documented names, whatever the case of the given ones.
 
     Raises:
         ConfigurationError: An option is unknown, or looks like a credential.
@@ -146,10 +148,15 @@ def named_options(options: Mapping[str, str], names: tuple[str, ...], what: str)
 
 
 def refuse_credential(name: str, value: str) -> None:
-    """Raise ConfigurationError for an option that looks like a credential or a setting."""
+    """Check that an option is neither a credential nor a connection setting.
+
+    Raises:
+        ConfigurationError: The name or value looks like a credential, or the name is that of a
+            connection setting.
+    """
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     if _SECRET_NAME.search(plain) or _SECRET_VALUE.search(value):
-        raise ConfigurationError(f"option {name!r} looks like a credential, and {_INSTEAD}")
+        raise ConfigurationError(f"option {name!r} looks like a credential, but {_INSTEAD}")
     if _SETTING_NAME.match(plain):
         raise ConfigurationError(
             f"option {name!r} is a connection setting and not an option of the source: {_INSTEAD}"
@@ -167,9 +174,9 @@ def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
             name = "topics" if "topics" in given else "topic"
             raise ConfigurationError(
                 f"option {name} is {given.get(name, '')!r}: name "
-                f"{'each' if name == 'topics' else 'one'} by its path, such as "
+                f"{'each topic' if name == 'topics' else 'a topic'} by its path, such as "
                 f"/event/Order_Event__e or /data/ChangeEvents"
-                + (", with commas between them" if name == "topics" else "")
+                + (", separated by commas" if name == "topics" else "")
             )
     return tuple(sorted(topics))
 
@@ -184,8 +191,8 @@ def _starts(
         start = _start(text)
         if start.replay_id is not None and len(topics) > 1:
             raise ConfigurationError(
-                'option startingOffsets is a replay id, and ids belong to one topic: give {"/event/'
-                'A__e": "…", …} with several topics'
+                "option startingOffsets is a replay id, which is valid for one topic only: with "
+                'several topics, use {"/event/A__e": "…", …}'
             )
         return start, {}
     try:
@@ -197,7 +204,8 @@ def _starts(
     unknown = sorted(set(found) - set(topics))
     if unknown:
         raise ConfigurationError(
-            f"option startingOffsets names {unknown[0]}, which is not one of the topics"
+            f"option startingOffsets names {unknown[0]}, which is not one of the topics: remove "
+            f"it, or add it to option topics"
         )
     return None, found
 
@@ -207,7 +215,7 @@ def _start(text: str) -> StartPosition:
         return start_position(text.strip())
     except ValueError as error:
         raise ConfigurationError(
-            f"option startingOffsets is {text!r}: it takes latest, earliest, or a replay id in "
+            f"option startingOffsets is {text!r}: it must be latest, earliest, or a replay id in "
             f"hexadecimal digits"
         ) from error
 
@@ -218,14 +226,14 @@ def _count(name: str, text: str, highest: int, unit: str) -> int:
     except ValueError:
         count = 0
     if not 1 <= count <= highest:
-        raise ConfigurationError(f"option {name} is {text!r}: it takes 1 to {highest} {unit}")
+        raise ConfigurationError(f"option {name} is {text!r}: it must be 1 to {highest} {unit}")
     return count
 
 
 def _flag(name: str, text: str) -> bool:
     value = {"true": True, "false": False}.get(text.strip().lower())
     if value is None:
-        raise ConfigurationError(f"option {name} is {text!r}: it takes true or false")
+        raise ConfigurationError(f"option {name} is {text!r}: it must be true or false")
     return value
 
 
@@ -235,5 +243,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < math.inf:
-        raise ConfigurationError(f"option idleTimeout is {text!r}: it takes seconds above 0")
+        raise ConfigurationError(
+            f"option idleTimeout is {text!r}: it must be a number of seconds above 0"
+        )
     return seconds

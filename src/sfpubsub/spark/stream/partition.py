@@ -1,8 +1,8 @@
-"""Partitions sent to executors, and their conversion to rows there.
+"""The partitions that are sent to executors, and their conversion to rows there.
 
-A partition holds events as they were received, and the schemas that they were written with, so an
-executor decodes them without a connection: it needs neither grpc nor a credential. The rows are
-those of the raw table, made by the same code.
+A partition contains events as they were received, and the schemas that they were encoded with. So
+an executor can decode them without a connection: it needs neither grpc nor credentials. The same
+code creates the rows of a raw table.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sfpubsub.spark.raw.rows import read_table
 from sfpubsub.spark.raw.schema import SCHEMA, SCHEMA_JSON
 from sfpubsub.types import Gap, RawEvent, ReplayId, dedupe_key
 
-# ``event_name`` of the row that stands for a position given up.
+# ``event_name`` of a row that marks a gap, where events may be missing.
 GAP_EVENT = "sfpubsub.Gap"
 
-# Of one partition, which is one task. Spark refuses 128 MiB (spark.rpc.message.maxSize), and holds
-# all of a trigger's in the driver.
+# Most events and payload bytes in one partition, which is one task. Spark rejects tasks above 128
+# MiB (spark.rpc.message.maxSize), and holds all tasks of a trigger in the driver.
 MAX_TASK_EVENTS = 10_000
 MAX_TASK_BYTES = 4 * 1024 * 1024
 
-# The columns of the source: those of the raw table, and one more.
+# The columns of the source: those of the raw table, and the Avro schema.
 SOURCE_SCHEMA = SCHEMA.append(pa.field(SCHEMA_JSON, pa.string()))
 
 _WIRE = pa.schema(
@@ -50,9 +50,9 @@ class EventPartition(InputPartition):
     Args:
         topic: The topic of the events.
         first_seq: ``ingest_seq`` of the first event.
-        schemas: Schemas by id; those unknown to the service are missing.
+        schemas: Avro schemas as JSON text, by id; those unknown to the service are missing.
         data: The events, as an Arrow stream.
-        gaps: Gaps, each with its time in seconds since 1970 UTC.
+        gaps: Gaps before the events, each with its time in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EventPartition(InputPartition):
 
 
 def pack(events: Sequence[tuple[RawEvent, float]]) -> bytes:
-    """Return events with their times of receipt as an Arrow stream."""
+    """Serialize events and their times of receipt as an Arrow stream."""
     raws = [raw for raw, _ in events]
     batch = pa.record_batch(
         [
@@ -130,7 +130,8 @@ def _event_rows(partition: EventPartition, table: pa.Table) -> pa.RecordBatch:
         ack=lambda first, last: None,
     )
     found, _ = read_table(list(batch), columns[3], partition.first_seq)
-    # In the first row of each schema: the writer of the rows can keep it (see `SCHEMA_JSON`).
+    # The first row of each schema contains its text, so that the writer can store it (see
+    # `SCHEMA_JSON`).
     first = {schema_id: place for place, schema_id in reversed(list(enumerate(columns[1])))}
     texts: list[str | None] = [None] * len(batch)
     for schema_id, place in first.items():
@@ -139,11 +140,11 @@ def _event_rows(partition: EventPartition, table: pa.Table) -> pa.RecordBatch:
     return found.combine_chunks().to_batches()[0]
 
 
-# As many as the client keeps (avro/schema_cache.py); a worker process outlives its tasks.
+# As many codecs as the client caches (avro/schema_cache.py). A worker process runs several tasks.
 @lru_cache(maxsize=512)
 def _codec(schema_id: str, schema_json: str | None) -> Codec:
     if schema_json is None:
-        return NoCodec(schema_id, SchemaError(f"there is no schema {schema_id}"))
+        return NoCodec(schema_id, SchemaError(f"the service has no schema {schema_id}"))
     return Codec(schema_id, schema_json)
 
 
@@ -172,7 +173,7 @@ def _gap_rows(topic: str, gaps: Sequence[tuple[Gap, float]]) -> pa.RecordBatch:
         rows.append(
             {
                 "event_id": "",
-                # The same gap met again, after a crash, is the same row.
+                # If a gap is found again after a crash, its row has the same key.
                 "dedupe_key": key,
                 "replay_id": None if gap.after is None else bytes(gap.after),
                 "topic": topic,

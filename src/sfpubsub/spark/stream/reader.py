@@ -1,18 +1,18 @@
 """The streaming reader that Spark calls for the topics of a query.
 
-Spark keeps one instance alive for a query, in a Python process beside the driver, and calls it in
-this order (seen, PySpark 4.2 and 4.3)::
+Spark keeps one instance alive for a query, in a Python process next to the driver, and calls it in
+this order (observed with PySpark 4.2 and 4.3)::
 
-    initialOffset()                twice, at the first start; again after a crash in the first batch
-    partitions(start, end)         first of all, if the batch before the crash was not finished
-    latestOffset(start, limit)     start: the end of the last batch that was; its events are done
-    partitions(start, end)         perhaps more than once
-    commit(end)                    late, and never for the last batch: nothing hangs on it
+    initialOffset()                twice at the first start; again after a crash in the first batch
+    partitions(start, end)         before all else, if a crash left the last batch unfinished
+    latestOffset(start, limit)     start is the end of the last finished batch
+    partitions(start, end)         possibly more than once
+    commit(end)                    late, and never for the last batch: nothing relies on it
     reportLatestOffset()           for the query's progress
 
-`read` runs on executors, with a copy that was never opened. An exception ends the query, so what
-reaches Spark is what the client could not mend. Each topic has a stream and an offset of its own
-(topic.py); here they only share what a batch may hold, and the time to wait.
+`read` runs on executors, in a copy that was never opened. An exception ends the query, so only
+errors from which the client could not recover reach Spark. Each topic has its own stream and offset
+(topic.py); this module only divides the size of a batch, and the time to wait, among the topics.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.spark.stream.partition import EventPartition
 
-# Seconds that `latestOffset` waits for a first event. Spark asks again 10 ms after an answer that
-# there is nothing, so this is what an idle query costs; it is not a delay, an event ends it.
+# Seconds that `latestOffset` waits for a first event. If none arrives, Spark calls it again after
+# 10 ms, so this limits the cost of an idle query. It adds no delay, because an event ends the wait.
 _PATIENCE = 0.1
 
 
@@ -70,7 +70,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"options": self._options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["options"])  # type: ignore[misc]  # a copy begins like a new one
+        self.__init__(state["options"])  # type: ignore[misc]  # a copy starts like a new one
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's names, here and below
         """Return where a query without a checkpoint starts."""
@@ -97,11 +97,11 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topic.stop_at_now(keeps_position)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the next batch, or *start* if there is nothing.
+        """Return the end of the next batch, or *start* if there are no events.
 
         Args:
             start: The end of the last finished batch.
-            limit: Limit of the batch.
+            limit: Most rows or bytes in the batch; for any other kind of limit, the options apply.
 
         Raises:
             ReplayIdRejectedError: A position is no longer retained.
@@ -123,8 +123,8 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
 
     def _planned(self, begins: Offsets, share: Share) -> Offsets:
-        """Return the end of the next batch for each topic. Once one topic has events, the others do
-        not wait.
+        """Plan the next batch of each topic, and return the ends. Once a topic has events, the
+        topics after it do not wait.
         """
         ends = dict(begins.by_topic)
         began = time.monotonic()
@@ -135,7 +135,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offsets(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return what is known about the ends of the topics, for the query's progress."""
+        """Describe the ends of the topics for the query's progress; None if no stream is open."""
         found = [latest for topic in self._topics if (latest := topic.latest()) is not None]
         if not found:
             return None
@@ -145,7 +145,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the events after *start* up to *end*, in partitions.
 
         Raises:
-            ReplayIdRejectedError: They are no longer available.
+            ReplayIdRejectedError: The events are no longer retained.
             SfPubSubError: A subscription has failed.
         """
         known = Offsets.parse(start, self._options.topics)
@@ -163,12 +163,10 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return cast("EventPartition", partition).rows()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: `latestOffset` learns earlier which batches are done, including the
-        last one.
-        """
+        """Do nothing: the *start* of `latestOffset` shows earlier which batches are finished."""
 
     def stop(self) -> None:
-        """Close the connection. Not called when a query is stopped: Spark ends the process."""
+        """Close the connection. A stopped query does not call this: Spark ends the process."""
         if self._client is not None:
             self._client.close()
         self._client = None
@@ -198,7 +196,7 @@ def connect(options: SourceOptions, schemas: Schemas) -> PubSubClient:
     """Create a client from the options.
 
     Raises:
-        ConfigurationError: A setting is missing or wrong.
+        ConfigurationError: A setting is missing or not valid.
     """
     from sfpubsub.client.client import PubSubClient  # loads grpc
 
@@ -209,7 +207,7 @@ def connect(options: SourceOptions, schemas: Schemas) -> PubSubClient:
         if options.config_file is not None:
             raise
         raise ConfigurationError(
-            f"{error}. The source runs in a process beside the driver, and a session of "
-            f"spark_session() passes it no SFPUBSUB_… variables, whatever is set: name a settings "
-            f"file with option configFile"
+            f"{error}. The source runs in a process next to the driver, which gets no SFPUBSUB_… "
+            f"variables from a session of spark_session(): set option configFile to the path of a "
+            f"settings file"
         ) from error

@@ -1,9 +1,9 @@
-"""Read a batch again that was recorded in the checkpoint by an earlier process.
+"""Read a batch again that an earlier process recorded in the checkpoint.
 
-Only the two ends of a batch are journaled. Its events are read again from its start on, one by one,
-because responses are cut otherwise each time, until one is EQUAL to its end: ids have no order, so
-nothing else says that the end was passed. A batch had ``end.seq - start.seq`` events, so no more
-than that many are ever held.
+The checkpoint contains only the start and the end of a batch. Its events are read from the start,
+one by one, because responses are divided differently each time, until the replay id of an event
+EQUALS the end: ids have no order, so no other comparison can detect that the end was passed. The
+batch had ``end.seq - start.seq`` events, so no more than that many are held at a time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Found(NamedTuple):
 
     events: list[ReceivedEvent]
     after: list[ReceivedEvent]
-    """Events after its end in the same response."""
+    """Events after the batch's end, from the same response."""
     whole: bool
-    """Whether it has the same start and number of events as before."""
+    """Whether the batch has the same start and number of events as before."""
 
 
 def find(
@@ -36,25 +36,29 @@ def find(
     horizon: Callable[[], Horizon],
     patience: float,
 ) -> Found | None:
-    """Read up to the event that ends the batch.
+    """Read events up to the one that ends the batch.
 
     Args:
-        start: Where the batch began.
-        end: Its last event; and its first, if it began at LATEST or EARLIEST.
-        feed: A new one: at the start, or at EARLIEST if that moves.
-        take: Returns its next events, or none if none come soon.
-        refused: Whether the service refused the start and the feed continues at EARLIEST.
-        horizon: Makes one that says when everything published before now was read.
-        patience: Seconds of silence after which nothing more is to come.
+        start: The start of the batch.
+        end: The end of the batch. If the batch started at LATEST or EARLIEST, it also names the
+            first event.
+        feed: A new feed from *start*, or from EARLIEST if *start* is not a fixed position.
+        take: Returns the feed's next events, or an empty list if none arrive soon.
+        refused: Returns whether the service rejected the start, so that the feed continues at
+            EARLIEST.
+        horizon: Creates a `Horizon`, which detects when everything published before now has been
+            read.
+        patience: Seconds of silence after which no more events are expected.
 
     Returns:
-        None if the events are no longer available.
+        The batch; None if its end was not found, so that its events are no longer retained.
     """
     size = end.seq - start.seq
     held: deque[ReceivedEvent] = deque(
         maxlen=size
-    )  # the last ones: those before the end, if it comes
-    # Whether `held` began with the batch. Not at the start, if that option has changed since.
+    )  # the newest events: those of the batch, once its end is found
+    # Whether `held` starts with the batch's first event. If *end* names that event, it must be
+    # found first, because option startingOffsets may have changed since.
     begun = start.is_anchored and end.first is None
     limit: Horizon | None = None
     try:
@@ -66,7 +70,7 @@ def find(
                 limit = horizon()
             for index, event in enumerate(events):
                 if begun and len(held) == size:
-                    return None  # as many as there were, and the end was not among them
+                    return None  # the batch had no more events, and its end is not among them
                 if not begun and event.raw.replay_id == end.first:
                     held.clear()
                     begun = True

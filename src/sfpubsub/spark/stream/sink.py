@@ -1,17 +1,17 @@
-"""Publish from Spark: each row is an event, and a repeated task uses the same event ids.
+"""Publish rows from Spark as events. A retried task publishes them again with the same event ids.
 
-An executor publishes what its task is given, over a stream of its own, with a session of its own:
-no credential is in a plan. A task's results are all there before it ends well, so a row is
-published at least once; what a retried task publishes again has the same ids:
+Each task publishes its rows over its own stream, with its own session, so that no plan contains
+credentials. It succeeds only after all its events have results, so every row is published at least
+once. If the task is retried, its events have the same ids as before. The ids come from one of
+these:
 
-- from a column (option ``idColumn``), which is the only way that also outlives a job that is
-  started anew;
-- otherwise of the write, the partition, the row's content, and how often the same content has come
-  before in the partition. So it does not matter in which order the rows come again, and two equal
-  rows are two events. The write is a query and its batch, which a restart from the checkpoint
-  repeats, or one ``save``.
+- A column (option ``idColumn``). Only these ids also stay the same if a job is started over.
+- The write, the partition, the row's content, and the number of earlier rows with the same content
+  in the partition. So the order of the rows does not matter, and two equal rows are two events. The
+  write is either a query and its batch, which a restart from the checkpoint repeats, or one
+  ``save``.
 
-This holds where Spark gives a task that it repeats the same rows, as it must for any sink.
+This relies on Spark passing the same rows to a retried task, as every sink does.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ logger = logging.getLogger("sfpubsub.spark")
 
 NAMES = ("topic", "idColumn", "createdBy", "timeout", "configFile", "profile")
 
-# Options of a query that Spark hands on, though they are its own business.
+# Options of the query itself, which Spark also passes to the sink.
 SPARKS_OWN = ("checkpointlocation",)
 
-# Seconds from a row to its result; then the task fails, and Spark runs it again.
+# Seconds to wait for the result of an event. After that the task fails, and Spark retries it.
 DEFAULT_TIMEOUT = 120.0
 
-# Properties that Spark gives to the tasks of a streaming query.
+# Local properties that Spark sets in the tasks of a streaming query.
 _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"
 
-# Of ids made here, so that they are nobody else's.
+# Namespace of the generated ids, so that they do not collide with UUIDs from other sources.
 _NAMESPACE = uuid.UUID("6f0b9a39-6a5c-4b0e-9a0e-5b2f6f6e7375")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -62,7 +62,7 @@ class SinkOptions:
 
     topic: str
     id_column: str | None = None
-    """Column with the event ids; it is not a field."""
+    """Column with the event ids, which is not published as a field; None generates ids."""
     created_by: str | None = None
     timeout: float = DEFAULT_TIMEOUT
     config_file: str | None = None
@@ -85,7 +85,8 @@ class SinkOptions:
         topic = given.get("topic", "")
         if not topic.startswith("/"):
             raise ConfigurationError(
-                f"option topic is {topic!r}: name one by its path, such as /event/Order_Event__e"
+                f"option topic is {topic!r}: name a topic by its path, such as "
+                f"/event/Order_Event__e"
             )
         try:
             timeout = float(given.get("timeout", DEFAULT_TIMEOUT))
@@ -93,7 +94,8 @@ class SinkOptions:
             timeout = 0.0
         if not 0 < timeout < 86_400:
             raise ConfigurationError(
-                f"option timeout is {given['timeout']!r}: it takes seconds above 0, below a day"
+                f"option timeout is {given['timeout']!r}: it must be a number of seconds above 0 "
+                f"and below 86400"
             )
         return cls(
             topic=topic,
@@ -118,7 +120,7 @@ class EventSink(DataSourceWriter):
 
     Args:
         options: See `SinkOptions`.
-        columns: Columns of the frame.
+        columns: Names of the frame's columns.
         write_id: Id of this ``save``; part of the event ids.
     """
 
@@ -141,7 +143,7 @@ class EventStreamSink(DataSourceStreamWriter):
 
     Args:
         options: See `SinkOptions`.
-        columns: Columns of the query.
+        columns: Names of the query's columns.
     """
 
     def __init__(self, options: SinkOptions, columns: Sequence[str]) -> None:
@@ -164,8 +166,8 @@ class EventStreamSink(DataSourceStreamWriter):
         _log(f"batch {batchId} to {self._options.topic}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Log that a batch is incomplete. Spark repeats it with the same ids."""
-        logger.warning("batch %d to %s was not published whole", batchId, self._options.topic)
+        """Log that a batch is incomplete. If Spark retries it, the event ids are the same."""
+        logger.warning("batch %d to %s was not fully published", batchId, self._options.topic)
 
 
 class Ids:
@@ -181,7 +183,7 @@ class Ids:
         self._seen: Counter[bytes] = Counter()
 
     def next(self, value: Mapping[str, Any]) -> str:
-        """Return the id of a row's event."""
+        """Return the event id for the next row."""
         text = json.dumps(value, sort_keys=True, default=repr)
         content = hashlib.blake2b(text.encode(), digest_size=16).digest()
         number = self._seen[content]
@@ -190,13 +192,13 @@ class Ids:
 
 
 def field_value(value: Any) -> Any:
-    """Convert a column's value to a field's value.
+    """Convert the value of a column to the value of an event's field.
 
     A timestamp becomes milliseconds since 1970 UTC, a decimal becomes a double; other values are
     unchanged.
     """
     if isinstance(value, datetime):
-        # Spark hands a timestamp over in the local time of the process.
+        # Spark passes a timestamp in the local time zone of the process.
         return round((value.astimezone(UTC) - _EPOCH).total_seconds() * 1000)
     return float(value) if isinstance(value, Decimal) else value
 
@@ -205,7 +207,7 @@ def _publish(options: SinkOptions, rows: Iterator[Row], write: str) -> Published
     from sfpubsub.client.client import PubSubClient  # loads grpc
 
     first = next(rows, None)
-    if first is None:  # many tasks of a small batch have no row: none of them signs in
+    if first is None:  # do not sign in: many tasks of a small batch have no rows
         return Published(PublishCounts())
     ids = Ids(write, _context().partitionId())
     places = {"config": options.config_file, "profile": options.profile}
@@ -229,7 +231,9 @@ def _publish(options: SinkOptions, rows: Iterator[Row], write: str) -> Published
 def _given_id(topic: str, value: dict[str, Any], column: str) -> str:
     event_id = value.pop(column)
     if event_id is None:
-        raise PublishError(f"{topic}: a row has no id in column {column}")
+        raise PublishError(
+            f"{topic}: a row has no id in column {column}: fill the column, or omit option idColumn"
+        )
     return str(event_id)
 
 

@@ -1,7 +1,7 @@
-"""One topic of a streaming query: plans the end of a batch, and returns its events.
+"""Read one topic of a streaming query: plan the end of each batch, and return the batch's events.
 
-Invariant: ``_held`` begins with the first event after ``_base``, and holds every event from there
-on that was taken from ``_feed``.
+Invariant: ``_held`` starts with the first event after ``_base``, and contains every later event
+that was taken from ``_feed``.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds between checks of whether Spark lives, while a call of it is answered.
+# Seconds between checks that Spark is still alive, while a batch is read again.
 _GLANCE = 0.5
 
-# Seconds after which the position of a quiet topic is renewed by that of a keepalive, which makes a
-# batch without rows. The service forgets positions after 72 h; a third leaves room for a query that
-# is stopped for two days.
+# Seconds after which the position of a quiet topic is renewed: a batch without rows replaces it by
+# that of a keepalive. The service accepts a position for 72 h; renewing it after a third of that
+# time allows a query to be stopped for two days.
 _RENEW_AFTER = 24 * 3600.0
 
-# Seconds. The service sends something at least every 270 s, and the client gives a silent stream up
-# after 300 s.
+# Longest silence of an open stream, in seconds. The service sends a message at least every 270 s,
+# and the client abandons a silent stream after 300 s.
 _LONGEST_SILENCE = 300.0
 
 
 class Share(NamedTuple):
-    """One topic's share of a batch."""
+    """The limits of one topic's share of a batch."""
 
     events: int
     bytes: int
@@ -53,7 +53,7 @@ class Share(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The batch reported to Spark."""
+    """The batch whose end was last reported to Spark."""
 
     end: Offset
     size: int
@@ -66,8 +66,9 @@ class TopicReader:
     Args:
         topic: Path of the topic.
         options: Options of the query.
-        schemas: Schemas of the events.
-        connected: Returns the client, which stays open. Nothing is opened before the first call.
+        schemas: Store with the schemas of the received events.
+        connected: Returns the client, which it opens on the first call. This reader does not close
+            it.
         share: Most events and bytes to receive ahead.
     """
 
@@ -81,7 +82,7 @@ class TopicReader:
     ) -> None:
         self.topic = topic
         self.is_new = False
-        """Whether there was no checkpoint."""
+        """Whether the query started without a checkpoint."""
         self._options = options
         self._schemas = schemas
         self._connected = connected
@@ -90,22 +91,22 @@ class TopicReader:
         self._base: Offset | None = None
         self._held: list[ReceivedEvent] = []
         self._plan: _Plan | None = None
-        self._gaps: list[tuple[Gap, float]] = []  # of the next batch, with the time
+        self._gaps: list[tuple[Gap, float]] = []  # for the next batch, each with its time
         self._planned_gaps = 0
         self._horizon: Horizon | None = None
-        self._finished = False  # everything that an availableNow query is to read has been read
+        self._finished = False  # whether an availableNow query has read everything
         self._keeps_position = True
 
     @property
     def initial(self) -> Offset:
-        """Return where a query without a checkpoint starts."""
+        """Where a query without a checkpoint starts."""
         return Offset(self.topic, self._options.start_of(self.topic))
 
     def stop_at_now(self, keeps_position: bool) -> None:
         """Read only events published before now.
 
         Args:
-            keeps_position: Whether the end position is kept for another run. If not, there is no
+            keeps_position: Whether the end position is stored for another run. If not, there is no
                 need to wait for a keepalive that renews the position of a quiet topic.
         """
         self._horizon = Horizon(self._connected(), self.topic)
@@ -113,19 +114,19 @@ class TopicReader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether everything published before `stop_at_now` is planned or done."""
+        """Whether everything published before `stop_at_now` has been planned or processed."""
         return self._finished
 
     def follow(self, start: Offset) -> None:
-        """Set *start* as the end of the last finished batch."""
+        """Continue at *start*, which is the end of the last finished batch."""
         self._follow(start)
 
     def plan(self, share: Share, timeout: float) -> Offset:
-        """Return the end of the next batch, after `follow`; its start if there are no events.
+        """Plan the next batch after `follow`; return its end, or its start if there are no events.
 
         Args:
             share: Share of the batch.
-            timeout: Seconds to wait for a first event.
+            timeout: Seconds to wait for the first event.
 
         Raises:
             ReplayIdRejectedError: The position is no longer retained.
@@ -141,10 +142,11 @@ class TopicReader:
         return end
 
     def latest(self) -> dict[str, Any] | None:
-        """Return what is known about the end of the topic, or None.
+        """Describe the end of the topic for the query's progress; None before the first batch.
 
-        The service does not tell where a topic ends. What is known are the events received, whether
-        a keepalive has said that nothing is left, and how old the last event was when it came.
+        The service does not report where a topic ends. The result contains the events received so
+        far, whether a keepalive has shown that no more are waiting, and the age of the last event
+        on arrival.
         """
         base, feed = self._base, self._feed
         if base is None or feed is None:
@@ -169,20 +171,20 @@ class TopicReader:
         """Return the events after *first* up to *last*, in partitions.
 
         Raises:
-            ReplayIdRejectedError: They are no longer available.
+            ReplayIdRejectedError: The events are no longer retained.
             SfPubSubError: The subscription has failed.
         """
         if last.seq == first.seq and not self._is_planned(first, last):
-            return []  # the position was renewed by a keepalive: there is nothing in between
+            return []  # the position was renewed by a keepalive: there are no events in between
         if not self._is_planned(first, last):
             self._recover(first, last)
         return list(self._partitions(last))
 
     def close(self) -> None:
-        """Drop all resources after the client was closed."""
+        """Drop the streams. Call it after the client was closed."""
         self._feed = self._horizon = None
 
-    # What is done, and where to read on.
+    # Finished batches, and where to continue.
 
     def _follow(self, start: Offset) -> None:
         """Drop finished events; open a stream unless one already continues at *start*."""
@@ -197,8 +199,9 @@ class TopicReader:
         if self._feed is None or start != self._base:
             if start.floats and not self.is_new:
                 _log.warning(
-                    "the checkpoint of %s has no position yet, since no event and no keepalive "
-                    "came: the query begins at latest again, without what came meanwhile",
+                    "the checkpoint of %s has no position yet, because neither an event nor a "
+                    "keepalive had arrived: the query starts at latest again, without the events "
+                    "published in the meantime",
                     start.topic,
                 )
             self._open(start, start.resume)
@@ -206,13 +209,13 @@ class TopicReader:
     @property
     def _open_feed(self) -> Feed:
         if self._feed is None:
-            raise AssertionError("used before it was opened")
+            raise AssertionError("a topic must be opened by `follow` first")
         return self._feed
 
     @property
     def _begun(self) -> Offset:
         if self._base is None:
-            raise AssertionError("used before it was opened")
+            raise AssertionError("a topic must be opened by `follow` first")
         return self._base
 
     def _open(self, base: Offset, start: StartPosition) -> Feed:
@@ -229,7 +232,7 @@ class TopicReader:
         )
         return self._feed
 
-    # How far a batch goes.
+    # The size of a batch.
 
     def _count(self, share: Share, timeout: float) -> int:
         """Take available events, waiting only for the first; return how many fit into the batch."""
@@ -254,7 +257,7 @@ class TopicReader:
         try:
             events = self._open_feed.take(timeout)
         except SfPubSubError as error:
-            if self._held:  # a batch of their own; the next call raises the same again
+            if self._held:  # return these as a batch first; the next call raises the error again
                 return []
             if isinstance(error, ReplayIdRejectedError):
                 self._fail(str(error), error.gap, error)
@@ -263,18 +266,21 @@ class TopicReader:
         return events
 
     def _count_until_now(self, share: Share, timeout: float) -> int:
-        """As `_count`, but nothing of what was published later; note when that is all."""
+        """Count like `_count`, but only events published before `stop_at_now`. Once all of them are
+        planned, set `_finished`.
+        """
         if self._finished:
             return 0
         count = self._count(share, timeout)
         if self._begun.floats and count:
-            # All of it came later, and the second stream may have begun before this one. But
-            # without an event the next run would begin at latest again, and never get on.
+            # All these events were published later, and the second stream may have started before
+            # this one. Take them anyway: without an event, the next run would start at latest again
+            # and never make progress.
             self._finished = True
             return count
         within = self._horizon.within(self._held) if self._horizon is not None else None
         if within is not None:
-            self._finished = within == 0  # what lies behind stays held and is never planned
+            self._finished = within == 0  # later events stay in `_held` and are never planned
             return min(count, within)
         if not count:
             self._finished = self._has_run_dry()
@@ -289,8 +295,7 @@ class TopicReader:
             patience = max(patience, _LONGEST_SILENCE)
         return feed.idle >= patience
 
-    # Ends.
-
+    # The end of a batch.
     def _end(self, count: int) -> Offset:
         base, last = self._begun, self._held[count - 1]
         return Offset(
@@ -302,8 +307,8 @@ class TopicReader:
         )
 
     def _renewed(self) -> Offset | None:
-        """Return the base with the position of a keepalive, if needed and available."""
-        # A gap that was not delivered yet must not be passed.
+        """Return the base with a keepalive's position; None if not needed or not available."""
+        # Do not skip a gap that no batch contains yet.
         if self._held or self._gaps or not self._wants_renewal():
             return None
         tip = self._open_feed.tip
@@ -316,10 +321,10 @@ class TopicReader:
             return False
         base = self._begun
         if not base.is_anchored:
-            return base.floats  # EARLIEST stays where it is until there is a first event
+            return base.floats  # EARLIEST needs no renewal: it loses nothing before the first event
         return base.at is None or time.time() - base.at > _RENEW_AFTER
 
-    # Batches that Spark knows of.
+    # Batches whose end was reported to Spark.
 
     def _is_planned(self, start: Offset, end: Offset) -> bool:
         return self._base == start and self._plan is not None and self._plan.end == end
@@ -333,23 +338,22 @@ class TopicReader:
                 text = self._schemas.get(schema_id)
                 if text is not None:
                     schemas[schema_id] = text
-            # Counted from the end: where the beginning is lost, the others keep their numbers.
+            # Count from the end, so that events keep their numbers if earlier ones were lost.
             first_seq = end.seq - count + place
             yield EventPartition(end.topic, first_seq, schemas, pack(events), gaps)
             gaps = ()
         if gaps:
             yield EventPartition(end.topic, end.seq, {}, pack([]), gaps)
 
-    # A batch that was journaled by an earlier process, and not finished.
+    # A batch that an earlier process planned but did not finish.
 
     def _recover(self, start: Offset, end: Offset) -> None:
-        """Restore a batch recorded by an earlier process as the planned one.
+        """Read a batch again that an earlier process planned, and make it the planned batch.
 
         Raises:
-            ReplayIdRejectedError: Some of its events are lost, and data loss is treated as a
-                failure.
+            ReplayIdRejectedError: Some of its events are lost, and option failOnDataLoss is true.
         """
-        _log.info("reading the batch up to %s again", end.json())
+        _log.info("reading the unfinished batch up to %s again", end.json())
         moved = end.first is not None or not start.is_anchored
         feed = self._open(start, StartPosition.earliest() if moved else start.resume)
         found = find(
@@ -365,7 +369,7 @@ class TopicReader:
             self._gaps.append((self._missing(start, end), time.time()))
         if found is None:
             feed.close()
-            self._feed = None  # the next batch begins at the end of this one, wherever that is
+            self._feed = None  # `_follow` opens the next stream at the end of this batch
         else:
             self._held = found.events + found.after
         self._plan = _Plan(end, len(found.events) if found else 0)
@@ -375,16 +379,16 @@ class TopicReader:
         last = end.position.replay_id
         gap = Gap("missing", start.topic, start.resume.replay_id, last)
         if self._options.fail_on_data_loss:
-            self._fail(f"events up to {last.hex() if last else last} are not kept any more", gap)
+            self._fail(f"events up to {last.hex() if last else last} are no longer retained", gap)
         _log.warning("%s", gap)
         return gap
 
     def _fail(self, reason: str, gap: Gap | None, cause: SfPubSubError | None = None) -> NoReturn:
         raise ReplayIdRejectedError(
             f"the checkpoint's position on {self.topic} cannot be resumed: {reason}. "
-            f"Begin with a new checkpoint and option startingOffsets, or set failOnDataLoss to "
-            f"false: then the query continues with the oldest event that is kept, and a row with "
-            f"event_name {GAP_EVENT} marks what is missing",
+            f"Start with a new checkpoint and option startingOffsets, or set failOnDataLoss to "
+            f"false: then the query continues with the oldest retained event, and a row with "
+            f"event_name {GAP_EVENT} marks the gap",
             gap=gap,
             error_code=None if cause is None else cause.error_code,
             rpc_id=None if cause is None else cause.rpc_id,

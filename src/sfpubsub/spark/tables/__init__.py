@@ -12,7 +12,7 @@ from sfpubsub.spark.tables.target import Place, Target
 def open_target(
     spark: SparkSession,
     target: str | os.PathLike[str],
-    format: str,  # noqa: A002  # Spark's own word
+    format: str,  # noqa: A002  # named as in Spark
 ) -> Target:
     """Open a target for writing tables.
 

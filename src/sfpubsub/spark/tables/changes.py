@@ -1,10 +1,11 @@
-"""Change events of a raw table in readable form: what changed, and the latest state of records.
+"""Read the change events of a raw table: the changed fields, and the latest state of records.
 
-Functions from frames to frames; nothing is read until the result is used. They run on executors,
-with a classic session or Spark Connect, on tables of any format. They store nothing; see current
-tables (records.py) for that. Changes are ordered by the header's commit timestamp, commit number
-and sequence number, then by arrival, and never by replay id. Invariant: a record is marked for
-rereading if an event did not say what changed or when, until an event describes it completely.
+The functions map data frames to data frames, and events are read only when the result is used. They
+run on executors, with a classic session or Spark Connect, on tables of any format. They store
+nothing; records.py maintains stored current tables. Changes are ordered by the header's commit
+timestamp, commit number and sequence number, then by arrival, and never by replay id. Invariant: if
+an event does not report what changed or when, its record is marked for rereading until a later
+event describes the record completely.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec
 from sfpubsub.avro.json import to_json
 from sfpubsub.errors import DecodeError, SchemaNotFoundError
 
-# Change types that say what changed. Any other type, including newer ones, is treated like a gap.
+# Change types of events that report what changed. Any other type, including newer ones, is treated
+# like a gap.
 _TELLING = ("CREATE", "UPDATE", "DELETE", "UNDELETE")
 
-# After one of these a record is completely known, whatever happened before.
+# After a change of one of these types, the whole record is known, regardless of earlier events.
 _WHOLE = ("CREATE", "DELETE", "UNDELETE")
 
 _HEADER = f"""{CHANGE_EVENT_HEADER} STRUCT<
@@ -43,8 +45,8 @@ _MAP, _LIST = pa.map_(pa.string(), pa.string()), pa.list_(pa.string())
 
 _RECORD = ("entity_name", "record_id")
 
-# Order of changes; ties are resolved by arrival. Commit numbers start lower
-# when an org is migrated to another instance (Change Data Capture guide), so the time comes first.
+# Order of changes; the order of arrival breaks ties. Commit numbers restart lower when an org is
+# migrated to another instance (Change Data Capture guide), so the time comes first.
 _AGE = ("commit_timestamp", "commit_number", "sequence_number")
 _ORDER = (*_AGE, "ingest_seq")
 
@@ -56,13 +58,13 @@ def change_headers(raw: DataFrame) -> DataFrame:
     other events and rows without JSON are omitted.
 
     Args:
-        raw: A raw table, or some rows of one.
+        raw: A raw table, or some of its rows.
 
     Returns:
-        ``entity_name``, ``record_id`` (``001*``, or null, when the event is about all records of
-        the object), ``change_type``, ``is_gap`` (the event does not say what changed),
+        ``entity_name``, ``record_id`` (``001*`` or null if the event concerns all records of the
+        object), ``change_type``, ``is_gap`` (whether the event does not report what changed),
         ``commit_number``, ``sequence_number``, ``commit_timestamp``, ``transaction_key``,
-        ``commit_user``, ``change_origin``, and of the raw table ``schema_id``, ``dedupe_key`` and
+        ``commit_user``, ``change_origin``, and the raw table's ``schema_id``, ``dedupe_key`` and
         ``ingest_seq``.
     """
     return _by_record(_headers(raw))
@@ -74,16 +76,16 @@ def field_changes(raw: DataFrame, schemas: DataFrame) -> DataFrame:
     Payloads are decoded on executors, which need this package.
 
     Args:
-        raw: A raw table, or some rows of one.
-        schemas: Its table of schemas: ``schema_id`` and ``schema``, Avro as JSON text. It is read
-            immediately, by a small job.
+        raw: A raw table, or some of its rows.
+        schemas: The raw table's schemas, with the columns ``schema_id`` and ``schema`` (Avro as
+            JSON text). A small job reads them immediately.
 
     Returns:
-        The columns of `change_headers`, and ``fields``: a map from each field that changed to the
-        JSON text of its new value, null when it was set to null. Parts of compound fields are
-        ``Parent.Child``. It is empty for a DELETE, and null for a gap event and where the event's
-        lists of fields do not fit its schema; ``is_gap`` is true then. ``unknown_fields`` are those
-        that changed and whose text was sent as a diff.
+        The columns of `change_headers`, and two more. ``fields`` maps each changed field to the
+        JSON text of its new value, or to null if the field was set to null. Parts of compound
+        fields are named ``Parent.Child``. The map is empty for a DELETE. It is null, and ``is_gap``
+        is true, for a gap event and for an event whose lists of fields do not match its schema.
+        ``unknown_fields`` lists the changed fields that were sent only as a diff.
     """
     kept = schemas.select("schema_id", "schema").collect()
     texts = {row["schema_id"]: row["schema"] for row in kept}
@@ -97,23 +99,25 @@ def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
     """Return the latest state of every record in the change events, one row per record.
 
     Args:
-        raw: A raw table: all rows to consider.
+        raw: A raw table, or those of its rows to consider.
         schemas: See `field_changes`.
 
     Returns:
-        ``entity_name``, ``record_id``;
-        ``state``: the known fields as the text of a JSON object, in the form of ``payload_json``,
-        merged over all changes since the last CREATE or UNDELETE; null for a deleted record;
-        ``is_deleted``;
-        ``is_complete``: whether `state` has every field that is not null. Else the record is older
-        than the table, and `state` has what changed since, or ``reread`` is true;
-        ``reread``: whether an event did not say what changed, so that `state` may be out of date:
-        read the record from the org; ``reread_reason``: that event's change type, or ``DIFF`` for a
-        text of which only the difference was sent, and that `state` leaves out, or ``LATE`` for an
-        event that arrived after a newer one, and whose place clocks alone say; ``reread_since``:
-        when that was committed;
-        and of the newest event ``change_type``, ``commit_number``, ``sequence_number``,
-        ``commit_timestamp``, ``ingest_seq``.
+        ``entity_name``, ``record_id``, and:
+
+        - ``state``: the known fields as the text of a JSON object, in the form of ``payload_json``,
+          merged over all changes since the last CREATE or UNDELETE; null for a deleted record.
+        - ``is_deleted``: whether the record is deleted.
+        - ``is_complete``: whether ``state`` has every field that is not null. If not, the record is
+          older than the table, and ``state`` only has later changes, or ``reread`` is true.
+        - ``reread``: whether ``state`` may be out of date, because an event did not report what
+          changed. In that case, read the record from the org.
+        - ``reread_reason``: the change type of that event; or ``DIFF`` for a text that was sent
+          only as a diff, and is missing in ``state``; or ``LATE`` for an event that arrived after a
+          newer one, so that only commit timestamps determine their order.
+        - ``reread_since``: when that event's change was committed.
+        - ``change_type``, ``commit_number``, ``sequence_number``, ``commit_timestamp`` and
+          ``ingest_seq`` of the newest event.
     """
     changes = field_changes(raw, schemas).withColumn("at", f.struct(*_ORDER))
     marks = field_changes(_about_all(raw), schemas).withColumn("at", f.struct(*_ORDER))
@@ -177,7 +181,8 @@ def _readers(schema_id: str, schemas: Mapping[str, str]) -> tuple[Codec, ChangeS
     text = schemas.get(schema_id)
     if text is None:
         raise SchemaNotFoundError(
-            f"schema {schema_id} is not in the table of schemas: use the one next to the raw table"
+            f"schema {schema_id} is not in the table of schemas: use the schemas stored next to "
+            f"the raw table"
         )
     return Codec(schema_id, text), ChangeSchema(schema_id, text)
 
@@ -185,7 +190,7 @@ def _readers(schema_id: str, schemas: Mapping[str, str]) -> tuple[Codec, ChangeS
 def _fields(
     schema: ChangeSchema, value: dict[str, Any]
 ) -> tuple[dict[str, str | None], list[str]] | None:
-    """Return the new values of changed fields, and the fields sent as a diff; or None."""
+    """Return the new values of changed fields, and the fields sent as a diff; None for a gap."""
     event = ChangeEvent(schema, value)
     kind = event.change_type
     if kind not in _TELLING:
@@ -228,18 +233,20 @@ def _text(value: Any) -> str | None:
     return None if value is None else to_json(value)
 
 
-# The state of records. A column of type STRUCT that begins with the order is the newest by `max`.
+# The state of records. A STRUCT begins with the order of its change, so `max` selects the newest.
 
 
 def _is_about_all() -> Column:
-    """Return whether a row is about all records of an object, or all with a prefix."""
+    """Return the condition that a row concerns all records of an object, or all with an
+    id prefix.
+    """
     record = f.col("record_id")
     overflow = f.col("change_type") == "GAP_OVERFLOW"
     return record.isNull() | record.endswith("*") | overflow
 
 
 def _about_all(raw: DataFrame) -> DataFrame:
-    """Return the few rows for which `_is_about_all` may be true, judging by their text only."""
+    """Return the few rows for which `_is_about_all` may be true, found by searching their text."""
     text = f.col("payload_json")
     candidates = (
         text.contains('*"') | text.contains('"GAP_OVERFLOW"') | text.contains('"recordIds":[]')
@@ -262,7 +269,7 @@ def _marks(changes: DataFrame) -> DataFrame:
 
 
 def _since_whole(changes: DataFrame) -> DataFrame:
-    """Drop everything before the last event that made a record completely known."""
+    """Drop each record's changes that precede its last CREATE, DELETE or UNDELETE."""
     whole = f.when(f.col("change_type").isin(*_WHOLE) & ~f.col("is_gap"), f.col("at"))
     last = f.max(whole).over(Window.partitionBy(*_RECORD))
     rows = _with_late(changes.withColumn("whole_at", last))
@@ -272,7 +279,7 @@ def _since_whole(changes: DataFrame) -> DataFrame:
 def _with_late(changes: DataFrame) -> DataFrame:
     """Mark records for which an event arrived after a newer one.
 
-    The mark stays until an event arrives that makes the record completely known.
+    The mark stays until the record's next CREATE, DELETE or UNDELETE arrives.
     """
     record = Window.partitionBy(*_RECORD)
     before = record.orderBy("ingest_seq").rowsBetween(Window.unboundedPreceding, -1)
@@ -306,14 +313,14 @@ def _fold(changes: DataFrame) -> DataFrame:
         "whole": f.when(f.col("at") == f.col("whole_at"), f.struct("at", "change_type")),
         "gap": f.when(f.col("is_gap"), event),
         "late": f.col("late"),
-        # A text that is not JSON stands for an unknown value.
+        # The empty text, which is not JSON, marks an unknown value.
         "diff": f.when(f.col("text") == "", diff),
     }
     carried = [f.max(name).alias(name) for name in facts]
     paths = rows.groupBy(*_RECORD, "path").agg(
         f.max(said).alias("said"), *(f.max(column).alias(name) for name, column in facts.items())
     )
-    # A diff followed by a full text no longer counts.
+    # A diff does not count if a later change sent the whole text.
     still = f.when(f.col("said.text") == "", f.col("diff"))
     paths = paths.withColumn("diff", still)
     field = f.substring_index("path", ".", 1)
@@ -330,7 +337,7 @@ def _fold(changes: DataFrame) -> DataFrame:
 
 
 def _field_text() -> Column:
-    """Return a field's JSON text: its own value, or the parts changed since then."""
+    """Return a field's JSON text: its own value, or the parts that changed after it."""
     newer = f.filter(
         "parts", lambda p: f.col("own").isNull() | (p.said.at > f.col("own").getField("at"))
     )

@@ -1,10 +1,10 @@
-"""Maintains current tables, history tables and the re-read queue, step by step.
+"""Maintain the current tables, the history tables and the reread queue, step by step.
 
-The changes of a step are folded over the rows of their records (records.py, folding.py), and the
+The changes of a step are applied to the rows of their records (records.py, folding.py), and the
 result is merged. The commit order within a step makes it repeatable after a crash: first the queue,
-so that no row is ever marked without its cue; then each object's history; and last its current
-table, because the others are computed from its previous contents. Invariant: a table with a step's
-number contains exactly the results of all steps up to it.
+so that no row is ever marked without an entry in the queue; then each object's history; and last
+its current table, because the others are computed from its previous contents. Invariant: a table
+with a step's number contains exactly the results of all steps up to it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from sfpubsub.spark.tables.target import Target
 
 HISTORY_SUFFIX = "_history"
 
-# Fact stored with tables to distinguish them from typed ones.
+# Values of the fact ``kind`` stored with these tables, which typed tables do not have.
 _KINDS = ("current", "history")
 
 _RECORD_ID = pa.schema([("record_id", pa.string())])
 
-# Columns of a typed table that the fold uses as they are.
+# Columns of a typed table that the fold uses unchanged.
 _TAKEN = ("_change_type", "_commit_timestamp", "_commit_number", "_sequence_number", "_ingest_seq")
 
 # Columns of a cue in `Folding.output`, and the corresponding columns of the queue.
@@ -91,9 +91,11 @@ class RecordTables:
 
     @classmethod
     def of(cls, target: Target, *, current: bool, history: bool) -> RecordTables | None:
-        """Return the builder of the requested or existing tables, or None.
+        """Return an instance for the requested or existing tables; None if there are no such
+        tables.
 
-        Existing tables are always maintained, because a step without them would leave them wrong.
+        Existing tables are always maintained, because they would be wrong after a step without
+        them.
         """
         if current or history:
             target.check_merge("current and history tables")
@@ -102,7 +104,8 @@ class RecordTables:
         queue = Queue(target)
         if queue.is_of_mirror():
             raise ConfigurationError(
-                f"{target.place} has the tables of a mirror, which sfpubsub mirror run maintains: "
+                f"{target.place} contains the tables of a mirror, which sfpubsub mirror run "
+                f"maintains: "
                 f"choose another target"
             )
         there = queue.exists()
@@ -152,7 +155,7 @@ class RecordTables:
                 each.merge(number)
 
     def _check(self, number: int) -> None:
-        """Create the queue with the first step, and check that nothing is missing.
+        """Create the queue in the first step. In later steps, check that no table is missing.
 
         Raises:
             ConfigurationError: Earlier steps did not maintain these tables.
@@ -178,7 +181,7 @@ class RecordTables:
 
 
 class _Object:
-    """What one step does to the tables of one object."""
+    """Updates the tables of one object in one step."""
 
     def __init__(
         self, target: Target, entity: str, event_type: str, step: Step, *, with_history: bool
@@ -205,7 +208,9 @@ class _Object:
             self._history.make(pa.schema(columns), {"kind": "history"}, merged=True)
 
     def fold(self) -> DataFrame:
-        """Fold the changes. The result is computed once and kept until it is merged."""
+        """Fold the changes over the current rows. The result is computed once and cached until it
+        is merged.
+        """
         with_versions = self._history is not None
         folding = Folding(self._fields, self._types, self.about_all, with_versions)
         rows = self._changes().unionByName(self._before()).repartition("record_id")
@@ -217,7 +222,7 @@ class _Object:
         return self.folded
 
     def merge(self, number: int) -> None:
-        """Merge the results, into the current table last."""
+        """Merge the results: first into the history table, then into the current table."""
         if self._history is not None:
             versions = self.folded.where(f.col("_kind") == VERSION).drop("_kind")
             self._history.merge(
@@ -244,15 +249,15 @@ class _Object:
         )
 
     def _before(self) -> DataFrame:
-        """Return the current rows of the changed records, in the same form."""
+        """Return the current rows of the changed records, in the form expected by the fold."""
         return self._current_rows("left_semi").selectExpr(
             *self._columns, "false AS _is_change", *_nulls(("_changed", "_diffs"))
         )
 
     def _marked(self) -> DataFrame:
-        """Return the rows of all other records that the step made doubtful.
+        """Return the rows of all other records that the step marks for rereading.
 
-        A marked row stays otherwise unchanged.
+        Only the mark of these rows changes.
         """
         reason = f.coalesce(
             *(
@@ -279,17 +284,17 @@ def _quoted(names: Iterable[str]) -> list[str]:
 
 
 def _nulls(names: Iterable[str]) -> list[str]:
-    """Return SQL for columns of `FLAGS` and `CHANGES` that a row does not have.
+    """Return SQL for null columns, by names of columns of `FLAGS` and `CHANGES`.
 
-    As SQL text, because Spark parses a hundred columns at once ten times faster than it creates
-    them one by one.
+    SQL text, because Spark parses a hundred columns together ten times faster than it creates them
+    one by one.
     """
     kinds = {field.name: field.dataType for field in spark_schema(pa.schema([*FLAGS, *CHANGES]))}
     return [f"CAST(NULL AS {kinds[name].simpleString()}) AS {name}" for name in names]
 
 
 def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
-    """Return the cues about all records of each object, from typed rows, in one job.
+    """Return, for each object, the cues that concern all its records. Runs one Spark job.
 
     Args:
         rows: Typed rows of each object; None to skip one.
@@ -308,7 +313,7 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
         cue = Cue(Reason.GAP, row.change_type, row.commit_timestamp, row.ingest_seq)
         about = [ObjectCue.of(each, cue) for each in row.record_ids or [None]]
         wanted = [each for each in about if each is not None]
-        # An overflow is about all records, whichever ids it names.
+        # An overflow concerns all records, whichever ids it lists.
         found[row.object] += wanted[:1] if row.change_type == "GAP_OVERFLOW" else wanted
     return found
 
@@ -316,7 +321,7 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
 def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
     """Return a cue for each change event of a step that could not be decoded, by event type.
 
-    The affected records are unknown.
+    Such an event may concern any record of its object.
     """
     table = target.table(UNDECODABLE_NAME)
     if step.plan.kind != "rows" or table.step() != step.plan.number:
@@ -333,7 +338,7 @@ def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
 def _cues(
     objects: Sequence[_Object], number: int
 ) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
-    """Return the queue rows of a step, and where commit numbers restarted.
+    """Return the queue rows of a step, and the times between which commit numbers restarted.
 
     Computes the folds of all objects in one job.
     """

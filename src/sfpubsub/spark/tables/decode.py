@@ -1,8 +1,8 @@
 """Decode the raw rows of a step on executors, all event types in one Spark job.
 
 Each task returns one Parquet file per event type to the driver: a few hundred kilobytes, which the
-target's format stores as they are. Invariant: every row is in one of the files of its type, or in
-one of `UNDECODABLE_NAME`.
+target stores unchanged. Invariant: every row is in a file of its event type, or in a file under
+`UNDECODABLE_NAME`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Decoded:
     files: Mapping[str, tuple[bytes, ...]]
     """Parquet files by event type, and under `UNDECODABLE_NAME`."""
     rows: Mapping[str, int]
-    """Number of rows in them, by the same names."""
+    """Number of rows in these files, by the same names."""
 
 
 def decode(rows: DataFrame, plans: Mapping[str, Plan], size: int) -> Decoded:
@@ -46,8 +46,8 @@ def decode(rows: DataFrame, plans: Mapping[str, Plan], size: int) -> Decoded:
 
     Args:
         rows: Rows with the columns `READ`.
-        plans: Plans by event type, for the schemas of the rows.
-        size: Total size of their payloads, in bytes.
+        plans: Decoding plans by event type, for the schemas of the rows.
+        size: Total size of the rows' payloads, in bytes.
     """
     tasks = max(1, size // _TASK_BYTES)
     found = rows.select(*READ).coalesce(tasks)

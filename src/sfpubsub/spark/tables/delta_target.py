@@ -1,9 +1,9 @@
 """Derived tables in Delta format: at a path or URL, or in a catalog.
 
-A change carries its step as the ``txnVersion`` of an application id shared by all our tables; Delta
-skips a commit whose number the table already has. Rows arrive as complete Parquet files, which are
-added to the table's files and committed through Delta's own transaction, because a Spark write
-would need a separate job for each of forty small tables. Spark executes merges and deletes.
+Each commit stores its step as the ``txnVersion`` of this package's application id; Delta skips a
+commit whose number the table already has. Rows arrive as complete Parquet files, which are added to
+the table's files and committed through Delta's own transaction, because a Spark write would need a
+separate job for each of forty small tables. Spark executes merges and deletes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from sfpubsub.spark.runtime.session import active_session, frame_of_rows
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import Place, TargetTable
 
-# Application id of our transactions in Delta.
+# Application id of this package's transactions in Delta.
 APPLICATION = "sfpubsub:tables"
 
-# Table property that marks a table as ours and stores its facts.
+# Table property that marks a table as created by this package and stores its facts.
 _FACTS = "sfpubsub.facts"
 
-# With these settings, a delete or merge in the session carries the number.
+# Session settings for the application id and number of a delete or merge.
 APPLICATION_SETTING = "spark.databricks.delta.write.txnAppId"
 NUMBER_SETTING = "spark.databricks.delta.write.txnVersion"
 
 # Time-related columns for which file minimum and maximum are stored, so that readers can skip
-# files. Delta's own writer takes the first 32, replay ids among them.
+# files. Delta's own writer stores them for the first 32 columns, which include replay ids.
 _BOUNDED = ("event_time", "received_at", "ingest_seq", "commit_timestamp", "batch")
 
 # Commits between checkpoints of the log, each of which costs six Spark jobs. Delta's default of 10
@@ -85,7 +85,7 @@ class DeltaTargetTable(LoggedTargetTable):
             if not self._exists and self._is_there():
                 if _FACTS not in self._properties():
                     raise ConfigurationError(
-                        f"{self._address} is a delta table that belongs to someone else: choose "
+                        f"{self._address} is a Delta table that sfpubsub did not create: choose "
                         f"another target"
                     )
                 self._exists = True
@@ -117,9 +117,9 @@ class DeltaTargetTable(LoggedTargetTable):
     ) -> None:
         """See `TargetTable`."""
         there = self.exists()
-        # Behind the lock: with the settings of a change that another thread makes of another table,
-        # these commits would carry its number.
-        with self._errors("cannot be made"), self._target.settings({}):
+        # Under the lock of the settings, because these commits would otherwise use the number that
+        # another thread may have set for its table.
+        with self._errors("cannot be created"), self._target.settings({}):
             if not there:
                 self._create(columns, facts or {}, merged=merged)
                 return
@@ -136,15 +136,15 @@ class DeltaTargetTable(LoggedTargetTable):
     def append(self, files: Sequence[bytes], step: int) -> bool:
         """See `TargetTable`.
 
-        Step and files are one commit, which Delta rejects if another commit with our number came in
-        between. A crash before it leaves files that no reader sees, until VACUUM removes them.
+        One commit contains the step and the files. Delta rejects it if a concurrent commit has our
+        application id. A crash before the commit leaves files that no reader sees, and that VACUUM
+        removes.
         """
         with self._errors("was not written"), active_session(self._target.spark):
             transaction = self._log().startTransaction()
             if self._step_of(transaction.snapshot()) >= step:
                 return False
-            # What `txnVersion` does besides reading the number: a commit with one of ours that
-            # comes in between is a conflict.
+            # As `txnVersion` does, make a concurrent commit with our application id a conflict.
             transaction.readTxn().addOne(APPLICATION)
             self._check_names(transaction.metadata())
             number = {"appId": APPLICATION, "version": step, "lastUpdated": _now()}
@@ -187,7 +187,7 @@ class DeltaTargetTable(LoggedTargetTable):
         """See `TargetTable`."""
         with self._errors("was not deleted from"), self._numbered(step):
             self._table().delete(condition)
-        if self.step() < step:  # nothing had to be deleted, for which Delta makes no commit
+        if self.step() < step:  # no row matched, so Delta made no commit
             self.append([], step)
 
     def read(self) -> DataFrame:
@@ -201,7 +201,7 @@ class DeltaTargetTable(LoggedTargetTable):
         made = self._java(_TABLE).createIfNotExists(self._java_session)
         if self._in_catalog:
             made = made.tableName(self._address)
-        else:  # as Hadoop writes it, or Delta takes it for two different places
+        else:  # in Hadoop's form; otherwise Delta treats it as a different location
             made = made.location(self._java(_PATH)(self._address).toString())
         made = made.property(_FACTS, json.dumps(dict(facts)))
         made = made.property("delta.checkpointInterval", str(_CHECKPOINT_COMMITS))
@@ -248,7 +248,7 @@ class DeltaTargetTable(LoggedTargetTable):
         }
 
     def _parsed(self, actions: Sequence[Mapping[str, Any]]) -> Any:
-        """Convert actions from the log's JSON form, which is stable across versions, to Delta's own
+        """Convert actions from the log's JSON form, which is stable across versions, to Delta's
         objects.
         """
         action = self._java("org.apache.spark.sql.delta.actions.Action")
@@ -258,16 +258,16 @@ class DeltaTargetTable(LoggedTargetTable):
         return self._java(_CONVERTERS).asScala(parsed).toSeq()
 
     def _step_of(self, snapshot: Any) -> int:
-        """Return the number of our newest commit."""
+        """Return the step of this package's newest commit."""
         if self._is_new and snapshot.version() == 0:
-            return 0  # nothing is to be found in a table that was made a moment ago
+            return 0  # a table that was just created has no steps
         return transaction_number(self._spark, snapshot, APPLICATION)
 
     def _operation(self, step: int) -> Any:
-        """Return what the table's history says of a commit: a stream's, with its number.
+        """Return the operation to record in the table's history: a streaming update with its step.
 
-        After one of Delta's manual updates it would compute the table's state anew, by three jobs
-        of Spark, instead of adding the commit to what it knows.
+        After a manual update, Delta would recompute the table's state with three Spark jobs,
+        instead of adding the commit to the known state.
         """
         update = self._java("org.apache.spark.sql.delta.DeltaOperations$StreamingUpdate")
         append = self._java("org.apache.spark.sql.streaming.OutputMode").Append()
@@ -277,9 +277,9 @@ class DeltaTargetTable(LoggedTargetTable):
         mode = str(metadata.columnMappingMode().name())
         if mode not in _UNMAPPED:
             raise WriteError(
-                f"{self._address} has column mapping ({mode}), so rows cannot be added to it: "
-                f"restore delta.columnMapping.mode, and rebuild the tables with sfpubsub tables "
-                f"rebuild"
+                f"{self._address} uses column mapping ({mode}), so rows cannot be added to "
+                f"it: set its table property delta.columnMapping.mode to none, then rebuild the "
+                f"tables with sfpubsub tables rebuild"
             )
 
     @contextmanager
@@ -322,7 +322,9 @@ class DeltaTargetTable(LoggedTargetTable):
 
 
 def _lacking(there: Any, wanted: Any) -> bool:
-    """Whether a type, as Spark's JSON, lacks fields that another one has, at any depth."""
+    """Return whether the type *there* lacks fields of the type *wanted*, at any depth. Both are
+    types in Spark's JSON form.
+    """
     if not isinstance(wanted, dict) or not isinstance(there, dict):
         return False
     if wanted["type"] == "struct":
@@ -336,7 +338,7 @@ def _lacking(there: Any, wanted: Any) -> bool:
 
 
 def _statistics(content: bytes) -> dict[str, Any]:
-    """Return what Delta keeps of a file, as far as its readers make use of it."""
+    """Return the statistics of a file for Delta's log, as far as readers use them."""
     metadata = pq.read_metadata(io.BytesIO(content))
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
@@ -360,7 +362,7 @@ def _statistics(content: bytes) -> dict[str, Any]:
 
 
 def _bound(value: Any) -> Any:
-    """Return a bound as Delta writes it: of a time the milliseconds, which readers allow for."""
+    """Return a bound in Delta's form. Times are cut to milliseconds, which readers allow for."""
     if hasattr(value, "isoformat"):
         return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return value

@@ -1,9 +1,9 @@
 """Build query tables from a raw table, step by step: one typed table per event type.
 
-Combines the parts: the next step is planned (planning.py) and recorded (steps.py), its rows are
-decoded in one Spark job (decode.py), and each table stores its rows with the step's number
-(target.py). Invariant: the content of the tables is determined by the raw table's rows and the
-plans, whatever was killed in between.
+This module combines the parts: the next step is planned (planning.py) and recorded (steps.py), its
+rows are decoded in one Spark job (decode.py), and each table stores its rows with the step's number
+(target.py). Invariant: the raw table's rows and the plans determine the content of the tables, even
+if processes were killed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ from sfpubsub.spark.tables.target import Target
 from sfpubsub.spark.tables.types import EventTypes
 from sfpubsub.stores.schema_store import SchemaStore
 
-# Seconds after its arrival for which a row waits for its schema, which its writer makes durable
-# before the row. Longer than any file system takes to make a file visible to another machine.
+# Seconds that a row waits for its schema, counted from the row's arrival. The writer makes a schema
+# durable before its rows, so this only needs to exceed the time that a file system takes to make a
+# file visible to another machine.
 SCHEMA_PATIENCE = 60.0
 
 # Seconds between checks of the raw table when following it (by default a job writes a batch every
@@ -51,28 +52,28 @@ SCHEMA_PATIENCE = 60.0
 LOOK_EVERY = 10.0
 _LOOK_FOR_SCHEMA_EVERY = 1.0
 
-# Number of tables written in parallel. A commit waits for the disk or the network.
+# Number of tables written in parallel. A commit mostly waits for the disk or the network.
 _COMMITS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """The durable result of one or several steps."""
+    """What one or more steps have durably done."""
 
     batches: int = 0
-    """Raw batches whose rows were added."""
+    """Number of raw batches whose rows were added."""
     rows: Mapping[str, int] = field(default_factory=dict)
-    """Rows added, by event type."""
+    """Number of rows added, by event type."""
     undecodable: int = 0
-    """Rows that could not be decoded; the table `_undecodable` has the reasons."""
+    """Number of rows that could not be decoded. The table `_undecodable` contains the reasons."""
     reasons: Mapping[str, int] = field(default_factory=dict)
     """Number of undecodable rows by reason."""
     removed: int = 0
-    """Raw batches whose rows were removed, because the raw table was restored to an earlier
-    version.
+    """Number of raw batches whose rows were removed, because the raw table was restored to an
+    earlier version.
     """
     seconds: float = field(default=0.0, compare=False)
-    """Duration in seconds."""
+    """Duration of the steps, in seconds."""
 
     def __add__(self, other: StepReport) -> StepReport:
         return StepReport(
@@ -86,11 +87,11 @@ class StepReport:
 
 
 class EventTables:
-    """Builds the tables of one target, which no other process may write. A context manager; not
-    thread-safe.
+    """Builds the tables of one target. A context manager; not thread-safe.
 
-    Needs no credentials and no network service: schemas come from the raw table's store. The raw
-    table may be written at the same time.
+    No other process may write to the target, but the raw table may be written at the same time.
+    The engine needs no credentials and no network service, because schemas come from the raw
+    table's store.
 
     Args:
         spark: A classic session (not Spark Connect) with the formats' jars (`spark_session`).
@@ -102,20 +103,21 @@ class EventTables:
         objects: Objects and event types to build tables for, such as ``Account`` or
             ``Order_Event__e``; all by default. Stored with the tables.
         current: Whether to build current tables, with one row per record, and the queue `_reread`.
-            Delta and Iceberg only. A target that has them keeps them.
+            Delta and Iceberg only. Existing current tables are always maintained.
         history: Whether to build history tables, with one row per version, in addition to current
             tables.
         schemas: Store of the raw table's schemas; by default its own sidecar.
-        schema_patience: Seconds after its arrival for which a row waits for its schema. After that
-            it is undecodable until the schema arrives.
-        followers: Build further tables from each step.
-        mirror: Whether one of them belongs to a mirror, which maintains its own current tables. In
-            that case *objects* may add objects at each start, and earlier ones need not be named.
+        schema_patience: Seconds that a row waits for its schema, counted from the row's arrival.
+            After that, the row is undecodable until the schema arrives.
+        followers: Functions that return the builders of further tables of the target.
+        mirror: Whether one of the followers belongs to a mirror, which maintains its own current
+            tables. In that case, *objects* may add objects at each start, and need not list earlier
+            objects.
         clock: Wall clock, in seconds since 1970 UTC.
 
     Raises:
-        ConfigurationError: There is no raw table, *to* is not a target of these tables, or another
-            process is writing to it.
+        ConfigurationError: The raw table does not exist, *to* is not a valid target or contains
+            other tables, or another process is writing to it.
         WriteError: The tables cannot be read, or an interrupted step cannot be finished.
     """
 
@@ -125,7 +127,7 @@ class EventTables:
         raw: str | os.PathLike[str],
         to: str | os.PathLike[str],
         *,
-        format: str = "parquet",  # noqa: A002  # Spark's own word
+        format: str = "parquet",  # noqa: A002  # named as in Spark
         raw_format: str | None = None,
         objects: Sequence[str] = (),
         current: bool = False,
@@ -166,7 +168,7 @@ class EventTables:
             self._clock = clock
             self._since: float | None = None
             self.on_step: Callable[[StepReport], None] | None = None
-            """Called after each step that changed something."""
+            """Called with the report of each new step."""
             unless_done.pop_all()
 
     @property
@@ -175,14 +177,14 @@ class EventTables:
         return self._planner.is_waiting
 
     def step(self) -> StepReport | None:
-        """Do the next step. The first call finishes the steps of a crashed process.
+        """Perform the next step. The first call completes the unfinished step of a crashed process.
 
         Returns:
-            The result, or None if there is nothing to do now.
+            The report of the step, or None if there is nothing to do now.
 
         Raises:
             WriteError: The step failed. The next call, or the next process, completes it.
-            ConfigurationError: The step cannot be done; the message says what is missing.
+            ConfigurationError: The step cannot be performed; the message names what is missing.
         """
         with self._under_way():
             if self._unfinished and self._newest is not None:
@@ -213,10 +215,10 @@ class EventTables:
         return self._objects
 
     def add(self, name: str) -> None:
-        """Start building tables for another object, beginning with the next step. For a mirror.
+        """Start building tables for another object of a mirror, beginning with the next step.
 
         Raises:
-            WriteError: It could not be recorded.
+            WriteError: The new object could not be recorded.
         """
         record = self._steps.identity()
         self._objects = tuple(sorted({*self._objects, name}))
@@ -235,7 +237,7 @@ class EventTables:
         return self._unfinished or is_half
 
     def beside(self, note: dict[str, Any]) -> None:
-        """Do a step without raw rows, in which *note* tells followers what to do.
+        """Perform a step without raw rows; *note* contains the instructions for followers.
 
         Call it only while `is_between` is false.
 
@@ -251,7 +253,8 @@ class EventTables:
             self._begin(self._planner.beside(self._newest, note))
 
     def laid(self) -> int:
-        """Return the highest ``ingest_seq`` of the processed raw rows; -1 if there are none.
+        """Return the highest ``ingest_seq`` of the processed raw rows; -1 if no rows were
+        processed.
 
         Raises:
             WriteError: The raw table cannot be read.
@@ -266,16 +269,17 @@ class EventTables:
             if found is None:
                 raise WriteError(
                     f"raw batch {last.id} no longer exists, so it is unknown which rows of the "
-                    f"raw table were processed"
+                    f"raw table were processed: restore the batch, or use a new target"
                 )
             self._laid = (last.id, int(found))
         return self._laid[1]
 
     def rebuild(self) -> None:
-        """Empty all tables and start over with the first step. Readers see this at once.
+        """Empty all tables and start over with the first step. Readers see this immediately.
 
         Raises:
-            WriteError: It failed; call it again, or `step`, which completes it.
+            WriteError: Not all tables were emptied. Call `rebuild` again, or `step`, which
+                completes it.
         """
         with self._under_way():
             self._begin(self._planner.rebuild(self._newest))
@@ -283,11 +287,12 @@ class EventTables:
     def run(
         self, *, follow: bool = False, stopping: threading.Event | None = None
     ) -> Iterator[StepReport]:
-        """Do steps until there is nothing left to do, or forever.
+        """Perform steps until there is nothing left to do; with *follow*, until stopped.
 
         Args:
             follow: Whether to keep processing new batches of the raw table.
-            stopping: If set by another thread or a signal handler, stops after the current step.
+            stopping: Event that another thread or a signal handler sets to stop after the current
+                step.
 
         Yields:
             A report after each step.
@@ -334,7 +339,7 @@ class EventTables:
         return report
 
     def _do(self, plan: StepPlan, *, is_new: bool) -> StepReport:
-        """Bring every table up to a step. Tables that already have it are left alone."""
+        """Apply a step to every table that does not have it yet."""
         step = _Step(plan, self.target, self._types)
         with self._errors(f"step {plan.number} of {self.target.place} failed"):
             if plan.kind in ("rows", "again"):
@@ -393,14 +398,15 @@ class EventTables:
     def _decoded(self, plan: StepPlan, plans: Mapping[str, Plan]) -> Decoded:
         decoded = decode(self._planner.rows(plan), plans, plan.size)
         if sum(decoded.rows.values()) != plan.rows and plan.version is not None:
-            # The table was restored since then; its rows are still available at the old version.
+            # The raw table was restored since the step was planned; its rows are still available at
+            # the old version.
             decoded = decode(self._planner.rows(plan, plan.version), plans, plan.size)
         found = sum(decoded.rows.values())
         if found != plan.rows:
             raise WriteError(
-                f"{found} of the {plan.rows} rows of raw batches {plan.batches[0].id} to "
-                f"{plan.batches[-1].id} were decoded or classified, so none was written; if rows "
-                f"were removed from the raw table, rebuild the tables with sfpubsub tables rebuild"
+                f"expected {plan.rows} rows in raw batches {plan.batches[0].id} to "
+                f"{plan.batches[-1].id}, but found {found}; nothing was written: if rows were "
+                f"removed from the raw table, rebuild the tables with sfpubsub tables rebuild"
             )
         return decoded
 
@@ -417,7 +423,9 @@ class EventTables:
         return StepReport(removed=len(plan.batches) if plan.kind == "restored" else 0)
 
     def _claim(self, source: Destination, objects: list[str]) -> None:
-        """Check that the tables are built from this raw table, and record it."""
+        """Check that the target's tables are built from this raw table, and record the
+        raw table.
+        """
         found = self._steps.identity()
         if self._mirror and found:
             known = Identity.from_record(found, self.target.place).objects
@@ -464,7 +472,7 @@ class _Step:
 
 
 def _is_one_of(column: str, texts: Sequence[str]) -> str:
-    """Return an SQL condition. The texts are ids from the service or our own."""
+    """Return the SQL condition that *column* is one of *texts*, which are ids."""
     quoted = ", ".join(map(sql_text, texts))
     return f"{column} IN ({quoted})" if texts else "false"
 

@@ -1,8 +1,8 @@
 """Apply `Fold` to the changes of many records, as Arrow data on an executor.
 
-Needs no Spark. Rows of one record are next to each other: its row of the current table first, if it
-has one, then its changes in order of arrival. Invariant: the result depends only on these rows and
-on the cues about all records, and not on how they are split into batches.
+This module does not need Spark. The rows of a record are adjacent: first its row of the current
+table, if any, then its changes in order of arrival. Invariant: the result depends only on these
+rows and on the cues about all records, not on how the rows are split into batches.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Folding:
     types: pa.Schema
     """Types of the columns of `fields`."""
     about_all: Sequence[ObjectCue]
-    """Cues about all records in the same step, in order of arrival."""
+    """Cues of the step that concern all records, in order of arrival."""
     with_versions: bool
     """Whether there is a history table."""
 
@@ -83,11 +83,11 @@ def fold_rows(rows: Iterable[pa.RecordBatch], folding: Folding) -> Iterator[pa.R
         folding: The parameters.
 
     Yields:
-        Batches of `Folding.output`. Of each record with changes its new row (`CURRENT`) and a row
-        for each reason to read it again (`CUE`, which stands in ``_reread_reason``); where there is
-        a history table also its rows (`VERSION`): the one before, which has an end now, and one for
-        each change that was laid over. Where commit numbers have restarted, a row with the
-        times of the commits before and after, as its validity (`RENUMBERED`).
+        Batches of `Folding.output`. For each record with changes: its new row (`CURRENT`), and a
+        row for each reason to reread it (`CUE`, with the reason in ``_reread_reason``). With a
+        history table, also the record's versions (`VERSION`): the previous version, now with an
+        end, and one for each applied change. Where commit numbers restarted, a row with the times
+        of the commits before and after the restart, in the columns of `VALIDITY` (`RENUMBERED`).
     """
     made: list[tuple[Any, ...]] = []
     for record_id, before, changes in _by_record(rows, folding.fields.columns):

@@ -1,11 +1,11 @@
 """Derived tables in Iceberg format: at a path or URL, or in a catalog.
 
 Iceberg's appends never conflict, so a change is made in two steps, as in a raw table: a snapshot is
-*staged* on no branch, and then *published* by swapping the table's metadata, if the table still has
-a lower step. The step is a property of both the snapshot and the table, because compaction adds
-snapshots on top of ours, which may expire.
+*staged* outside all branches, and then *published* by swapping the table's metadata, if the table
+still has a lower step. The step is a property of both the snapshot and the table, because
+compaction adds newer snapshots, after which ours may expire.
 
-Rows arrive as complete Parquet files, which are stored with the table's files through its `FileIO`,
+Rows arrive as complete Parquet files. They are stored with the table's files through its `FileIO`,
 and appended with the metrics that Iceberg reads from them. Their columns are found by name
 (``schema.name-mapping.default``). Spark executes merges and deletes.
 """
@@ -36,7 +36,8 @@ from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
 from sfpubsub.spark.tables.target import DISTINCT, UNORDERED, Place, TargetTable
 
-# Properties: the step, of a snapshot and of the table; and what makes the table ours.
+# Properties: the step of a snapshot or table, and the facts, which mark a table as created by this
+# package.
 _STEP = "sfpubsub.step"
 _FACTS = "sfpubsub.facts"
 
@@ -45,7 +46,7 @@ _NAMES = "schema.name-mapping.default"
 # Setting that adds a property to the session's snapshots.
 _SNAPSHOT_SETTING = "spark.sql.iceberg.snapshot-property."
 
-# The session's name for the directory above a target at a path.
+# Name of the session's catalog for the directory that contains a path-based target.
 _CATALOG = "sfpubsub_target"
 
 # For changes, mark rows as deleted and write new ones, instead of rewriting whole files.
@@ -72,7 +73,7 @@ class IcebergTargetTable(LoggedTargetTable):
             table = self._table()
             if table is not None and table.properties().get(_FACTS) is None:
                 raise ConfigurationError(
-                    f"{self._address} is an iceberg table that belongs to someone else: choose "
+                    f"{self._address} is an Iceberg table that sfpubsub did not create: choose "
                     f"another target"
                 )
             return table is not None
@@ -103,9 +104,9 @@ class IcebergTargetTable(LoggedTargetTable):
     ) -> None:
         """See `TargetTable`."""
         there = self.exists()
-        # Behind the lock: with the settings of a change that another thread makes of another table,
-        # these commits would carry its number.
-        with self._errors("cannot be made"), self._target.settings({}):
+        # Under the lock of the settings, because these commits would otherwise use the number that
+        # another thread may have set for its table.
+        with self._errors("cannot be created"), self._target.settings({}):
             java = self._java_session.parseDataType(spark_schema(columns).json())
             wanted = self._iceberg("spark.SparkSchemaUtil").convert(java)
             if not there:
@@ -122,8 +123,8 @@ class IcebergTargetTable(LoggedTargetTable):
     def append(self, files: Sequence[bytes], step: int) -> bool:
         """See `TargetTable`.
 
-        A crash before the snapshot is published leaves files that no reader sees, until
-        ``remove_orphan_files`` and ``expire_snapshots`` remove them.
+        A crash before the snapshot is published leaves files that no reader sees, and that
+        ``remove_orphan_files`` and ``expire_snapshots`` remove.
         """
         with self._errors("was not written"):
             put = [self._put(content) for content in files]
@@ -182,7 +183,7 @@ class IcebergTargetTable(LoggedTargetTable):
 
     @contextmanager
     def _named(self, rows: DataFrame) -> Iterator[str]:
-        """Give a frame a name for SQL."""
+        """Register a frame as a temporary view, and yield the name of the view."""
         name = f"rows_{uuid.uuid4().hex}"
         rows.createOrReplaceTempView(name)
         try:
@@ -204,13 +205,15 @@ class IcebergTargetTable(LoggedTargetTable):
             attempt = uuid.uuid4().hex
             stage(attempt)
             staged = _staged(operations.refresh(), attempt)
-            if staged is None:  # a change without effect: only the number is recorded
+            if staged is None:  # a change without effect: record only the step
                 empty = self._table().newAppend().set(_STEP, str(step))
                 empty.set(WAP_ID, attempt).stageOnly().commit()
                 staged = _staged(operations.refresh(), attempt)
             if staged is not None and self._publish(staged, step, operations):
                 return True
-        raise WriteError(f"other writers keep changing {self._address}: stop them")
+        raise WriteError(
+            f"{self._address} was not changed, because other writers keep changing it: stop them"
+        )
 
     def _publish(self, staged: int, step: int, operations: Any) -> bool:
         """Swap the table's metadata; return False if it has changed, so that the caller retries."""
@@ -244,13 +247,13 @@ class IcebergTargetTable(LoggedTargetTable):
             order = self._iceberg("SortOrder").unsorted()
             self._tables().create(schema, spec, order, properties, self._address)
         table = self._table()
-        # Derived from the table's own ids, and maintained by Iceberg as columns are added.
+        # Derived from the table's field ids; Iceberg updates the mapping as columns are added.
         names = self._iceberg("mapping.MappingUtil").create(table.schema())
         text = self._iceberg("mapping.NameMappingParser").toJson(names)
         table.updateProperties().set(_NAMES, text).commit()
 
     def _put(self, content: bytes) -> Any:
-        """Store a file with the table's files, and return Iceberg's record of it."""
+        """Store a file with the table's files, and return its ``DataFile``."""
         table = self._table()
         path = table.locationProvider().newDataLocation(f"{uuid.uuid4()}.parquet")
         stream = table.io().newOutputFile(path).create()
@@ -293,7 +296,7 @@ class IcebergTargetTable(LoggedTargetTable):
         return operations
 
     def _table(self) -> Any:
-        """Return the current table, or None."""
+        """Return the table as it is now; None if it does not exist."""
         if not self._target.place.in_catalog:
             tables = self._tables()
             return tables.load(self._address) if tables.exists(self._address) else None
@@ -312,7 +315,7 @@ class IcebergTargetTable(LoggedTargetTable):
 
 
 def _catalog_of(place: Place) -> dict[str, str]:
-    """Return the settings with which SQL finds path-based tables."""
+    """Return the settings that let SQL find path-based tables."""
     return {
         f"spark.sql.catalog.{_CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
         f"spark.sql.catalog.{_CATALOG}.type": "hadoop",
@@ -322,7 +325,9 @@ def _catalog_of(place: Place) -> dict[str, str]:
 
 
 def _step_of(metadata: Any) -> int:
-    """Return the newest step of the main branch, or the table's own if none is left there."""
+    """Return the newest step of the main branch, or the table's property if no snapshot has
+    a step.
+    """
     for snapshot in ancestors(metadata):
         found = snapshot.summary().get(_STEP)
         if found is not None:

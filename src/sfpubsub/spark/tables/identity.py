@@ -1,4 +1,4 @@
-"""The identity of a target: the raw table and the events that its tables are built from."""
+"""The identity of a target: the raw table and the objects from which its tables are built."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ class Identity:
     format: str
     """Format of the raw table."""
     raw: str
-    """Its location when it was last read."""
+    """Location of the raw table when it was last read."""
     id: str | None
-    """Its identity independent of the location: the format's own id, or else its sources."""
+    """Identity of the raw table, independent of its location: the format's table id, or else its
+    sources.
+    """
     objects: tuple[str, ...] = ()
     """Objects and event types that have tables; empty means all."""
 
@@ -50,7 +52,7 @@ class Identity:
         """Parse a stored record.
 
         Raises:
-            ConfigurationError: It was written by another version.
+            ConfigurationError: The record is damaged or was written by an incompatible version.
         """
         try:
             if record["v"] == _LAYOUT:
@@ -64,7 +66,7 @@ class Identity:
         )
 
     def check(self, now: Identity, is_there: Callable[[], bool], *, may_grow: bool = False) -> None:
-        """Check that tables with this identity can continue with the given source.
+        """Check that tables with this identity can be built further from the given source.
 
         A moved raw table is recognised by its id and by the last batch that was read.
 
@@ -74,13 +76,13 @@ class Identity:
             may_grow: Whether objects may be added.
 
         Raises:
-            ConfigurationError: They cannot.
+            ConfigurationError: The source is a different raw table, or the objects differ.
         """
         grown = may_grow and set(self.objects) <= set(now.objects)
         if now.objects != self.objects and not grown:
             was = ", ".join(self.objects) or "all objects"
             raise ConfigurationError(
-                f"these tables are built from {was}: name the same objects, or choose another "
+                f"these tables are built from {was}: specify the same objects, or choose another "
                 f"target"
             )
         same_id = now.id == self.id
@@ -89,9 +91,9 @@ class Identity:
             if not moved or is_there():
                 return
             raise ConfigurationError(
-                f"these tables were built from {self.raw}, but {now.raw} does not have the last "
-                f"batch that was read there: name the current location of that table, or choose "
-                f"another target"
+                f"these tables were built from {self.raw}, but {now.raw} does not contain the "
+                f"last batch that was read there: specify the current location of that table, or "
+                f"choose another target"
             )
         raise ConfigurationError(
             f"these tables are built from {self.raw} ({self.format}), not from {now.raw} "
@@ -103,7 +105,7 @@ def check_apart(source: Destination, to: str | os.PathLike[str], format: str) ->
     """Check that the target is not inside the raw table.
 
     Raises:
-        ConfigurationError: It is.
+        ConfigurationError: The target is inside it.
     """
     place = Place.parse(to, format)
     if source.local is None or place.local is None:
@@ -116,7 +118,9 @@ def check_apart(source: Destination, to: str | os.PathLike[str], format: str) ->
 
 
 def event_names(objects: Sequence[str]) -> frozenset[str]:
-    """Return the event names for objects and event types."""
+    """Return the event names of objects and event types, such as ``AccountChangeEvent`` for
+    ``Account``.
+    """
     names = set(objects)
     for name in objects:
         # My_Object__c has My_Object__ChangeEvent.
@@ -128,7 +132,7 @@ def schemas_of(spark: SparkSession, source: Destination) -> SchemaStore:
     """Return the schema store of a raw table.
 
     Raises:
-        ConfigurationError: Its file system cannot be used.
+        ConfigurationError: Spark cannot use the raw table's file system.
     """
     if source.local is None:
         return SidecarSchemas(files_at(location_of(spark, source), SCHEMAS_NAME, spark))

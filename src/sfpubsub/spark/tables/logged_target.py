@@ -1,7 +1,7 @@
 """The common part of targets in table formats: locking, listing tables, and the session.
 
-On a local path a lease excludes other processes, as for a raw table. Elsewhere, each change detects
-by its number whether another process came first.
+On a local path, a lease excludes other processes, as for a raw table. Elsewhere, the step number of
+each change reveals whether another process made it first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sfpubsub.spark.runtime.session import (
 )
 from sfpubsub.spark.tables.target import Place, Target, TargetTable
 
-# Bounds that a Parquet file of Spark's own does not get either (target.parquet_of).
+# Keep Spark from storing the same bounds in Parquet files that `target.parquet_of` omits.
 _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "parquet.column.statistics.enabled#replay_id": "false",
@@ -57,7 +57,7 @@ class LoggedTarget(Target):
         super().__init__(own_session(spark, {**_SETTINGS, **settings}), place)
         self._tables: dict[str, TargetTable] = {}
         self._lock = RLock()
-        """Guards the known tables, and the session's settings while they are changed."""
+        """Guards the opened tables, and the session's settings while they are changed."""
         self._lease: Lease | None = None
         if place.local is not None:
             try:
@@ -88,7 +88,9 @@ class LoggedTarget(Target):
             raise WriteError(f"{self.place} cannot be listed: {first_line(error)}") from error
 
     def finish(self, step: int) -> None:
-        """See `Target`. Elsewhere than on a local path a transaction is durable at once."""
+        """See `Target`. Does nothing except on a local path: elsewhere, each transaction is
+        durable.
+        """
         if self.place.local is not None:
             # Spark does not flush, and only the format knows which files are new.
             os.sync()
@@ -101,7 +103,7 @@ class LoggedTarget(Target):
 
     @contextmanager
     def settings(self, settings: Mapping[str, str]) -> Iterator[None]:
-        """Change session settings temporarily; other threads wait with theirs."""
+        """Change session settings within the context. Other threads that change settings wait."""
         with self._lock, active_session(self.spark):
             for name, value in settings.items():
                 self.spark.conf.set(name, value)
@@ -151,7 +153,7 @@ class LoggedTargetTable(TargetTable):
             raise WriteError(f"{self._address} {what}: {first_line(error)}") from error
 
     def _check(self, step: int) -> None:
-        """Check that the table has the number: a format may silently skip a change."""
+        """Check that the table has the step: a format may silently skip a change."""
         found = self.step()
         if found != step:
             raise WriteError(

@@ -2,18 +2,18 @@
 
 ::
 
-    _tables.json, _steps.json               what the tables are made of, and the newest step
-    _lease                                  who writes (lease.py)
-    _step                                   the last step that is published
-    _staging/                               a step under way, or a dead one
-    _ready/                                 one that is being published
-    Order_Event__e/_table.json              its columns, and its facts
+    _tables.json, _steps.json               the source of the tables, and the newest step
+    _lease                                  the process that writes (lease.py)
+    _step                                   the last published step
+    _staging/                               a step in progress, or left by a crash
+    _ready/                                 a committed step that is being published
+    Order_Event__e/_table.json              the table's columns and facts
     Order_Event__e/step=0000000042/part-0.parquet
 
 A step is staged, committed by renaming it to ``_ready``, and then published, with one rename per
 table. After a crash, a committed step is completed first. So a step is published completely or not
-at all, and readers see the rows of one table and step at once. The file system is a local (POSIX)
-one.
+at all, and the rows of a table and step become visible together. The file system must be local
+(POSIX).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.runtime.session import jvm_of, own_session
 from sfpubsub.spark.tables.target import Place, Target, TargetTable
 
-# What the tables are made of, and the newest step (steps.py).
+# Files with the source of the tables, and with the newest step (steps.py).
 IDENTITY_FILE = "_tables.json"
 STEPS_FILE = "_steps.json"
 
@@ -50,7 +50,7 @@ STAGING_NAME = "_staging"
 READY_NAME = "_ready"
 STEP_PREFIX = "step="
 
-# In `_ready`: tables whose older steps are replaced by this one.
+# File in `_ready` that lists the tables whose older steps this step replaces.
 _CLEARED_NAME = "_cleared.json"
 
 
@@ -58,7 +58,7 @@ class ParquetTarget(Target):
     """A directory with typed tables. See `Target`.
 
     Raises:
-        ConfigurationError: Another process is writing there, or it contains something else.
+        ConfigurationError: Another process is writing there, or the directory contains other files.
     """
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
@@ -81,7 +81,9 @@ class ParquetTarget(Target):
             try:
                 finish(self.path)
             except OSError as error:
-                raise WriteError(f"a step of {self.path} was not finished: {error}") from error
+                raise WriteError(
+                    f"a committed step of {self.path} was not published: {error}"
+                ) from error
             shutil.rmtree(self.path / STAGING_NAME, ignore_errors=True)
             unless_done.pop_all()
 
@@ -114,21 +116,21 @@ class ParquetTarget(Target):
             raise WriteError(f"step {step} of {self.path} was not published: {error}") from error
 
     def close(self) -> None:
-        """See `Target`. An unfinished step is dropped."""
+        """See `Target`. Discards an unfinished step."""
         try:
             shutil.rmtree(self.staging, ignore_errors=True)
         finally:
             self._lease.release()
 
     def _check_ours(self) -> None:
-        # A first start that was interrupted leaves at most a lease and a draft.
+        # An interrupted first start leaves at most a lease and a draft.
         own = (LEASE_NAME, IDENTITY_FILE)
         if (self.path / IDENTITY_FILE).exists():
             return
         foreign = sorted(name for name in os.listdir(self.path) if not name.startswith(own))
         if foreign:
             raise ConfigurationError(
-                f"{self.path} is neither empty nor has tables of sfpubsub (it contains "
+                f"{self.path} is not empty and does not contain tables of sfpubsub (it contains "
                 f"{foreign[0]!r}): choose another directory"
             )
 
@@ -146,7 +148,7 @@ class ParquetTargetTable(TargetTable):
         return (self._path / TABLE_NAME).exists()
 
     def step(self) -> int:
-        """See `TargetTable`. All tables have the last step that was published."""
+        """See `TargetTable`. For every table, this is the last published step."""
         return last_step(self._target.path) if self.exists() else 0
 
     def facts(self) -> dict[str, str]:
@@ -167,7 +169,7 @@ class ParquetTargetTable(TargetTable):
         record = {"v": 1, "facts": kept, "spark_schema": spark_schema(columns).jsonValue()}
         if self.exists() and self._record() == record:
             return
-        with self._errors("was not made"):
+        with self._errors("was not created"):
             make_directory(self._path)
             replace_file(self._path / TABLE_NAME, json.dumps(record))
 
@@ -229,26 +231,26 @@ def columns_in(table: Path) -> StructType:
     """Return the recorded columns of a table directory.
 
     Raises:
-        ConfigurationError: It is not a table.
+        ConfigurationError: The directory is not a table.
     """
     try:
         record = json.loads((table / TABLE_NAME).read_text(encoding="utf-8"))
         return StructType.fromJson(record["spark_schema"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{table} is not a table made by sfpubsub: {error}") from error
+        raise ConfigurationError(f"{table} is not a table created by sfpubsub: {error}") from error
 
 
 def read_parquet(spark: SparkSession, table: Path) -> DataFrame:
-    """Read a table with all its recorded columns, and ``step``."""
+    """Return a table with all its recorded columns, and the column ``step``."""
     schema = StructType([*columns_in(table), StructField("step", LongType())])
     return spark.read.options(**EXACT_PATHS).schema(schema).parquet(file_url(table))
 
 
 def last_step(path: Path) -> int:
-    """Return the last published step; 0 if there is none.
+    """Return the last published step; 0 if no step was published.
 
     Raises:
-        WriteError: Its record cannot be read.
+        WriteError: The record of the step cannot be read.
     """
     note = path / STEP_NAME
     try:
@@ -260,7 +262,7 @@ def last_step(path: Path) -> int:
 
 
 def finish(path: Path) -> None:
-    """Publish the committed step, if there is one. Can be interrupted and repeated.
+    """Publish the committed step, if any. Can be repeated after an interruption.
 
     1. Older steps of cleared tables are removed.
     2. Each table receives its rows with one rename.
@@ -280,7 +282,7 @@ def finish(path: Path) -> None:
     for place in sorted(new):
         target = path / place
         make_directory(target.parent)
-        if not target.exists():  # otherwise a crash happened right after this
+        if not target.exists():  # it exists if a crash happened right after the rename
             os.rename(ready / place, target)
         sync(target.parent)
     replace_file(path / STEP_NAME, (ready / STEP_NAME).read_text(encoding="utf-8"))

@@ -1,7 +1,6 @@
 """Plan the next step from the raw table and the steps done so far.
 
-It is read-only. The plan contains every decision, so that a step can be executed by a different
-process than the one that planned it.
+Planning only reads. The plan contains every decision, so that another process can execute the step.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from sfpubsub.spark.tables.target import Target
 from sfpubsub.spark.tables.types import TYPED, EventTypes
 
 # Raw batches per step. A raw batch is one file, decoded by one core, and a step costs about 0.2 s
-# and one commit per table. This occupies 32 cores, amortises the cost, and limits the work repeated
-# after a crash.
+# and one commit per table. This number occupies 32 cores, spreads that cost, and limits the work
+# repeated after a crash.
 BATCHES_AT_ONCE = 32
 
-# Payload bytes per step, unless a single batch has more. The results are collected to the driver,
-# where Spark allows 1 GiB (spark.driver.maxResultSize).
+# Maximum payload bytes per step, unless a single batch has more. The results are collected to the
+# driver, where Spark allows 1 GiB (spark.driver.maxResultSize).
 BYTES_AT_ONCE = 256 * 2**20
 
-# How an undecodable row reports a missing schema (avro/typed_rows.py).
+# SQL pattern of the reason of a row whose schema is missing (avro/typed_rows.py).
 _NOT_KNOWN = "schema % is not known"
 
 
@@ -53,9 +52,9 @@ class Planner:
         raw: The raw table.
         target: Target of the tables.
         types: The target's event types.
-        names: Event names to build tables for; None means all.
-        patience: Seconds that a row waits for its schema after its arrival.
-        clock: Seconds since 1970 UTC.
+        names: Names of the events to build tables for; None means all.
+        patience: Seconds that a row waits for its schema, counted from the row's arrival.
+        clock: Wall clock, in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class Planner:
         self._target = target
         self._types = types
         self.names = names
-        """Event names to build tables for; None means all."""
+        """Names of the events to build tables for; None means all."""
         self._patience = patience
         self._clock = clock
         self._missing: dict[str, set[RawBatch]] | None = None
@@ -81,7 +80,7 @@ class Planner:
         """Whether the last plan skipped rows that are waiting for their schemas."""
 
     def rows(self, plan: StepPlan, version: str | None = None) -> DataFrame:
-        """Return the raw rows to be added by a step."""
+        """Return the raw rows that a step adds."""
         rows = self._raw.rows(plan.batches, version)
         if self.names is not None:
             named = f.col("event_name").isin(*sorted(self.names))
@@ -117,7 +116,7 @@ class Planner:
         return step or self._rows(base, self._raw.after(newest.last, version))
 
     def beside(self, newest: StepPlan | None, note: dict[str, Any]) -> StepPlan:
-        """Return a step without raw rows; raw rows continue as after *newest*."""
+        """Return a step without raw rows. Planning of raw rows then continues as after *newest*."""
         base = newest or StepPlan(0, "beside", version=self._raw.version())
         return StepPlan(
             base.number + 1,
@@ -129,7 +128,9 @@ class Planner:
         )
 
     def rebuild(self, newest: StepPlan | None) -> StepPlan:
-        """Return the step that empties all tables, so that raw batches start over."""
+        """Return the step that empties all tables. The steps after it start with the first raw
+        batch.
+        """
         self._missing = None
         number = 1 if newest is None else newest.number + 1
         return StepPlan(number, "rebuild", version=self._raw.version(), types=self._typed())
@@ -160,7 +161,7 @@ class Planner:
             self._missing = self._undecodable()
         come = [schema_id for schema_id in self._missing if self._types.name_of(schema_id)]
         wanted = {batch.id for schema_id in come for batch in self._missing.pop(schema_id)}
-        # Rows that the raw table no longer has stay where they are.
+        # Rows that the raw table no longer has stay in `_undecodable`.
         batches = self._raw.named(wanted, base.version) if wanted else []
         if not batches:
             return None
@@ -175,7 +176,9 @@ class Planner:
         )
 
     def _again(self, forgotten: StepPlan) -> StepPlan | None:
-        """Return the step that adds the rows removed by the previous one."""
+        """Return the step that adds the rows that *forgotten* removed; None if there are no such
+        rows.
+        """
         step = replace(forgotten, kind="again")
         counts = self._counts(self.rows(step, forgotten.version))
         return self._planned(step, counts, step.last, step.pending) if counts else None
@@ -239,7 +242,7 @@ class Planner:
         ]
 
     def _cut(self, batches: Sequence[RawBatch], counts: Sequence[_Count]) -> list[RawBatch]:
-        """Return as many of the first batches as fit into a step."""
+        """Return the first batches, as many as fit into a step."""
         waiting = {
             count.batch
             for count in counts
@@ -279,5 +282,8 @@ class Planner:
 def _check_read(batches: Sequence[RawBatch], counts: Sequence[_Count]) -> None:
     found = {count.batch for count in counts}
     empty = [batch.id for batch in batches if batch.id not in found]
-    if empty:  # batches are never empty: Spark was configured to skip unreadable files
-        raise WriteError(f"raw batch {empty[0]} was read without rows, so nothing was written")
+    if empty:  # batches are never empty, so Spark was configured to skip unreadable files
+        raise WriteError(
+            f"raw batch {empty[0]} was read without rows, so nothing was written: "
+            f"check that Spark does not ignore corrupt or missing files"
+        )

@@ -1,8 +1,8 @@
-"""The queue of what is to be read from the org again: the table `_reread`.
+"""The queue of records to reread from the org: the table `_reread`.
 
-One row per reason, never changed: a reader of records works through the queue and keeps its own
-account. Its table is also what says that a target has current tables, and whether it has history
-tables. Decides nothing about records.
+The queue has one row per reason. Rows are never changed: a reader of records works through the
+queue and stores its own progress. The table also records that a target has current tables, and
+whether it has history tables. This module makes no decisions about records.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ QUEUE_NAME = "_reread"
 QUEUE = pa.schema(
     [
         ("entity_name", pa.string()),
-        ("record_id", pa.string()),  # null, or a prefix and an asterisk, for records of an object
+        # null, or a prefix with an asterisk, for all records of an object.
+        ("record_id", pa.string()),
         ("reason", pa.string()),
         ("change_type", pa.string()),
         ("commit_timestamp", TIME),
-        ("since_seq", pa.int64()),  # of the event: a read of what was so after it is recent enough
+        # ``ingest_seq`` of the event. A read of any later state is recent enough.
+        ("since_seq", pa.int64()),
         ("step", pa.int64()),
     ]
 )
@@ -49,23 +51,23 @@ class Queue:
         self._table = target.table(QUEUE_NAME)
 
     def exists(self) -> bool:
-        """Whether the target has current tables."""
+        """Return whether the target has current tables."""
         return self._table.exists()
 
     def is_of_mirror(self) -> bool:
-        """Whether a mirror keeps it, which takes out what is done with."""
+        """Return whether the queue belongs to a mirror, which removes finished rows."""
         return self._table.facts().get(_KIND) == MIRROR
 
     def has_history(self) -> bool:
-        """Whether it has history tables, too."""
+        """Return whether the target also has history tables."""
         return self._table.facts().get(_HISTORY) == "true"
 
     def step(self) -> int:
-        """Return the newest step that had cues, or a later one."""
+        """Return the step of the queue's table: the newest step that added or removed cues."""
         return self._table.step()
 
     def make(self, *, with_history: bool) -> None:
-        """Make the table, or make it new."""
+        """Create the table, or reset its facts."""
         self._table.make(QUEUE, _facts(with_history=with_history, epochs=[]))
 
     def clear(self, step: int) -> None:
@@ -73,18 +75,20 @@ class Queue:
         self._table.delete("true", step)
 
     def add(self, cues: Sequence[dict[str, Any]], step: int) -> None:
-        """Add the cues of a step, unless they are there."""
-        # Without cues no commit is needed: none come, either, when a step is done again, of which
-        # some objects' tables are left out then.
+        """Add the cues of a step, unless the queue already has the step."""
+        # Without cues, no commit is needed. A repeated step, which skips finished objects, produces
+        # no cues for them.
         if cues:
             rows = sorted(cues, key=lambda row: (row["since_seq"], row["record_id"] or ""))
             self._table.append([parquet_of(pa.Table.from_pylist(rows, QUEUE))], step)
 
     def note(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Note that commit numbers have restarted, and say so, once for each move of the org.
+        """Record that commit numbers have restarted, and log it, once for each migration of the
+        org.
 
         Args:
-            moves: Commit timestamps of records' commits before and after, in milliseconds.
+            moves: For each record, the commit timestamps before and after the restart, in
+                milliseconds since 1970 UTC.
         """
         facts = self._table.facts()
         known: list[int] = json.loads(facts[_EPOCHS])
@@ -94,18 +98,19 @@ class Queue:
             self._table.make(QUEUE, _facts(with_history=with_history, epochs=[*known, *new]))
         for epoch in new:
             _log.warning(
-                "commit numbers have restarted, at commit timestamp %d: the org was moved to "
-                "another instance; changes are ordered by time, and nothing is to be done",
+                "commit numbers restarted at commit timestamp %d, because the org was migrated to "
+                "another instance; changes are ordered by time, so no action is needed",
                 epoch,
             )
 
 
 def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[int]:
-    """Return when commit numbers have restarted, as far as that is not known yet.
+    """Return the commit timestamps of new restarts of the commit numbers, in milliseconds.
 
     Args:
-        known: Commit timestamps in milliseconds.
-        moves: See `Queue.note`. A move shows at each record's first commit after it, however late.
+        known: Commit timestamps of known restarts, in milliseconds.
+        moves: See `Queue.note`. Each record reveals a migration at its first commit after it,
+            however late.
     """
     new: list[int] = []
     for before, after in sorted(moves, key=lambda move: move[1]):
@@ -120,7 +125,9 @@ def _facts(*, with_history: bool, epochs: Sequence[int]) -> dict[str, str]:
 
 
 def object_row(entity: str, about: ObjectCue, step: int) -> dict[str, Any]:
-    """Return the queue's row for a cue about all records of an object."""
+    """Return the queue row of a cue that concerns all records of an object, or all with
+    a prefix.
+    """
     return {
         "entity_name": entity,
         "record_id": f"{about.prefix}*" if about.prefix else None,

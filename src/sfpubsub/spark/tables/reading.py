@@ -22,9 +22,9 @@ def read_typed(
     tables: str | os.PathLike[str],
     name: str,
     *,
-    format: str = "parquet",  # noqa: A002  # Spark's own word
+    format: str = "parquet",  # noqa: A002  # named as in Spark
 ) -> DataFrame:
-    """Return a typed table with all columns that its event type ever had.
+    """Return a typed table with all columns that its event type has ever had.
 
     Args:
         spark: Any session that can access the files, with the format's jars.
@@ -33,7 +33,7 @@ def read_typed(
         format: Format of the tables.
 
     Raises:
-        ConfigurationError: There is no such table.
+        ConfigurationError: The table does not exist or cannot be read.
     """
     place = Place.parse(tables, format)
     if place.format == "parquet" and place.local is not None:
@@ -50,9 +50,11 @@ def read_undecodable(
     spark: SparkSession,
     tables: str | os.PathLike[str],
     *,
-    format: str = "parquet",  # noqa: A002  # Spark's own word
+    format: str = "parquet",  # noqa: A002  # named as in Spark
 ) -> DataFrame:
-    """Return the rows that could not be decoded: the envelope, the event's name and the reason."""
+    """Return the rows that could not be decoded, with envelope, event name and reason. The frame is
+    empty if the target has no such rows.
+    """
     try:
         return read_typed(spark, tables, UNDECODABLE_NAME, format=format)
     except ConfigurationError:

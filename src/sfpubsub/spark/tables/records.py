@@ -1,15 +1,15 @@
 """Apply the changes of one record, one by one, to its known state.
 
-Pure: no Spark, no Arrow, no I/O, no clock. Changes come in order of arrival, so that the result is
-a function of the raw rows alone, wherever a step of the engine begins or ends. Invariant: a record
-whose fields may differ from the org's is marked (`Record.reread_reason`) until a change describes
-it completely.
+This module is pure: no Spark, no Arrow, no I/O, no clock. Changes are applied in order of arrival,
+so the result depends only on the raw rows, not on how the engine groups them into steps. Invariant:
+a record whose fields may differ from the org's is marked (`Record.reread_reason`) until a change
+describes it completely.
 
-**Order.** A change is newer than another one by commit timestamp, then commit number, then sequence
-number, then arrival. Numbers count in one database instance only and start lower when the org is
-moved to another one (Change Data Capture guide, ChangeEventHeader), so they decide only between
-changes of one millisecond, which are of one instance. A change that arrives after a newer one is
-late: it is not applied, and the record has to be reread.
+**Order.** Changes are ordered by commit timestamp, then commit number, then sequence number, then
+arrival. Numbers are comparable within one database instance only, and restart lower when the org is
+migrated to another instance (Change Data Capture guide, ChangeEventHeader). So they only order
+changes of the same millisecond, which come from one instance. A change that arrives after a newer
+one is late: it is not applied, and the record has to be reread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from sfpubsub.avro.change_events import TextDiff
 
-# Our own change type for a change that vanished from the raw table.
+# This package's change type for a change that was removed from the raw table.
 RESTORED = "RESTORED"
 
 # Earlier than any commit timestamp; used for a change without a representable one.
@@ -32,31 +32,31 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 # The change types that contain every field.
 _WHOLE = ("CREATE", "UNDELETE")
 
-# Gap types that reveal whether a record is deleted; unknown types reveal nothing.
+# Whether a record is deleted after a gap event, by gap type. Unknown types leave it unchanged.
 _DELETED = {"GAP_CREATE": False, "GAP_UPDATE": False, "GAP_UNDELETE": False, "GAP_DELETE": True}
 
 
 class Reason(enum.StrEnum):
-    """Why a record, or all records of an object, must be read from the org again."""
+    """Reason for rereading a record, or all records of an object, from the org."""
 
     GAP = "gap"
-    """An event did not say what changed."""
+    """An event did not report what changed."""
     OVERFLOW = "overflow"
     """A transaction changed more records than the service reported."""
     DIFF = "diff"
     """Only the diff of a text was sent, and the old text is unknown."""
     MISSING_BASE = "missing_base"
-    """An update of a record whose other fields are unknown."""
+    """A record was updated whose other fields are unknown."""
     LATE = "late"
     """A change arrived after a newer one."""
     RESTORED = "restored"
     """Rows of the record were lost because the raw table was restored to an older version."""
     ASKED = "asked"
-    """It was requested, or it is the first read of an object."""
+    """A reread was requested, or the object is read for the first time."""
     FORMULA = "formula"
     """Fields that no event reports need a refresh."""
     SWEEP = "sweep"
-    """A list of ids from the org has the record and the table does not, or vice versa."""
+    """A list of ids from the org contains the record, but the table does not, or vice versa."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ class Fields:
     which holds the value.
     """
     parts: Mapping[str, Mapping[int, tuple[tuple[str, ...], ...]]]
-    """For ``Parent.Child``: paths within the structs of the parent's columns, by column index."""
+    """For names such as ``Parent.Child``: paths within the structs of the parent's columns, by
+    column index.
+    """
 
     @classmethod
     def of(
@@ -106,7 +108,9 @@ class Fields:
 
     @cached_property
     def unnamed(self) -> tuple[int, ...]:
-        """Indexes of columns that are only filled by reading the record, such as formula fields."""
+        """Indexes of columns that no event fills, only a read of the record, such as formula
+        fields.
+        """
         named = {number for numbers in self.places.values() for number in numbers}
         return tuple(number for number in range(len(self.columns)) if number not in named)
 
@@ -140,7 +144,9 @@ def _with_part(old: Any, new: Any, path: tuple[str, ...]) -> Any:
 
 
 def none_if_empty(value: Any) -> Any:
-    """Return None for a compound value whose parts are all null: events use both forms."""
+    """Return *value*, or None for a compound value whose parts are all null: events use
+    both forms.
+    """
     if isinstance(value, dict) and all(none_if_empty(part) is None for part in value.values()):
         return None
     return value
@@ -158,13 +164,15 @@ class Change:
     values: Sequence[Any]
     """Values in the order of `Fields.columns`; never modified."""
     changed: Sequence[str] = ()
-    """Names of the fields that an UPDATE changed or set to null; parts as ``Parent.Child``."""
+    """Names of the fields that an UPDATE changed or set to null. Parts are
+    named ``Parent.Child``.
+    """
     diffs: Sequence[str] = ()
-    """Those of them whose text was sent as a diff."""
+    """Those fields in `changed` whose text was sent as a diff."""
 
     @property
     def order(self) -> tuple[datetime, int, int]:
-        """Sort key of changes; ties are resolved by arrival."""
+        """Sort key of changes. The order of arrival breaks ties."""
         return _order(self.commit_timestamp, self.commit_number, self.sequence_number)
 
 
@@ -180,9 +188,11 @@ class Record:
     is_complete: bool
     """Whether every field is known from an event or a read of the record."""
     reread_reason: Reason | None
-    """Why the record must be read from the org again: the first reason since it was known."""
+    """Why the record must be reread from the org: the first reason since the record was last known;
+    None if no reread is needed.
+    """
     commit_timestamp: datetime | None
-    """Like the following fields, from the newest applied event."""
+    """Taken from the newest applied event, like the following fields."""
     commit_number: int | None
     sequence_number: int | None
     ingest_seq: int
@@ -202,7 +212,9 @@ class Cue:
     change_type: str | None
     commit_timestamp: datetime | None
     ingest_seq: int
-    """``ingest_seq`` of the event that caused it; any read of a later state is recent enough."""
+    """``ingest_seq`` of the event that caused the cue. A read of any later state is
+    recent enough.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,10 +226,11 @@ class ObjectCue:
 
     @classmethod
     def of(cls, record_id: str | None, change: Cue) -> ObjectCue | None:
-        """Return an event's cue about all records, or None if it is about a single one.
+        """Return an event's cue for all records with a prefix, or None if it concerns a single
+        record.
 
         Args:
-            record_id: One of the event's record ids; None if it names none.
+            record_id: One of the event's record ids; None if the event has no ids.
             change: The cue, with a gap as its reason.
         """
         if change.change_type == "GAP_OVERFLOW":
@@ -256,13 +269,13 @@ class Fold:
     since: tuple[datetime, int, int] | None = None
     until: datetime | None = None
     cues: list[Cue] = field(default_factory=list)
-    """Reasons to reread the record, in order of arrival."""
+    """Reasons to reread the record that were found so far, in order of arrival."""
     versions: list[Record] = field(default_factory=list)
     """The record after each applied change, in order of arrival."""
     renumbered: list[tuple[datetime, datetime]] = field(default_factory=list)
-    """Times of two consecutive commits of which the newer one has the lower number, because the org
-    was migrated to another instance. Commits of one record are serialised, so there is no other
-    cause.
+    """Times of the commits before and after each decrease of the commit numbers. The cause is a
+    migration of the org to another instance: commits of one record are serialised, so no other
+    cause is possible.
     """
 
     def apply(self, change: Change) -> None:
@@ -282,9 +295,9 @@ class Fold:
         self.versions.append(self.record)
 
     def mark(self, about_all: Cue) -> None:
-        """Apply a cue about all records of the object, including this one.
+        """Mark the record because of a cue that concerns all records of its object.
 
-        The cue has its own row in the queue, so it does not affect an unknown record.
+        The cue has its own row in the queue, so nothing happens if the record is unknown.
         """
         if self.record is not None and self.record.reread_reason is None:
             self.record = replace(self.record, reread_reason=about_all.reason)
@@ -306,7 +319,7 @@ class Fold:
             return self._updated(change)
         last = [None] * len(self.fields.columns) if old is None else old.values
         if kind == "DELETE":
-            # Nothing is left to reread, so nothing more will become known.
+            # A deleted record cannot be reread, so nothing more will become known.
             sound = old is not None and old.is_complete and old.reread_reason is None
             return _record(change, last, is_deleted=True, is_complete=sound), None
         was_deleted = old is not None and old.is_deleted
@@ -327,7 +340,7 @@ class Fold:
             else:
                 doubt = doubt or Reason.GAP
         if old is None or old.is_deleted:
-            # It is unknown what restored a deleted record, and with which fields.
+            # It is unknown how a deleted record was restored, and with which fields.
             return _record(change, values), Reason.MISSING_BASE
         return _record(change, values, before=old), doubt
 
@@ -351,7 +364,7 @@ class Fold:
                 text = diff.apply(old) if isinstance(old, str) else None
                 is_known |= text is not None
                 values[column] = old if text is None else text
-            else:  # the text itself, or a column of another type
+            else:  # the whole text, or a column of another type
                 is_known |= text is not None
                 values[column] = text
         return is_known
@@ -365,7 +378,7 @@ def _record(
     is_complete: bool = False,
     before: Record | None = None,
 ) -> Record:
-    """Return the record after a change; unresolved reasons are taken over from *before*."""
+    """Return the record after a change; *before* provides completeness and an unresolved reason."""
     return Record(
         values,
         is_deleted,

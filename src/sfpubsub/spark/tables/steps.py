@@ -1,4 +1,4 @@
-"""Steps: the engine's plans, recorded before they are executed.
+"""The engine's steps, whose plans are recorded before they are executed.
 
 Steps are numbered consecutively. A step's plan is durable before any table is written, and contains
 everything that the outcome depends on; then the tables are changed one by one, each with the step's
@@ -53,11 +53,12 @@ class StepPlan:
 
     number: int
     kind: Kind
-    """``rows``: rows of raw batches are added. ``forget``: rows that could not be decoded for lack
-    of schemas are taken out of `_undecodable`, because the schemas have come; ``again``, the next
-    step: these rows are added. ``restored``: rows of batches that have vanished from the raw table
-    are removed. ``rebuild``: all rows are removed, and raw batches begin anew. ``beside``: nothing
-    for typed tables; `note` tells followers what to do."""
+    """``rows``: add the rows of raw batches. ``forget``: remove the rows from `_undecodable` whose
+    missing schemas are now available; ``again``, the step after it: add these rows to their tables.
+    ``restored``: remove the rows of batches that are no longer in the raw table. ``rebuild``:
+    remove all rows and start over with the first raw batch. ``beside``: leave the typed tables
+    unchanged; `note` contains instructions for followers.
+    """
     batches: tuple[RawBatch, ...] = ()
     """Batches whose rows are added or removed."""
     last: RawBatch | None = None
@@ -73,15 +74,15 @@ class StepPlan:
     rows: int = 0
     """Number of rows in the batches."""
     size: int = 0
-    """Bytes of their payloads."""
+    """Total size of the rows' payloads, in bytes."""
     undecodable: bool = False
     """Whether some rows have an unknown schema."""
     pending: tuple[RawBatch, ...] = ()
-    """Batches that reappeared in the raw table, for the next steps."""
+    """Batches that reappeared in the raw table, to be added by the next steps."""
     note: dict[str, Any] = field(default_factory=dict)
     """For ``beside``: instructions for followers, as a JSON value."""
     attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Distinguishes two engines that plan at the same moment."""
+    """Random id that distinguishes the plans of two engines with the same step number."""
 
     def to_json(self) -> str:
         """Return the plan as JSON."""
@@ -92,7 +93,7 @@ class StepPlan:
         """Parse a plan.
 
         Raises:
-            ConfigurationError: It was written by another version, or is damaged.
+            ConfigurationError: The plan is damaged or was written by an incompatible version.
         """
         try:
             found: dict[str, Any] = json.loads(text)
@@ -106,8 +107,7 @@ class StepPlan:
             return cls(**found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigurationError(
-                f"the steps of {where} cannot be read ({error}): rebuild the tables in another "
-                f"place"
+                f"the steps of {where} cannot be read ({error}): build the tables in another target"
             ) from error
 
 
@@ -121,20 +121,19 @@ class Step(Protocol):
 
     @property
     def target(self) -> Target:
-        """The target."""
+        """Target of the tables."""
         ...
 
     def rows(self, event_type: str) -> DataFrame:
-        """Return the step's typed rows of one of `StepPlan.types`.
+        """Return the step's rows in the typed table of *event_type*, one of `StepPlan.types`.
 
-        These are the rows that it added or, for ``restored``, will remove. They are read from the
-        typed table, and are the same if the step is repeated. They are unordered; ``ingest_seq`` is
-        the order of arrival.
+        These are the rows that the step added or, for ``restored``, will remove. They are the same
+        if the step is repeated. They are unordered; ``ingest_seq`` is the order of arrival.
         """
         ...
 
     def decoding(self, event_type: str) -> Plan:
-        """Return how to decode rows of an event type: its schemas so far, and its columns."""
+        """Return the decoding plan of an event type: its schemas so far, and its columns."""
         ...
 
 
@@ -142,19 +141,19 @@ class Follower(Protocol):
     """Builds further tables from the typed rows of each step. Not thread-safe."""
 
     def follow(self, step: Step) -> None:
-        """Bring all tables up to the step; tables that have its number are left alone.
+        """Apply the step to all tables that do not have its number yet.
 
         Called for each step: after the typed tables if it adds rows, before them if it removes
         rows. Called again with the last step when an engine starts.
 
         Raises:
-            WriteError: It failed, and will be called again with the same step.
+            WriteError: A table could not be written. The engine calls again with the same step.
         """
         ...
 
 
 class StepLog(ABC):
-    """The steps of one target; only the newest matters. Not thread-safe."""
+    """Stores the steps of one target. Only the newest step is needed. Not thread-safe."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -162,24 +161,24 @@ class StepLog(ABC):
 
     @abstractmethod
     def claim(self, identity: dict[str, Any]) -> None:
-        """Record the identity of the tables."""
+        """Record the identity of the tables, replacing the previous one."""
 
     @abstractmethod
     def newest(self) -> StepPlan | None:
-        """Return the newest plan, or None."""
+        """Return the plan of the newest step; None before the first step."""
 
     @abstractmethod
     def add(self, plan: StepPlan) -> None:
         """Store a plan durably.
 
         Raises:
-            WriteError: It could not be stored, or another process has planned a step with the same
-                number.
+            WriteError: The plan could not be stored, or another process has planned a step with the
+                same number.
         """
 
 
 class StepTable(StepLog):
-    """Steps as rows of a table of the target: ``_steps``."""
+    """Stores steps as rows of the target's table ``_steps``."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -226,7 +225,7 @@ class StepTable(StepLog):
 
 
 class StepFile(StepLog):
-    """The newest step of a Parquet target, in a file."""
+    """Stores the newest step of a Parquet target in a file."""
 
     def __init__(self, target: ParquetTarget) -> None:
         self._path = target.path
@@ -238,7 +237,7 @@ class StepFile(StepLog):
             return {} if text is None else dict(json.loads(text))
         except (ValueError, TypeError) as error:
             raise ConfigurationError(
-                f"{self._path / IDENTITY_FILE} cannot be read: {error}"
+                f"{self._path / IDENTITY_FILE} is not a valid JSON object: {error}"
             ) from error
 
     def claim(self, identity: dict[str, Any]) -> None:

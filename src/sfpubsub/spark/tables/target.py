@@ -1,9 +1,9 @@
 """The interface of targets for derived tables, in any format.
 
 A `Target` holds tables by name: a directory, a URL, or a schema of a catalog. Each change of a
-`TargetTable` is one transaction that carries the number of a step, and a table accepts each number
-once and in order, which makes steps repeatable. Invariant: a table whose `TargetTable.step` is N
-contains exactly the changes of the steps up to N. Knows nothing about events.
+`TargetTable` is one transaction with the number of a step. A table accepts each number once and in
+order, which makes steps repeatable. Invariant: a table whose `TargetTable.step` is N contains
+exactly the changes of the steps up to N. This module does not depend on events.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark.raw.destination import check_format
 from sfpubsub.spark.raw.paths import SCHEME, file_url, local_path
 
-# A schema of the session's catalog, or of another one, as Spark SQL writes it without quotes.
+# Name of a schema, optionally with its catalog, that Spark SQL accepts without quotes.
 _CATALOG_SCHEMA = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -35,20 +35,20 @@ class Place:
     format: str
     """``parquet``, ``delta`` or ``iceberg``."""
     address: str
-    """An absolute path, a URL without a slash at its end, or the name of a schema."""
+    """An absolute path, a URL without a trailing slash, or the name of a schema."""
     local: Path | None = None
-    """The directory, if it is local."""
+    """The directory of a local target; otherwise None."""
     in_catalog: bool = False
     """Whether `address` is the name of a catalog schema."""
 
     @classmethod
     def parse(cls, target: str | os.PathLike[str], format: str) -> Place:  # noqa: A002
-        """Parse *target*.
+        """Parse a path, URL or schema name.
 
         With a table format, a name without a slash is a schema; use ``./name`` for a directory.
 
         Raises:
-            ConfigurationError: It is not valid for the format, or the format is unknown.
+            ConfigurationError: *target* is not valid for the format, or the format is unknown.
         """
         check_format(format)
         text = os.fspath(target)
@@ -62,14 +62,16 @@ class Place:
         return cls(format, str(path), path)
 
     def of(self, name: str) -> str:
-        """Return the address of the table *name* for Spark: a URL, or its quoted name."""
+        """Return the address of the table *name* for Spark: a URL, or the quoted name in the
+        catalog.
+        """
         if self.in_catalog:
             return f"{self.schema_in_sql}.`{name}`"
         return f"{self.url}/{name}"
 
     @property
     def url(self) -> str:
-        """`address` as a URL, with a scheme if it is a path."""
+        """`address` as a URL; a path becomes a ``file:`` URL."""
         return self.address if self.local is None else file_url(self.local)
 
     @property
@@ -84,7 +86,7 @@ class Place:
 class TargetTable(ABC):
     """One table of a target. Only one thread at a time may change it.
 
-    Each change carries a step's number and is made at most once: if the table already has the same
+    Each change has the number of a step and is made at most once: if the table already has the same
     or a higher number, nothing happens. A change is visible to readers when the method returns,
     except for Parquet targets, which publish a complete step in `Target.finish`. It is durable
     after `Target.finish`.
@@ -98,7 +100,7 @@ class TargetTable(ABC):
         """Return whether the table exists.
 
         Raises:
-            ConfigurationError: A foreign table with this name exists.
+            ConfigurationError: A table with this name exists that this package did not create.
         """
 
     @abstractmethod
@@ -123,14 +125,15 @@ class TargetTable(ABC):
         next call completes the table.
 
         Args:
-            columns: All required columns. Times have a zone.
-            facts: Stored with the table, replacing all previous ones; None leaves them unchanged.
+            columns: All required columns. Timestamps must have a time zone.
+            facts: Strings to store with the table, replacing all previous facts; None leaves them
+                unchanged.
             merged: Whether `merge` will be used: if so, a new table marks rows as deleted instead
                 of rewriting files.
 
         Raises:
-            ConfigurationError: A foreign table with this name exists.
-            WriteError: It failed.
+            ConfigurationError: A table with this name exists that this package did not create.
+            WriteError: The table could not be created or changed.
         """
 
     @abstractmethod
@@ -139,14 +142,15 @@ class TargetTable(ABC):
 
         Args:
             files: Complete Parquet files from `parquet_of`, whose columns match the table's by name
-                and type; missing columns are null. If empty, only the step's number is recorded.
-            step: Step of the rows.
+                and type; missing columns are null. If there are no files, only the step's number is
+                recorded.
+            step: Number of the step that adds the rows.
 
         Returns:
-            Whether this call added them; False if the table already has the step.
+            Whether this call added the rows; False if the table already has the step.
 
         Raises:
-            WriteError: `step` tells whether the rows are in the table.
+            WriteError: Writing failed. Call `step` to find out whether the rows are in the table.
         """
 
     @abstractmethod
@@ -163,29 +167,28 @@ class TargetTable(ABC):
         Args:
             source: A frame of `Target.spark` with columns of the table, by name and with their
                 complete types. If columns are missing, existing rows keep those values, and there
-                must be no new rows. It is evaluated more than once, and must yield the same rows
-                each time.
+                must be no new rows. The frame is evaluated more than once, and must yield the same
+                rows each time.
             on: The key columns; not null, and unique within *source*.
             step: See `append`.
             replaced: Columns of existing rows to update; None updates all columns of *source*.
 
         Raises:
             ConfigurationError: The format does not support this.
-            WriteError: `step` tells whether it was done.
+            WriteError: Writing failed. Call `step` to find out whether the change was made.
         """
 
     @abstractmethod
     def insert(self, source: DataFrame, step: int) -> None:
-        """Add the rows of a frame without looking for existing ones. For many rows that are all
-        new.
+        """Add the rows of a frame, all of which must be new, without looking for existing rows.
 
         Args:
-            source: See `merge`; it is evaluated once.
+            source: See `merge`. The frame is evaluated once.
             step: See `append`.
 
         Raises:
             ConfigurationError: The format does not support this.
-            WriteError: `step` tells whether it was done.
+            WriteError: Writing failed. Call `step` to find out whether the change was made.
         """
 
     @abstractmethod
@@ -193,12 +196,12 @@ class TargetTable(ABC):
         """Remove the rows for which an SQL condition over the table's columns is true.
 
         Args:
-            condition: ``true`` removes all.
+            condition: SQL text; ``true`` removes all rows.
             step: See `append`.
 
         Raises:
             ConfigurationError: The format does not support this.
-            WriteError: `step` tells whether it was done.
+            WriteError: Writing failed. Call `step` to find out whether the change was made.
         """
 
     @abstractmethod
@@ -207,14 +210,14 @@ class TargetTable(ABC):
 
 
 class Target(ABC):
-    """A place with tables. Only one process at a time may change them. A context manager.
+    """A place with tables, which only one process at a time may change. A context manager.
 
     Different tables may be changed by different threads. Use `sfpubsub.spark.tables.open_target`.
     """
 
     spark: SparkSession
-    """The session that writes: an exclusive one, with times in UTC. Frames passed to
-    `TargetTable.merge` must belong to it.
+    """The session that writes. It is used for nothing else, and its time zone is UTC. Frames passed
+    to `TargetTable.merge` must belong to it.
     """
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
@@ -224,24 +227,24 @@ class Target(ABC):
     @property
     @abstractmethod
     def can_merge(self) -> bool:
-        """Whether its tables support `TargetTable.merge` and `TargetTable.delete`."""
+        """Whether the tables support `TargetTable.merge` and `TargetTable.delete`."""
 
     @abstractmethod
     def table(self, name: str) -> TargetTable:
-        """Return the table with this name, whether or not it exists. Always returns the same
-        object.
+        """Return the table with this name, whether or not it exists. The same name always returns
+        the same object.
         """
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the sorted names of our existing tables."""
+        """Return the names of the existing tables that this package created, sorted."""
 
     @abstractmethod
     def finish(self, step: int) -> None:
         """Make all changes up to *step* durable and visible.
 
         Raises:
-            WriteError: It failed; call it again.
+            WriteError: The changes may not be durable; call `finish` again.
         """
 
     @abstractmethod
@@ -252,15 +255,15 @@ class Target(ABC):
         """Check that the target supports tables with merges.
 
         Args:
-            what: For messages, such as ``current tables``.
+            what: What needs merges, for the message, such as ``current tables``.
 
         Raises:
-            ConfigurationError: It does not.
+            ConfigurationError: The target's format is Parquet.
         """
         if not self.can_merge:
             raise ConfigurationError(
-                f"{what} need a table format, whose rows can be replaced: use --format delta or "
-                f"iceberg (format=); {self.place} is of format {self.place.format}"
+                f"{what} need a table format whose rows can be replaced: use --format delta or "
+                f"iceberg (in Python: format=); the format of {self.place} is {self.place.format}"
             )
 
     def __enter__(self) -> Target:
@@ -279,7 +282,7 @@ def parquet_of(rows: pa.Table) -> bytes:
         compression="snappy",
         # No minimum and maximum: they imply an order, which replay ids do not have.
         write_statistics=[name for name in rows.column_names if name not in UNORDERED],
-        # Values are almost always unique.
+        # No dictionary: values are almost always unique.
         use_dictionary=[name for name in rows.column_names if name not in DISTINCT],
     )
     return content.getvalue()

@@ -1,8 +1,8 @@
-"""The event types of a target: which schemas each has had, and the columns that came of them.
+"""The event types of a target, with the schemas of each type and the columns of its table.
 
-The columns of a type are those of all its schemas, in the order in which they were met, which is
-kept with the type's table. So the columns are the same after every start. Decides nothing about
-rows.
+A type has the columns of all its schemas, in the order in which the schemas first occurred. That
+order is stored with the type's table, so the columns are the same after every start. This module
+makes no decisions about rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from sfpubsub.stores.schema_store import SchemaStore
 
 TYPED = "typed"
 
-# What can be a table's name, and what no name of ours is.
+# Valid names of event types for tables. They never begin with an underscore, unlike this package's
+# own tables.
 _TYPE_NAME = re.compile(r"[A-Za-z]\w*")
 
 
@@ -30,8 +31,8 @@ class EventTypes:
     """The event types of one target. Not thread-safe.
 
     Args:
-        target: Where the tables are.
-        schemas: Where schemas are, by id.
+        target: Target of the tables.
+        schemas: Store of the raw table's schemas.
     """
 
     def __init__(self, target: Target, schemas: SchemaStore) -> None:
@@ -41,9 +42,10 @@ class EventTypes:
         self._names: dict[str, str] = {}  # by schema id
 
     def name_of(self, schema_id: str) -> str | None:
-        """Return the event type of a schema; None if the schema is not available or cannot be one.
+        """Return the event type of a schema; None if the schema is missing or not a valid event
+        schema.
 
-        A schema that was missing is looked for each time: it may have come.
+        A missing schema is looked up again on each call, because it may have arrived.
         """
         if schema_id not in self._names:
             name = self._read(schema_id)
@@ -53,26 +55,27 @@ class EventTypes:
         return self._names[schema_id]
 
     def is_missing(self, schema_id: str) -> bool:
-        """Whether the schema is missing and may still come. JSON events have none."""
+        """Return whether the schema is missing but may still arrive. JSON events have no schema."""
         if not schema_id or schema_id in self._names:
             return False
         return self._schemas.get(schema_id) is None
 
     def plans(self, schema_ids: Iterable[str]) -> dict[str, Plan]:
-        """Return how rows of some schemas are decoded, by event type. Gives tables their columns.
+        """Return the decoding plans for some schemas, by event type. Adds missing columns to the
+        tables.
 
         Args:
-            schema_ids: Of which `name_of` knows the type, or did when the step was planned.
+            schema_ids: Ids of schemas whose event type was known when the step was planned.
 
         Raises:
-            ConfigurationError: A schema that was there is gone.
+            ConfigurationError: A schema was removed from the store.
         """
         wanted: dict[str, dict[str, str]] = {}
         for schema_id in sorted(schema_ids):
             name = self.name_of(schema_id)
             if name is None:
                 raise ConfigurationError(
-                    f"schema {schema_id} was among the raw table's schemas and is gone: put it back"
+                    f"schema {schema_id} is no longer among the raw table's schemas: restore it"
                 )
             wanted.setdefault(name, {})[schema_id] = self._text(schema_id)
         return {
@@ -80,10 +83,10 @@ class EventTypes:
         }
 
     def plan(self, name: str) -> Plan:
-        """Return how rows of an event type are decoded, with all the schemas that it has had.
+        """Return the decoding plan of an event type, with all schemas that the type has had.
 
         Raises:
-            ConfigurationError: A schema that was there is gone.
+            ConfigurationError: A schema was removed from the store.
         """
         return self._plans.get(name) or self._saved(name)
 
@@ -114,8 +117,8 @@ class EventTypes:
         text = self._schemas.get(schema_id)
         if text is None:
             raise ConfigurationError(
-                f"schema {schema_id}, of which a table has columns, is not among the raw table's "
-                f"schemas any more: put it back"
+                f"schema {schema_id}, whose columns a table has, is no longer among the raw "
+                f"table's schemas: restore it"
             )
         return text
 
@@ -126,6 +129,6 @@ class EventTypes:
         try:
             columns_of(text)
         except SchemaError:
-            return None  # its rows are undecodable, and say so
+            return None  # its rows are undecodable, and contain the reason
         name = Codec(schema_id, text).name
         return name if _TYPE_NAME.fullmatch(name) else None

@@ -1,8 +1,8 @@
-"""The org's side of the legacy Streaming API, `/cometd/{version}`, without the wire.
+"""The org's side of the legacy Streaming API, `/cometd/{version}`, independent of HTTP.
 
     sessions   connected clients, their subscriptions, and their pending events
     channels   PushTopics, generic channels, and the bus's topics in the format of this API
     texts      error messages, word for word
 
-Works on the same bus, clock and fault plan as the gRPC side; its positions are the bus's numbers.
+It uses the same bus, clock and fault plan as the gRPC side; its replay ids are the bus's positions.
 """

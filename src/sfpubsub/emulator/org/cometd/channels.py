@@ -77,7 +77,7 @@ class Channels:
         """
         with self._lock:
             if any(item.name.lower() == name.lower() for item in self.records(kind)):
-                raise EmulatorProblem(f"the name {name} is taken")
+                raise EmulatorProblem(f"the name {name} is already taken: choose another")
             number = int(self._store.meta("streaming_number", "0")) + 1
             self._bus.put_log(_LOG + _path(kind, name))
             record_id = eighteen(f"{_PREFIXES[kind]}SB{number:010d}")
@@ -115,20 +115,25 @@ class Channels:
                 optionally `userIds`, the recipients.
 
         Returns:
-            The ids of the events.
+            The replay ids of the events, in order.
 
         Raises:
-            EmulatorProblem: The path is neither, or an event is not valid.
+            EmulatorProblem: The path is not that of such a channel, or an event is not valid.
         """
         start, kind = next(
             ((start, kind) for start, kind in _OWN.items() if path.startswith(start)), ("", "")
         )
         if not kind:
-            raise EmulatorProblem(f"{path} is neither a PushTopic nor a generic channel")
+            raise EmulatorProblem(
+                f"{path} is neither a PushTopic nor a generic channel: use /topic/… or /u/…"
+            )
         known = {"PushTopic": {"type", "sobject"}, "StreamingChannel": {"payload", "userIds"}}
         for event in events:
             if not set(event) <= known[kind] or not event:
-                raise EmulatorProblem(f"an event of {path} has {', '.join(sorted(known[kind]))}")
+                raise EmulatorProblem(
+                    f"an event of {path} needs one or more of the keys"
+                    f" {', '.join(sorted(known[kind]))}, and no others"
+                )
         name = path if start == "/u/" else path.removeprefix(start)
         if all(item.name != name for item in self.records(kind)):
             query = {"Query": "SELECT Id, Name FROM Account", "ApiVersion": 67.0}

@@ -22,7 +22,7 @@ from sfpubsub.emulator.org.mailbox import Mailbox
 from sfpubsub.emulator.org.settings import Settings
 
 BELL = "cometd"
-"""The bell key that wakes every session, whatever its subscriptions."""
+"""The bell key of all sessions, so that `Bells.ring_all` also wakes one without subscriptions."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Session:
     is_gone: bool = False
 
     def wake(self) -> None:
-        """Wake the pending connect, because something may have changed."""
+        """Wake the pending connect, if there is one, so that it checks for changes."""
         mail = self.mail
         if mail is not None:
             mail.wake()
@@ -82,7 +82,7 @@ class CometdSessions:
         """Whether the emulator is stopping: pending connects end."""
 
     def make(self, token: str, user_id: str, cookie: str) -> Session:
-        """Create a session; a blank cookie generates a new one."""
+        """Create a session; if the cookie is blank, generate one."""
         session = Session(
             secrets.token_hex(13),
             cookie or secrets.token_hex(8),
@@ -152,8 +152,8 @@ class CometdSessions:
             self._bus.bells.forget(found.topic.name, session.wake)
 
     def collect(self, session: Session, only: str | None = None) -> list[dict[str, Any]]:
-        """Remove and return a session's pending events, in the order of the bus, limited to one
-        response.
+        """Remove and return a session's pending events, or those of the channel `only`: as many as
+        fit in one response, in the order of the bus.
         """
         found: list[tuple[int, dict[str, Any]]] = []
         with session.lock:

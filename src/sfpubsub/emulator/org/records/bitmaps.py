@@ -1,9 +1,9 @@
 """The lists of fields in the header of a change event.
 
 A list of fields is a list of strings: `0x…` has one bit for each field of the schema, the lowest
-for the first field; `N-0x…` one for each part of the compound field at position N.
-Upper-case hexadecimal digits, an even number of them. The top-level string comes first, and only if
-it has any bits; a compound field's own bit stays clear when only parts of it changed.
+for the first field; `N-0x…` has one bit for each part of the compound field at position N. The
+hexadecimal digits are upper-case and even in number. The top-level string comes first, and only if
+it has any bits; a compound field's own bit stays clear if only parts of it changed.
 """
 
 from __future__ import annotations

@@ -156,19 +156,19 @@ class Field:
 
     @property
     def is_custom(self) -> bool:
-        """Return whether it is custom, that is, added to the org."""
+        """Return whether the field is custom, that is, added by the org's administrator."""
         return self.name.endswith("__c")
 
     @property
     def is_stored(self) -> bool:
-        """Return whether the table has a column for it; an address has one for each
+        """Return whether the table has a column for the field. An address has a column for each
         part instead.
         """
         return self.type != "address"
 
     @property
     def is_number(self) -> bool:
-        """Return whether its values are numbers."""
+        """Return whether the field's values are numbers."""
         return self.type in NUMBERS
 
 
@@ -184,11 +184,11 @@ class SObject:
         label: Human-readable label; `plural` is its plural form.
         key_prefix: The prefix of its record ids.
         change_events: Whether its changes are published as events.
-        fields: All of them, in order.
+        fields: All fields, in order, including system fields.
         definition: The definition it was created from.
 
     Raises:
-        ValueError: The definition is not valid; the message says where.
+        ValueError: The definition is not valid; the message names the object or the field.
     """
 
     def __init__(self, definition: Mapping[str, Any]) -> None:
@@ -247,12 +247,12 @@ class SObject:
 
     @property
     def is_custom(self) -> bool:
-        """Return whether it is custom, that is, added to the org."""
+        """Return whether the object is custom, that is, added by the org's administrator."""
         return self.name.endswith("__c")
 
     @property
     def event_name(self) -> str:
-        """Return the name of its change event."""
+        """Return the name of the object's change event."""
         return (
             f"{self.name.removesuffix('c')}ChangeEvent"
             if self.is_custom
@@ -261,7 +261,7 @@ class SObject:
 
     @property
     def topic(self) -> str:
-        """Return the topic of its change events."""
+        """Return the topic of the object's change events."""
         return f"/data/{self.event_name}"
 
     @cached_property
@@ -312,7 +312,7 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
     for key, value in row.items():
         if key not in _KEYS or not isinstance(value, _KEYS[key]):
             known = ", ".join(_KEYS)
-            raise ValueError(f"{of}.{name}: {key} = {value!r} is not understood; known are {known}")
+            raise ValueError(f"{of}.{name}: {key} = {value!r} is not valid; valid keys are {known}")
     if name in _SYSTEM:
         return [_system(row)]
     if not _NAME.fullmatch(name):
@@ -324,7 +324,7 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
     if not 0 <= row.get("scale", 0) <= _MOST_SCALE:
         raise ValueError(f"{of}.{name}: scale must be at most {_MOST_SCALE}")
     if row["type"] == "reference" and not row.get("references"):
-        raise ValueError(f"{of}.{name}: say what it references")
+        raise ValueError(f"{of}.{name}: a reference needs the key references, a list of objects")
     field = _field(row)
     if row["type"] == "name":
         parts = [

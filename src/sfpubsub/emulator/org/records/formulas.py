@@ -48,7 +48,7 @@ def _parsed(text: str) -> ast.Expression:
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"formula {text[:80]!r} cannot be read") from error
+        raise ValueError(f"formula {text[:80]!r} is not a valid expression") from error
     nodes = list(ast.walk(tree))
     if sum(isinstance(node, ast.BinOp) for node in nodes) > _DEEPEST:
         raise ValueError(f"formula {text[:80]!r} has more than {_DEEPEST} operators")
@@ -60,7 +60,7 @@ def _parsed(text: str) -> ast.Expression:
         plain = isinstance(node, ast.Constant) and type(node.value) in (int, float, str)
         if not (known or plain or isinstance(node, ast.BitAnd)):
             raise ValueError(
-                f"formula {text[:80]!r} uses more than fields, numbers, texts and + - * / &"
+                f"formula {text[:80]!r} may contain only fields, numbers, texts and + - * / &"
             )
     return tree
 

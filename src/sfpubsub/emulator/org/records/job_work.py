@@ -65,13 +65,13 @@ def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> N
 
 
 def columns_of(path: Path, delimiter: str) -> list[str]:
-    """Return the first line of a file."""
+    """Return the column names in the first line of a CSV file; empty if the file is empty."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         return next(csv.reader(file, delimiter=delimiter), [])
 
 
 def rows_of(path: Path, delimiter: str) -> Iterator[list[str]]:
-    """Yield the lines of a file after the first."""
+    """Yield the rows of a CSV file after its header line; blank lines are skipped."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter)
         next(reader, None)
@@ -130,7 +130,7 @@ def _take(jobs: Jobs, records: Records, job: Job, user: User, columns: list[str]
 def _check(columns: Sequence[str], records: Records, job: Job) -> None:
     of = records.describe(job.facts["object"])
     if not columns:
-        raise RecordProblem("InvalidBatch", "the data has no first line with names of fields")
+        raise RecordProblem("InvalidBatch", "the data has no header line with field names")
     for name in columns:
         if of.field(name) is None:
             raise RecordProblem("InvalidBatch", f"Field name not found : {name[:80]}")

@@ -1,8 +1,8 @@
 """Jobs of the Bulk API 2.0: their state, their files, and the worker thread that runs them.
 
-A job is a row of the store and files in a directory beside it. A job that was running when the
-emulator was killed continues after its last transaction. Jobs run one after another. `job_work`
-implements their work.
+A job consists of a row in the store and of files in a separate directory. A job that was running
+when the emulator was killed continues after its last transaction. Jobs run one after another.
+`job_work` implements their work.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Job:
     """A Bulk API job.
 
     Attributes:
-        facts: The values that clients see, plus `user`, `origin` and `started`, which they do not
-            see.
+        facts: The job's values by name. Responses contain most of them; some, such as `user` and
+            `origin`, are internal.
     """
 
     job_id: str
@@ -60,12 +60,12 @@ class Job:
 
     @property
     def is_query(self) -> bool:
-        """Return whether it is a query job."""
+        """Return whether this is a query job."""
         return self.facts["operation"] in QUERIES
 
     @property
     def state(self) -> str:
-        """Return its state: Open, UploadComplete, InProgress, or one of `ENDED`."""
+        """Return the job's state: Open, UploadComplete, InProgress, or one of `ENDED`."""
         return str(self.facts["state"])
 
 
@@ -160,7 +160,7 @@ class Jobs:
         with self._changed:
             path = self.upload_path(job)
             if job.state != "Open" or path.exists():
-                raise _wrong_state("the data of this job was uploaded before")
+                raise _wrong_state("the data of this job has already been uploaded")
             self._directory.mkdir(mode=0o700, exist_ok=True)
             path.write_bytes(data)
 
@@ -204,7 +204,7 @@ class Jobs:
             path.unlink(missing_ok=True)
 
     def result(self, job: Job, which: str, columns: list[str]) -> ResultFile:
-        """Return a result file: results, successful, failed or unprocessed."""
+        """Return a file of a job; `which` is results, successful, failed or unprocessed."""
         return ResultFile(
             self._directory / f"{job.job_id}.{which}.csv",
             columns,
@@ -285,7 +285,7 @@ class Jobs:
             ended: dict[str, Any] = {"state": "JobComplete"}
         except RecordProblem as problem:
             ended = {"state": "Failed", "errorMessage": f"{problem.code} : {problem.text}"}
-        except Exception as error:  # noqa: BLE001 - a bug of ours must not end the thread
+        except Exception as error:  # noqa: BLE001 - a bug in the emulator must not end the thread
             _log.exception("job %s failed", job.job_id)
             ended = {"state": "Failed", "errorMessage": f"the emulator failed: {error}"}
         with self._changed:

@@ -106,8 +106,8 @@ class LateEvents:
             self._await(first)
 
     def _still_there(self, names: Sequence[str]) -> list[Topic]:
-        """Return the topics of these names that still exist; a channel may have been deleted
-        meanwhile.
+        """Return the topics of these names that still exist; a channel may have been deleted in the
+        meantime.
         """
         found: list[Topic] = []
         for name in names:

@@ -117,7 +117,7 @@ class Records(Reading):
         """Check a member's filter and enriched fields against its object.
 
         Raises:
-            BadValue: They are not valid for it.
+            BadValue: The filter or an enriched field is not valid for the object.
         """
         of = self._by_event(member.entity)
         if of is not None:
@@ -127,7 +127,7 @@ class Records(Reading):
                 raise BadValue("INVALID_INPUT", problem.text, "filterExpression") from problem
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """Publish the changes of exactly the objects that members select."""
+        """From now on, publish change events for exactly the objects that `members` select."""
         events = {member.entity for member in members}
         for name in events | {member.entity for member in gone}:
             of = self._by_event(name)
@@ -148,7 +148,7 @@ class Records(Reading):
             origin: The API and client, for the header of the change event.
 
         Returns:
-            Its id.
+            The record's id, 18 characters.
 
         Raises:
             RecordProblem: There is no such object, or the values are not valid.
@@ -179,7 +179,7 @@ class Records(Reading):
         """Update the record with this value in an external id field, or create it.
 
         Returns:
-            Its id, and whether it was created.
+            The record's id, and whether it was created.
 
         Raises:
             RecordProblem: As for `create` and `update`.
@@ -227,7 +227,7 @@ class Records(Reading):
         return self._numbers[of.name]
 
     def user(self, username: str) -> User:
-        """Return the user with this name, or the first user if it no longer exists."""
+        """Return the user with this name, or a placeholder if the user no longer exists."""
         return self._accounts.holder(username)
 
     def is_user(self, record_id: str) -> bool:
@@ -235,7 +235,7 @@ class Records(Reading):
         return self._accounts.by_id(record_id) is not None
 
     def missed(self, record_id: str) -> None:
-        """Note that a client requested a record that does not exist."""
+        """Count the fault that purged a record, because a client requested the record."""
         self._faults.met(self._purged.get(record_id))
 
     def purge(self, record_id: str, cause: Fault | None = None) -> None:

@@ -81,7 +81,7 @@ class Publishing:
         self._faults = faults
         self._channels = channels
         self._late = late
-        # Replaced as a whole, never changed.
+        # Replaced as a whole, never modified in place.
         self._schemas: Mapping[str, tuple[ChangeSchema, Schema]] = {}
         self._special: Mapping[str, tuple[_Special, ...]] = {}  # by the event's name
 
@@ -109,7 +109,7 @@ class Publishing:
         """Check a member's filter and enriched fields against an object.
 
         Raises:
-            RecordProblem: They are not valid for it.
+            RecordProblem: The filter or an enriched field is not valid for the object.
         """
         for name in member.enriched:
             if of.field(name) is None:
@@ -253,7 +253,7 @@ class Publishing:
     def _holds(self, of: SObject, record_id: str, asked: soql.Condition) -> bool:
         """Return whether a row currently meets a condition."""
         text, given = queries.condition(of, asked)
-        sql = f"SELECT 1 FROM {table_of(of)} WHERE Id = ? AND ({text})"  # noqa: S608 - made here
+        sql = f"SELECT 1 FROM {table_of(of)} WHERE Id = ? AND ({text})"  # noqa: S608 - built here
         return bool(self._store.rows(sql, record_id, *given))
 
 

@@ -56,7 +56,7 @@ class Plan:
     @property
     def count(self) -> str:
         """Return SQL that counts the matching rows."""
-        return f"SELECT count(*) FROM ({self.numbers})"  # noqa: S608 - made here
+        return f"SELECT count(*) FROM ({self.numbers})"  # noqa: S608 - built here
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ def plan(of: SObject, select: soql.Select, *, deleted: bool, owner: str | None =
             rows.
 
     Raises:
-        RecordProblem: It uses a field that the object does not have, or uses a field in an
+        RecordProblem: The query uses a field that the object does not have, or uses a field in an
             unsupported way.
     """
     fields = tuple(_named(of, name) for name in select.fields)
@@ -236,7 +236,7 @@ def _pattern(text: str) -> str:
             parts.append("\\\\" if plain == "\\" else plain)
     pattern = "".join(parts)
     if len(pattern.encode()) > _LONGEST_PATTERN:
-        raise RecordProblem("MALFORMED_QUERY", "the pattern of a LIKE is too long")
+        raise RecordProblem("MALFORMED_QUERY", "the LIKE pattern is too long")
     return pattern
 
 

@@ -1,7 +1,6 @@
 """Reads the records of an org: single records, queries, and queries in pages. Read-only.
 
-With a lag, reads return the state of that long ago, because a real org's API lags behind its bus;
-see `Past`.
+With a lag, reads return an earlier state, because a real org's API lags behind its bus; see `Past`.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from sfpubsub.emulator.org.sessions import eighteen
 from sfpubsub.emulator.org.store import Snapshot, Store
 
 _CURSORS = 10
-"""Maximum unfinished queries of one user; one more closes the oldest. Documented."""
+"""Maximum unfinished queries of one user; a further one closes the oldest. Documented."""
 
 _PLACE_DIGITS = 12
-"""More digits than any row count has."""
+"""Maximum digits of the position in a locator; no query has that many rows."""
 
 _SNAPSHOTS = 4
 """Number of snapshots that the lag is divided into."""
@@ -62,7 +61,7 @@ class Page:
         total: Number of rows of the whole query; for COUNT() the count, and `rows` is empty.
         rows: Values by field, in the order of the query.
         ids: The ids of the rows.
-        rest: Locator of the next page; blank if there is none.
+        rest: Locator of the next page; blank on the last page.
     """
 
     of: SObject
@@ -81,7 +80,7 @@ class _Cursor:
 
 
 class Past:
-    """The store's contents of a while ago. Thread-safe.
+    """The contents of the store as of `lag_s` seconds ago. Thread-safe.
 
     A snapshot is taken before each change, so the oldest snapshot within the lag shows the state at
     its start. Changes in quick succession share a snapshot, and can be visible up to a quarter of
@@ -184,7 +183,7 @@ class Reading:
         return user.view_all
 
     def missed(self, record_id: str) -> None:
-        """Note that a client requested a record that does not exist."""
+        """Handle a client's request for a record that does not exist; does nothing here."""
 
     # Reading.
 
@@ -245,7 +244,7 @@ class Reading:
             deleted: Whether to include rows in the Recycle Bin.
 
         Raises:
-            RecordProblem: It cannot be parsed, or uses an unknown object or field.
+            RecordProblem: The query cannot be parsed, or uses an unknown object or field.
         """
         plan = self.plan(text, user, deleted=deleted)
         if plan.select.counts:

@@ -1,6 +1,6 @@
 """CSV files whose rows can be read from any position, without reading the rows before it.
 
-An index file beside the CSV file holds the offset where each row ends. Both are written
+An index file next to the CSV file holds the offset where each row ends. Both are written
 incrementally and read in pieces, so memory use does not depend on the number of rows.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _PIECE_BYTES = 256 * 1024
-"""Bytes that are read or written at once."""
+"""Number of bytes to read or write at a time."""
 
 _PLACE_BYTES = array("q").itemsize
 
@@ -22,7 +22,7 @@ class ResultFile:
     """A CSV file with an index. It is written by one thread and can then be read by any thread.
 
     Args:
-        path: The CSV file; the index is beside it.
+        path: The CSV file; the index is a second file in the same directory.
         columns: The column names, for the first line.
         delimiter: The separator between values.
         ending: The line ending.
@@ -76,14 +76,14 @@ class ResultFile:
         yield count + len(ends)
 
     def cut(self, count: int) -> None:
-        """Truncate the file to the first rows."""
+        """Truncate the file to its first `count` rows."""
         for path, size in ((self._path, self._end(count)), (self._places, count * _PLACE_BYTES)):
             if path.exists():
                 os.truncate(path, size)
 
     def read(self, start: int, count: int) -> tuple[int, Iterator[bytes]]:
-        """Return the first line followed by some rows: the size in bytes, and the bytes
-        in pieces.
+        """Return the header line and `count` rows, beginning with row `start` (counted from 0): the
+        size in bytes, and the bytes in pieces.
         """
         begin = self._end(min(start, self.count))
         size = self._end(min(start + count, self.count)) - begin

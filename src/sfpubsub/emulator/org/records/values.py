@@ -35,7 +35,7 @@ def keep(field: Field, value: Any) -> Any:
     if isinstance(value, (dict, list)):
         raise _not_read(field, "START_OBJECT" if isinstance(value, dict) else "START_ARRAY", "")
     if isinstance(value, str) and any(0xD800 <= ord(letter) < 0xE000 for letter in value):
-        raise RecordProblem("JSON_PARSER_ERROR", "half a character", field.name)
+        raise RecordProblem("JSON_PARSER_ERROR", "the text has a lone surrogate", field.name)
     keep_it: Callable[[Field, Any], Any] = _KEEP.get(field.type, _text)
     return keep_it(field, value)
 

@@ -28,7 +28,7 @@ _WHO = "User"
 
 
 class Org(Protocol):
-    """The interface of the records that a transaction needs."""
+    """The methods of `Records` that a transaction uses."""
 
     def table(self, name: str) -> Table:
         """Return the table of an object by name, case-insensitively."""
@@ -51,7 +51,7 @@ class Org(Protocol):
         ...
 
     def missed(self, record_id: str) -> None:
-        """Note that a client requested a record that does not exist."""
+        """Handle a client's request for a record that does not exist."""
         ...
 
 
@@ -78,7 +78,7 @@ class Transaction:
         """Create a record.
 
         Returns:
-            Its id.
+            The record's id, 18 characters.
 
         Raises:
             RecordProblem: The values are not valid.
@@ -117,11 +117,11 @@ class Transaction:
         """Update the record with this value in an external id field, or create it.
 
         Returns:
-            Its id, and whether it was created.
+            The record's id, and whether it was created.
 
         Raises:
-            RecordProblem: Several records have it, the field is not an external id, or the values
-                are not valid.
+            RecordProblem: Several records have the value, the field is not an external id, or the
+                values are not valid.
         """
         table = self._org.table(name)
         of = table.of

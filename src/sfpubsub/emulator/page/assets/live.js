@@ -1,11 +1,12 @@
-// Puts what the emulator says has changed where it belongs. The page works without it.
+// Applies the updates that the emulator sends to the open page. The page works without it.
 "use strict";
 
-const MOST = 50; // things in a list that grows
+const MOST = 50; // maximum entries of a list to which updates add
 const state = document.getElementById("live-state");
 const stream = new EventSource(document.body.dataset.live);
 
 function said(text) {
+  // Screen readers announce every assignment, even of the same text.
   if (state.textContent !== text) state.textContent = text;
 }
 
@@ -15,7 +16,7 @@ function place(event) {
 }
 
 stream.addEventListener("open", () => said("Updates as it happens."));
-stream.addEventListener("error", () => said("Updates have stopped; trying again."));
+stream.addEventListener("error", () => said("Updates have stopped; reconnecting."));
 
 stream.addEventListener("put", (event) => {
   const [element, html] = place(event);
