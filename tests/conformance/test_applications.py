@@ -413,5 +413,5 @@ def test_a_child_of_a_fork_is_told(start: Start):
             os._exit(0)
     os.close(writer)
     os.waitpid(child, 0)
-    assert b"make a client after the fork" in os.read(reader, 1000)
+    assert b"create a new client after the fork" in os.read(reader, 1000)
     os.close(reader)
