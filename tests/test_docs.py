@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from sfpubsub import FileReplayStore, ReplayId, StartPosition
 from sfpubsub.cli.main import cli, run
 from sfpubsub.config import Settings
 
@@ -91,6 +92,22 @@ def test_a_python_example_runs(code, run_emulator, monkeypatch, tmp_path):
             exec(compile(code, "example", "exec"), namespace)
     else:
         exec(compile(code, "example", "exec"), namespace)
+
+
+def test_the_example_of_a_replay_store_stores(run_emulator, monkeypatch, tmp_path, capsys):
+    """It reads what there is, and nothing when it is run again."""
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    *_, last = emulator.publish(TOPIC, orders(3))
+    (code,) = [code for code in blocks(page("client"), "python") if "FileReplayStore" in code]
+    exec(compile(code, "example", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out == "['0', '1', '2']\n"
+    with FileReplayStore("positions.json") as store:
+        assert store.get(TOPIC) == StartPosition.after(ReplayId(last.replay_id))
+    code = code.replace("timeout=10", "timeout=1")
+    exec(compile(code, "example", "exec"), {"__name__": "example"})
+    assert capsys.readouterr().out == ""
 
 
 PROGRAMS = blocks(page("programs"), "python")

@@ -43,6 +43,42 @@ if child:
 """
 
 
+# Every call of a client in a forked child is refused, and none hangs. The asyncio face has a loop
+# of its own there. What is printed is the number of refusals.
+USED_BY_A_CHILD = f"""
+import asyncio, os, signal
+from sfpubsub import AsyncPubSubClient, LocalProtocolError, PubSubClient
+sync, other = PubSubClient.from_env(), AsyncPubSubClient.from_env()
+sync.get_topic("{TOPIC}"), asyncio.run(other.get_topic("{TOPIC}"))
+calls = [
+    lambda client: client.connect(),
+    lambda client: client.get_topic("{TOPIC}"),
+    lambda client: client.publish("{TOPIC}", [dict(Order_Number__c="1")]),
+    lambda client: client.subscribe("{TOPIC}"),
+    lambda client: client.subscribe_managed("{NAME}"),
+]
+async def use(client, call):
+    waiting = call(client)
+    if asyncio.iscoroutine(waiting):
+        await waiting
+refused = os.pipe()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    for client in (sync, other):
+        for call in calls:
+            try:
+                asyncio.run(use(client, call))
+            except LocalProtocolError as error:
+                assert "create a new client after the fork" in str(error), error
+                os.write(refused[1], b".")
+    os._exit(0)
+os.waitpid(child, 0)
+os.close(refused[1])
+print(len(os.read(refused[0], 100)) // 2)
+"""
+
+
 def run(emulator, code: str, times: int) -> None:
     """Run the program again and again; each run has to print its events and to end."""
     for _ in range(times):
@@ -70,6 +106,11 @@ def test_a_forked_child_ends_as_well(run_emulator):
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(5))
     run(emulator, FORK, 2)
+
+
+def test_a_forked_child_is_refused(run_emulator):
+    """Without the client's timer and gRPC's threads a call may work, hang, or never be retried."""
+    run(run_emulator(), USED_BY_A_CHILD, 1)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -128,6 +129,25 @@ def test_quarantine_keeps_it_and_goes_on(start: Start, kept: FileQuarantine):
     assert first.schema_json == service.emulator.bus.schema(schema).text
     assert "does not fit" in first.reason
     assert first.reason.count(first.raw.replay_id.hex()) == 0, "the reason alone"
+    held.drain()
+
+
+def test_a_quarantine_is_never_written_in_the_loop(start: Start):
+    """The loop serves everybody, and a flush may take long."""
+    service, face = start()
+    service.bad()
+    service.good(1)
+    threads: set[int] = set()
+
+    class Noted(Quarantine):
+        def put(self, _events: Sequence[QuarantinedEvent]) -> None:
+            threads.add(threading.get_ident())
+
+    held = face.managed(NAME, on_undecodable="quarantine", quarantine=Noted())
+    assert collect(held, 1) == [1]
+    assert len(threads) == 1
+    if face.name == "asyncio":
+        assert face.loop_thread not in threads
     held.drain()
 
 

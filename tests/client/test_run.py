@@ -343,6 +343,30 @@ def test_what_a_handler_cannot_do_is_kept_and_passed_over(start: Start, tmp_path
     assert service.committed() == 9
 
 
+def test_a_quarantine_is_never_written_in_the_loop(start: Start):
+    """The other handlers run there, and a flush may take long."""
+    service, face = start()
+    service.publish(1)
+    threads: set[int] = set()
+
+    class Noted(Quarantine):
+        def put(self, events):
+            threads.add(threading.get_ident())
+
+    def work(_which: int) -> None:
+        raise ValueError
+
+    held = face.managed(NAME)
+    options = {"retry": None, "on_failure": "quarantine", "quarantine": Noted()}
+    run = Handler(work=work).begin(held, **options)
+    until(lambda: held.health().quarantined == 1, "the event")
+    held.stop()
+    run.result(PATIENCE)
+    assert len(threads) == 1
+    if face.name == "asyncio":
+        assert face.loop_thread not in threads
+
+
 class Broken(Quarantine):
     def put(self, events):
         raise WriteError("the disk is full")

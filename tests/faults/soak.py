@@ -47,11 +47,6 @@ FAULTS: list[dict[str, Any]] = [
     {"kind": "fail_commit"},
 ]  # fmt: skip
 
-# A subscription ends after three failed commits in a row, as it should; these are kept so far
-# apart, in seconds, that commits succeed between them.
-COMMIT_FAILURES = ("leave_commit_unanswered", "fail_commit")
-COMMIT_FAILURE_PERIOD = 10.0
-
 # Seconds for what must happen at the end.
 PATIENCE = 120.0
 
@@ -157,7 +152,7 @@ def _soak(
     for reader in readers:
         reader.start()
     began = time.monotonic()
-    published, early_rss, fault_due, commit_failure_due = 0, 0, began, began
+    published, early_rss, fault_due = 0, 0, began
     while (elapsed := time.monotonic() - began) < seconds:
         rows = [
             {"CreatedDate": 1, "CreatedById": "005", "Order_Number__c": str(published + index)}
@@ -168,10 +163,6 @@ def _soak(
         if time.monotonic() >= fault_due:
             fault = dict(chance.choice(FAULTS))
             fault_due += 1 / faults_per_second
-            if fault["kind"] in COMMIT_FAILURES:
-                if time.monotonic() < commit_failure_due:
-                    continue
-                commit_failure_due = time.monotonic() + COMMIT_FAILURE_PERIOD
             if fault["kind"] in ("drop_stream", "fail_stream"):
                 fault["after_responses"] = chance.choice((0, 1, 3))
             emulator.admin("/admin/faults", fault)

@@ -258,6 +258,20 @@ def test_a_quiet_stream_that_was_opened_again_is_not_given_up() -> None:
     assert script.finish is None
 
 
+@pytest.mark.parametrize(("idle", "is_over"), [(69.0, True), (70.0, False)])
+def test_healthy_idle_time_is_no_outage(idle: float, is_over: bool) -> None:
+    """A stream that was open for `Timings.steady`, and for as long as a dead connection takes to
+    show, starts the time anew, though it has brought nothing."""
+    script = streaming(connection_timeout=60.0)
+    script.end(failure())
+    script.wait(1.0)
+    script.wait(idle)
+    script.end(failure())
+    script.wait(0.0)
+
+    assert (script.finish is not None) is is_over
+
+
 def test_the_connection_timeout_ends_it() -> None:
     """No earlier, and with the last failure in the message."""
     script = streaming(connection_timeout=100.0)

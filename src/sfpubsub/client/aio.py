@@ -115,6 +115,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
             future.cancel()  # cancel it if it has not started
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
+        self._connection.check_usable()  # here, because a forked child has no threads to say it in
         try:
             future = self._pool.submit(call)
         except RuntimeError:

@@ -30,6 +30,7 @@ from sfpubsub.transports.base import Headers, Target
 from sfpubsub.transports.calls import CallDriver
 from sfpubsub.transports.channel import GrpcTransport, open_channel
 from sfpubsub.transports.driver import StreamDriver
+from sfpubsub.transports.process import Home
 from sfpubsub.transports.publish_driver import PublishDriver
 from sfpubsub.types import (
     PublishResult,
@@ -70,6 +71,7 @@ class Connection:
         self.schemas: SchemaCache = SchemaCache(self.get_schema, store=options.schema_store)
         self._topics = Topics(self.get_topic)
         self._alarm = AlarmClock(time.monotonic)
+        self._home = Home()
         self._lock = threading.Lock()  # guards the two below
         self._drivers: set[CallDriver[Any]] = set()
         self._closed = False
@@ -79,7 +81,7 @@ class Connection:
 
     def connect(self, timeout: float) -> None:
         """Wait until the service can be reached."""
-        self._check_open()
+        self.check_usable()
         self.transport.connect(timeout)
 
     def get_topic(self, name: str) -> TopicInfo:
@@ -91,7 +93,7 @@ class Connection:
         return self._with_session(lambda: self.transport.get_schema(schema_id))
 
     def _with_session(self, call: Callable[[], T]) -> T:
-        self._check_open()
+        self.check_usable()
         used = self._sessions.get()
         try:
             return call()
@@ -100,7 +102,7 @@ class Connection:
             return call()
         except Exception:
             # If the client was closed during the call, that is the actual reason.
-            self._check_open()
+            self.check_usable()
             raise
 
     def _renew(self, headers: Headers) -> None:
@@ -186,7 +188,7 @@ class Connection:
             LocalProtocolError: The client is closed.
             SfPubSubError: A call failed.
         """
-        self._check_open()
+        self.check_usable()
         schema_id = self._topics.get(topic).schema_id
         self.schemas.get(schema_id)
 
@@ -216,9 +218,10 @@ class Connection:
         return outbound
 
     def _keep(self, driver: CallDriver[Any]) -> None:
+        self.check_usable()
         self.release()
         with self._lock:
-            self._check_open()
+            self.check_usable()
             self._drivers.add(driver)
 
     def release(self) -> None:
@@ -228,7 +231,14 @@ class Connection:
 
     # Closing.
 
-    def _check_open(self) -> None:
+    def check_usable(self) -> None:
+        """Check that the client is open and belongs to this process.
+
+        Raises:
+            LocalProtocolError: It is closed, or this is a forked child, which has none of its
+                threads.
+        """
+        self._home.check("the client")
         if self._closed:
             raise LocalProtocolError("the client is closed")
 

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from sfpubsub.errors import LocalProtocolError, SfPubSubError, StreamError
+from sfpubsub.errors import SfPubSubError, StreamError
 from sfpubsub.protocol.commands import (
     CancelStream,
     Command,
@@ -182,13 +182,7 @@ class CallDriver(ABC, Generic[Opening]):
         )
 
     def _check_process(self) -> None:
-        # A forked child has a copy of this object but none of its threads: no call would make
-        # progress, and a lock that another thread held at the fork would never be released.
-        if not self._home.is_here:
-            raise LocalProtocolError(
-                f"{self._title} belongs to process {self._home.pid}, which "
-                f"forked this process: create a new client after the fork"
-            )
+        self._home.check(self._title)
 
     # Event handling.
 

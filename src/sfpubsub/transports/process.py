@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from sfpubsub.errors import LocalProtocolError
+
 # Number of forks between the first process and this one. Compared on every response instead of
 # calling os.getpid(), which would be the most expensive line.
 _forks = 0
@@ -28,3 +30,18 @@ class Home:
     def is_here(self) -> bool:
         """Whether the current process created this object."""
         return self._forks == _forks
+
+    def check(self, title: str) -> None:
+        """Check that the current process created this object, which *title* names.
+
+        A forked child has none of its threads: no call would make progress, and a lock that another
+        thread held at the fork would never be released.
+
+        Raises:
+            LocalProtocolError: It did not.
+        """
+        if not self.is_here:
+            raise LocalProtocolError(
+                f"{title} belongs to process {self.pid}, which forked this process: create a new "
+                f"client after the fork"
+            )
