@@ -238,7 +238,7 @@ def test_a_channel_is_subscribed_once():
 
 def test_channels_of_the_pubsub_api_are_pointed_out(caplog):
     """A log line when one is subscribed, and none for the others."""
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", "sfpubsub.streaming")
     script = Script().connected(TOPIC)
     assert "Pub/Sub API" not in caplog.text
     script.subscribe("/event/Order__e")
