@@ -172,18 +172,26 @@ class Proxy:
     """``Proxy-Authorization`` of each, where there was one."""
 
 
+def head_of(connection: socket.socket, at_a_time: int = 1024) -> bytes:
+    """Read up to the blank line after a request's headers; nothing if the client has gone."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        part = connection.recv(at_a_time)
+        if not part:
+            return b""
+        head += part
+    return head
+
+
 @contextmanager
 def connect_proxy(frozen: threading.Event | None = None) -> Iterator[Proxy]:
     """Serve CONNECT to loopback; once *frozen* is set, take everything and pass nothing on."""
     proxy = Proxy("")
 
     def talk(client: socket.socket, over: threading.Event) -> None:
-        head = b""
-        while b"\r\n\r\n" not in head:
-            part = client.recv(1)
-            if not part:
-                return
-            head += part
+        head = head_of(client, 1)  # what follows is for the server
+        if not head:
+            return
         first, *lines = head.decode().split("\r\n")
         proxy.asked.append(first.rpartition(" ")[0])
         proxy.credentials += [x for x in lines if x.lower().startswith("proxy-authorization")]

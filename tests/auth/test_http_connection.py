@@ -15,7 +15,7 @@ from sfpubsub.auth.http import Answer, HttpClient
 from sfpubsub.auth.http_connection import HttpConnection
 from sfpubsub.errors import SfPubSubError
 
-from .servers import SOCKET_TIMEOUT, raw_host
+from .servers import SOCKET_TIMEOUT, head_of, raw_host
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -34,13 +34,7 @@ class Served:
     def talk(self, connection: socket.socket, _over: threading.Event) -> None:
         self.connections += 1
         number = self.connections
-        while True:
-            head = b""
-            while b"\r\n\r\n" not in head:
-                part = connection.recv(1024)
-                if not part:
-                    return
-                head += part
+        while head_of(connection):
             self.requests.append(number)
             self.received.release()
             self.answers.wait(SOCKET_TIMEOUT)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from sfpubsub.cli import certificate, probes
+from sfpubsub.cli import probes
+from sfpubsub.cli.certificate import certificate_of
 from sfpubsub.cli.main import run
 from sfpubsub.cli.probes import Way
 from sfpubsub.config import Settings
@@ -351,13 +352,13 @@ def test_a_certificate_says_who_by_whom_and_until_when():
     leaf = ca.issue_cert(
         "api.example.com", common_name="api.example.com", not_after=expires, not_before=expires
     )
-    found = certificate.certificate_of(der_of(leaf))
+    found = certificate_of(der_of(leaf))
     assert found.expires == expires
     assert "CN=api.example.com" in found.subject
     assert found.issuer == "O=Authority Ö, OU=Unit"
     assert "valid until 2020-02-03" in str(found)
     late = ca.issue_cert("a", not_after=datetime(2070, 1, 1, tzinfo=UTC))
-    assert certificate.certificate_of(der_of(late)).expires.year == 2070
+    assert certificate_of(der_of(late)).expires.year == 2070
 
 
 def test_bytes_that_are_no_certificate_are_a_value_error():
@@ -365,12 +366,12 @@ def test_bytes_that_are_no_certificate_are_a_value_error():
     der = der_of(trustme.CA().issue_cert("a"))
     for cut in range(0, len(der), 3):
         with pytest.raises(ValueError, match="certificate"):
-            certificate.certificate_of(der[:cut])
+            certificate_of(der[:cut])
     for at in range(0, len(der), 2):
         changed = bytearray(der)
         changed[at] ^= 0xFF
         try:
-            certificate.certificate_of(bytes(changed))
+            certificate_of(bytes(changed))
         except ValueError as error:
             assert "certificate" in str(error)  # noqa: PT017  # some changes leave one
 

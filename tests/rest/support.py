@@ -13,7 +13,7 @@ from sfpubsub.auth.session import Session
 from sfpubsub.config import RestTimings
 from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.rest import OrgReader
-from tests.auth.servers import raw_host
+from tests.auth.servers import head_of, raw_host
 
 # Everything as it is, but no waiting for a server on loopback.
 QUICK = RestTimings(backoff_initial=0.01, backoff_max=0.05, poll_initial=0.01, poll_max=0.05)
@@ -61,12 +61,9 @@ def way_to(url: str) -> Iterator[Way]:
     way, port = Way(), urlsplit(url).port
 
     def talk(client: socket.socket, _over: Any) -> None:
-        head = b""
-        while b"\r\n\r\n" not in head:
-            part = client.recv(65536)
-            if not part:
-                return
-            head += part
+        head = head_of(client)
+        if not head:
+            return
         line = head.partition(b"\r\n")[0]
         way.passed.append(line.decode())
         left = 1 << 40

@@ -127,7 +127,7 @@ class Session:
         return cls(settings.access_token, settings.instance_url, settings.tenant_id)
 
     def doubt(self) -> str:
-        """Describe a mismatch of token and tenant id; return an empty string if there is none."""
+        """Describe a mismatch of token and tenant id; empty if they match."""
         org_id = org_id_of_token(self.access_token)
         if not org_id or not is_other_org(org_id, self.tenant_id):
             return ""

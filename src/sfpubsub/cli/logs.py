@@ -177,7 +177,7 @@ def _wrapped(line: str) -> str:
 
 
 def _rpc_id(record: logging.LogRecord, message: str) -> str | None:
-    """Return the RPC id in a record's error, arguments or message; None if there is none."""
+    """Return the RPC id in a record's error, arguments or message; None without one."""
     args = record.args if isinstance(record.args, tuple) else ()
     error = record.exc_info[1] if record.exc_info else None
     for each in (error, *args):

@@ -16,7 +16,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from sfpubsub.cli import certificate
+from sfpubsub.cli.certificate import certificate_of
 from sfpubsub.config import Settings, network
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ def _seen(way: Way) -> str:
 
 def _described(der: bytes | None) -> str:
     try:
-        return str(certificate.certificate_of(der or b""))
+        return str(certificate_of(der or b""))
     except ValueError:
         return "not readable"
 

@@ -218,10 +218,10 @@ class Connection:
         return outbound
 
     def _keep(self, driver: CallDriver[Any]) -> None:
-        self.check_usable()
+        self.check_usable()  # in a forked child, the parent may have held the lock
         self.release()
         with self._lock:
-            self.check_usable()
+            self.check_usable()  # it may have been closed since
             self._drivers.add(driver)
 
     def release(self) -> None:

@@ -21,8 +21,8 @@ A subscription that is interrupted (Ctrl-C, a cancelled task) before it has repo
 again and gets the same step, so every step may be carried out twice. A response stays at the head
 of the queue until it is ready to be delivered, so nothing is lost in between.
 
-An acked position is stored immediately if the application requests a batch and there is none to
-deliver, otherwise at most every `Timings.store_interval`. After a crash, events that were acked
+An acked position is stored immediately if the application requests a batch and none is ready,
+otherwise at most every `Timings.store_interval`. After a crash, events that were acked
 after the stored position are redelivered.
 """
 

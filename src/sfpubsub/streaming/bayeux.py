@@ -27,6 +27,8 @@ MAX_REQUEST = 32_767
 # 110 s. A limit is needed because JSON numbers may include Infinity.
 _LONGEST = 86_400_000
 
+_NO_MESSAGES = "something that is not a list of messages"
+
 Message = dict[str, Any]
 
 Answer: TypeAlias = tuple[list[Message], dict[tuple[str, str], Message]]
@@ -124,10 +126,10 @@ def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
     events: list[Message] = []
     replies: dict[tuple[str, str], Message] = {}
     if not isinstance(messages, list):
-        messages = [None]  # refused below, because None is not a message
+        return broken(_NO_MESSAGES)
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("channel"), str):
-            return broken("something that is not a list of messages")
+            return broken(_NO_MESSAGES)
         if "data" in message and "successful" not in message:
             events.append(message)
         else:

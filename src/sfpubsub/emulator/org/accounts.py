@@ -178,7 +178,7 @@ class Accounts:
 
     def holder(self, username: str) -> User:
         """Return the user with this name; for a blank name (the emulator's own tokens), the org's
-        first user. If there is none, return a placeholder with the default name.
+        first user. Without any user, return a placeholder with the default name.
         """
         rows = self._store.rows("SELECT username FROM users ORDER BY number LIMIT 1")
         found = self.user(username or (rows[0][0] if rows else ""))

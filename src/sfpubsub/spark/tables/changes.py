@@ -248,10 +248,10 @@ def _is_about_all() -> Column:
 def _about_all(raw: DataFrame) -> DataFrame:
     """Return the few rows for which `_is_about_all` may be true, found by searching their text."""
     text = f.col("payload_json")
-    candidates = (
+    may_match = (
         text.contains('*"') | text.contains('"GAP_OVERFLOW"') | text.contains('"recordIds":[]')
     )
-    return raw.where(candidates)
+    return raw.where(may_match)
 
 
 def _marks(changes: DataFrame) -> DataFrame:
