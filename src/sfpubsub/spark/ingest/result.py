@@ -9,10 +9,10 @@ from sfpubsub.types import ReplayId
 
 @dataclass(frozen=True)
 class WriteResult:
-    """The result of a write. Everything in it is durable."""
+    """What a write has stored durably or dropped."""
 
     rows: int
-    """Events written."""
+    """Events written to the table."""
     duplicates: int
     """Events dropped because they were already in the table or occurred twice."""
     undecodable: int
@@ -20,9 +20,9 @@ class WriteResult:
     batch_id: str | None
     """The table's id for the batch; None if nothing was left to write."""
     first_seq: int | None
-    """``ingest_seq`` of the first row."""
+    """``ingest_seq`` of the first row; None if there are no rows."""
     position: ReplayId | None
-    """Where the topic or channel resumes; None for a managed subscription."""
+    """Stored position of the topic or channel; None for a managed subscription."""
     set_aside: int = 0
     """Events that have no row because they could not be decoded: quarantined or skipped."""
     repeated: bool = False
@@ -38,5 +38,5 @@ class WriteResult:
 
     @property
     def received(self) -> int:
-        """Events processed."""
+        """Events processed: rows, duplicates, set-aside events and conflicts."""
         return self.rows + self.duplicates + self.set_aside + self.conflicts

@@ -32,7 +32,7 @@ OnFailure: TypeAlias = Literal["stop", "continue"]
 
 
 class Watched(Protocol):
-    """The part of a subscription needed for messages."""
+    """The part of a subscription that progress messages need."""
 
     def health(self) -> Health:
         """Return the subscription's current health, or the last one if it has ended."""
@@ -41,7 +41,7 @@ class Watched(Protocol):
 
 @dataclass
 class Stream:
-    """One source's job with its subscription and its outcome."""
+    """The job, subscription and outcome of one source."""
 
     source: Source
     job: IngestJob
@@ -142,9 +142,7 @@ class Streams:
 
 
 def _is_of_its_source(error: BaseException) -> bool:
-    """Return whether the other sources can continue after this error, because only its source
-    failed.
-    """
+    """Return whether only one source failed, so that the others can continue after *error*."""
     return isinstance(error, SfPubSubError) and not isinstance(error, WriteError)
 
 
