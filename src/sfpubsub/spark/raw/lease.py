@@ -45,8 +45,8 @@ class Lease:
 
         Args:
             table: The table's directory.
-            jvm_pid: The JVM that will write for this process.
-            patience: Seconds to wait for those processes to exit.
+            jvm_pid: Process id of the JVM that will write for this process.
+            patience: Seconds to wait for the previous writer's processes to exit.
 
         Raises:
             ConfigurationError: Another writer is alive, the JVM of a killed writer did not exit in
