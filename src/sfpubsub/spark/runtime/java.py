@@ -91,9 +91,9 @@ def _installed(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _probe(java: Path) -> _Runtime | None:
-    """Ask a runtime for its home and version; return None if it does not run.
+    """Run *java* to find its home directory and version; return None if it does not run.
 
-    The path does not show them, because the file may be a link or a version manager's wrapper.
+    They cannot be derived from the path, which may be a link or a version manager's wrapper.
     """
     try:
         done = subprocess.run(  # noqa: S603  # the Java that Spark would run as well

@@ -146,7 +146,8 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
 
     Args:
         format: One of `sfpubsub.spark.raw.ownership.FORMATS`.
-        settings: The session's other settings; list settings among them are extended.
+        settings: The session's other settings. Those that are lists, such as ``spark.jars``, are
+            extended.
 
     Raises:
         ConfigurationError: There are no jars of the format for this PySpark version.
