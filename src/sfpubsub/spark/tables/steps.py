@@ -85,12 +85,12 @@ class StepPlan:
     """Random id that distinguishes the plans of two engines with the same step number."""
 
     def to_json(self) -> str:
-        """Return the plan as JSON."""
+        """Return the plan as JSON text."""
         return json.dumps({"v": _LAYOUT, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str, where: str) -> StepPlan:
-        """Parse a plan.
+        """Parse the output of `to_json`. Error messages name the target as *where*.
 
         Raises:
             ConfigurationError: The plan is damaged or was written by an incompatible version.
