@@ -99,9 +99,9 @@ class ChannelEvent(Event):
 
     @property
     def dedupe_key(self) -> bytes:
-        """Key derived from the event's UUID.
+        """Dedupe key, derived from the event's UUID.
 
-        If it has none, the key is derived from channel, epoch, replay id and creation date.
+        Without a UUID, it is derived from channel, epoch, replay id and creation date.
         """
         if self.raw.id:
             return dedupe_key(self.raw.id, "", b"")
@@ -122,7 +122,7 @@ class ChannelBatch(EventBatch):
         messages: At least one message.
         epoch: Number of positions that were rejected before these messages.
         first_seq: `Event.delivery_seq` of the first message.
-        received_at: Seconds since 1970 UTC.
+        received_at: When the messages were received, in seconds since 1970 UTC.
         ack: See `EventBatch`.
     """
 
@@ -180,7 +180,7 @@ class ChannelSubscription:
         position: Position after which to resume; None for the oldest retained event.
         fallback: ``earliest`` or ``latest``: where to continue if the position is rejected. With
             None, a rejection raises ReplayIdRejectedError.
-        clock: Seconds since 1970 UTC.
+        clock: Returns the time in seconds since 1970 UTC.
 
     Raises:
         ConfigurationError: *position* does not have the form of a channel position.
@@ -314,7 +314,7 @@ class ChannelSubscription:
             self._refused(error)
 
     def _refused(self, error: ReplayIdRejectedError) -> None:
-        """Start a new epoch at the fallback position, or raise *error* if there is none."""
+        """Start a new epoch at the fallback position; without a fallback, raise *error*."""
         if error.gap is not None:
             self._note(error.gap)
         if self._fallback is None:

@@ -101,7 +101,7 @@ class Verdict:
     new: list[int]
     """Indexes of the events to write."""
     reencoded: list[int] = field(default_factory=list)
-    """Indexes of duplicates that were encoded with another schema, or enriched by
+    """Indexes of duplicates with another payload: encoded with another schema, or enriched by
     another channel.
     """
     conflicts: list[Conflict] = field(default_factory=list)
@@ -133,7 +133,7 @@ def judge(
         marks: One mark per row.
         window: The recent keys.
         look_up: Returns the table's rows with the given keys in the given time spans.
-        now: Seconds since 1970 UTC.
+        now: Time of the write, in seconds since 1970 UTC.
         is_live: Whether the service has just delivered the rows, so that no event is older than its
             retention. Other rows may be of any age.
     """

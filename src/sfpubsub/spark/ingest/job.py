@@ -133,7 +133,7 @@ class IngestJob:
         on_acked: Called after each write with its last response, and the number of events of that
             response that were written.
         on_look: Called several times a second with the subscription's health.
-        clock: Monotonic clock, in seconds.
+        clock: Returns the time of a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -182,8 +182,9 @@ class IngestJob:
         """Counts and position of this run, updated after each write."""
 
     def stop(self) -> None:
-        """Make `run` stop soon, after writing and acking what was received. Safe in signal
-        handlers.
+        """Make `run` stop soon, after writing and acking the events received so far.
+
+        Safe in signal handlers.
         """
         self._stopping = True
 
@@ -196,7 +197,7 @@ class IngestJob:
         return None if writing is None else self._clock() - writing.since
 
     def run(self) -> Summary:
-        """Receive and write events until the job ends, and return its summary.
+        """Receive and write events until the job ends, and return a summary.
 
         Call it only once. No write is in progress when it returns.
 
@@ -336,7 +337,7 @@ class IngestJob:
     def _finish(self) -> None:
         """Wait for the current write, then ack its events.
 
-        The package's central guarantee depends on the order of these lines.
+        The package's central guarantee depends on the order of these steps.
         """
         if self._writing is None:
             return
@@ -354,7 +355,7 @@ class IngestJob:
         self._keep_gaps_of_a_failure(error)
 
     def _let_end(self) -> None:
-        """Log the error of the current write if it fails as well."""
+        """After another error, log the error of the current write if that write fails as well."""
 
         def tell(written: Future[tuple[WriteResult, float]]) -> None:
             error = written.exception()

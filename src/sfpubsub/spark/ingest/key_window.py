@@ -46,8 +46,8 @@ DEFAULT_WINDOW = 73 * 3600.0
 # than the dropped ones for its key to count as certainly present.
 _CLOCKS = 3600.0
 
-# Most keys in the window, in memory and on disk. At 1.1 bytes of memory and 24 bytes of disk each,
-# they take less than 500 MB and 9 GB, enough for 1,140 events per second over 73 h.
+# Maximum number of keys in the window. At 1.1 bytes of memory and 24 bytes of disk each, they take
+# less than 500 MB and 9 GB. This is enough for 1,140 events per second over 73 h.
 DEFAULT_WINDOW_KEYS = 300_000_000
 
 # Keys in memory before they are written as a run: 25 MB in a dictionary, the fastest structure.
@@ -63,7 +63,7 @@ _SPREAD = 8
 # Records merged for each added key: two more than the number of times that a key is merged.
 _MERGED_A_KEY = 10
 
-# Most records merged at a time: limits the memory for that to about 10 MB.
+# Maximum number of records merged at a time: limits the memory for that to about 10 MB.
 _MERGED_AT_ONCE = 1 << 16
 
 

@@ -27,7 +27,7 @@ class KnownEvents:
     Args:
         table: The raw table.
         window: The recent keys. The caller closes it.
-        clock: Seconds since 1970 UTC.
+        clock: Returns the time in seconds since 1970 UTC.
     """
 
     def __init__(self, table: RawTable, window: KeyWindow, clock: Callable[[], float]) -> None:

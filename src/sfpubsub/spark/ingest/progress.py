@@ -20,7 +20,7 @@ class Progress:
     rows: int = 0
     """Events written to the table."""
     duplicates: int = 0
-    """Events dropped because they were already in the table or occurred twice."""
+    """Events dropped because the table or the same write already contained them."""
     undecodable: int = 0
     """Events that could not be decoded: written as rows without JSON, or `set_aside`."""
     set_aside: int = 0

@@ -9,12 +9,12 @@ from sfpubsub.types import ReplayId
 
 @dataclass(frozen=True)
 class WriteResult:
-    """What a write has stored durably or dropped."""
+    """The outcome of a write, after its rows and positions have become durable."""
 
     rows: int
     """Events written to the table."""
     duplicates: int
-    """Events dropped because they were already in the table or occurred twice."""
+    """Events dropped because the table or the same write already contained them."""
     undecodable: int
     """Events that could not be decoded: rows without JSON, or `set_aside`."""
     batch_id: str | None

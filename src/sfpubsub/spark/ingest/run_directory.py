@@ -83,7 +83,7 @@ class RunDirectory:
         return found
 
     def write_manifest(self, record: Mapping[str, object]) -> None:
-        """Replace the manifest.
+        """Replace the manifest durably; a version and a checksum are added to *record*.
 
         Raises:
             WriteError: The manifest could not be written.
@@ -129,7 +129,7 @@ class RunDirectory:
         return KeyRun.open(self.path, entry)
 
     def remove(self, runs: Sequence[KeyRun]) -> None:
-        """Delete the files of *runs*, which the manifest must not list anymore."""
+        """Delete the files of *runs*, which the manifest must no longer list."""
         for run in runs:
             with suppress(OSError):  # otherwise it is deleted at the next start
                 run.path.unlink(missing_ok=True)

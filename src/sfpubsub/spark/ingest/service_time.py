@@ -3,8 +3,8 @@
 The time of a batch determines the partition of its rows and never decreases. If the clock were a
 year ahead for one batch, all later rows would get that time too, and every event would look too old
 for the window. For a managed subscription, the service reports its own time with each commit. For
-other sources, the newest event of a batch limits how late it can be, because the service retains an
-event for only a few days.
+other sources, the newest event of a batch limits how late the current time can be, because the
+service retains an event for only a few days.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ServiceTime:
     Only one thread may read the time; any thread may call `hear`.
 
     Args:
-        clock: Seconds since 1970 UTC.
-        steady: Monotonic clock, in seconds.
+        clock: Returns the time in seconds since 1970 UTC.
+        steady: Returns the time of a monotonic clock, in seconds.
     """
 
     def __init__(

@@ -94,7 +94,7 @@ class Together:
         writer: Writer of the table; used by one thread at a time.
         max_events: Number of events at which a write no longer waits for other sources. It may
             include more events, if they are available.
-        max_bytes: Most payload bytes per write, unless a single source passes more.
+        max_bytes: Maximum payload bytes per write, unless a single source passes more.
         patience: Seconds that a write waits for other sources.
     """
 
@@ -150,7 +150,8 @@ class Together:
     def note(self, source: str, position: ReplayId) -> None:
         """Record a position without events, to be stored with the next write.
 
-        It is ignored if it was already written, or if events of *source* are about to be.
+        The position is ignored if it was already written, or if events of *source* are waiting to
+        be written.
         """
         with self._changed:
             if position in self._own[source] or self._is_waiting(source):

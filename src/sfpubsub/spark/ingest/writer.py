@@ -72,7 +72,8 @@ class EventWriter:
             takes longer.
         staging: With parquet: directory for staging and sidecars, on the table's file system and
             outside the table. None keeps their current location; that of a new table is next to it.
-        clock: Seconds since 1970 UTC; determines the window and the day of a batch.
+        clock: Returns the time in seconds since 1970 UTC, which determines the window and the day
+            of a batch.
         on_undecodable: What to do with an event that cannot be decoded. ``keep``: write its row
             without JSON; ``quarantine``: put it into *quarantine* instead of the table; ``skip``:
             only count and log it; ``fail``: make `write` raise.

@@ -77,8 +77,8 @@ def check_place(table: Path, staging: Path | None) -> None:
     place = place_of(table, staging)
     if place.is_relative_to(os.path.realpath(table)):
         raise ConfigurationError(
-            f"staging must not be inside the table, where readers would find it: {staging} is in "
-            f"{table}"
+            f"staging {staging} is inside the table {table}, whose readers would find it: name a "
+            f"directory outside the table"
         )
     above, below = _existing(place), _existing(table)
     if above.stat().st_dev != below.stat().st_dev:

@@ -110,9 +110,9 @@ class DeltaTable(LoggedTable):
         self._find()
 
     def _set_properties(self) -> None:
-        """Set the properties that do not begin with ``delta.``.
+        """Set the table's properties, if some do not begin with ``delta.``.
 
-        The commit that creates a path-only table ignores them.
+        The commit that creates a path-only table ignores such properties.
         """
         if not all(key.startswith("delta.") for key in self._properties):
             name = f"delta.{_quoted(self._url)}"

@@ -65,7 +65,7 @@ class Destination:
             )
         if staging is not None and format != "parquet":
             raise ConfigurationError(
-                f"staging requires format parquet; {format} has no staging directory"
+                f"format {format} has no staging directory: leave out staging, or use parquet"
             )
         text = os.fspath(destination)
         if format != "parquet" and isinstance(destination, str) and _CATALOG_TABLE.fullmatch(text):
@@ -80,7 +80,7 @@ class Destination:
 
     @property
     def url(self) -> str:
-        """`address`, but a ``file`` URL instead of a local path."""
+        """`address` as Spark expects it: a local path becomes a ``file`` URL."""
         return self.address if self.local is None else file_url(self.local)
 
     @property

@@ -207,7 +207,7 @@ class IcebergTable(LoggedTable):
                 writer.save(self._address)
 
     def _publish(self, staged: int, state: State, operations: Any) -> bool:
-        """Swap in metadata whose main branch ends in the staged snapshot.
+        """Publish the staged snapshot by swapping the table's metadata.
 
         Returns:
             True if published; False if the rows must be staged again, because another snapshot was
@@ -334,11 +334,11 @@ def published(
     properties: Mapping[str, str],
     is_ours: Callable[[Any], bool],
 ) -> bool:
-    """Swap in table metadata whose main branch ends in a staged snapshot.
+    """Publish a staged snapshot, by swapping in metadata whose main branch ends in it.
 
     Args:
         spark: The session.
-        operations: Operations of the table.
+        operations: Iceberg's operations on the table's metadata.
         staged: Id of the snapshot.
         properties: Table properties to set at the same time.
         is_ours: Returns whether the snapshot may be published on top of the given table metadata.

@@ -69,7 +69,7 @@ class Lineage(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """Return the format's id of the table, which stays the same if the table is moved."""
+        """Return the id that the format gave the table. Moving the table does not change it."""
 
     @abstractmethod
     def version(self) -> str:

@@ -234,7 +234,7 @@ class LoggedTable(RawTable):
                 yield from self._keys(some)
 
     def _keys(self, rows: pa.Table) -> Iterator[tuple[float, bytes]]:
-        """Yield the keys of each partition, ordered by time."""
+        """Yield the time and the concatenated keys of each partition, in order of time."""
         layout = self._known.layout
         column = rows[layout.partition]
         for value in sorted(pc.unique(column).to_pylist()):
@@ -261,7 +261,7 @@ class LoggedTable(RawTable):
             return rows_among(self._spark, self._rows().where(written), keys)
 
     def _written(self, first: float, last: float) -> Column:
-        """Return a condition that limits rows to the partitions of a time span."""
+        """Return a condition that limits rows to the partitions of a time span of writing."""
         layout = self._known.layout
         values = (f.lit(layout.value_of(time)) for time in (first, last))
         return f.col(layout.partition).between(*values)
@@ -434,7 +434,9 @@ class LoggedTable(RawTable):
 
 
 def _spans(counts: list[tuple[T, int]]) -> Iterator[tuple[T, T]]:
-    """Group consecutive partitions into spans with at most `_KEYS_AT_ONCE` rows, if possible.
+    """Yield the first and last partitions of consecutive spans that cover all partitions.
+
+    Each span has at most `_KEYS_AT_ONCE` rows, unless a single partition has more.
 
     Args:
         counts: Each partition's value and number of rows, in order.

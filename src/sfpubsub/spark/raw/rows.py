@@ -52,7 +52,7 @@ class Row:
 
 
 def row_of(event: Event, received_at: float) -> Row:
-    """Decode an event. If that fails, return a row without JSON."""
+    """Return the row of an event; without JSON if the event cannot be decoded."""
     key = event.dedupe_key
     try:
         time, header, text = event.facts_and_json()

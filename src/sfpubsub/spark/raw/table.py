@@ -145,7 +145,7 @@ class RawTable(ABC):
         Args:
             rows: At least one row, numbered from `next_seq`.
             positions: Changed positions of topics and channels; the others stay unchanged.
-            now: Seconds since 1970 UTC; not before `newest_time`.
+            now: Time of the write, in seconds since 1970 UTC; not before `newest_time`.
             name: Name of the batch, remembered in `names`; None for a batch without a name.
 
         Raises:

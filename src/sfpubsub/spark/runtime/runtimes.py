@@ -121,7 +121,7 @@ _FILE_SYSTEMS = {
 
 
 def runtime_for(format: str, version: str = pyspark.__version__) -> Runtime:  # noqa: A002
-    """Return the jars that *format* needs with this PySpark version.
+    """Return the jars that *format* needs with PySpark *version*.
 
     Raises:
         ConfigurationError: No working combination is known.
@@ -204,7 +204,7 @@ def check_file_system(spark: SparkSession, url: str) -> None:
     """Check that the session supports the file system of a URL.
 
     Raises:
-        ConfigurationError: The session lacks its jars.
+        ConfigurationError: The session lacks the jars of the file system.
     """
     jvm: Any = spark._jvm
     scheme = url.partition(":")[0]

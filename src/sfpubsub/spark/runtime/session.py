@@ -210,7 +210,8 @@ def _settings(master: str | None, java_options: str) -> dict[str, str]:
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
     """Change the environment variables within the block, in which the JVM is started.
 
-    Apply *changes*, and remove the ``SFPUBSUB_`` variables, which may contain credentials.
+    Apply *changes*, and remove the ``SFPUBSUB_`` variables, which may contain credentials. All
+    variables are restored afterwards.
     """
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("SFPUBSUB_")]:

@@ -29,7 +29,9 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 
 class EventReader(DataSourceReader):
-    """Reads the events available now from one or more topics. Contains only its options.
+    """Reads the events available now from one or more topics.
+
+    It contains only the options, because Spark pickles it.
 
     Args:
         options: Options of the read; without ``startingOffsets``, everything that the service

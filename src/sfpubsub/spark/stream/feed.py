@@ -123,7 +123,7 @@ class Feed:
 
     @property
     def idle(self) -> float:
-        """Seconds since the stream has been able to receive events without receiving any."""
+        """How long the stream could receive events but received none, in seconds."""
         return time.monotonic() - self._quiet_since
 
     @property
@@ -143,9 +143,9 @@ class Feed:
 
     @property
     def tip(self) -> ReplayId | None:
-        """Position of the keepalive after which nothing was received; None if there is none.
+        """Position of the last keepalive, if nothing was received after it; otherwise None.
 
-        It is also None while an event or gap is pending.
+        It is also None while an event or a gap is pending.
         """
         health = self._subscription.health()
         if not health.caught_up or health.pending_count or len(health.gaps) > self._gaps_seen:
@@ -158,11 +158,12 @@ class Feed:
 
 
 class Horizon:
-    """Detects when all events published before its creation were read, even if more keep arriving.
+    """Detects when all events published before its creation have been read.
 
-    It opens a second stream at LATEST. The first event on that stream was published later, and the
-    reading stream receives the same event. If nothing more is published, the second stream receives
-    no event; then the reading stream becomes idle or receives a keepalive.
+    This works even if events keep arriving. A second stream is opened at LATEST. The first event on
+    that stream was published later, and the reading stream receives the same event. If nothing more
+    is published, the second stream receives no event; then the reading stream becomes idle or
+    receives a keepalive.
 
     Args:
         client: The client; `close` leaves it open.

@@ -130,7 +130,12 @@ class SourceOptions:
 
 
 def named_options(options: Mapping[str, str], names: tuple[str, ...], what: str) -> dict[str, str]:
-    """Return the options with their names spelled as in *names*, which may differ in case.
+    """Return the options under the names in *names*, matched without regard to case.
+
+    Args:
+        options: The options given to Spark.
+        names: All supported options.
+        what: ``source`` or ``sink``, for error messages.
 
     Raises:
         ConfigurationError: An option is unknown, or looks like a credential.

@@ -83,11 +83,11 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_events)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read only events published before now, then end."""
+        """Limit the query to events published before now. It ends after the last one."""
         self.stop_at_now(keeps_position=True)
 
     def stop_at_now(self, *, keeps_position: bool) -> None:
-        """Read only events published before now, then end.
+        """Limit the query to events published before now. It ends after the last one.
 
         Args:
             keeps_position: Whether there is a checkpoint from which the next run continues.
@@ -137,7 +137,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offsets(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Describe the ends of the topics for the query's progress; None if no stream is open."""
+        """Return figures of each topic for the query's progress; None if no stream is open."""
         found = [latest for topic in self._topics if (latest := topic.latest()) is not None]
         if not found:
             return None
@@ -168,7 +168,10 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Do nothing: the *start* passed to `latestOffset` already shows what is finished."""
 
     def stop(self) -> None:
-        """Close the client and the streams. Spark does not call this, but ends the process."""
+        """Close the client and the streams.
+
+        Spark does not call this when a query is stopped; instead, it ends the process.
+        """
         if self._client is not None:
             self._client.close()
         self._client = None

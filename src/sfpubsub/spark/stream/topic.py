@@ -103,7 +103,7 @@ class TopicReader:
         return Offset(self.topic, self._options.start_of(self.topic))
 
     def stop_at_now(self, keeps_position: bool) -> None:
-        """Read only events published before now.
+        """Limit reading to events published before now.
 
         Args:
             keeps_position: Whether the end position is stored for another run. If not, there is no

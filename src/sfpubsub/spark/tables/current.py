@@ -228,7 +228,11 @@ class _Object:
         return self.folded
 
     def merge(self, number: int) -> None:
-        """Merge the result of `fold` as step *number*: first into the history, then the table."""
+        """Merge the result of `fold` into the history table and then into the current table.
+
+        Args:
+            number: Number of the step.
+        """
         if self._history is not None:
             versions = self.folded.where(f.col("_kind") == VERSION).drop("_kind")
             self._history.merge(

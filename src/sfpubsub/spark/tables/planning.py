@@ -55,7 +55,7 @@ class Planner:
         types: The target's event types.
         names: Names of the events to build tables for; None means all.
         patience: Seconds that a row waits for its schema, counted from the row's arrival.
-        clock: Wall clock, in seconds since 1970 UTC.
+        clock: Returns the time in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Planner:
         return step or self._rows(base, self._raw.after(newest.last, version))
 
     def beside(self, newest: StepPlan | None, note: dict[str, Any]) -> StepPlan:
-        """Return a step without raw rows. Planning of raw rows then continues as after *newest*."""
+        """Return a step without raw rows, after which planning continues as after *newest*."""
         base = newest or StepPlan(0, "beside", version=self._raw.version())
         return StepPlan(
             base.number + 1,
@@ -153,7 +153,10 @@ class Planner:
         )
 
     def _forget(self, base: StepPlan) -> StepPlan | None:
-        """Return a step that removes rows from `_undecodable` whose schemas are now available."""
+        """Return a step that removes rows from `_undecodable` whose schemas are now available.
+
+        It is None if there are no such rows.
+        """
         if not self._target.can_merge:
             return None
         if self._missing is None:

@@ -223,7 +223,7 @@ class ObjectCue:
 
     @classmethod
     def of(cls, record_id: str | None, change: Cue) -> ObjectCue | None:
-        """Return the cue if an event concerns all records with a prefix; None for a single record.
+        """Return the cue if an event concerns all records with a prefix; None if only one record.
 
         Args:
             record_id: One of the event's record ids; None if the event has no ids.
@@ -304,7 +304,7 @@ class Fold:
         self.mark(cue)
 
     def _after(self, change: Change) -> tuple[Record, Reason | None]:
-        """Return the record after a change, and the reason to reread it or None."""
+        """Return the record after a change, and why it must be reread (None if it need not be)."""
         old, kind = self.record, change.change_type
         if kind in _WHOLE:
             values = [none_if_empty(value) for value in change.values]

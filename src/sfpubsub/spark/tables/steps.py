@@ -66,8 +66,8 @@ class StepPlan:
     version: str | None = None
     """Version of the raw table in which the batches were found."""
     schema_ids: tuple[str, ...] = ()
-    """The known schemas of the rows; for ``forget`` and ``again``, the schemas of the affected
-    rows.
+    """Ids of the available schemas of the rows; for ``forget`` and ``again``, only of those rows
+    whose schemas were missing before.
     """
     types: tuple[str, ...] = ()
     """Event types of the rows."""
@@ -147,7 +147,7 @@ class Follower(Protocol):
         rows. Called again with the last step when an engine starts.
 
         Raises:
-            WriteError: A table could not be written. The engine calls again with the same step.
+            WriteError: A table could not be written. The engine calls this again for the same step.
         """
         ...
 

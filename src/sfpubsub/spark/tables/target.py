@@ -136,7 +136,7 @@ class TargetTable(ABC):
 
     @abstractmethod
     def append(self, files: Sequence[bytes], step: int) -> bool:
-        """Add rows.
+        """Add the rows of Parquet files.
 
         Args:
             files: Complete Parquet files from `parquet_of`, whose columns match the table's by name
