@@ -262,7 +262,7 @@ class ChannelSubscription:
         return batch
 
     def health(self) -> Health:
-        """Return the current health. Thread-safe."""
+        """Return the subscription's current state, counts and gaps. Thread-safe."""
         return Health(
             state=self._state,
             reason=self._reason,

@@ -65,7 +65,9 @@ class Unconfirmed:
         self._writes.append(_Written(acked, result, position))
 
     def confirmed(self, events: int, committed: ReplayId | None) -> Commit | None:
-        """Return the writes that became safe since the last call as one commit, or None.
+        """Combine the writes that became safe since the last call into one commit.
+
+        Return None if no write became safe.
 
         Args:
             events: Total number of acked events whose position is safe (`Health.confirmed`).

@@ -49,7 +49,7 @@ class Window(Protocol):
         ...
 
     def oldest(self, now: float) -> float:
-        """Return the time since which no key is missing, in seconds since 1970 UTC."""
+        """Return the time since which the window has every key, in seconds since 1970 UTC."""
         ...
 
 
@@ -96,7 +96,7 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Classification of the events of a write. All events not listed are exact duplicates."""
+    """Classification of the events of a write. Events not listed repeat an earlier one exactly."""
 
     new: list[int]
     """Indexes of the events to write."""

@@ -61,7 +61,7 @@ class Subscription(Protocol):
         ...
 
     def health(self) -> Health:
-        """Return the current health."""
+        """Return the subscription's current state, counts and gaps."""
         ...
 
 

@@ -20,7 +20,7 @@ class PositionKeeper(Protocol):
 
     @property
     def sources(self) -> Sequence[Source]:
-        """Sources of the table's events."""
+        """Sources whose events the writer accepts."""
         ...
 
     @property

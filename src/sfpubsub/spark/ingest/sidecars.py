@@ -241,8 +241,8 @@ class Sidecars:
     @property
     def _place(self) -> Path | str:
         if self._root is None:
-            # Use a separate session: an Iceberg catalog caches lookups per session, so the user's
-            # session would keep seeing the table as it is now.
+            # Use a separate session: an Iceberg catalog caches tables per session, so the user's
+            # session would not see later changes to the table.
             self._root = location_of(self._spark.newSession(), self._destination)
         return self._root
 

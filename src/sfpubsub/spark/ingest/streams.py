@@ -63,7 +63,7 @@ class Stream:
 
 
 class Streams:
-    """Runs jobs until all have ended.
+    """Runs the jobs of several sources concurrently until all have ended.
 
     Args:
         streams: At least one stream. The thread of each job enters and leaves `Stream.block`.

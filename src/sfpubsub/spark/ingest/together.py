@@ -47,7 +47,7 @@ class PartsWriter(Protocol):
 
     @property
     def sources(self) -> Sequence[Source]:
-        """Sources whose events are written to the table."""
+        """Sources whose events the writer accepts."""
         ...
 
     @property

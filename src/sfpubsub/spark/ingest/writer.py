@@ -114,7 +114,7 @@ class EventWriter:
     ) -> None:
         place = Destination.parse(path, format, staging)
         self.sources: tuple[Source, ...] = Source.several(subscription, topic, channel)
-        """Sources of the events."""
+        """The sources whose events this writer accepts."""
         self._source_of = {source.name: source for source in self.sources}
         self._undecodable = Undecodable(on_undecodable, quarantine)
         self.destination = place

@@ -33,7 +33,7 @@ _RECORD_SIZE = 512
 
 
 class Lease:
-    """The right to write to one table. Use `acquire`. Not thread-safe."""
+    """The right to write to one table. Create it with `acquire`. Not thread-safe."""
 
     def __init__(self, descriptor: int, jvm: Process) -> None:
         self._descriptor: int | None = descriptor

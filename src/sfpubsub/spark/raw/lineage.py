@@ -73,7 +73,7 @@ class Lineage(ABC):
 
     @abstractmethod
     def version(self) -> str:
-        """Return the table's current version."""
+        """Return the current version: a Delta version number or an Iceberg snapshot id."""
 
     @abstractmethod
     def since(self, version: str) -> Moves:

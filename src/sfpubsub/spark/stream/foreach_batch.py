@@ -147,7 +147,7 @@ class ForeachBatchWriter:
             self._writer.write_rows(rows, name=name)
 
     def close(self) -> None:
-        """Release the table. Can be called repeatedly."""
+        """Release the table for other writers. Can be called repeatedly."""
         with self._lock:
             self._beside.close()
             self._writer.close()

@@ -320,7 +320,7 @@ class EventTables:
                 return
 
     def close(self) -> None:
-        """Release the target. Can be called repeatedly."""
+        """Release the target for other processes. Can be called repeatedly."""
         self.target.close()
 
     def __enter__(self) -> EventTables:

@@ -45,7 +45,7 @@ MIRROR = "mirror"
 
 
 class Queue:
-    """The queue of one target. Not thread-safe."""
+    """The queue of one target, stored in its table `_reread`. Not thread-safe."""
 
     def __init__(self, target: Target) -> None:
         self._table = target.table(QUEUE_NAME)

@@ -54,7 +54,7 @@ class Reason(enum.StrEnum):
     ASKED = "asked"
     """A reread was requested, or the object is read for the first time."""
     FORMULA = "formula"
-    """Fields that no event reports need a refresh."""
+    """Fields that no event reports, such as formula fields, need a refresh."""
     SWEEP = "sweep"
     """A list of ids from the org contains the record, but the table does not, or vice versa."""
 

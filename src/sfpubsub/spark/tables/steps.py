@@ -70,13 +70,13 @@ class StepPlan:
     whose schemas were missing before.
     """
     types: tuple[str, ...] = ()
-    """Event types of the rows."""
+    """Event types whose tables the step changes."""
     rows: int = 0
-    """Number of rows in the batches."""
+    """Number of raw rows that the step adds, including undecodable ones."""
     size: int = 0
     """Total size of the rows' payloads, in bytes."""
     undecodable: bool = False
-    """Whether some rows have an unknown schema."""
+    """Whether the schemas of some rows are missing or not valid."""
     pending: tuple[RawBatch, ...] = ()
     """Batches that reappeared in the raw table, to be added by the next steps."""
     note: dict[str, Any] = field(default_factory=dict)
@@ -116,12 +116,12 @@ class Step(Protocol):
 
     @property
     def plan(self) -> StepPlan:
-        """The plan of the step."""
+        """The recorded plan, from which the step can be repeated."""
         ...
 
     @property
     def target(self) -> Target:
-        """Target of the tables."""
+        """The target that contains the tables."""
         ...
 
     def rows(self, event_type: str) -> DataFrame:

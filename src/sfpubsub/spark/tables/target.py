@@ -248,7 +248,7 @@ class Target(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the target. Can be called repeatedly."""
+        """Release the target for other processes. Can be called repeatedly."""
 
     def check_merge(self, what: str) -> None:
         """Check that the target supports tables with merges.

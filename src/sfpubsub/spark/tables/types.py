@@ -28,7 +28,7 @@ _TYPE_NAME = re.compile(r"[A-Za-z]\w*")
 
 
 class EventTypes:
-    """The event types of one target. Not thread-safe.
+    """The event types of one target, with their schemas and columns. Not thread-safe.
 
     Args:
         target: Target of the tables.
