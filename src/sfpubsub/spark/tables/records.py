@@ -223,7 +223,7 @@ class ObjectCue:
 
     @classmethod
     def of(cls, record_id: str | None, change: Cue) -> ObjectCue | None:
-        """Return the cue if an event concerns all records with a prefix; None if only one record.
+        """Return the cue if an event concerns all records with a prefix; None if only one.
 
         Args:
             record_id: One of the event's record ids; None if the event has no ids.
