@@ -58,5 +58,5 @@ def test_another_topics_position_is_refused():
         store.get("/event/Strange__e")
     with pytest.raises(ConfigurationError, match=TOPIC):
         store.set("/event/Strange__e", replay_id(1))
-    with pytest.raises(ConfigurationError, match="not of My_Sub"):
+    with pytest.raises(ConfigurationError, match="My_Sub is not a source"):
         store.get("My_Sub")

@@ -485,7 +485,7 @@ def test_a_managed_table_keeps_no_position(open_writer, table):
     writer = open_writer(subscription=MANAGED)
     assert writer.write(batch_of([0], topic=None)).position is None
     assert not list(table.rglob("_position"))
-    with pytest.raises(LocalProtocolError, match="the service keeps the position"):
+    with pytest.raises(LocalProtocolError, match="is stored by the service"):
         writer.move(replay_id(0))
 
 

@@ -186,7 +186,7 @@ def test_a_source_joins_in_the_company_of_one_of_the_table(tmp_path: Path):
     claim_table(tmp_path, TOPIC)
     (tmp_path / "_position").mkdir()
     other = Source("topic", "/event/B__e")
-    with pytest.raises(ConfigurationError, match="also name one of the existing ones"):
+    with pytest.raises(ConfigurationError, match="also name one of the existing sources"):
         claim_table(tmp_path, [other])
     claim_table(tmp_path, [other, *TOPIC])
     claim_table(tmp_path, [other])

@@ -19,11 +19,11 @@ T = TypeVar("T")
 class Background(Generic[T]):
     """A daemon thread that runs submitted work in order. Not thread-safe.
 
-    A context manager; leaving it waits for the submitted work.
+    Use it as a context manager: on exit, it waits for the submitted work.
 
     Args:
         name: Name of the thread.
-        patience: Seconds to wait for the work when leaving; None waits without limit.
+        patience: Seconds to wait for the submitted work on exit; None waits without limit.
     """
 
     def __init__(self, name: str, patience: float | None = None) -> None:
@@ -45,7 +45,7 @@ class Background(Generic[T]):
         self._thread.join(self._patience)
 
     def start(self, work: Callable[[], T]) -> Future[T]:
-        """Run *work* after everything submitted before; return a future for its result."""
+        """Queue *work* behind the work submitted earlier; return a future for its result."""
         future: Future[T] = Future()
         self._work.put((future, work))
         return future

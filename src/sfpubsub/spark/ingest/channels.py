@@ -1,12 +1,12 @@
 """Adapt a channel of the legacy Streaming API to an ingest job.
 
-The payload is the message's ``data`` as JSON in UTF-8; there is no schema. The table keeps the
-position, so nothing is acked to the service.
+The payload is the message's ``data`` as JSON in UTF-8; there is no schema. The position is stored
+in the table, so nothing is acked to the service.
 
-Ids are numbers that restart when an org is migrated, so a position consists of an id and an
-*epoch*: the number of times that an id was rejected. ``123`` belongs to the first epoch, ``123/1``
-to the next one. A row contains only the id. Invariant: an event belongs to the new epoch if and
-only if it was received after the rejection.
+Replay ids are numbers that restart when an org is migrated, so a position consists of a replay id
+and an *epoch*: the number of positions that the service has rejected so far. ``123`` is a position
+in the first epoch, ``123/1`` one in the next. Rows contain only the replay id. Invariant: an event
+belongs to the new epoch if and only if it was received after the rejection.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from sfpubsub.types import Gap, Health, HealthState, RawEvent, ReplayId, dedupe_
 # outage for silence. Shorter than typical idle timeouts, longer than a reconnect.
 CONNECTION_TIMEOUT = 5.0
 
-# Most messages in one batch, and most messages held for the next one: about as many as in one
-# server response.
+# Maximum number of messages in one batch, and of received messages waiting for the next one: about
+# as many as in one server response.
 _MOST = 1000
 
 _ALL_EVENTS = -2
@@ -50,19 +50,24 @@ class Client(Protocol):
     """The part of a `StreamingClient` that a `ChannelSubscription` needs."""
 
     def open(self) -> None:
-        """Connect."""
+        """Connect to the org."""
         ...
 
     def close(self) -> None:
-        """Disconnect."""
+        """Disconnect, and free the client's resources."""
         ...
 
     def subscribe(self, channel: str, replay: int | None = None) -> None:
-        """Subscribe, and return once it is confirmed."""
+        """Subscribe to *channel*, and return once the server has confirmed it.
+
+        Args:
+            channel: The channel, optionally with a filter.
+            replay: Replay id after which to start; -1 for new events, -2 for all retained events.
+        """
         ...
 
     def receive(self, timeout: float | None = None) -> StreamingMessage | None:
-        """Return the next message, or None after *timeout* seconds."""
+        """Return the next message, or None if none arrives within *timeout* seconds."""
         ...
 
     @property
@@ -77,7 +82,7 @@ class Client(Protocol):
 
 
 class ChannelEvent(Event):
-    """One message, as an event for a raw table."""
+    """A message of the Streaming API as an event for a raw table."""
 
     __slots__ = ()
 
@@ -85,16 +90,19 @@ class ChannelEvent(Event):
 
     @property
     def event_time(self) -> int | None:
-        """When the event was created, in milliseconds since 1970 UTC, if known."""
+        """When the event was created, in milliseconds since 1970 UTC; None if unknown."""
         return _milliseconds(self._message.created_date)
 
     def facts_and_json(self) -> tuple[int | None, None, str]:
-        """Return `event_time`, None for the change event header, and the payload as text."""
+        """Return `event_time`, None in place of a change event header, and the JSON payload."""
         return self.event_time, None, self.raw.payload.decode()
 
     @property
     def dedupe_key(self) -> bytes:
-        """Key derived from the event's id; without one, from channel, epoch, replay id and date."""
+        """Dedupe key, derived from the event's UUID.
+
+        Without a UUID, it is derived from channel, epoch, replay id and creation date.
+        """
         if self.raw.id:
             return dedupe_key(self.raw.id, "", b"")
         message = self._message
@@ -112,9 +120,9 @@ class ChannelBatch(EventBatch):
     Args:
         subscription: The subscribed channel, including its filter.
         messages: At least one message.
-        epoch: Number of rejections before these messages.
+        epoch: Number of positions that were rejected before these messages.
         first_seq: `Event.delivery_seq` of the first message.
-        received_at: Seconds since 1970 UTC.
+        received_at: When the messages were received, in seconds since 1970 UTC.
         ack: See `EventBatch`.
     """
 
@@ -151,7 +159,7 @@ class ChannelBatch(EventBatch):
 
 
 class JsonCodec(NoCodec):
-    """Placeholder codec for events without a schema, which are named after their channel.
+    """Placeholder codec for events without a schema, named after their channel.
 
     Args:
         channel: The channel of the events.
@@ -169,13 +177,13 @@ class ChannelSubscription:
     Args:
         connect: Creates the client; called with keyword arguments of `StreamingClient`.
         channel: The channel, optionally with a filter.
-        position: Where to resume; None for the oldest retained event.
-        fallback: ``earliest`` or ``latest``: where to continue if the position is rejected; None
-            raises an error.
-        clock: Seconds since 1970 UTC.
+        position: Position after which to resume; None for the oldest retained event.
+        fallback: ``earliest`` or ``latest``: where to continue if the position is rejected. With
+            None, a rejection raises ReplayIdRejectedError.
+        clock: Returns the time in seconds since 1970 UTC.
 
     Raises:
-        ConfigurationError: *position* is not the position of a channel.
+        ConfigurationError: *position* does not have the form of a channel position.
     """
 
     def __init__(
@@ -223,7 +231,9 @@ class ChannelSubscription:
         self._end()
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        """Return the next events, or None after *timeout* seconds.
+        """Return the next batch, or None if no event arrives within *timeout* seconds.
+
+        None is returned earlier if the connection is lost or a rejected position was replaced.
 
         Raises:
             ReplayIdRejectedError: The position was rejected, and there is no fallback.
@@ -252,7 +262,7 @@ class ChannelSubscription:
         return batch
 
     def health(self) -> Health:
-        """Return the current health. Thread-safe."""
+        """Return the subscription's current state, counts and gaps. Thread-safe."""
         return Health(
             state=self._state,
             reason=self._reason,
@@ -271,7 +281,10 @@ class ChannelSubscription:
         )
 
     def _receive(self, timeout: float | None) -> StreamingMessage | None:
-        """Return the next message, or None. After a rejection it belongs to the next epoch."""
+        """Return the next message; None after a timeout, a lost connection or a rejection.
+
+        Messages received after a rejection belong to the next epoch.
+        """
         try:
             message = self._client.receive(timeout)
         except ReplayIdRejectedError as error:
@@ -301,7 +314,7 @@ class ChannelSubscription:
             self._refused(error)
 
     def _refused(self, error: ReplayIdRejectedError) -> None:
-        """Start a new epoch, or raise *error* if there is no fallback."""
+        """Start a new epoch at the fallback position; without a fallback, raise *error*."""
         if error.gap is not None:
             self._note(error.gap)
         if self._fallback is None:
@@ -350,8 +363,9 @@ def _parsed(position: ReplayId, channel: str) -> tuple[int, int]:
 
 
 def _milliseconds(date: str | None) -> int | None:
-    """Parse `StreamingMessage.created_date`, an ISO date or a number of milliseconds, or return
-    None.
+    """Convert `StreamingMessage.created_date` to milliseconds since 1970 UTC.
+
+    The date is in ISO format or a number of milliseconds. None is returned if it is anything else.
     """
     if date is None:
         return None

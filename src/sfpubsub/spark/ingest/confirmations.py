@@ -1,6 +1,6 @@
-"""Track which writes are safe: acked, with their position confirmed by the service or stored.
+"""Track which acked writes are safe: their position was confirmed by the service or stored.
 
-This module works with counts only: it never blocks, and never compares positions.
+This module only counts events: it never blocks, and never compares positions.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from sfpubsub.types import ReplayId
 
 @dataclass(frozen=True)
 class Commit:
-    """Writes whose position is safe: confirmed by the service, or stored with the rows."""
+    """Consecutive writes whose position is confirmed by the service or stored with the rows."""
 
     subscription: str
     """The topic, or the managed subscription's name or id."""
     replay_id: str
     """Position after these writes, in hexadecimal."""
     received: int
-    """Events in these writes: rows, duplicates, set-aside events and conflicts."""
+    """Number of events in these writes: `rows`, `duplicates`, `set_aside` and `conflicts`."""
     rows: int
     duplicates: int
     set_aside: int
     conflicts: int
     batches: int
-    """Batches of the raw table; a write with only duplicates creates none."""
+    """Number of batches added to the raw table; a write of duplicates alone adds none."""
     first_seq: int | None
     """``ingest_seq`` of the first row; None if there are no rows."""
     last_seq: int | None
@@ -58,19 +58,20 @@ class Unconfirmed:
         """Add a write that was just acked.
 
         Args:
-            acked: Events acked so far, including this write.
+            acked: Total number of events acked so far, including this write.
             result: The writer's result.
-            position: Position of the last event.
+            position: Position of the write's last event.
         """
         self._writes.append(_Written(acked, result, position))
 
     def confirmed(self, events: int, committed: ReplayId | None) -> Commit | None:
-        """Return one commit for the writes that became safe since the last call; None if no write
-        did.
+        """Combine the writes that became safe since the last call into one commit.
+
+        Return None if no write became safe.
 
         Args:
-            events: Number of acked events whose position is safe (`Health.confirmed`).
-            committed: The last position that the service confirmed; None for a topic.
+            events: Total number of acked events whose position is safe (`Health.confirmed`).
+            committed: Last position that the service confirmed; None for a topic.
         """
         safe: list[_Written] = []
         while self._writes and self._writes[0].acked <= events:

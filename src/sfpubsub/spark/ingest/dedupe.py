@@ -2,9 +2,9 @@
 
 An event is identified by its dedupe key. For each key the window stores a mark, derived from the
 payload and its origin, to distinguish two events with the same id but different payloads: they are
-either a conflict or one event that was encoded again. What the marks cannot decide is looked up in
-the table, once for all events of a write. This module uses only keys, rows and times: no Spark, no
-files, no clock.
+either a conflict or one event that was encoded again. Events that the marks cannot classify are
+looked up in the table, with a single lookup per write. This module uses only keys, rows and times:
+no Spark, no files, no clock.
 """
 
 from __future__ import annotations
@@ -45,24 +45,29 @@ class Window(Protocol):
     """The part of a `KeyWindow` that `judge` needs."""
 
     def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
-        """Return the window's entries for those *keys* that it contains, by key."""
+        """Return the entry of each of the *keys* that is in the window, by key."""
         ...
 
     def oldest(self, now: float) -> float:
-        """Return when the complete part of the window starts, in seconds since 1970 UTC."""
+        """Return the time since which the window has every key, in seconds since 1970 UTC."""
         ...
 
 
 class Marker:
-    """Computes the marks of rows."""
+    """Computes marks: 64-bit numbers made of the hour and hashes of schema, topic and payload."""
 
     def __init__(self) -> None:
         self._contexts: dict[tuple[str, str], int] = {}
 
     def marks(self, rows: pa.Table, now: float) -> list[int]:
-        """Return the mark of each row, for a write at *now*.
+        """Return the mark of each row.
 
-        A mark never equals that of a row loaded from the table, whose payload is not known.
+        The payload's part of a mark is never 0, because 0 means that the payload is unknown: the
+        key was loaded from the table.
+
+        Args:
+            rows: Rows of a raw table.
+            now: Time of the write, in seconds since 1970 UTC.
         """
         hour = hour_of(now)
         contexts = self._contexts
@@ -84,22 +89,23 @@ class Conflict:
     """An event that has the id, schema and channel of another event, but a different payload."""
 
     index: int
-    """Index of the event's row."""
+    """Index of the event's row in the write."""
     stored: StoredRow
-    """The row that has the same id."""
+    """The earlier row with the same id, in the table or in the same write."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Classification of the events of a write."""
+    """Classification of the events of a write. Events not listed repeat an earlier one exactly."""
 
     new: list[int]
-    """Indexes of new events."""
+    """Indexes of the events to write."""
     reencoded: list[int] = field(default_factory=list)
-    """Indexes of duplicates that were encoded with another schema, or enriched by
+    """Indexes of duplicates with another payload: encoded with another schema, or enriched by
     another channel.
     """
     conflicts: list[Conflict] = field(default_factory=list)
+    """Events with the id of an earlier event, but a different payload."""
 
 
 def judge(
@@ -113,11 +119,12 @@ def judge(
 ) -> Verdict:
     """Classify *rows* as new, duplicates or conflicts.
 
-    1. The window contains all keys of its time span. If the mark of a key is enough to classify the
-       event, no lookup is needed.
-    2. These are looked up in the table: rows whose mark differs or is unknown; keys from an earlier
-       process, whose rows may have been deleted since; and events from before the window's time
-       span or without a time, which may have been received before it.
+    1. The window contains all keys of its time span. An event whose key is in the window needs no
+       lookup if the two marks are enough to classify it.
+    2. These events are looked up in the table: those that the marks cannot classify; those whose
+       key was stored by an earlier process, because the row may have been deleted since; and those
+       that may have been written before the window's time span, because they are older than the
+       window or have no time.
     3. Of several rows with the same new key, the first one is new, and the others are compared with
        it.
 
@@ -126,9 +133,9 @@ def judge(
         marks: One mark per row.
         window: The recent keys.
         look_up: Returns the table's rows with the given keys in the given time spans.
-        now: Seconds since 1970 UTC.
-        is_live: Whether the rows were delivered recently, so that the service had retained them
-            until then. Other rows may be written at any time after the event.
+        now: Time of the write, in seconds since 1970 UTC.
+        is_live: Whether the service has just delivered the rows, so that no event is older than its
+            retention. Other rows may be of any age.
     """
     keys = rows["dedupe_key"].to_pylist()
     known = window.find(keys)
@@ -161,7 +168,7 @@ def judge(
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return the spans sorted, with overlapping ones merged."""
+    """Sort the spans, and merge those that overlap."""
     found: list[Span] = []
     for start, end in sorted(set(spans)):
         if found and start <= found[-1][1]:
@@ -179,9 +186,7 @@ def _to_ask(
     oldest: float,
     live_at: float | None,
 ) -> dict[bytes, Span]:
-    """Return the keys to look up in the table, with the time span in which their rows may have been
-    written.
-    """
+    """Return the keys to look up in the table, each with the time span in which to search."""
     asked: dict[bytes, Span] = {}
     times = rows["event_time"].cast(pa.int64()).to_pylist()
     limit = oldest * 1_000_000
@@ -202,14 +207,14 @@ def _to_ask(
 
 
 def _is_settled(known: Known, mark: int) -> bool:
-    """Return whether the marks alone classify an event with a known key."""
+    """Return whether *mark* and the known mark are enough to classify an event."""
     if not _has_payload(known.mark):
         return False
     return _same_payload(known.mark, mark) or (known.mark ^ mark) >> HOUR_BITS & _CONTEXT_MASK != 0
 
 
 def _has_payload(mark: int) -> bool:
-    """Return whether a mark contains more than the hour."""
+    """Return whether a mark was computed from a payload, not just loaded with its hour."""
     return mark >> HOUR_BITS != 0
 
 

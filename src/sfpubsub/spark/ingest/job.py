@@ -1,9 +1,9 @@
 """The ingest loop: receive events, decode them, write them, ack them.
 
 It decides when a batch is full and when the job ends. An event is acked only after its write has
-returned; if the loop ends in any other way, nothing is acked and the events are redelivered. While
-one batch is written in a separate thread, the next one is received and decoded, because Spark does
-its work outside this process.
+succeeded; the events of a failed or interrupted write are redelivered. While one batch is written
+in a separate thread, the next one is received and decoded, because Spark does its work outside this
+process.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sfpubsub.types import Gap, Health
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Events per write. A write costs about 0.1 s in Spark, which is small per event with 10,000 events
-# (measured: 10k events 0.2 s, 100k events 1 s), and a killed job has to receive at most this many
-# again.
+# Events per write. A write costs about 0.1 s in Spark, which is little per event with 10,000 events
+# (measured: 10k events 0.2 s, 100k events 1 s). A killed job has to receive about twice as many
+# again, at most: one batch being written and one being collected.
 DEFAULT_BATCH_EVENTS = 10_000
 
-# Seconds that the first event of a batch waits for more.
+# Longest time that a batch waits for more events after its first one, in seconds.
 DEFAULT_BATCH_SECONDS = 10.0
 
 # Payload bytes per write. They are sent to an executor in one task, together with their JSON of
@@ -57,11 +57,11 @@ class Subscription(Protocol):
         ...
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        """Return the next response's events, or None after *timeout* seconds."""
+        """Return the events of the next response, or None if *timeout* seconds pass without one."""
         ...
 
     def health(self) -> Health:
-        """Return the current health."""
+        """Return the subscription's current state, counts and gaps."""
         ...
 
 
@@ -98,7 +98,7 @@ class SidecarStore(Protocol):
         ...
 
     def look(self) -> None:
-        """Write commits that have waited long enough."""
+        """Write the pending commits to the log if they are due."""
         ...
 
 
@@ -116,14 +116,14 @@ class IngestJob:
     """Writes events from one subscription to one table. Not thread-safe, except for `stop`.
 
     Args:
-        subscription: Opened with ``ack="manual"``. The job does not close it: its own ``with``
-            block drains it, and `settle` then records what the drain committed.
+        subscription: An open subscription with ``ack="manual"``. The job does not close it: its own
+            ``with`` block drains it, and `settle` then records what the drain committed.
         writer: Writer of the table.
         sidecars: Stores gaps and commits; None stores none.
         batch_events: Number of events after which a batch is written.
         batch_bytes: Payload bytes after which a batch is written; it may be exceeded by one
             response.
-        batch_seconds: Seconds after its first event at which a batch is written.
+        batch_seconds: Seconds after the first event of a batch at which the batch is written.
         max_events: Stop after exactly this many received events, including duplicates; None means
             no limit. The rest of a response is not acked and will be redelivered.
         idle_timeout: Stop when the open stream has received nothing for this many seconds; None
@@ -133,7 +133,7 @@ class IngestJob:
         on_acked: Called after each write with its last response, and the number of events of that
             response that were written.
         on_look: Called several times a second with the subscription's health.
-        clock: Monotonic clock, in seconds.
+        clock: Returns the time of a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -179,11 +179,12 @@ class IngestJob:
         self._kept_gaps = 0
         self._unconfirmed = Unconfirmed(subscription.name)
         self.progress: Progress = Progress()
-        """Progress so far."""
+        """Counts and position of this run, updated after each write."""
 
     def stop(self) -> None:
-        """Make `run` stop soon, after writing and acking what was received. Safe in signal
-        handlers.
+        """Make `run` stop soon, after writing and acking the events received so far.
+
+        Safe in signal handlers.
         """
         self._stopping = True
 
@@ -196,11 +197,13 @@ class IngestJob:
         return None if writing is None else self._clock() - writing.since
 
     def run(self) -> Summary:
-        """Run until stopped, idle or done. Call it only once. No write is in progress when it
-        returns.
+        """Receive and write events until the job ends, and return a summary.
+
+        Call it only once. No write is in progress when it returns.
 
         Raises:
-            WriteError: A batch was not written, or Spark has exited. None of its events was acked.
+            WriteError: A batch could not be written, and none of its events was acked; or Spark has
+                exited.
             SfPubSubError: The subscription failed. Events written before are acked.
         """
         with self._background:
@@ -214,7 +217,7 @@ class IngestJob:
                 raise
 
     def settle(self) -> None:
-        """Record the commits confirmed since `run`. Call it after the drain.
+        """Record the commits that were confirmed after `run`, while the subscription drained.
 
         Raises:
             WriteError: The commits could not be recorded.
@@ -267,7 +270,7 @@ class IngestJob:
         return health
 
     def _look_at_state(self, health: Health, now: float) -> None:
-        """Update the time of activity and `_caught_up` if no events arrived."""
+        """Update `_active` and `_caught_up` when no events have arrived."""
         if not health.can_receive:
             self._active = now
         # The keepalive may have arrived after events that are yet to be delivered.
@@ -313,7 +316,7 @@ class IngestJob:
         return now - pending.opened >= self._batch_seconds or self._writer.is_wanted
 
     def _write(self) -> None:
-        """Start writing the collected events, after the current write."""
+        """Wait for the current write, then start writing the collected events."""
         self._finish()
         if not self._pending.rows:
             return
@@ -332,8 +335,9 @@ class IngestJob:
         self._writing = _Writing(batch, self._background.start(write), since)
 
     def _finish(self) -> None:
-        """Wait for the write, then ack. The order of these lines is the package's central
-        guarantee.
+        """Wait for the current write, then ack its events.
+
+        The package's central guarantee depends on the order of these steps.
         """
         if self._writing is None:
             return
@@ -343,7 +347,7 @@ class IngestJob:
         self._wrote(result, writing.batch, seconds)
 
     def _finish_after(self, error: SfPubSubError) -> None:
-        """After a failure, finish the write and store the gaps, without hiding the failure."""
+        """After *error*, finish the current write and store the gaps; only log further errors."""
         try:
             self._finish()
         except SfPubSubError as second:
@@ -351,7 +355,7 @@ class IngestJob:
         self._keep_gaps_of_a_failure(error)
 
     def _let_end(self) -> None:
-        """Let the current write end; if it fails as well, log its error."""
+        """After another error, log the error of the current write if that write fails as well."""
 
         def tell(written: Future[tuple[WriteResult, float]]) -> None:
             error = written.exception()
@@ -380,7 +384,7 @@ class IngestJob:
         self._kept_gaps = len(gaps)
 
     def _keep_gaps_of_a_failure(self, error: SfPubSubError) -> None:
-        """Store the gaps that the job passed, but not the one that it stopped at."""
+        """Store the gaps that the job continued after, but not the one that stopped it."""
         stopped_by = error.gap if isinstance(error, ReplayIdRejectedError) else None
         gaps = [gap for gap in self._subscription.health().gaps if gap is not stopped_by]
         try:
@@ -389,7 +393,7 @@ class IngestJob:
             _log.warning("%s", second)
 
     def _note_confirmed(self, health: Health) -> None:
-        """Log the writes whose position is now safe."""
+        """Add the writes whose position is now safe to the commit log."""
         commit = self._unconfirmed.confirmed(health.confirmed, health.committed)
         if commit is not None and self._sidecars is not None:
             self._sidecars.keep_commit(commit)

@@ -1,7 +1,7 @@
 """Choose which sorted runs to merge, and merge them incrementally.
 
-A lookup searches every run, so there should be few runs; a merge rewrites every record, so each
-should rarely be merged. This module only deals with runs; key_window.py manages them.
+A lookup searches every run, so there should be few runs. A merge rewrites all its records, so each
+record should rarely be merged. This module only deals with runs; key_window.py manages them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def runs_to_merge(runs: Sequence[KeyRun], *, most: int, longest: float) -> list[
 
     Args:
         runs: All runs, oldest first.
-        most: Most keys in a run.
-        longest: Most seconds between the first and the last key of a run.
+        most: Maximum number of keys in the merged run.
+        longest: Maximum time span of the keys in the merged run, in seconds.
     """
     for size in sorted(set(map(_size_class, runs))):
         for side_by_side in _split(runs, size):
@@ -65,12 +65,12 @@ def _mergeable(runs: list[KeyRun], most: int, longest: float) -> list[KeyRun]:
 
 
 def _size_class(run: KeyRun) -> int:
-    """Return the size class, which is equal for runs of about the same size."""
+    """Return the size class of a run: how often its size can be divided by `_FAN`."""
     return (len(run).bit_length() - 1) // (_FAN.bit_length() - 1)
 
 
 class Merge:
-    """Merges runs into one, one piece of the key range at a time."""
+    """Merges several runs into one in steps, each for the next part of the key range."""
 
     def __init__(self, inputs: list[KeyRun], output: RunWriter) -> None:
         self.inputs = inputs

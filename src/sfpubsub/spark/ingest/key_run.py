@@ -35,7 +35,7 @@ _BITS_SET = 5
 # Records per index entry of 4 bytes: half a bit per key.
 _BUCKET = 64
 
-# Most keys compared with the file at a time: limits the memory for that to about 10 MB.
+# Maximum number of keys compared with the file at a time: limits the memory to about 10 MB.
 _COMPARED = 1 << 12
 
 # Records read at a time when a run is opened: 6 MB.
@@ -48,7 +48,7 @@ _HOUR_MASK = np.uint64((1 << HOUR_BITS) - 1)
 # One hour, in seconds.
 HOUR = 3600.0
 
-# First halves of keys are below this.
+# Exclusive upper bound of the first half of a key.
 HEADS = 1 << 64
 
 _TOP = np.uint64(32)
@@ -57,11 +57,11 @@ _RANDOM = getattr(mmap, "MADV_RANDOM", None)
 
 
 class DamagedRunError(Exception):
-    """The file of a run is missing or damaged. Never leaves this package."""
+    """The file of a run is missing or damaged. Not raised to callers outside this package."""
 
 
 def sorted_records(records: Numbers) -> Numbers:
-    """Return the records sorted as in a run."""
+    """Return the records sorted by key."""
     ordered: Numbers = records[np.argsort(records[:, 0])]
     heads = ordered[:, 0]
     if (heads[1:] == heads[:-1]).any():  # equal keys, or hashes that agree in 64 bits
@@ -85,29 +85,29 @@ class Sought:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """The manifest's record of a run, with which its file is validated."""
+    """The manifest's entry for a run, which is used to validate its file."""
 
     name: str
     count: int
     crc: int
     """CRC-32 of the file."""
     first_hour: int
-    """The earliest hour of a key, counted from 1970."""
+    """Earliest hour in which a row of the run was written, in hours since 1970 UTC."""
     last_hour: int
 
     @property
     def start(self) -> float:
-        """Time of the oldest possible key, in seconds since 1970 UTC."""
+        """Start of the first hour, in seconds since 1970 UTC."""
         return self.first_hour * HOUR
 
     @property
     def end(self) -> float:
-        """Time after the newest possible key, in seconds since 1970 UTC."""
+        """End of the last hour, in seconds since 1970 UTC."""
         return (self.last_hour + 1) * HOUR
 
 
 class _Index:
-    """Filter and index of a run, built while it is written or read in key order."""
+    """Filter and index of a run, built while the run is written or read in key order."""
 
     def __init__(self, expected: int) -> None:
         self._blocks = np.uint64(max(1, expected * _FILTER_BITS // 64))
@@ -132,7 +132,7 @@ class _Index:
         return self._filter.nbytes + self._starts.nbytes
 
     def close(self) -> None:
-        """Finish building; then lookups are possible."""
+        """Complete the index after the last record. Lookups are possible only afterwards."""
         np.cumsum(self._starts, out=self._starts)
 
     def may_hold(self, sought: Sought) -> npt.NDArray[np.intp]:
@@ -141,7 +141,11 @@ class _Index:
         return np.flatnonzero((words & sought.bits) == sought.bits)
 
     def spans(self, tops: Numbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return, for each key, the start and end index of the records that may contain it."""
+        """Return, for each key, the start and end index of the records to search.
+
+        Args:
+            tops: The first 32 bits of each key.
+        """
         buckets = _scaled(tops, self._buckets)
         starts = self._starts
         return starts[buckets].astype(np.int64), starts[buckets + 1].astype(np.int64)
@@ -165,7 +169,7 @@ class KeyRun:
 
     @classmethod
     def open(cls, directory: Path, entry: RunEntry) -> KeyRun:
-        """Open a run: read it completely to validate it and to build its filter.
+        """Open a run, reading it completely to validate it and to build its filter.
 
         Raises:
             DamagedRunError: The file is missing or damaged.
@@ -299,7 +303,7 @@ class RunWriter:
 
 
 def _scaled(tops: Numbers, size: np.uint64) -> npt.NDArray[np.int64]:
-    """Scale keys to numbers below *size*, preserving their order."""
+    """Scale the first 32 bits of keys to numbers below *size*, preserving their order."""
     return ((tops * size) >> _TOP).view(np.int64)
 
 

@@ -5,11 +5,11 @@ same size are merged, and a run whose keys have all expired is deleted. Merging 
 pieces with each added batch, so that no batch has to wait for it.
 
 The directory is a cache of the table and can be deleted at any time. A manifest lists the complete
-runs and the last row of the table that they cover. Anything that is not in the manifest, is damaged
-or does not match the table is read from the table again. This module uses only keys, marks and
-times, which are passed in: no Spark, no tables, no clock. Invariant: a key added less than the
-window's length ago is found, unless there are too many (`KeyWindow.oldest`), and a key that was
-never added is never found.
+runs and the last row of the table that they cover. Keys that are not in the manifest are read from
+the table again, and so are all keys if the files are damaged or do not match the table. This module
+uses only keys, marks and times, which are passed in: no Spark, no tables, no clock. Invariant: a
+key added less than the window's length ago is found, unless there are too many
+(`KeyWindow.oldest`), and a key that was never added is never found.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ DEFAULT_WINDOW = 73 * 3600.0
 # than the dropped ones for its key to count as certainly present.
 _CLOCKS = 3600.0
 
-# Most keys in the window, in memory and on disk. At 1.1 bytes of memory and 24 bytes of disk each,
-# they take less than 500 MB and 9 GB, enough for 1,140 events per second over 73 h.
+# Maximum number of keys in the window. At 1.1 bytes of memory and 24 bytes of disk each, they take
+# less than 500 MB and 9 GB. This is enough for 1,140 events per second over 73 h.
 DEFAULT_WINDOW_KEYS = 300_000_000
 
 # Keys in memory before they are written as a run: 25 MB in a dictionary, the fastest structure.
@@ -63,7 +63,7 @@ _SPREAD = 8
 # Records merged for each added key: two more than the number of times that a key is merged.
 _MERGED_A_KEY = 10
 
-# Most records merged at a time: limits the memory for that to about 10 MB.
+# Maximum number of records merged at a time: limits the memory for that to about 10 MB.
 _MERGED_AT_ONCE = 1 << 16
 
 
@@ -79,14 +79,17 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Covered:
-    """How far the runs cover the table."""
+    """The last row of the table whose key is in the runs.
+
+    If the table lacks this row, the runs are not valid.
+    """
 
     seq: int
-    """``ingest_seq`` of the last row whose key is in the runs."""
+    """The row's ``ingest_seq``."""
     key: str
-    """That row's key, in hexadecimal. If the table lacks this row, the runs are not valid."""
+    """The row's dedupe key, in hexadecimal."""
     hour: int
-    """Hour in which the row was written, counted from 1970."""
+    """When the row was written, in whole hours since 1970 UTC."""
 
 
 class KeyWindow:
@@ -99,9 +102,9 @@ class KeyWindow:
         table: Name of the table; a directory that was used for another table is emptied.
         directory: Directory for runs; created when needed. Only one process can use it: if it is in
             use or not usable, a temporary directory is used instead.
-        length: Seconds for which a key is kept, at least.
-        max_keys: Most keys to keep. Beyond that, the oldest keys are dropped, and `oldest` returns
-            a later time.
+        length: Minimum time for which a key is kept, in seconds.
+        max_keys: Maximum number of keys. If there are more, the oldest are dropped, and `oldest`
+            returns a later time.
 
     Raises:
         ValueError: *length* or *max_keys* is not positive.
@@ -137,20 +140,20 @@ class KeyWindow:
 
     @property
     def covered(self) -> Covered | None:
-        """How far the runs cover the table; None if unknown."""
+        """The last row of the table whose key is in the runs; None if unknown."""
         return self._covered
 
     @property
     def needs_cover(self) -> bool:
-        """Whether `loaded` needs the last row, because the loaded keys are written as a run."""
+        """Whether `loaded` needs the last row, because it will store the loaded keys in a run."""
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:
-        """Return when the complete part of the window starts, in seconds since 1970 UTC."""
+        """Return the time since which the window has every key, in seconds since 1970 UTC."""
         return max(now - self.length, self._floor)
 
     def begin(self) -> None:
-        """Drop all keys of rows after `covered`.
+        """Drop the keys of all rows after `covered`, or all keys if it is None.
 
         Raises:
             WriteError: The files could not be deleted.
@@ -182,10 +185,10 @@ class KeyWindow:
         self._drop_merge()
 
     def load(self, keys: bytes, now: float) -> None:
-        """Add keys of existing rows while the table is loaded. Their marks are unknown.
+        """Add keys of existing rows while the table is loaded. Their marks contain only the hour.
 
         Args:
-            keys: Concatenated keys.
+            keys: The keys, concatenated.
             now: When the rows were written, or a little later, in seconds since 1970 UTC.
 
         Raises:
@@ -193,7 +196,7 @@ class KeyWindow:
             WriteError: The disk is full or failed.
         """
         if len(keys) % KEY_BYTES:
-            raise ValueError(f"a dedupe key has {KEY_BYTES} bytes")
+            raise ValueError(f"{len(keys)} bytes cannot be divided into keys of {KEY_BYTES} bytes")
         halves = np.frombuffer(keys, "<u8").reshape(-1, 2)
         for first in range(0, len(halves), _LOADED_KEYS):
             some = halves[first : first + _LOADED_KEYS]
@@ -230,7 +233,7 @@ class KeyWindow:
         self._commit([])
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Known]:
-        """Return the window's entries for those *keys* that it contains, by key.
+        """Return the entry of each of the *keys* that is in the window, by key.
 
         Raises:
             ValueError: One of *keys* is not a valid key.
@@ -249,7 +252,7 @@ class KeyWindow:
 
         Args:
             keys: In the order of their rows, which are the last rows of the table.
-            marks: One mark per key, with the hour of *now*.
+            marks: The mark of each key, containing the hour of *now*.
             now: Seconds since 1970 UTC; must not decrease between calls.
             last_seq: ``ingest_seq`` of the last row.
 
@@ -328,7 +331,7 @@ class KeyWindow:
             raise self._place.failure(error) from error
 
     def _commit(self, dropped: Sequence[KeyRun]) -> None:
-        """Make the current set of runs durable, then delete runs that are no longer needed."""
+        """List the current runs in the manifest durably, then delete the files of *dropped*."""
         if self._covered is not None and not self._loaded_runs:
             runs = [asdict(run.entry) for run in self._runs]
             record = {"table": self._table, "covered": asdict(self._covered), "runs": runs}
@@ -358,7 +361,7 @@ class KeyWindow:
     # Merging.
 
     def _work(self, budget: int) -> None:
-        """Merge up to *budget* records, if there is anything to merge."""
+        """Merge about *budget* records, or fewer if no more runs need merging."""
         try:
             while budget > 0:
                 if self._merge is None:
@@ -397,7 +400,7 @@ class KeyWindow:
 
 
 def hour_of(time: float) -> int:
-    """Return the hour, counted from 1970, of a time in seconds since 1970 UTC."""
+    """Convert a time in seconds since 1970 UTC to whole hours since then."""
     return int(time // HOUR)
 
 

@@ -19,15 +19,15 @@ _SET_BACK = 1800.0
 
 
 class KnownEvents:
-    """The keys of a raw table's events: recent ones in a window, the others in the table.
+    """Looks up the events of a raw table: recent ones in a window of keys, others in the table.
 
     Call `recover` first, and again after each write with an unknown outcome. Not thread-safe,
     except for `hear_time`.
 
     Args:
-        table: The table.
-        window: Holds the recent keys; the caller closes it.
-        clock: Seconds since 1970 UTC.
+        table: The raw table.
+        window: The recent keys. The caller closes it.
+        clock: Returns the time in seconds since 1970 UTC.
     """
 
     def __init__(self, table: RawTable, window: KeyWindow, clock: Callable[[], float]) -> None:
@@ -47,13 +47,13 @@ class KnownEvents:
         self._recover(max(self._latest, self._time.read()))
 
     def time_of(self, rows: pa.Table, *, is_live: bool) -> float:
-        """Return the time at which *rows* are written, in seconds since 1970 UTC.
+        """Return the time to record for a write of *rows*, in seconds since 1970 UTC.
 
         It never decreases, because a batch's day determines where its rows are looked up.
 
         Args:
             rows: Rows of a raw table.
-            is_live: Whether they were delivered recently.
+            is_live: Whether the service has just delivered them.
         """
         newest = pc.max(rows["event_time"]).cast(pa.int64()).as_py() if is_live else None
         now = self._time.at_delivery(None if newest is None else newest / 1_000_000)
@@ -65,7 +65,7 @@ class KnownEvents:
         return now
 
     def marks(self, rows: pa.Table, now: float) -> list[int]:
-        """Return the mark of each row, for a write at *now*."""
+        """Return the mark of each row for a write at *now*, in seconds since 1970 UTC."""
         return self._marker.marks(rows, now)
 
     def judge(self, rows: pa.Table, marks: list[int], now: float, *, is_live: bool) -> Verdict:
@@ -74,7 +74,7 @@ class KnownEvents:
         return judge(rows, marks, self._window, self._table.rows_with, now=now, is_live=is_live)
 
     def add(self, rows: pa.Table, marks: list[int], now: float) -> None:
-        """Remember rows that were just appended to the table."""
+        """Add the keys of *rows*, which were just appended to the table, to the window."""
         keys = rows["dedupe_key"].to_pylist()
         self._window.add(keys, marks, now, self._table.next_seq - 1)
 

@@ -14,18 +14,18 @@ from sfpubsub.types import ReplayId
 class PendingEvents:
     """Events collected for one write. Not thread-safe.
 
-    Only the last response itself is kept; see `EventRows`.
+    Events are converted to rows as they are added. Of the responses, only the last one is kept.
     """
 
     def __init__(self) -> None:
         self.rows = EventRows()
         self.opened = 0.0
-        """When the first events were added: *now* of `add`."""
+        """The *now* of the first call of `add`."""
         self._last: tuple[EventBatch, int] | None = None
         self._acks: list[Callable[[], None]] = []
 
     def add(self, batch: EventBatch, count: int, now: float) -> None:
-        """Add the first *count* events of a response, which arrived at *now*."""
+        """Add the first *count* events of a response that arrived at *now* (monotonic seconds)."""
         if not self._acks:
             self.opened = now
         self.rows.extend(islice(batch, count), batch.received_at)
@@ -34,7 +34,7 @@ class PendingEvents:
         self._acks.append(partial(batch.ack_range, batch.first_seq, batch.first_seq + count - 1))
 
     def ack(self) -> None:
-        """Ack all events."""
+        """Ack all events that were added."""
         # In reverse, so that the acked prefix, and with it the position, moves only once.
         for ack in reversed(self._acks):
             ack()
@@ -47,6 +47,6 @@ class PendingEvents:
 
     @property
     def position(self) -> ReplayId:
-        """Position of the last event."""
+        """Position of the last event that was added."""
         batch, count = self.last
         return batch.raw_events[count - 1].replay_id

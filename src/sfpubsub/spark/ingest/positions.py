@@ -20,24 +20,24 @@ class PositionKeeper(Protocol):
 
     @property
     def sources(self) -> Sequence[Source]:
-        """Sources of the table's events."""
+        """Sources whose events the writer accepts."""
         ...
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Where each source resumes, by name."""
+        """The stored position of each source that has one, by name."""
         ...
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
-        """Store *position* durably."""
+        """Store *position* durably; *source* may be None if there is only one."""
         ...
 
 
 class TableReplayStore(ReplayStore):
     """A replay store for ``client.subscribe(topic, replay=…)`` that reads positions from a table.
 
-    Use it only for subscriptions with manual acks whose events are written to this table. Then no
-    position needs to be stored while a write is in progress.
+    Use it only for subscriptions with manual acks whose events are written to this table. Their
+    acked positions are already in the table, so that `set` rarely has to write.
 
     Args:
         writer: The `EventWriter` that writes the subscriptions' events.
@@ -48,7 +48,7 @@ class TableReplayStore(ReplayStore):
         self._names = {source.name for source in writer.sources if source.keeps_position}
 
     def get(self, topic: str) -> StartPosition:
-        """Return where *topic* resumes.
+        """Return the stored position of *topic*, or the earliest one if none is stored.
 
         Raises:
             ConfigurationError: The topic is not a source of the table.
@@ -75,6 +75,6 @@ class TableReplayStore(ReplayStore):
         if topic not in self._names:
             kept = ", ".join(sorted(self._names)) or "no topic"
             raise ConfigurationError(
-                f"this table keeps the position of {kept}, not of {topic}: add it to the writer's "
-                f"topics"
+                f"{topic} is not a source of the table, which stores positions of {kept}: add it "
+                f"to the writer's topics"
             )

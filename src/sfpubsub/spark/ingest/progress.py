@@ -13,14 +13,14 @@ Ending: TypeAlias = Literal["idle", "caught-up", "max-events", "stopped"]
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a job. All counts are for this run."""
+    """What a job has done so far. All counts start at 0 with each run."""
 
     received: int = 0
     """Events processed: the sum of `rows`, `duplicates`, `set_aside` and `conflicts`."""
     rows: int = 0
-    """Events written."""
+    """Events written to the table."""
     duplicates: int = 0
-    """Events dropped because they were already in the table or occurred twice."""
+    """Events dropped because the table or the same write already contained them."""
     undecodable: int = 0
     """Events that could not be decoded: written as rows without JSON, or `set_aside`."""
     set_aside: int = 0
@@ -30,14 +30,20 @@ class Progress:
     reencoded: int = 0
     """Duplicates whose payload differs, because the event was encoded again."""
     batches: int = 0
-    """Batches written."""
+    """Batches added to the table."""
     position: ReplayId | None = None
-    """Position of the last durable event."""
+    """Position of the last event processed durably; None before the first write."""
     seconds: float = field(default=0.0, compare=False)
     """How long the last write took, in seconds."""
 
     def after(self, result: WriteResult, position: ReplayId | None, seconds: float) -> Progress:
-        """Return the progress after one more write."""
+        """Return the progress including one more write.
+
+        Args:
+            result: The result of the write.
+            position: Position of its last event; None if unchanged.
+            seconds: How long the write took.
+        """
         return Progress(
             received=self.received + result.received,
             rows=self.rows + result.rows,
@@ -54,9 +60,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Summary:
-    """How a job ended."""
+    """The final progress of a job, and why it ended."""
 
     progress: Progress
     ending: Ending
+    """Why the job ended without an error."""
     gaps: tuple[Gap, ...]
     """Gaps of the subscription, where events may be missing."""

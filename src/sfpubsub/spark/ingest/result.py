@@ -9,20 +9,20 @@ from sfpubsub.types import ReplayId
 
 @dataclass(frozen=True)
 class WriteResult:
-    """The result of a write. Everything in it is durable."""
+    """The outcome of a write, after its rows and positions have become durable."""
 
     rows: int
-    """Events written."""
+    """Events written to the table."""
     duplicates: int
-    """Events dropped because they were already in the table or occurred twice."""
+    """Events dropped because the table or the same write already contained them."""
     undecodable: int
     """Events that could not be decoded: rows without JSON, or `set_aside`."""
     batch_id: str | None
     """The table's id for the batch; None if nothing was left to write."""
     first_seq: int | None
-    """``ingest_seq`` of the first row."""
+    """``ingest_seq`` of the first row; None if there are no rows."""
     position: ReplayId | None
-    """Where the topic or channel resumes; None for a managed subscription."""
+    """Stored position of the topic or channel; None for a managed subscription."""
     set_aside: int = 0
     """Events that have no row because they could not be decoded: quarantined or skipped."""
     repeated: bool = False
@@ -38,5 +38,5 @@ class WriteResult:
 
     @property
     def received(self) -> int:
-        """Events processed."""
+        """Events processed: rows, duplicates, set-aside events and conflicts."""
         return self.rows + self.duplicates + self.set_aside + self.conflicts

@@ -1,7 +1,7 @@
 """The directory of a window's runs: its lock, its manifest, and the order of file operations.
 
-A run is durable before the manifest that lists it, and the manifest before a run that it no longer
-lists is deleted. So a crash can leave unlisted files, which are deleted at the next start, but
+A run is made durable before the manifest that lists it. A run is deleted only after a manifest
+without it is durable. So a crash can leave unlisted files, which are deleted at the next start, but
 never a listed run without its file. The reader has to validate the manifest's contents.
 """
 
@@ -56,9 +56,9 @@ class RunDirectory:
             self._take()
 
     def read_manifest(self) -> dict[str, Any] | None:
-        """Return the manifest; None if it is missing, damaged or outdated.
+        """Return the manifest; None if it is missing, damaged or of another version.
 
-        Files that it does not list are deleted.
+        Also delete all runs that the manifest does not list.
         """
         if self._lock is None:
             return None
@@ -83,7 +83,7 @@ class RunDirectory:
         return found
 
     def write_manifest(self, record: Mapping[str, object]) -> None:
-        """Replace the manifest.
+        """Replace the manifest durably; a version and a checksum are added to *record*.
 
         Raises:
             WriteError: The manifest could not be written.
@@ -111,7 +111,7 @@ class RunDirectory:
             raise self.failure(error) from error
 
     def new_run(self, expected: int) -> RunWriter:
-        """Start a run of at most *expected* records.
+        """Create a file for a run of at most *expected* records, and return its writer.
 
         Raises:
             OSError: The file could not be created.
@@ -129,13 +129,13 @@ class RunDirectory:
         return KeyRun.open(self.path, entry)
 
     def remove(self, runs: Sequence[KeyRun]) -> None:
-        """Delete the files of runs that are not in the manifest."""
+        """Delete the files of *runs*, which the manifest must no longer list."""
         for run in runs:
             with suppress(OSError):  # otherwise it is deleted at the next start
                 run.path.unlink(missing_ok=True)
 
     def failure(self, error: OSError) -> WriteError:
-        """Return the error to raise after a disk failure."""
+        """Return the WriteError to raise after *error*, a failure of the disk."""
         return WriteError(
             f"the dedupe keys cannot be stored in {self.path} ({error.strerror}), which needs 24 "
             f"bytes per event in the window: free some disk space there"

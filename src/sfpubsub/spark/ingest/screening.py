@@ -36,7 +36,7 @@ class ScreenedPart:
     marks: list[int]
     """One mark per row."""
     result: WriteResult
-    """The result. The write adds the batch id, the first number and the position."""
+    """The counts of this part. Batch id, first number and position are set after the write."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def screen(parts: Sequence[Part], known: KnownEvents, undecodable: Undecodable) 
     """Select the rows of *parts* to write.
 
     Raises:
-        WriteError: The table or the quarantine failed.
+        WriteError: The table could not be read, or the quarantine could not be written.
     """
     tables = [part.rows.table() for part in parts]
     now = known.time_of(pa.concat_tables([*tables, SCHEMA.empty_table()]), is_live=True)
@@ -93,7 +93,7 @@ def taken_of(rows: pa.Table, kept: list[int]) -> pa.Table:
 def _part(
     rows: EventRows, table: pa.Table, marks: list[int], verdict: Verdict, undecodable: Undecodable
 ) -> ScreenedPart:
-    """Apply the policy for undecodable events to the new events of a part."""
+    """Return the rows of a part to write, after applying the policy for undecodable events."""
     new = kept = verdict.new
     news = set(new) if rows.undecodable else set()
     bad = {index: row for index, row in rows.undecodable if index in news}

@@ -1,10 +1,10 @@
-"""The current time, as far as this machine's clock can be trusted.
+"""The current time by this machine's clock, or by the service's times if the clock is ahead.
 
 The time of a batch determines the partition of its rows and never decreases. If the clock were a
 year ahead for one batch, all later rows would get that time too, and every event would look too old
 for the window. For a managed subscription, the service reports its own time with each commit. For
-other sources, the newest event of a batch limits how late it can be, because the service retains an
-event for only a few days.
+other sources, the newest event of a batch limits how late the current time can be, because the
+service retains an event for only a few days.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sfpubsub.spark.ingest.dedupe import KEPT
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds by which the clock may be ahead of the latest time that the service's times allow.
+# Seconds by which the clock may exceed the latest time that is possible by the service's times.
 _AHEAD = 3600.0
 
 # Start of 2021, before the Pub/Sub API existed, in seconds since 1970 UTC. An older event time was
@@ -27,12 +27,13 @@ _FIRST_EVENT = 1_609_459_200.0
 
 
 class ServiceTime:
-    """A clock that is checked against the service's times. One thread reads it; any thread may call
-    `hear`.
+    """A clock that is checked against the service's times.
+
+    Only one thread may read the time; any thread may call `hear`.
 
     Args:
-        clock: Seconds since 1970 UTC.
-        steady: Monotonic clock, in seconds.
+        clock: Returns the time in seconds since 1970 UTC.
+        steady: Returns the time of a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class ServiceTime:
         self._is_said = False
 
     def hear(self, service_time: float) -> None:
-        """Record a time of the service's own clock.
+        """Record the time that the service's own clock reads now.
 
         Args:
             service_time: Seconds since 1970 UTC. A repeated value is ignored.
@@ -58,11 +59,13 @@ class ServiceTime:
         return self.at_delivery(None)
 
     def at_delivery(self, newest_event: float | None) -> float:
-        """Return the time of a delivery: the clock's, or the service's if the clock is too far
-        ahead.
+        """Return the time of a delivery, in seconds since 1970 UTC.
+
+        It is the clock's time, or the service's time if the clock is too far ahead.
 
         Args:
-            newest_event: Time of the newest event, in seconds since 1970 UTC; None if unknown.
+            newest_event: Time of the newest event delivered, in seconds since 1970 UTC; None if
+                unknown.
         """
         now, service = self._clock(), None
         if self._heard is not None:

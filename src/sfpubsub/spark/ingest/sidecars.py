@@ -7,7 +7,7 @@ determines when they are written:
 - an event in the *quarantine* is durable before its position can be committed (by writer.py);
 - a *gap* is durable before anything received after it is written;
 - a *commit* is a log line, written after the service's confirmation and never read by a job. A
-  killed job loses its last seconds of log;
+  killed job loses the last seconds of its log;
 - a *conflict*, an event with the id of another event, is durable before its position can be
   committed.
 
@@ -49,8 +49,8 @@ from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
 from sfpubsub.types import Gap
 
-# Lines per file of commits, 0.3 MB: nine files a day with a batch every 10 s, 170 if a backlog is
-# read at two batches per second all day.
+# Lines per file of commits, about 0.3 MB: nine files a day with a batch every 10 s, 170 if a
+# backlog is read at two batches per second all day.
 COMMITS_A_FILE = 1000
 
 # Seconds between writes of the newest file of commits. A killed job may lose up to this many
@@ -65,7 +65,7 @@ class Sidecars:
     Args:
         spark: Used to access non-local file systems.
         destination: The raw table. A catalog table must exist before a sidecar is first used.
-        clock: Seconds since 1970 UTC.
+        clock: Returns the time in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -110,14 +110,17 @@ class Sidecars:
 
     @property
     def schemas(self) -> SchemaStore:
-        """The schema store."""
+        """Store of the events' Avro schemas, in the sidecar ``_schemas``."""
         if isinstance(self._place, Path):
             return FileSchemaStore(self._place / SCHEMAS_NAME)
         return SidecarSchemas(self._files(SCHEMAS_NAME))
 
     @property
     def quarantine(self) -> Quarantine:
-        """The quarantine. It can be requested before the table exists."""
+        """Store of undecodable events, in the sidecar ``_quarantine``.
+
+        The property may be used before the table exists.
+        """
         if self._local is not None:
             return FileQuarantine(self._local / QUARANTINE_NAME)
         return SidecarQuarantine(lambda: self._files(QUARANTINE_NAME))
@@ -126,12 +129,12 @@ class Sidecars:
         """Store the schemas of events durably. Call it before their rows are written.
 
         Args:
-            schemas: JSON texts by schema id. The text is empty if the service does not know the
-                schema; such entries are ignored.
+            schemas: Avro schemas as JSON text, by schema id. Entries with an empty text, for
+                schemas that could not be fetched, are ignored.
 
         Raises:
-            ConfigurationError: A schema could not be stored.
-            WriteError: A schema could not be stored.
+            ConfigurationError: The schema store cannot be read or written.
+            WriteError: The file system failed while a schema was stored.
         """
         for schema_id, text in schemas.items():
             if schema_id in self._kept or not text:
@@ -159,8 +162,8 @@ class Sidecars:
     def keep_gaps(self, gaps: Sequence[Gap]) -> None:
         """Store gaps durably. Call it before anything received after them is written.
 
-        If a job dies before it has written anything after a gap, it encounters the same gap again,
-        which remains one row.
+        If a job dies before it has written anything after a gap, it encounters the same gap again
+        after the restart. The gap is stored only once.
 
         Raises:
             WriteError: The gaps could not be stored.
@@ -193,8 +196,8 @@ class Sidecars:
         """Durably store events that have the id of another event. Call it before they are acked.
 
         Args:
-            rows: Rows of a raw table that include those events.
-            conflicts: Which rows are conflicts.
+            rows: Rows of a raw table, including those of the conflicts.
+            conflicts: The conflicts, as indexes in *rows*.
 
         Raises:
             WriteError: The events could not be stored.
@@ -226,7 +229,7 @@ class Sidecars:
                 self._commits.add(commit, self._clock())
 
     def look(self) -> None:
-        """Write commits that have waited long enough. Cheap if there is nothing to write.
+        """Write the pending commits if `COMMITS_EVERY` seconds have passed. Cheap otherwise.
 
         Raises:
             WriteError: The log could not be written.
@@ -238,8 +241,8 @@ class Sidecars:
     @property
     def _place(self) -> Path | str:
         if self._root is None:
-            # Use a separate session: an Iceberg catalog caches lookups per session, so the user's
-            # session would keep seeing the table as it is now.
+            # Use a separate session: an Iceberg catalog caches tables per session, so the user's
+            # session would not see later changes to the table.
             self._root = location_of(self._spark.newSession(), self._destination)
         return self._root
 
@@ -281,7 +284,7 @@ class _CommitLog:
 
 
 def _name_of(record: Mapping[str, object]) -> str:
-    """Return the file name for a record, which depends only on its contents."""
+    """Return a record's file name, a hash of its contents."""
     return f"{hashlib.blake2b(json.dumps(record).encode(), digest_size=16).hexdigest()}.json"
 
 

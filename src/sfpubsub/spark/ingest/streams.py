@@ -32,7 +32,7 @@ OnFailure: TypeAlias = Literal["stop", "continue"]
 
 
 class Watched(Protocol):
-    """The part of a subscription needed for messages."""
+    """The part of a subscription that progress messages need."""
 
     def health(self) -> Health:
         """Return the subscription's current health, or the last one if it has ended."""
@@ -41,7 +41,7 @@ class Watched(Protocol):
 
 @dataclass
 class Stream:
-    """One source's job with its subscription and its outcome."""
+    """The job, subscription and outcome of one source."""
 
     source: Source
     job: IngestJob
@@ -63,10 +63,10 @@ class Stream:
 
 
 class Streams:
-    """Runs jobs until all have ended.
+    """Runs the jobs of several sources concurrently until all have ended.
 
     Args:
-        streams: At least one stream. Each job's thread enters and leaves its block.
+        streams: At least one stream. The thread of each job enters and leaves `Stream.block`.
         on_failure: Whether the other sources stop or continue if one fails.
     """
 
@@ -106,10 +106,9 @@ class Streams:
             raise _failure(self._told[0], named=len(self._streams) > 1)
 
     def _look(self) -> None:
-        """Check for new failures. Log all except the first, which is raised.
+        """Log new failures, and stop the other jobs unless they may continue.
 
-        If the other jobs continue, the first failure is logged as well, because they may run for
-        days.
+        The first failure is logged only if the others continue, because `run` raises it at the end.
         """
         for stream in self._streams:
             if stream.error is None or stream in self._told:
@@ -123,7 +122,7 @@ class Streams:
             self.stop()
 
     def join(self) -> None:
-        """Wait up to `_ABORT_TIMEOUT` for each job, after its subscription was aborted."""
+        """Wait up to `_ABORT_TIMEOUT` seconds for each job, after its subscription was aborted."""
         for thread in self._threads:
             if thread.ident is not None:  # it was started
                 thread.join(_ABORT_TIMEOUT)
@@ -142,9 +141,7 @@ class Streams:
 
 
 def _is_of_its_source(error: BaseException) -> bool:
-    """Return whether the other sources can continue after this error, because only its source
-    failed.
-    """
+    """Return whether only one source failed, so that the others can continue after *error*."""
     return isinstance(error, SfPubSubError) and not isinstance(error, WriteError)
 
 

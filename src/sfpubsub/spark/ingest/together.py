@@ -1,8 +1,9 @@
 """Combine batches that several sources deliver at about the same time into one write.
 
 A commit of a table format takes about a second, however small it is, so twenty sources that each
-write their own batches would never keep up. A source with a batch first waits a moment for the
-others; then one of them writes for all, while the next group is collected.
+write their own batches would never keep up. A source that has a batch first waits briefly for the
+other sources. Then the thread of one source writes the batches of all, while the next group is
+collected.
 
 Invariant: each source has at most one write in progress or waiting, and never writes a position
 older than its last write.
@@ -24,7 +25,8 @@ from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.types import ReplayId
 
-# Seconds that the first source waits for the others. Each job checks for it four times a second.
+# Seconds that the first source waits for the others. Each job checks four times a second whether
+# another source is waiting.
 DEFAULT_PATIENCE = 0.4
 
 # Seconds after which a position without events, such as one from a keepalive, is written on its
@@ -36,8 +38,7 @@ MOVE_AFTER = 60.0
 # again: it stores about one per second, and a position yet to be stored is at most two writes old.
 _OWN_POSITIONS = 16
 
-
-# Most full batches combined into one write. Writing them takes hardly longer than writing one.
+# Maximum number of full batches combined into one write, which takes hardly longer than one batch.
 _BATCHES_AT_ONCE = 4
 
 
@@ -46,18 +47,18 @@ class PartsWriter(Protocol):
 
     @property
     def sources(self) -> Sequence[Source]:
-        """Sources of its events."""
+        """Sources whose events the writer accepts."""
         ...
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Where each source resumes."""
+        """The stored position of each source that has one, by name."""
         ...
 
     def write_parts(
         self, parts: Sequence[Part], moves: Mapping[str, ReplayId] | None = None
     ) -> list[WriteResult | DecodeError]:
-        """Write the events and positions of several sources durably."""
+        """Write the events and positions of several sources durably; return a result per part."""
         ...
 
     def check(self) -> None:
@@ -93,7 +94,7 @@ class Together:
         writer: Writer of the table; used by one thread at a time.
         max_events: Number of events at which a write no longer waits for other sources. It may
             include more events, if they are available.
-        max_bytes: Most payload bytes per write, unless a single source passes more.
+        max_bytes: Maximum payload bytes per write, unless a single source passes more.
         patience: Seconds that a write waits for other sources.
     """
 
@@ -147,7 +148,11 @@ class Together:
         return own.result
 
     def note(self, source: str, position: ReplayId) -> None:
-        """Record a position without events, to be stored with the next write."""
+        """Record a position without events, to be stored with the next write.
+
+        The position is ignored if it was already written, or if events of *source* are waiting to
+        be written.
+        """
         with self._changed:
             if position in self._own[source] or self._is_waiting(source):
                 return  # already written, or older than the write in progress
@@ -156,7 +161,7 @@ class Together:
             self._moves.positions[source] = position
 
     def look(self) -> None:
-        """Write positions that have waited long enough. Cheap if there is nothing to write.
+        """Write the recorded positions if `MOVE_AFTER` seconds have passed. Cheap otherwise.
 
         Raises:
             WriteError: The positions could not be written and will be retried.
@@ -164,7 +169,7 @@ class Together:
         self._flush(older_than=MOVE_AFTER)
 
     def flush(self) -> None:
-        """Write all waiting positions.
+        """Write all recorded positions immediately.
 
         Raises:
             WriteError: The positions could not be written and will be retried.
@@ -188,11 +193,11 @@ class Together:
             return self._is_gathering and not self._is_waiting(source)
 
     def position(self, source: str) -> ReplayId | None:
-        """Return where a source resumes; None if it has no position."""
+        """Return the stored position of a source; None if it has none."""
         return self._writer.positions.get(source)
 
     def _lead(self) -> None:
-        """Collect a group, write it, and pass the results to all its members."""
+        """Collect a group of parts, write them together, and set the result of each."""
         with self._changed:
             self._is_gathering = True
             rest = self._waiting[0].since + self._patience - time.monotonic()
@@ -250,7 +255,7 @@ class Together:
         return self._has(self._waiting, self._max_events)
 
     def _group(self) -> list[_Waiting]:
-        """Return the first waiting parts up to a full write, at least one."""
+        """Return the parts for the next write: the first one, and others until it is full."""
         group: list[_Waiting] = []
         for waiting in self._waiting:
             if group and self._has(group, _BATCHES_AT_ONCE * self._max_events):
@@ -269,7 +274,7 @@ class Together:
 class Member:
     """The writer for one source's job. Use it only in that job's threads.
 
-    It also stores the source's position for `TableReplayStore`.
+    `TableReplayStore` can use it to store the source's position.
 
     Args:
         together: The shared writer.
@@ -282,7 +287,7 @@ class Member:
         self._writer = writer
         self._source = source
         self.sources = (source,)
-        """This source only."""
+        """The job's source, as the only element."""
 
     @property
     def is_wanted(self) -> bool:
@@ -294,7 +299,7 @@ class Member:
         return self._together.write(self._source.name, received)
 
     def check(self) -> None:
-        """Check that Spark can still write, and write positions that have waited long enough.
+        """Check that Spark can still write, and write recorded positions that are due.
 
         Raises:
             WriteError: Spark has exited, or the positions could not be written.
@@ -308,7 +313,7 @@ class Member:
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Where the sources resume, by name."""
+        """The stored position of each source that has one, by name."""
         return self._writer.positions
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
@@ -316,7 +321,7 @@ class Member:
         self._together.note(source or self._source.name, position)
 
     def flush(self) -> None:
-        """Write waiting positions immediately.
+        """Write all recorded positions immediately.
 
         Raises:
             WriteError: The positions could not be written and will be retried.

@@ -21,7 +21,8 @@ class Undecodable:
 
     Args:
         policy: What to do with the events; see `EventWriter`.
-        quarantine: Receives the events; required for, and only allowed with, ``quarantine``.
+        quarantine: Where to put the events. Required for the policy ``quarantine``, and not allowed
+            otherwise.
 
     Raises:
         ConfigurationError: The policy is not valid, or does not match *quarantine*.
@@ -41,8 +42,9 @@ class Undecodable:
         self._quarantine = quarantine
 
     def keeps(self, bad: Sequence[Row]) -> bool:
-        """Apply the policy; return whether to write rows without JSON. If not, they were
-        quarantined or skipped.
+        """Apply the policy, and return whether to write the rows of *bad*, without JSON.
+
+        If not, their events were quarantined or skipped.
 
         Raises:
             WriteError: The quarantine could not be written.

@@ -67,17 +67,20 @@ class EventWriter:
         topic: The topic, or several; the table keeps the position of each (`TableReplayStore`).
         channel: The channel of the Streaming API, or several; handled like topics.
         window: Seconds for which dedupe keys are kept, in memory and on local disk.
-        window_keys: Most keys to keep, at 1.1 bytes of memory and 24 bytes of disk each. If
-            *window* contains more, older events are looked up in the table, which takes longer.
+        window_keys: Maximum number of dedupe keys, each of which takes 1.1 bytes of memory and 24
+            bytes of disk. Events older than the keys that fit are looked up in the table, which
+            takes longer.
         staging: With parquet: directory for staging and sidecars, on the table's file system and
             outside the table. None keeps their current location; that of a new table is next to it.
-        clock: Seconds since 1970 UTC; determines the window and the day of a batch.
+        clock: Returns the time in seconds since 1970 UTC, which determines the window and the day
+            of a batch.
         on_undecodable: What to do with an event that cannot be decoded. ``keep``: write its row
             without JSON; ``quarantine``: put it into *quarantine* instead of the table; ``skip``:
             only count and log it; ``fail``: make `write` raise.
         quarantine: Receives undecodable events. Required for *on_undecodable* ``quarantine``, and
             not allowed otherwise.
-        org_id: 18-character id of the org that the events come from; if None, the column is null.
+        org_id: 18-character id of the org that publishes the events, for the column ``org_id``;
+            None leaves it null.
         table_properties: For table formats: properties to set if the table has to be created, such
             as ``delta.logRetentionDuration``.
 
@@ -111,7 +114,7 @@ class EventWriter:
     ) -> None:
         place = Destination.parse(path, format, staging)
         self.sources: tuple[Source, ...] = Source.several(subscription, topic, channel)
-        """Sources of the events."""
+        """The sources whose events this writer accepts."""
         self._source_of = {source.name: source for source in self.sources}
         self._undecodable = Undecodable(on_undecodable, quarantine)
         self.destination = place
@@ -162,11 +165,12 @@ class EventWriter:
         position from the table, because only the table shows whether it contains the batch.
 
         Args:
-            batches: One or more, in order of arrival, of this table's subscription.
+            batches: One or more batches of the writer's only source, in order of arrival.
 
         Raises:
             WriteError: The write failed; the same batches can be written again.
-            DecodeError: With ``fail``: an event cannot be decoded. Nothing was written.
+            DecodeError: *on_undecodable* is ``fail`` and an event cannot be decoded. Nothing was
+                written.
             LocalProtocolError: The writer was closed, or another thread is writing.
         """
         rows = EventRows()
@@ -175,8 +179,9 @@ class EventWriter:
         return self.write_read(rows)
 
     def write_read(self, received: EventRows, source: str | None = None) -> WriteResult:
-        """Write events as `write` does, but events that are already decoded, for instance in
-        another thread.
+        """Write collected events durably, each exactly once, as `write` does.
+
+        The events may have been collected and decoded in another thread.
 
         Args:
             received: Events of one of the table's sources.
@@ -184,7 +189,8 @@ class EventWriter:
 
         Raises:
             WriteError: The write failed; the same events can be written again.
-            DecodeError: With ``fail``: an event cannot be decoded. Nothing was written.
+            DecodeError: *on_undecodable* is ``fail`` and an event cannot be decoded. Nothing was
+                written.
             LocalProtocolError: The writer was closed, another thread is writing, or the source is
                 ambiguous.
         """
@@ -196,16 +202,17 @@ class EventWriter:
     def write_parts(
         self, parts: Sequence[Part], moves: Mapping[str, ReplayId] | None = None
     ) -> list[WriteResult | DecodeError]:
-        """Write the events of several sources durably, as one batch with all positions.
+        """Write the events and positions of several sources durably, as one batch.
 
         Events are written in the order of the parts, and within a part in order of arrival.
 
         Args:
             parts: At most one per source.
-            moves: Positions without events, by source.
+            moves: Positions without events, by name of the source.
 
         Returns:
-            The result of each part. A part with a DecodeError is not written, nor is its position.
+            The result of each part. If it is a DecodeError, neither the events of the part nor its
+            position were written.
 
         Raises:
             WriteError: The write failed; the same events can be written again.
@@ -258,8 +265,8 @@ class EventWriter:
                 source. They may come from any subscription.
             name: A streaming query's name for these rows. It becomes part of the transaction. If
                 one of the table's last 32 batches has the same name, nothing is written, because
-                the rows are already in the table. Rows without a name may be of any age and are
-                always looked up.
+                the rows are already in the table. Rows without a name may be of any age, so they
+                are looked up in more of the table.
             schemas: The Avro schemas of the rows as JSON text, by id. They are stored durably
                 before the rows. Rows whose schema is neither here nor in ``schema_json`` nor in the
                 sidecar are written with a warning, because typed tables need the schema.
@@ -319,7 +326,7 @@ class EventWriter:
         """Store a position without events durably, for instance after a keepalive.
 
         Args:
-            position: The position.
+            position: The position to store.
             source: Name of the topic or channel; optional if there is only one source.
 
         Raises:
@@ -423,21 +430,22 @@ class EventWriter:
         if source is None or source not in self._source_of:
             names = ", ".join(self._source_of)
             raise LocalProtocolError(
-                f"name the source: {self.destination} takes events of {names}"
-                + (f", not of {source}" if source else "")
+                f"pass one of the sources of {self.destination}: {names}"
+                + (f", not {source}" if source else "")
             )
         return source
 
     def _keeping(self, name: str) -> str:
         if not self._source_of[self._name(name)].keeps_position:
             raise LocalProtocolError(
-                "the service keeps the position of a managed subscription: ack its events instead"
+                f"the position of the managed subscription {name} is stored by the service: ack "
+                f"its events instead"
             )
         return name
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Lock the table for one write, after making sure that its state is known."""
+        """Lock the writer for one write, and first reload the table's state if it is unknown."""
         if self._is_closed:  # the next writer relies on this; this writer's state is outdated
             raise LocalProtocolError(
                 f"the writer of {self.destination} was closed, and another writer may be active: "

@@ -43,7 +43,7 @@ class RawBatches:
     """The batches of one raw table, whatever its layout. Not thread-safe.
 
     Args:
-        spark: The session that reads.
+        spark: Session used for reading.
         table: Location of the table.
 
     Raises:
@@ -54,16 +54,18 @@ class RawBatches:
         self._spark = spark
         self._table = table
         self._paths: dict[str, str] = {}
-        """For Parquet: the directory of each listed batch."""
+        """For Parquet: URL of the directory of each listed batch, by batch id."""
         self._end: tuple[str, str] | None = None
-        """A version and the id of its last batch, cached because each listing costs a query."""
+        """The last version listed and the id of its last batch, to save further queries."""
         self._lineage = lineage_of(spark, table)
         check_raw_table(table)
         if table.local is None and not table.in_catalog:
             check_file_system(spark, table.address)
 
     def identity(self) -> str | None:
-        """Return the table's identity, which survives moving it; None for a table without sources.
+        """Return the table's identity, which stays the same if the table is moved.
+
+        It is None for a table without sources.
 
         Raises:
             WriteError: The table cannot be read.
@@ -88,7 +90,9 @@ class RawBatches:
             return None if self._lineage is None else self._lineage.version()
 
     def moves(self, since: str | None) -> Moves:
-        """Return the changes of the batches since an earlier version; none for a table of files.
+        """Return how the batches have changed since version *since*.
+
+        For a table of files, or if *since* is None, the result contains no changes.
 
         Raises:
             WriteError: The table cannot be read.
@@ -124,7 +128,7 @@ class RawBatches:
         return after
 
     def named(self, ids: Collection[str], version: str | None = None) -> list[RawBatch]:
-        """Return those of the given batches that are in the table, in order.
+        """Return those of the given batches that are in the table, in the order of writing.
 
         Args:
             ids: Ids of the batches.
@@ -226,8 +230,9 @@ def _batches(frame: DataFrame) -> list[RawBatch]:
 
 
 def _between(frame: DataFrame, layout: Layout, first: str, last: str | None) -> Column:
-    """Return a condition that limits rows to the partitions of some days, so that no others are
-    read.
+    """Return a condition that limits rows to the partitions of the days *first* to *last*.
+
+    If *last* is None, there is no upper limit. Spark does not read other partitions.
     """
     column = frame[layout.partition]
     from_day = f.lit(first).cast("date") if layout is NEWEST else f.lit(first)

@@ -1,10 +1,10 @@
 """The directory ``.NAME.sfpubsub`` next to a Parquet table, for all files except the table's rows.
 
 Staging and sidecars are kept outside the table's own tree, because not every reader of
-``**/*.parquet`` ignores names that begin with ``_``, and even readers that do may list their
-contents while they are being removed. By default the directory is next to the table; the user can
-choose another parent directory, which the table's identity file then records. It must be on the
-table's file system: a batch is published by one rename.
+``**/*.parquet`` ignores names that begin with ``_``, and even a reader that does may list such a
+directory while it is being removed. By default the directory is next to the table; the user can
+choose another parent directory, which is then recorded in the table's identity file. It must be on
+the table's file system, because a batch is published by one rename.
 
 Tables of layout 1 kept these files inside the table. `settle` moves them out while the lease is
 held. It can be interrupted at any step and repeated; until it has finished, readers check both
@@ -59,7 +59,7 @@ def sidecar_places(table: Path, staging: Path | None, name: str) -> list[Path]:
 
 
 def owner_of(place: Path) -> Path | None:
-    """Return the table that the directory was last used for; None if none is recorded."""
+    """Return the table that *place* was last used for; None if no table is recorded."""
     try:
         return Path(json.loads((place / _OWNER_NAME).read_text(encoding="utf-8"))["table"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -77,8 +77,8 @@ def check_place(table: Path, staging: Path | None) -> None:
     place = place_of(table, staging)
     if place.is_relative_to(os.path.realpath(table)):
         raise ConfigurationError(
-            f"staging must not be inside the table, where readers would find it: {staging} is in "
-            f"{table}"
+            f"staging {staging} is inside the table {table}, whose readers would find it: name a "
+            f"directory outside the table"
         )
     above, below = _existing(place), _existing(table)
     if above.stat().st_dev != below.stat().st_dev:
@@ -100,7 +100,7 @@ def check_place(table: Path, staging: Path | None) -> None:
 
 
 def prepare(table: Path, place: Path) -> None:
-    """Create the directory, and check that its contents can be renamed into the table.
+    """Create *place*, record its table, and check that its files can be renamed into the table.
 
     Raises:
         ConfigurationError: The directory and the table are on different file systems.
@@ -126,16 +126,18 @@ def prepare(table: Path, place: Path) -> None:
 
 
 def settle(table: Path, place: Path) -> None:
-    """Move everything that layout 1 kept inside the table. Can be interrupted and repeated.
+    """Move the sidecars and the staging directory of layout 1 from inside the table to *place*.
 
-    1. A sidecar that has not been moved yet is moved as a whole, with one rename.
-    2. If one already exists, because a stream still used the old path, its files are moved one by
-       one. File names are derived from the contents, so an existing file is identical.
-    3. Files that a failed write left in staging are moved to the new staging directory, which the
-       next start of a writer empties.
+    This can be interrupted at any step and repeated.
+
+    1. A sidecar that does not exist in *place* yet is moved as a whole, with one rename.
+    2. If it exists in both places, because a stream still used the old path, its files are moved
+       one by one. File names are derived from the contents, so an existing file is identical.
+    3. Files that a failed write left in staging are moved to the new staging directory, which is
+       emptied when a writer starts.
 
     Raises:
-        OSError: A file could not be moved. Files already moved stay at their new place.
+        OSError: A file could not be moved. Files already moved stay in *place*.
     """
     for name in SIDECARS:
         if (table / name).is_dir():

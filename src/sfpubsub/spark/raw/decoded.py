@@ -1,9 +1,8 @@
-"""Columns of raw rows decoded from payloads by the compiled decoder, without a Python object per
-event.
+"""Decode payloads to columns of a raw table with the compiled decoder.
 
-The Python code in `sfpubsub.spark.raw.rows` does the same event by event, and is used if the
-compiled decoder does not support a schema or payload. Invariant: `decoded` returns either the same
-columns as the Python code, or None.
+This creates no Python object per event. The Python code in `sfpubsub.spark.raw.rows` does the same
+event by event, and is used if the compiled decoder does not support a schema or payload. Invariant:
+`decoded` returns either the same columns as the Python code, or None.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from sfpubsub.client.batch import Event
 from sfpubsub.errors import SchemaError
 from sfpubsub.spark.raw.schema import CHANGE_HEADER
 
-# In the order of `CHANGE_HEADER`: Salesforce's names.
+# Salesforce's names of the fields of `CHANGE_HEADER`, in the same order.
 HEADER_FIELDS = (
     "entityName",
     "recordIds",
@@ -46,7 +45,10 @@ class Decoded:
 
 
 def decoded(events: Sequence[Event]) -> Decoded | None:
-    """Decode the payloads of events to columns; return None if the compiled decoder cannot."""
+    """Decode the payloads of events to columns.
+
+    Return None if the compiled decoder does not support one of the schemas or payloads.
+    """
     places: dict[str, list[int]] = {}
     for place, event in enumerate(events):
         places.setdefault(event.raw.schema_id, []).append(place)
@@ -101,7 +103,10 @@ def _fact(codec: Codec) -> pa.Field | None:
 
 @functools.lru_cache(maxsize=512)  # as many as SchemaCache keeps
 def _fact_of(schema_json: str, is_change_event: bool) -> pa.Field | None:
-    """Return the field with an event's metadata; None if it does not have the documented type."""
+    """Return the Arrow field of the change event header, or else of ``CreatedDate``.
+
+    None is returned if the schema lacks the field, or if it does not have the documented type.
+    """
     name = CHANGE_EVENT_HEADER if is_change_event else "CreatedDate"
     try:
         kind = shape_of(schema_json).type

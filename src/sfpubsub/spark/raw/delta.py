@@ -1,9 +1,9 @@
 """The raw table in Delta format.
 
 Each of our transactions is a Delta commit: its user metadata is the `State`, and its ``txnVersion``
-for our application id is the state's number. Delta applies such a commit only if the table has no
-equal or higher number, and rejects one if a concurrent commit has changed the number that it read.
-Skipping a commit for the first reason raises no error, so each commit is read back.
+for our application id is the state's number. Delta skips a commit, without an error, if the table
+already has the same or a higher number; so each commit is read back. Delta rejects a commit if a
+concurrent one has changed the number that it read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DeltaTable(LoggedTable):
         self._jvm: Any = self._spark._jvm
         for name, value in delta_settings(local=place.local is not None).items():
             self._spark.conf.set(name, value)
-        # No minimum and maximum: they imply an order, which replay ids do not have.
+        # Store no minimum and maximum: they imply an order, which replay ids do not have.
         self._spark.conf.set("parquet.column.statistics.enabled#replay_id", "false")
 
     def _load(self) -> State | None:
@@ -110,8 +110,9 @@ class DeltaTable(LoggedTable):
         self._find()
 
     def _set_properties(self) -> None:
-        """Set the properties that the first commit of a path-only table ignored: those not of
-        Delta.
+        """Set the table's properties, if some do not begin with ``delta.``.
+
+        The commit that creates a path-only table ignores such properties.
         """
         if not all(key.startswith("delta.") for key in self._properties):
             name = f"delta.{_quoted(self._url)}"
@@ -122,7 +123,7 @@ class DeltaTable(LoggedTable):
         return ", ".join(f"{sql_text(k)} = {sql_text(v)}" for k, v in self._properties.items())
 
     def _log(self) -> Any:
-        """Return the current log of the table."""
+        """Return Delta's log of the table, updated to the newest version."""
         spark = self._spark._jsparkSession
         none = self._jvm.scala.Option.empty()
         log = self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark, self._url)
@@ -130,7 +131,7 @@ class DeltaTable(LoggedTable):
         return log
 
     def _commits(self, log: Any, version: int) -> Iterator[dict[str, Any]]:
-        """Yield the info of each retained commit, from *version* backwards."""
+        """Yield the ``commitInfo`` of each commit in the log, from *version* backwards."""
         io = self._jvm.java.io
         directory = log.logPath()
         files = directory.getFileSystem(log.newDeltaHadoopConf())
@@ -255,7 +256,10 @@ def _quoted(name: str) -> str:
 
 
 def _commit_info(lines: Iterator[str]) -> dict[str, Any]:
-    """Return a commit's ``commitInfo``, or an empty dict. Spark writes it as the first line."""
+    """Return the ``commitInfo`` of a commit, given its lines; empty if there is none.
+
+    Spark writes it as the first line.
+    """
     for line in lines:
         if '"commitInfo"' in line:
             found = json.loads(line).get("commitInfo")

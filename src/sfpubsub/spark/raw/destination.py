@@ -23,7 +23,7 @@ _CATALOG_TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 @dataclass(frozen=True)
 class Destination:
-    """The location of a table. Create one with `parse`."""
+    """The format and location of a table. Create it with `parse`."""
 
     format: str
     """One of `FORMATS`."""
@@ -43,11 +43,11 @@ class Destination:
         format: str,  # noqa: A002  # Spark's own word
         staging: str | os.PathLike[str] | None = None,
     ) -> Destination:
-        """Parse *destination*.
+        """Return the destination for a path, a URL or the name of a catalog table.
 
         Args:
-            destination: A path, a ``file`` URL, or for table formats a URL of any scheme that Spark
-                supports or a catalog table: ``schema.table`` in the session's catalog, or
+            destination: A path or a ``file`` URL. For table formats also a URL of any scheme that
+                Spark supports, or a catalog table: ``schema.table`` in the session's catalog, or
                 ``catalog.schema.table``. Write ``./schema.table`` for a directory with such a name.
             format: One of `FORMATS`.
             staging: With parquet: directory for staging and sidecars; next to the table by default.
@@ -65,7 +65,7 @@ class Destination:
             )
         if staging is not None and format != "parquet":
             raise ConfigurationError(
-                f"staging requires format parquet; {format} has no staging directory"
+                f"format {format} has no staging directory: leave out staging, or use parquet"
             )
         text = os.fspath(destination)
         if format != "parquet" and isinstance(destination, str) and _CATALOG_TABLE.fullmatch(text):
@@ -80,7 +80,7 @@ class Destination:
 
     @property
     def url(self) -> str:
-        """`address` as a URL, with a scheme if it is a path."""
+        """`address` as Spark expects it: a local path becomes a ``file`` URL."""
         return self.address if self.local is None else file_url(self.local)
 
     @property
@@ -113,8 +113,8 @@ class Destination:
         Changes nothing.
 
         Raises:
-            ConfigurationError: The destination is something else, belongs to other sources, or is
-                not writable.
+            ConfigurationError: The destination exists but is not a raw table, belongs to other
+                sources, or is not writable.
         """
         if self.local is not None:
             check_destination(self.local, sources, self.format, self.staging)

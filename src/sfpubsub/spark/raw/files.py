@@ -254,7 +254,7 @@ class HadoopFiles(Files):
     def _named(self, name: str) -> Any:
         return self._gateway.jvm.org.apache.hadoop.fs.Path(self._path, name)
 
-    # Java's varargs, enumerations and nested classes, as py4j spells them.
+    # Java's varargs, enumerations and nested classes, as py4j requires them.
 
     @property
     def _default_permission(self) -> Any:
@@ -280,13 +280,13 @@ class HadoopFiles(Files):
 
 
 def _was_replaced(error: BaseException) -> bool:
-    """Return whether an object was replaced between opening and reading."""
+    """Return whether *error* means that an object was replaced between opening and reading."""
     text = str(error)
     return "Status Code: 412" in text or "RemoteFileChangedException" in text
 
 
 def files_at(table: Path | str, name: str, spark: SparkSession | None) -> Files:
-    """Return the files in the directory *name* of a table.
+    """Return the `Files` object for the directory *name* of a table.
 
     Args:
         table: Directory of the table: a local path, or a URL of another file system.

@@ -1,5 +1,4 @@
-"""Convert Arrow data to Spark frames efficiently, and raw tables of any layout to frames of the
-newest layout.
+"""Convert Arrow data to Spark frames, and rows of any layout to the newest layout.
 
 Spark receives Arrow data through the driver's socket; from a file it reads about twice as fast
 (100,000 events: 0.4 s instead of 0.9 s). The file needs a disk shared with the executors, so on a
@@ -43,9 +42,10 @@ _ROWS_OF_A_PIECE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 def spark_schema(columns: pa.Schema) -> StructType:
-    """Convert columns to a Spark schema, with comments. Times have a zone.
+    """Convert an Arrow schema to a Spark schema, with comments on the columns.
 
-    A column's comment is its metadata ``comment``, or else its entry in `COMMENTS`.
+    A column's comment is its metadata ``comment``, or else its entry in `COMMENTS`. Times become
+    the type TIMESTAMP.
     """
     found = from_arrow_schema(columns)
     for field, own in zip(found.fields, columns, strict=True):
@@ -56,7 +56,7 @@ def spark_schema(columns: pa.Schema) -> StructType:
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
-    """Convert columns to an Arrow schema; times are in UTC."""
+    """Convert a Spark schema to an Arrow schema. Times are in UTC."""
     # PySpark 4.2 needs the zone, whereas 4.1 always uses UTC.
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(columns, timezone="UTC")
@@ -64,7 +64,10 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 
 
 def columns_that_differ(found: StructType, wanted: pa.Schema) -> list[str]:
-    """Describe each wrong or missing column in a clause. Additional columns are allowed."""
+    """Return a clause for each column of *wanted* that is missing or has another type.
+
+    Additional columns are allowed.
+    """
     kinds = {field.name: field.dataType.simpleString() for field in found}
     clauses = []
     for field in spark_schema(wanted):
@@ -172,9 +175,9 @@ def frame_of(
 def rows_among(
     spark: SparkSession, rows: DataFrame, keys: Collection[bytes]
 ) -> dict[bytes, StoredRow]:
-    """Return the first row of *rows* for each of *keys*, by a semi-join.
+    """Return the first row of *rows* with each of *keys*, by key. Keys without a row are missing.
 
-    The keys are sent to the executors, so no other rows leave them.
+    The keys are sent to the executors, which return only the rows that match.
 
     Args:
         spark: The session of *rows*.

@@ -3,9 +3,10 @@
 Iceberg's appends never conflict: if the table has changed, an append is retried on top of the
 change, even for a superseded writer. So each of our transactions has two steps. First a snapshot is
 *staged*: it is in the table's metadata, with its rows and its `State`, but on no branch. Then it is
-*published* by swapping the table's metadata, from a version whose newest state is the one we know
-to one whose main branch ends in the staged snapshot. If anything has changed in the meantime, the
-swap fails; whether it is retried depends on what has changed.
+*published* by swapping the table's metadata for a version whose main branch ends in the staged
+snapshot, provided that the newest state in the current metadata is the one that this writer last
+read or wrote. If anything has changed in the meantime, the swap fails; whether it is retried
+depends on what has changed.
 
 The state is a property of both the snapshot and the table, because compaction adds snapshots on top
 of ours, after which ours may expire.
@@ -62,8 +63,8 @@ STAGING_PROPERTIES = {
 
 _PROPERTIES = {
     **STAGING_PROPERTIES,
-    # No minimum and maximum: they imply an order, which replay ids do not have; for the others they
-    # are useless.
+    # Store no minimum and maximum: they imply an order, which replay ids do not have; for the other
+    # columns they are useless.
     "write.metadata.metrics.column.replay_id": "none",
     "write.metadata.metrics.column.dedupe_key": "none",
     "write.metadata.metrics.column.payload": "none",
@@ -206,7 +207,7 @@ class IcebergTable(LoggedTable):
                 writer.save(self._address)
 
     def _publish(self, staged: int, state: State, operations: Any) -> bool:
-        """Swap in metadata whose main branch ends in the staged snapshot.
+        """Publish the staged snapshot by swapping the table's metadata.
 
         Returns:
             True if published; False if the rows must be staged again, because another snapshot was
@@ -227,8 +228,8 @@ class IcebergTable(LoggedTable):
     def _replace(self, frame: DataFrame, state: State) -> None:
         if not self.place.in_catalog:
             raise ConfigurationError(
-                f"{self.place} is a path-only iceberg table, which cannot be replaced atomically: "
-                f"it keeps its layout; only a new table has the newest layout"
+                f"{self.place} is a path-only iceberg table, which cannot be replaced atomically, "
+                f"so it keeps its layout: write to a new table to get the newest layout"
             )
         replacement = frame.writeTo(self._address).using("iceberg")
         # The snapshot that the state belonged to is no longer part of the table.
@@ -265,9 +266,7 @@ class IcebergTable(LoggedTable):
         return operations
 
     def _operations(self) -> Any:
-        """Return the table operations for reading and swapping metadata, or None if there is no
-        table.
-        """
+        """Return Iceberg's operations on the table's metadata; None if there is no table."""
         table = self._table()
         if table is None:
             return None
@@ -335,19 +334,18 @@ def published(
     properties: Mapping[str, str],
     is_ours: Callable[[Any], bool],
 ) -> bool:
-    """Swap in table metadata whose main branch ends in a staged snapshot.
+    """Publish a staged snapshot, by swapping in metadata whose main branch ends in it.
 
     Args:
         spark: The session.
-        operations: Operations of the table.
+        operations: Iceberg's operations on the table's metadata.
         staged: Id of the snapshot.
         properties: Table properties to set at the same time.
-        is_ours: Returns whether the given table metadata is still what the staged snapshot builds
-            on.
+        is_ours: Returns whether the snapshot may be published on top of the given table metadata.
 
     Returns:
-        True if published; False if the metadata is no longer what the snapshot builds on, another
-        snapshot was committed in between, or other writers keep changing the table.
+        True if published; False if *is_ours* returned False, another snapshot was committed in
+        between, or other writers keep changing the table.
     """
     for _ in range(TRIES):
         base = operations.refresh()
@@ -380,6 +378,6 @@ def tip(metadata: Any) -> int | None:
 
 
 def is_conflict(error: Py4JJavaError) -> bool:
-    """Return whether the metadata was not swapped because it had changed."""
+    """Return whether *error* means that the metadata had changed and so was not swapped."""
     name = str(error.java_exception.getClass().getName())
     return name == "org.apache.iceberg.exceptions.CommitFailedException"

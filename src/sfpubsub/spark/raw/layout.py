@@ -11,6 +11,8 @@ its identity file, table formats with every transaction. The rules:
   rejects a table with a newer layout, because it would silently leave the new columns empty.
   Columns added by other programs stay empty.
 
+The layouts:
+
 1. Parquet: staging and sidecars inside the table. Table formats: as layout 2.
 2. Partitions by hour, as text.
 3. ``org_id``, ``change_header``, ``headers``. Partitions by day. Rows are appended in order of
@@ -48,16 +50,16 @@ class Layout:
 
     @property
     def added(self) -> tuple[str, str]:
-        """Names of the columns that follow `columns`: the partition (time of writing, UTC) and the
-        batch id.
+        """Names of the two columns after `columns`: the partition and the batch id.
 
-        A Parquet table stores their values in the names of directories.
+        The partition is the day or hour of writing (UTC). A Parquet table stores the values of both
+        columns in the names of directories.
         """
         return self.partition, BATCH_COLUMN
 
     @property
     def stored(self) -> pa.Schema:
-        """All columns, as a table format stores them."""
+        """All columns, including those of the partition and the batch id."""
         kinds = (self.kind, pa.string())
         return pa.schema([*self.columns, *zip(self.added, kinds, strict=True)])
 

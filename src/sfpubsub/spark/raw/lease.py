@@ -33,7 +33,7 @@ _RECORD_SIZE = 512
 
 
 class Lease:
-    """The right to write to one table. Use `acquire`. Not thread-safe."""
+    """The right to write to one table. Create it with `acquire`. Not thread-safe."""
 
     def __init__(self, descriptor: int, jvm: Process) -> None:
         self._descriptor: int | None = descriptor
@@ -45,8 +45,8 @@ class Lease:
 
         Args:
             table: The table's directory.
-            jvm_pid: The JVM that will write for this process.
-            patience: Seconds to wait for those processes to exit.
+            jvm_pid: Process id of the JVM that will write for this process.
+            patience: Seconds to wait for the previous writer's processes to exit.
 
         Raises:
             ConfigurationError: Another writer is alive, the JVM of a killed writer did not exit in

@@ -2,7 +2,7 @@
 
 For readers, which track batch ids, a written batch stays in the table forever, even after its old
 rows are deleted. Only restoring an earlier version of the table undoes batches, and restoring a
-later one brings them back. The table's log shows this, not its rows.
+later version brings them back. This can be seen only in the table's log, not in its rows.
 """
 
 from __future__ import annotations
@@ -69,18 +69,17 @@ class Lineage(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """Return the id that the format gives the table, which stays the same if the table is
-        moved.
-        """
+        """Return the id that the format assigned to the table. Moving the table keeps the id."""
 
     @abstractmethod
     def version(self) -> str:
-        """Return the table's current version."""
+        """Return the current version: a Delta version number or an Iceberg snapshot id."""
 
     @abstractmethod
     def since(self, version: str) -> Moves:
-        """Return how the batches have changed since an earlier version, as far as the log is
-        retained.
+        """Return how the batches have changed since an earlier version.
+
+        Changes in parts of the log that have been deleted are not included.
         """
 
     @abstractmethod

@@ -50,9 +50,8 @@ T = TypeVar("T")
 # commits at the same moment.
 _FENCE_TRIES = 5
 
-# Most keys collected by the driver at a time. Each takes about 50 bytes there.
+# Maximum number of keys collected by the driver at a time. Each takes about 50 bytes there.
 _KEYS_AT_ONCE = 1_000_000
-
 
 # Tolerance for the time of a row that is looked up by its number, in seconds.
 _CLOCKS = 3600.0
@@ -110,8 +109,9 @@ class LoggedTable(RawTable):
         return table
 
     def upgrade(self) -> bool:
-        """Upgrade the table to the newest layout in one transaction; return whether that was
-        necessary.
+        """Upgrade the table to the newest layout; return whether that was necessary.
+
+        The upgrade is a single transaction.
 
         Raises:
             ConfigurationError: The table cannot be replaced in one transaction.
@@ -166,8 +166,8 @@ class LoggedTable(RawTable):
         2. If this writer had already started and the state belongs to another one, give up: the
            table was taken over.
         3. Commit an empty transaction on top of that state. From then on no earlier write can be
-           committed: neither one of an older writer, nor a failed one of this writer that Spark may
-           still be executing.
+           committed, whether by an older writer, or by this one if Spark is still executing a write
+           that has failed.
         """
         if self.place.local is not None:
             shutil.rmtree(self.place.local / STAGING_NAME, ignore_errors=True)
@@ -234,7 +234,7 @@ class LoggedTable(RawTable):
                 yield from self._keys(some)
 
     def _keys(self, rows: pa.Table) -> Iterator[tuple[float, bytes]]:
-        """Yield the keys of each partition, ordered by time."""
+        """Yield the time and the concatenated keys of each partition, in order of time."""
         layout = self._known.layout
         column = rows[layout.partition]
         for value in sorted(pc.unique(column).to_pylist()):
@@ -261,7 +261,7 @@ class LoggedTable(RawTable):
             return rows_among(self._spark, self._rows().where(written), keys)
 
     def _written(self, first: float, last: float) -> Column:
-        """Return a condition that limits rows to the partitions of a time span."""
+        """Return a condition that limits rows to the partitions from *first* to *last*."""
         layout = self._known.layout
         values = (f.lit(layout.value_of(time)) for time in (first, last))
         return f.col(layout.partition).between(*values)
@@ -278,7 +278,7 @@ class LoggedTable(RawTable):
     def _check_vacant(self) -> None:
         """Check that the location of a new table is empty."""
         if self.place.local is not None or self.place.in_catalog:
-            return  # already checked, or up to the catalog
+            return  # checked by `check_destination`, or the responsibility of the catalog
         jvm: Any = self._spark._jvm
         with self._errors("cannot be read"):
             path = jvm.org.apache.hadoop.fs.Path(self.place.address)
@@ -338,7 +338,7 @@ class LoggedTable(RawTable):
         return scratch
 
     def _from_rows(self, known: State) -> State:
-        """Reconstruct from the rows a state that the log no longer has, or that a restore undid.
+        """Reconstruct the state from the rows, if the log has lost it or a restore has undone it.
 
         Each source resumes after its last row, which is never later than the lost position; events
         delivered again are dropped as duplicates. ``ingest_seq`` continues from the highest number
@@ -370,7 +370,7 @@ class LoggedTable(RawTable):
         )
 
     def _positions_of_rows(self, rows: DataFrame, names: Sequence[str]) -> dict[str, ReplayId]:
-        """Return the position of the newest row of each source that has one."""
+        """Return the position of the newest row of each of the sources *names* that has rows."""
         if not names:
             return {}
         # Redriven rows, and those of a query, may belong to other sources or lack a position.
@@ -381,7 +381,7 @@ class LoggedTable(RawTable):
 
     @abstractmethod
     def _load(self) -> State | None:
-        """Return the newest state, or None if there is no table. Sets `_is_restored`.
+        """Return the newest state, or None if there is no table. Also set `_is_restored`.
 
         Raises:
             ConfigurationError: The table was not created by sfpubsub.
@@ -407,9 +407,9 @@ class LoggedTable(RawTable):
 
     @abstractmethod
     def _write(self, frame: DataFrame, state: State, *, empty: bool) -> None:
-        """Commit the rows with their state, following the state that was loaded or committed last.
+        """Commit the rows with their state, on top of the state loaded or committed last.
 
-        Creates the table if necessary. Returns once the transaction is known to be in the table.
+        Create the table if necessary. Return once the transaction is certainly in the table.
 
         Args:
             frame: Rows with the table's columns.
@@ -422,7 +422,7 @@ class LoggedTable(RawTable):
 
     @abstractmethod
     def _replace(self, frame: DataFrame, state: State) -> None:
-        """Atomically replace the table's rows, columns and partitions by those of *frame*.
+        """Atomically replace the table's rows, columns and partitions with those of *frame*.
 
         Raises:
             ConfigurationError: This table cannot be replaced atomically.
@@ -434,7 +434,13 @@ class LoggedTable(RawTable):
 
 
 def _spans(counts: list[tuple[T, int]]) -> Iterator[tuple[T, T]]:
-    """Split partitions with their row counts into consecutive spans that fit into the driver."""
+    """Yield the first and last partitions of consecutive spans that cover all partitions.
+
+    Each span has at most `_KEYS_AT_ONCE` rows, unless a single partition has more.
+
+    Args:
+        counts: Each partition's value and number of rows, in order.
+    """
     start, total = 0, 0
     for index, (_, count) in enumerate(counts):
         if total and total + count > _KEYS_AT_ONCE:

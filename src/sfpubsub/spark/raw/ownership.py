@@ -56,8 +56,8 @@ def check_destination(
     which Spark reads later.
 
     Raises:
-        ConfigurationError: *path* is something else, belongs to other sources, or is not writable;
-            or its staging directory is not usable.
+        ConfigurationError: *path* contains something else, belongs to other sources, or is not
+            writable; or its staging directory is not usable.
     """
     try:
         if path.exists():
@@ -113,7 +113,9 @@ def claim_table(
     staging = staging or recorded_staging(path)
     place = place_of(path, staging)
     if (place / UPGRADE_NAME / "ready").exists():
-        raise ConfigurationError(f"{path} is being upgraded: run sfpubsub upgrade to finish")
+        raise ConfigurationError(
+            f"the upgrade of {path} is not finished: run sfpubsub upgrade again"
+        )
     found = _identity(path)
     is_written = _is_written(path)
     layout = NEWEST
@@ -132,8 +134,9 @@ def claim_table(
 
 
 def claim_upgraded(path: Path) -> None:
-    """Record the newest layout in a Parquet table's identity. Call it once the upgraded rows are
-    written.
+    """Record the newest layout in a Parquet table's identity file.
+
+    Call it once the upgraded rows are written.
 
     Raises:
         ConfigurationError: *path* has no identity file.
@@ -212,9 +215,7 @@ def _check_writable(path: Path, message: str) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Return whether a start that was interrupted before it wrote the identity may have created
-    *name*.
-    """
+    """Return whether *name* may have been created by an interrupted start of a writer."""
     return name in {LEASE_NAME, STAGING_NAME, *SIDECARS} or name.startswith(IDENTITY_NAME)
 
 
@@ -269,13 +270,13 @@ def _identity(path: Path) -> _Identity | None:
 
 
 def recorded_staging(path: Path) -> Path | None:
-    """Return the staging directory recorded in the table's identity, if any."""
+    """Return the parent directory chosen for staging, as recorded; None if it is the default."""
     identity = _identity(path)
     return identity.staging if identity else None
 
 
 def _check_staging(path: Path, staging: Path | None) -> None:
-    """Check that a new staging directory does not leave existing sidecars behind."""
+    """Check that a changed staging directory would not leave existing sidecars behind."""
     kept = place_of(path, recorded_staging(path))
     if staging is None or kept == place_of(path, staging):
         return

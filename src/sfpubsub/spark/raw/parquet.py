@@ -70,7 +70,7 @@ WRITE_OPTIONS = {
     "compression": "snappy",
     # Write the _SUCCESS file, which marks a complete write, whatever the cluster's default.
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",
-    # No minimum and maximum: they imply an order, which replay ids do not have.
+    # Store no minimum and maximum: they imply an order, which replay ids do not have.
     "parquet.column.statistics.enabled#replay_id": "false",
 } | {
     # Values are almost always unique, and building a dictionary takes a tenth of the write.

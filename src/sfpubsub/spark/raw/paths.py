@@ -16,7 +16,8 @@ SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 # written; a rename is a copy.
 _OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "oss", "cosn", "obs"})
 
-# Otherwise Spark treats a path as a glob pattern, so ``orders[1]`` means ``orders1``.
+# Read options without which Spark treats a path as a glob pattern: ``orders[1]`` would match
+# ``orders1``.
 EXACT_PATHS = {"__globPaths__": "false"}
 
 
@@ -44,8 +45,8 @@ def local_path(destination: str | os.PathLike[str]) -> Path:
 def file_url(path: str | os.PathLike[str]) -> str:
     """Return an absolute path as a URL for Spark.
 
-    The scheme is required, because otherwise a cluster's default file system would be used. Nothing
-    is percent-encoded, because Spark does not decode it.
+    Without the scheme, Spark would use the cluster's default file system. The path is not
+    percent-encoded, because Spark would not decode it.
     """
     return f"file://{os.fspath(path)}"
 

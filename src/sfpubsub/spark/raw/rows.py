@@ -52,7 +52,7 @@ class Row:
 
 
 def row_of(event: Event, received_at: float) -> Row:
-    """Decode an event. If that fails, return a row without JSON."""
+    """Return the row of an event; without JSON if the event cannot be decoded."""
     key = event.dedupe_key
     try:
         time, header, text = event.facts_and_json()
@@ -120,9 +120,7 @@ def read_table(
 
 
 def _change_headers(headers: Sequence[Mapping[str, Any] | None]) -> pa.Array:
-    """Return headers as a column. Values of undocumented types become null, but remain in
-    the JSON.
-    """
+    """Return headers as a column. Values of undocumented types become null."""
     if all(header is None for header in headers):
         return pa.nulls(len(headers), CHANGE_HEADER)
     said = [header or {} for header in headers]
@@ -180,11 +178,9 @@ class EventRows:
         self.undecodable: list[tuple[int, Row]] = []
         """The undecodable rows with their indexes; complete only after `table` was called."""
         self.schemas: dict[str, str] = {}
-        """The schemas of all rows as JSON text, by id; empty for a missing one."""
+        """The schemas of all rows as JSON text, by id; the text is empty if unavailable."""
         self.position: ReplayId | None = None
-        """Where the source resumes after these events: the last event's position, unless set
-        otherwise.
-        """
+        """Position to store with these events: that of the last one, unless set otherwise."""
         self.bytes: int = 0
         """Total size of the payloads, in bytes."""
         self._pieces: list[pa.Table] = []
@@ -193,7 +189,7 @@ class EventRows:
         self._count = 0
 
     def extend(self, events: Iterable[Event], received_at: float) -> None:
-        """Add events, in order of arrival."""
+        """Add events in order of arrival, received at *received_at* (seconds since 1970 UTC)."""
         for event in events:
             self._events.append(event)
             self.bytes += len(event.raw.payload)

@@ -89,9 +89,9 @@ COMMENTS = {
 def check_rows(rows: pa.Table) -> pa.Table:
     """Check rows, and return them with exactly the columns of `SCHEMA`.
 
-    The returned ``ingest_seq`` is not valid yet. In *rows* it may be missing, and so may columns
-    that were added in later layouts. Columns that the table generates are dropped if present, and
-    so is `SCHEMA_JSON`.
+    The returned ``ingest_seq`` is not valid yet. *rows* may lack ``ingest_seq`` and the columns
+    added after layout 1. Columns that the table generates are dropped if present, and so is
+    `SCHEMA_JSON`.
 
     Raises:
         LocalProtocolError: Columns are missing, unknown or have wrong types, or a key is not valid.

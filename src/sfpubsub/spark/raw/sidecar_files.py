@@ -1,7 +1,7 @@
 """The files of a raw table's sidecars: their columns, and how to read them.
 
-Each is a directory of JSON files with one object per line, which Spark reads as a table
-(`read_sidecar`). For the purpose of each sidecar and when it is written, see ingest/sidecars.py.
+Each sidecar is a directory of JSON files with one object per line, which Spark reads as a table
+(`read_sidecar`). For their purposes, and when they are written, see ingest/sidecars.py.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def location_of(spark: SparkSession, destination: Destination) -> str:
 
 
 class SidecarSchemas(SchemaStore):
-    """A schema store with the files of `FileSchemaStore`, on any file system."""
+    """A schema store like `FileSchemaStore`, with the same files, on any file system."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -97,7 +97,10 @@ class SidecarSchemas(SchemaStore):
 
 
 class SidecarQuarantine(Quarantine):
-    """A quarantine with the files of `FileQuarantine`, on any file system. Supports only `put`."""
+    """A quarantine like `FileQuarantine`, with the same files, on any file system.
+
+    Only `put` is supported.
+    """
 
     def __init__(self, files: Callable[[], Files]) -> None:
         self._open = files

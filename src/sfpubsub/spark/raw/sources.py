@@ -47,7 +47,10 @@ class Source:
 
     @property
     def keeps_position(self) -> bool:
-        """Whether the table stores the position; for a managed subscription, the service does."""
+        """Whether the table stores the source's position.
+
+        False for a managed subscription, whose position the service stores.
+        """
         return self.kind != "managed"
 
     def __str__(self) -> str:
@@ -55,7 +58,7 @@ class Source:
 
 
 def sources_record(sources: Sequence[Source]) -> list[list[str]]:
-    """Return the sources in the form in which a table records them."""
+    """Return the kind and name of each source, the form in which a table records them."""
     return [[source.kind, source.name] for source in sources]
 
 
@@ -91,8 +94,8 @@ def joined(
     """
     if recorded and not set(recorded) & set(asked):
         raise ConfigurationError(
-            f"{where} belongs to {listed(recorded)} and cannot take events of {listed(asked)}: "
-            f"choose another destination, or, to add a source, also name one of the existing ones"
+            f"{where} belongs to {listed(recorded)}, not to {listed(asked)}: choose another "
+            f"destination, or, to add a source, also name one of the existing sources"
         )
     found: dict[str, Source] = {}
     # Names must differ by more than case, because some file systems and catalogs ignore it.

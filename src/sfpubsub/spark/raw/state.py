@@ -51,7 +51,7 @@ class State:
     first_seq: int | None = None
     rows: int = 0
     layout: Layout = NEWEST
-    """Layout of the table."""
+    """Layout of the table after the transaction."""
     application: str = APPLICATION
     """Application id under which Delta numbers the table's transactions."""
 

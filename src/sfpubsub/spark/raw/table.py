@@ -75,7 +75,7 @@ class RawTable(ABC):
     @property
     @abstractmethod
     def names(self) -> Collection[str]:
-        """Names of the newest batches, as far as they have one; at most `REMEMBERED_NAMES`."""
+        """Names of the newest named batches; at most `REMEMBERED_NAMES`."""
 
     @abstractmethod
     def recover(self) -> None:
@@ -94,13 +94,13 @@ class RawTable(ABC):
         """Yield the dedupe keys of rows written since *oldest*, and possibly some older ones.
 
         Args:
-            oldest: Seconds since 1970 UTC.
+            oldest: Time in seconds since 1970 UTC.
             after: ``ingest_seq`` of the last row of a batch; only later rows are read.
 
         Yields:
-            Pairs of a time and concatenated keys. The time is in seconds since 1970 UTC, not before
-            the rows were written and at most `sfpubsub.spark.raw.layout.LONGEST_PARTITION` after.
-            Times do not decrease.
+            Pairs of a time and concatenated keys. The time, in seconds since 1970 UTC, is when the
+            rows were written or up to `sfpubsub.spark.raw.layout.LONGEST_PARTITION` later. Times do
+            not decrease.
         """
 
     @abstractmethod
@@ -145,7 +145,7 @@ class RawTable(ABC):
         Args:
             rows: At least one row, numbered from `next_seq`.
             positions: Changed positions of topics and channels; the others stay unchanged.
-            now: Seconds since 1970 UTC; not before `newest_time`.
+            now: Time of the write, in seconds since 1970 UTC; not before `newest_time`.
             name: Name of the batch, remembered in `names`; None for a batch without a name.
 
         Raises:

@@ -2,9 +2,9 @@
 
 Every row is rewritten with its number, its batch and all its values. Columns that the old layout
 lacks are null, except for the headers of change events, which are taken from their JSON. Delta and
-Iceberg do it in one transaction. For Parquet, everything is first written next to the table and
-then moved. It can be interrupted at any step and repeated; until it has finished, writers reject
-the table.
+Iceberg do this in one transaction. For Parquet, everything is first written next to the table and
+then moved; that can be interrupted at any step and repeated, and until it has finished, writers
+reject the table.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Find Java, start the JVM, and create Spark sessions; independent of tables."""
+"""Find Java, start the JVM, and create Spark sessions. Nothing here depends on tables."""

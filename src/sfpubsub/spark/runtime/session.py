@@ -44,7 +44,7 @@ SPARK_ERRORS = (PySparkException, Py4JError, OSError, EOFError)
 
 @contextmanager
 def active_session(spark: SparkSession) -> Iterator[None]:
-    """Within the block, make *spark* the thread's active session, which some formats use."""
+    """Make *spark* the thread's active session within the block, because some formats use it."""
     sessions = java_class(spark, "org.apache.spark.sql.classic.SparkSession")
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)
@@ -60,7 +60,7 @@ def active_session(spark: SparkSession) -> Iterator[None]:
 def frame_of_rows(
     spark: SparkSession, rows: pa.Table | list[Any], schema: StructType | None = None
 ) -> DataFrame:
-    """Call `createDataFrame` without leaving *spark* as the active session."""
+    """Create a frame with `createDataFrame`, but do not leave *spark* as the active session."""
     with active_session(spark):
         return spark.createDataFrame(rows, schema)
 
@@ -86,7 +86,7 @@ def spark_session(
             ``--packages``.
         app_name: The application's name in Spark.
         java_options: Further options for the driver's JVM.
-        settings: Further Spark settings, which override those made here.
+        settings: Further Spark settings, which override the defaults of this function.
 
     Raises:
         ConfigurationError: No suitable Java was found, the JVM did not start, the master could not
@@ -208,8 +208,10 @@ def _settings(master: str | None, java_options: str) -> dict[str, str]:
 
 @contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Prepare the environment, within the block, for starting the JVM: apply *changes*, and remove
-    the ``SFPUBSUB_`` variables, which may contain credentials.
+    """Change the environment variables within the block, in which the JVM is started.
+
+    Apply *changes*, and remove the ``SFPUBSUB_`` variables, which may contain credentials. All
+    variables are restored afterwards.
     """
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("SFPUBSUB_")]:

@@ -23,13 +23,15 @@ if TYPE_CHECKING:
 
     from sfpubsub.spark.stream.partition import EventPartition
 
-# Most bytes of events in one frame. The planning process holds them twice, and then the driver,
-# whose memory is 1 GB by default.
+# Maximum size of the events in one frame, in bytes. The planning process and then the driver, whose
+# memory is 1 GB by default, each need twice as much memory.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 
 class EventReader(DataSourceReader):
-    """Reads one or more topics. Holds only its options.
+    """Reads the events available now from one or more topics.
+
+    It contains only the options, because Spark pickles it.
 
     Args:
         options: Options of the read; without ``startingOffsets``, everything that the service
@@ -48,7 +50,7 @@ class EventReader(DataSourceReader):
         self._options = replace(options, start=options.start or StartPosition.earliest())
 
     def partitions(self) -> list[InputPartition]:
-        """Return the events published before now, in partitions.
+        """Receive the events published before now, and return them in partitions.
 
         Raises:
             ConfigurationError: There are too many events for a frame.
@@ -78,7 +80,7 @@ class EventReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Decode a partition. Runs on executors."""
+        """Decode a partition into rows. Spark calls it on executors."""
         return cast("EventPartition", partition).rows()
 
     def _stream(self) -> EventStreamReader:

@@ -1,7 +1,7 @@
 """The Spark data source ``sfpubsub``, which reads events from topics and publishes rows as events.
 
-Spark creates a `PubSubDataSource` in several short-lived processes and pickles it, so it only holds
-its options and opens nothing.
+Spark creates a `PubSubDataSource` in several short-lived processes and pickles it, so it contains
+only its options and opens no connections.
 """
 
 from __future__ import annotations
@@ -75,32 +75,38 @@ class PubSubDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
+        """Return ``sfpubsub``, the name of the format in Spark."""
         return "sfpubsub"
 
     def schema(self) -> StructType:
-        """Return the columns of the raw table, plus the Avro schema, which only some
-        rows contain.
-        """
+        """Return the columns of the raw table, and ``schema_json`` for the Avro schemas."""
         SourceOptions.parse(self._given)  # a wrong option fails before a query starts
         return spark_schema(SOURCE_SCHEMA)
 
     def reader(self, schema: StructType) -> EventReader:
-        """Return the batch reader."""
+        """Return a reader for ``spark.read``."""
         return EventReader(self._parsed)
 
     def streamReader(self, schema: StructType) -> EventStreamReader:  # noqa: N802  # Spark's name
-        """Return the streaming reader."""
+        """Return a reader for ``spark.readStream``."""
         return EventStreamReader(self._parsed)
 
     def writer(self, schema: StructType, overwrite: bool) -> EventSink:
-        """Return the batch writer."""
+        """Return a writer that publishes the rows of a frame.
+
+        Raises:
+            ConfigurationError: *overwrite* is set, or an option is not valid.
+        """
         if overwrite:
             raise ConfigurationError("published events cannot be overwritten: use mode('append')")
         return EventSink(SinkOptions.parse(self._given), schema.names, uuid.uuid4().hex)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> EventStreamSink:  # noqa: N802
-        """Return the streaming writer."""
+        """Return a writer that publishes the rows of a streaming query.
+
+        Raises:
+            ConfigurationError: *overwrite* is set, or an option is not valid.
+        """
         if overwrite:
             raise ConfigurationError(
                 "published events cannot be overwritten: use outputMode('append')"

@@ -1,5 +1,4 @@
-"""The input of the streaming source: one subscription, and a marker for the current end of its
-topic.
+"""The input of the streaming source: a subscription, and a marker for the topic's current end.
 
 The client handles retries, sessions, credit and timeouts; an error raised here is final. This
 module is used only in the source's process, which Spark starts next to the driver. Not thread-safe.
@@ -59,22 +58,23 @@ class Schemas(SchemaStore):
         return text
 
     def put(self, schema_id: str, schema_json: str) -> None:
-        """Store a schema."""
+        """Store a schema in memory and, if there is one, in the store that outlives the process."""
         if self._beyond is not None:
             self._beyond.put(schema_id, schema_json)
         self._schemas[schema_id] = schema_json
 
 
 class Feed:
-    """The events of a topic, starting at a position.
+    """A subscription to one topic, from which events are taken response by response.
 
     Args:
         client: The client; `close` leaves it open.
         topic: Path of the topic.
         start: Position at which to start.
-        max_events: Most events received ahead of `take`.
-        max_bytes: Most payload bytes received ahead of `take`.
-        go_on: Whether to continue at EARLIEST if the position is rejected; see `gaps`.
+        max_events: Maximum number of events received ahead of `take`.
+        max_bytes: Maximum payload bytes received ahead of `take`.
+        go_on: Whether to continue at EARLIEST if the position is rejected, and report a gap in
+            `gaps`. If not, `take` raises an error.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Feed:
         )
 
     def take(self, timeout: float) -> list[ReceivedEvent]:
-        """Return the events of the next response, or an empty list after *timeout* seconds.
+        """Return the events of the next response; empty if none arrives within *timeout* seconds.
 
         Raises:
             SfPubSubError: The subscription has failed; everything received before was already
@@ -123,7 +123,7 @@ class Feed:
 
     @property
     def idle(self) -> float:
-        """Seconds for which the stream was able to receive events but received none."""
+        """How long the stream could receive events but received none, in seconds."""
         return time.monotonic() - self._quiet_since
 
     @property
@@ -143,7 +143,10 @@ class Feed:
 
     @property
     def tip(self) -> ReplayId | None:
-        """A keepalive's position, if it came last and no event or gap is pending; else None."""
+        """Position of the last keepalive, if nothing was received after it; otherwise None.
+
+        It is also None while an event or a gap is pending.
+        """
         health = self._subscription.health()
         if not health.caught_up or health.pending_count or len(health.gaps) > self._gaps_seen:
             return None
@@ -155,11 +158,12 @@ class Feed:
 
 
 class Horizon:
-    """Detects when everything published before its creation was read, even if events keep arriving.
+    """Detects when all events published before its creation have been read.
 
-    A second stream starts at LATEST. Its first event is the first later one, and the reading stream
-    receives that event as well. If nothing more is published, the second stream receives no event;
-    then the reading stream becomes idle or receives a keepalive.
+    This works even if events keep arriving. A second stream is opened at LATEST. The first event on
+    that stream was published later, and the reading stream receives the same event. If nothing more
+    is published, the second stream receives no event; then the reading stream becomes idle or
+    receives a keepalive.
 
     Args:
         client: The client; `close` leaves it open.

@@ -1,15 +1,14 @@
 """Write the batches of a streaming query to a raw table, each event exactly once.
 
-Used with ``writeStream.foreachBatch``, which by itself delivers at least once: Spark repeats a
-batch whose completion it did not record. Each transaction contains the name of its batch, built
-from the query's id and the batch's number, so a repeated batch is recognized. The table's window of
-dedupe keys recognizes events regardless of their batch, so a new checkpoint writes no duplicates
-either.
+Used with ``writeStream.foreachBatch``, which alone delivers at least once: Spark repeats a batch
+whose completion it did not record. Each transaction contains the name of its batch, built from the
+query's id and the batch's number, so a repeated batch is recognized. The table's window of dedupe
+keys recognizes events regardless of their batch, so a new checkpoint writes no duplicates either.
 
 Errors raised here have no causes. Spark receives the traceback as text, including the causes, and
-when a query is being stopped, it matches a regular expression against that text. With the stack
-trace of a Java exception, the match recurses so deeply that Spark's stream thread dies. So the
-causes are logged instead.
+matches a regular expression against that text when a query is being stopped. With the stack trace
+of a Java exception, the match recurses so deeply that Spark's stream thread dies. So the causes are
+logged instead.
 """
 
 from __future__ import annotations
@@ -148,7 +147,7 @@ class ForeachBatchWriter:
             self._writer.write_rows(rows, name=name)
 
     def close(self) -> None:
-        """Release the table. Can be called repeatedly."""
+        """Release the table for other writers. Can be called repeatedly."""
         with self._lock:
             self._beside.close()
             self._writer.close()

@@ -23,10 +23,9 @@ _VERSION = 1
 class Offset:
     """A position between two events of one topic.
 
-    A batch with events ends after its last event. The checkpoint contains only the ends of batches.
-    After a crash in the first batch, Spark asks for its start again, but ``latest`` and
-    ``earliest`` then refer to another place. So the end of a batch that starts there also names the
-    batch's first event.
+    The checkpoint contains only the ends of batches. A batch with events ends after its last event.
+    A batch may start at ``latest`` or ``earliest``, which refer to another place when the batch is
+    read again after a crash. So the end of such a batch also contains the batch's first event.
     """
 
     topic: str
@@ -37,16 +36,19 @@ class Offset:
     at: int | None = None
     """When this position was reached, in seconds since 1970 UTC; None if unknown."""
     first: ReplayId | None = None
-    """The first event of the batch that ends here, if it began at ``latest`` or ``earliest``."""
-    keepalive: ReplayId | None = None
-    """The position of a later keepalive, with no events in between; None without such a keepalive.
+    """Replay id of the first event of the batch that ends here.
 
-    Resuming there loses nothing even if the topic was quiet for longer than events are retained.
+    It is set only if the batch started at ``latest`` or ``earliest``.
+    """
+    keepalive: ReplayId | None = None
+    """Position of a later keepalive, with no events in between; None if none was received.
+
+    It remains valid after a quiet time in which `position` would expire.
     """
 
     @property
     def resume(self) -> StartPosition:
-        """Position at which a stream continues."""
+        """Position at which to open a stream: that of the keepalive, or else `position`."""
         return self.position if self.keepalive is None else StartPosition.after(self.keepalive)
 
     @property
@@ -60,7 +62,7 @@ class Offset:
         return self.resume.preset is ReplayPreset.LATEST
 
     def json(self) -> dict[str, Any]:
-        """Return the form stored in the checkpoint."""
+        """Return the offset as a JSON object for the checkpoint."""
         position = self.position
         record = {
             "at": self.at,
@@ -112,7 +114,7 @@ class Offsets:
     by_topic: dict[str, Offset]
 
     def json(self) -> dict[str, Any]:
-        """Return the form stored in the checkpoint."""
+        """Return the offsets as a JSON object for the checkpoint."""
         found = [self.by_topic[topic].json() for topic in sorted(self.by_topic)]
         return found[0] if len(found) == 1 else {"topics": found, "v": _VERSION}
 

@@ -17,16 +17,16 @@ from difflib import get_close_matches
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.types import StartPosition, start_position
 
-# Most events per trigger, and most events received ahead for the next one. With 100,000, Spark's
-# fixed cost per batch (0.1 to 0.2 s) hardly matters. At 300 bytes each, they take 30 MB here and as
-# much in Spark.
+# Maximum number of events per trigger, and of events received ahead for the next one. With 100,000,
+# Spark's fixed cost per batch (0.1 to 0.2 s) hardly matters. At 300 bytes each, they take 30 MB
+# here and as much in Spark.
 DEFAULT_MAX_EVENTS = 100_000
 
 # Above this, the driver's default memory of 1 GB is no longer enough for one trigger.
 HIGHEST_MAX_EVENTS = 1_000_000
 
-# Most payload bytes per trigger, and most received ahead for the next one. The source's process
-# holds them in memory, plus about 400 bytes per event.
+# Maximum payload bytes per trigger, and of events received ahead for the next one. The source's
+# process keeps them in memory, plus about 400 bytes per event.
 MAX_HELD_BYTES = 64 * 1024 * 1024
 
 # Above this, the driver's default memory of 1 GB is no longer enough for one trigger.
@@ -78,9 +78,9 @@ class SourceOptions:
     starts: Mapping[str, StartPosition] = field(default_factory=dict)
     """Where individual topics start."""
     max_events: int = DEFAULT_MAX_EVENTS
-    """Most events per trigger, for all topics together."""
+    """Maximum number of events per trigger, for all topics together."""
     max_bytes: int = MAX_HELD_BYTES
-    """Most payload bytes per trigger, for all topics together; one event may exceed it."""
+    """Maximum payload bytes per trigger, for all topics together; one event may exceed it."""
     fail_on_data_loss: bool = True
     idle_timeout: float = DEFAULT_IDLE_TIMEOUT
     """Seconds without an event after which an availableNow query ends."""
@@ -130,7 +130,12 @@ class SourceOptions:
 
 
 def named_options(options: Mapping[str, str], names: tuple[str, ...], what: str) -> dict[str, str]:
-    """Return options under their documented names, whatever the case of the given ones.
+    """Return the options under the names in *names*, matched without regard to case.
+
+    Args:
+        options: The options given to Spark.
+        names: All supported options.
+        what: ``source`` or ``sink``, for error messages.
 
     Raises:
         ConfigurationError: An option is unknown, or looks like a credential.
@@ -184,7 +189,7 @@ def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
 def _starts(
     text: str | None, topics: tuple[str, ...]
 ) -> tuple[StartPosition | None, dict[str, StartPosition]]:
-    """Return the start of all topics, and the starts of individual ones."""
+    """Parse option startingOffsets: return the start of all topics, or those of individual ones."""
     if text is None:
         return None, {}
     if not text.lstrip().startswith("{"):

@@ -24,8 +24,8 @@ from sfpubsub.types import Gap, RawEvent, ReplayId, dedupe_key
 # ``event_name`` of a row that marks a gap, where events may be missing.
 GAP_EVENT = "sfpubsub.Gap"
 
-# Most events and payload bytes in one partition, which is one task. Spark rejects tasks above 128
-# MiB (spark.rpc.message.maxSize), and holds all tasks of a trigger in the driver.
+# Maximum number of events and payload bytes in one partition, which is one task. Spark rejects
+# tasks above 128 MiB (spark.rpc.message.maxSize), and keeps all tasks of a trigger in the driver.
 MAX_TASK_EVENTS = 10_000
 MAX_TASK_BYTES = 4 * 1024 * 1024
 
@@ -45,12 +45,12 @@ _WIRE = pa.schema(
 
 
 class EventPartition(InputPartition):
-    """Consecutive events of a batch.
+    """Consecutive events of a batch, to be decoded by one task.
 
     Args:
         topic: The topic of the events.
         first_seq: ``ingest_seq`` of the first event.
-        schemas: Avro schemas as JSON text, by id; those unknown to the service are missing.
+        schemas: Avro schemas as JSON text, by id; those that could not be fetched are missing.
         data: The events, as an Arrow stream.
         gaps: Gaps before the events, each with its time in seconds since 1970 UTC.
     """

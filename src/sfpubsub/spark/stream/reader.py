@@ -79,15 +79,15 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offsets({}).json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of events per batch."""
+        """Return the maximum number of events per batch, from the options."""
         return ReadMaxRows(self._options.max_events)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read only events published before now, then end."""
+        """Limit the query to events published before now. It ends after the last one."""
         self.stop_at_now(keeps_position=True)
 
     def stop_at_now(self, *, keeps_position: bool) -> None:
-        """Read only events published before now, then end.
+        """Limit the query to events published before now. It ends after the last one.
 
         Args:
             keeps_position: Whether there is a checkpoint from which the next run continues.
@@ -101,7 +101,8 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Args:
             start: The end of the last finished batch.
-            limit: Most rows or bytes in the batch; for any other kind of limit, the options apply.
+            limit: Maximum number of rows or bytes in the batch; for any other kind of limit, the
+                options apply.
 
         Raises:
             ReplayIdRejectedError: A position is no longer retained.
@@ -123,8 +124,9 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return start
 
     def _planned(self, begins: Offsets, share: Share) -> Offsets:
-        """Plan the next batch of each topic, and return the ends. Once a topic has events, the
-        topics after it do not wait.
+        """Plan the next batch of each topic, and return the ends of these batches.
+
+        Once a topic has events, the topics after it are not waited for.
         """
         ends = dict(begins.by_topic)
         began = time.monotonic()
@@ -135,14 +137,14 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offsets(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Describe the ends of the topics for the query's progress; None if no stream is open."""
+        """Return figures of each topic for the query's progress; None if no stream is open."""
         found = [latest for topic in self._topics if (latest := topic.latest()) is not None]
         if not found:
             return None
         return found[0] if len(self._topics) == 1 else {"topics": found}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the events after *start* up to *end*, in partitions.
+        """Return the events of all topics after *start* up to *end*, in partitions.
 
         Raises:
             ReplayIdRejectedError: The events are no longer retained.
@@ -159,14 +161,17 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Decode a partition. Runs on executors."""
+        """Decode a partition into rows. Spark calls it on executors."""
         return cast("EventPartition", partition).rows()
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: the *start* of `latestOffset` shows earlier which batches are finished."""
+        """Do nothing: the *start* passed to `latestOffset` already shows what is finished."""
 
     def stop(self) -> None:
-        """Close the connection. A stopped query does not call this: Spark ends the process."""
+        """Close the client and the streams.
+
+        Spark does not call this when a query is stopped; instead, it ends the process.
+        """
         if self._client is not None:
             self._client.close()
         self._client = None

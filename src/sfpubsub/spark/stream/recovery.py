@@ -1,9 +1,10 @@
 """Read a batch again that an earlier process recorded in the checkpoint.
 
-The checkpoint contains only the start and the end of a batch. Its events are read from the start,
-one by one, because responses are divided differently each time, until the replay id of an event
-EQUALS the end: ids have no order, so no other comparison can detect that the end was passed. The
-batch had ``end.seq - start.seq`` events, so no more than that many are held at a time.
+The checkpoint contains only the start and the end of a batch. Its events are read again from the
+start until the replay id of an event EQUALS the end: ids have no order, so no other comparison can
+detect that the end was passed. Each event is compared, because the service may divide the events
+into other responses. The batch had ``end.seq - start.seq`` events, so no more than that many are
+kept at a time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def find(
     horizon: Callable[[], Horizon],
     patience: float,
 ) -> Found | None:
-    """Read events up to the one that ends the batch.
+    """Read the events after *start* again, up to the one that ends the batch.
 
     Args:
         start: The start of the batch.
@@ -51,12 +52,11 @@ def find(
         patience: Seconds of silence after which no more events are expected.
 
     Returns:
-        The batch; None if its end was not found, so that its events are no longer retained.
+        The batch; None if its end was not found, because its events are no longer retained.
     """
     size = end.seq - start.seq
-    held: deque[ReceivedEvent] = deque(
-        maxlen=size
-    )  # the newest events: those of the batch, once its end is found
+    # The newest events: those of the batch, once its end is found.
+    held: deque[ReceivedEvent] = deque(maxlen=size)
     # Whether `held` starts with the batch's first event. If *end* names that event, it must be
     # found first, because option startingOffsets may have changed since.
     begun = start.is_anchored and end.first is None

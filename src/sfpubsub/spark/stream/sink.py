@@ -11,7 +11,7 @@ these:
   write is either a query and its batch, which a restart from the checkpoint repeats, or one
   ``save``.
 
-This relies on Spark passing the same rows to a retried task, as every sink does.
+Like every sink, this relies on Spark passing the same rows to a retried task.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Published(WriterCommitMessage):
 
 
 class EventSink(DataSourceWriter):
-    """Publishes the rows of a frame. Pickled to executors.
+    """Publishes the rows of a frame. Spark pickles it and sends it to executors.
 
     Args:
         options: See `SinkOptions`.
@@ -130,7 +130,7 @@ class EventSink(DataSourceWriter):
         self._write_id = write_id
 
     def write(self, iterator: Iterator[Row]) -> Published:
-        """Publish one task's rows; return once all have results."""
+        """Publish the rows of one task, wait for all results, and return the counts."""
         return _publish(self._options, iterator, self._write_id)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -139,7 +139,7 @@ class EventSink(DataSourceWriter):
 
 
 class EventStreamSink(DataSourceStreamWriter):
-    """Publishes the rows of a query, batch by batch. Pickled to executors.
+    """Publishes the rows of a query, batch by batch. Spark pickles it and sends it to executors.
 
     Args:
         options: See `SinkOptions`.
@@ -151,7 +151,11 @@ class EventStreamSink(DataSourceStreamWriter):
         self._options = options
 
     def write(self, iterator: Iterator[Row]) -> Published:
-        """Publish one task's rows; return once all have results."""
+        """Publish the rows of one task, wait for all results, and return the counts.
+
+        Raises:
+            ConfigurationError: Spark did not pass the ids of query and batch.
+        """
         context = _context()
         query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
         if not query or not batch:
@@ -183,7 +187,7 @@ class Ids:
         self._seen: Counter[bytes] = Counter()
 
     def next(self, value: Mapping[str, Any]) -> str:
-        """Return the event id for the next row."""
+        """Return the event id for the next row, whose fields are *value*."""
         text = json.dumps(value, sort_keys=True, default=repr)
         content = hashlib.blake2b(text.encode(), digest_size=16).digest()
         number = self._seen[content]

@@ -49,7 +49,7 @@ class Share(NamedTuple):
 
     events: int
     bytes: int
-    """Most payload bytes; a single event may be larger."""
+    """Maximum payload bytes; a single event may be larger."""
 
 
 class _Plan(NamedTuple):
@@ -69,7 +69,7 @@ class TopicReader:
         schemas: Store with the schemas of the received events.
         connected: Returns the client, which it opens on the first call. This reader does not close
             it.
-        share: Most events and bytes to receive ahead.
+        share: Maximum events and bytes to receive ahead.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TopicReader:
         return Offset(self.topic, self._options.start_of(self.topic))
 
     def stop_at_now(self, keeps_position: bool) -> None:
-        """Read only events published before now.
+        """Limit reading to events published before now.
 
         Args:
             keeps_position: Whether the end position is stored for another run. If not, there is no
@@ -114,7 +114,7 @@ class TopicReader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether everything published before `stop_at_now` has been planned or processed."""
+        """Whether all events published before `stop_at_now` are in batches that were planned."""
         return self._finished
 
     def follow(self, start: Offset) -> None:
@@ -142,11 +142,11 @@ class TopicReader:
         return end
 
     def latest(self) -> dict[str, Any] | None:
-        """Describe the end of the topic for the query's progress; None before the first batch.
+        """Return figures for the query's progress; None before the first batch.
 
-        The service does not report where a topic ends. The result contains the events received so
-        far, whether a keepalive has shown that no more are waiting, and the age of the last event
-        on arrival.
+        The service does not report where a topic ends. So the figures are the number of events
+        received so far, whether a keepalive has shown that no more are waiting, and the age of the
+        last event on arrival, in seconds.
         """
         base, feed = self._base, self._feed
         if base is None or feed is None:
@@ -181,7 +181,7 @@ class TopicReader:
         return list(self._partitions(last))
 
     def close(self) -> None:
-        """Drop the streams. Call it after the client was closed."""
+        """Forget the streams. Call it after the client was closed, which ends them."""
         self._feed = self._horizon = None
 
     # Finished batches, and where to continue.
@@ -266,8 +266,9 @@ class TopicReader:
         return events
 
     def _count_until_now(self, share: Share, timeout: float) -> int:
-        """Count like `_count`, but only events published before `stop_at_now`. Once all of them are
-        planned, set `_finished`.
+        """Count like `_count`, but only events published before `stop_at_now`.
+
+        Set `_finished` once all of them are planned.
         """
         if self._finished:
             return 0
@@ -307,7 +308,7 @@ class TopicReader:
         )
 
     def _renewed(self) -> Offset | None:
-        """Return the base with a keepalive's position; None if not needed or not available."""
+        """Return `_base` with a keepalive's position; None if not needed or not available."""
         # Do not skip a gap that no batch contains yet.
         if self._held or self._gaps or not self._wants_renewal():
             return None

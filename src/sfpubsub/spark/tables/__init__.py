@@ -14,7 +14,7 @@ def open_target(
     target: str | os.PathLike[str],
     format: str,  # noqa: A002  # named as in Spark
 ) -> Target:
-    """Open a target for writing tables.
+    """Open a target for writing tables, locking it against other processes.
 
     Args:
         spark: A classic session with the format's jars.

@@ -54,8 +54,8 @@ _ORDER = (*_AGE, "ingest_seq")
 def change_headers(raw: DataFrame) -> DataFrame:
     """Return the headers of change events, one row per event and record.
 
-    Plain SQL over ``payload_json``: it needs neither schemas nor this package on executors. Rows of
-    other events and rows without JSON are omitted.
+    It uses plain SQL over ``payload_json``, so executors need neither schemas nor this package.
+    Rows of other events and rows without JSON are omitted.
 
     Args:
         raw: A raw table, or some of its rows.
@@ -109,7 +109,8 @@ def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
           merged over all changes since the last CREATE or UNDELETE; null for a deleted record.
         - ``is_deleted``: whether the record is deleted.
         - ``is_complete``: whether ``state`` has every field that is not null. If not, the record is
-          older than the table, and ``state`` only has later changes, or ``reread`` is true.
+          older than the table, so that ``state`` contains only later changes; or ``reread`` is
+          true.
         - ``reread``: whether ``state`` may be out of date, because an event did not report what
           changed. In that case, read the record from the org.
         - ``reread_reason``: the change type of that event; or ``DIFF`` for a text that was sent
@@ -147,7 +148,7 @@ def _headers(raw: DataFrame, *more: str) -> DataFrame:
 
 def _by_record(events: DataFrame) -> DataFrame:
     rest = [name for name in events.columns if name not in ("entity_name", "record_ids")]
-    # Outer: an overflow event names no record.
+    # An outer explode keeps overflow events, which contain no record ids.
     return events.select("entity_name", f.explode_outer("record_ids").alias("record_id"), *rest)
 
 
@@ -237,9 +238,7 @@ def _text(value: Any) -> str | None:
 
 
 def _is_about_all() -> Column:
-    """Return the condition that a row concerns all records of an object, or all with an
-    id prefix.
-    """
+    """Return a condition for changes of all records of an object, or of all with an id prefix."""
     record = f.col("record_id")
     overflow = f.col("change_type") == "GAP_OVERFLOW"
     return record.isNull() | record.endswith("*") | overflow

@@ -1,10 +1,10 @@
 """Maintain the current tables, the history tables and the reread queue, step by step.
 
 The changes of a step are applied to the rows of their records (records.py, folding.py), and the
-result is merged. The commit order within a step makes it repeatable after a crash: first the queue,
-so that no row is ever marked without an entry in the queue; then each object's history; and last
-its current table, because the others are computed from its previous contents. Invariant: a table
-with a step's number contains exactly the results of all steps up to it.
+result is merged. The order of commits makes a step repeatable after a crash: the queue comes first,
+so that no row is ever marked without an entry in the queue; then each object's history table; and
+last its current table, because the others are computed from its previous contents. Invariant: a
+table with the number of a step contains exactly the results of all steps up to that number.
 """
 
 from __future__ import annotations
@@ -57,13 +57,16 @@ _CUE_COLUMNS = {
     "_ingest_seq": "since_seq",
 }
 
-# A change event's name without this suffix is its object's name, except for a custom object's
-# suffix.
+# The name of a change event is its object's name and this suffix, except that ``My_Object__c`` has
+# ``My_Object__ChangeEvent``.
 _EVENT = "ChangeEvent"
 
 
 def entity_of(event_type: str) -> str | None:
-    """Return the object of a change event type; None for other events."""
+    """Return the object of a change event type: ``Account`` for ``AccountChangeEvent``.
+
+    It is None for other events.
+    """
     if not event_type.endswith(_EVENT):
         return None
     name = event_type.removesuffix(_EVENT)
@@ -73,7 +76,7 @@ def entity_of(event_type: str) -> str | None:
 class RecordTables:
     """The current tables of one target, with the queue and, optionally, the history tables.
 
-    A `sfpubsub.spark.tables.steps.Follower`. Not thread-safe.
+    It implements `sfpubsub.spark.tables.steps.Follower`. Not thread-safe.
 
     Args:
         target: Target of the tables.
@@ -91,11 +94,14 @@ class RecordTables:
 
     @classmethod
     def of(cls, target: Target, *, current: bool, history: bool) -> RecordTables | None:
-        """Return an instance for the requested or existing tables; None if there are no such
-        tables.
+        """Return an instance if tables are requested or already exist; otherwise None.
 
-        Existing tables are always maintained, because they would be wrong after a step without
-        them.
+        Existing tables are always maintained, because a step that leaves them out would make them
+        wrong.
+
+        Raises:
+            ConfigurationError: The target's format cannot replace rows, or its tables belong to a
+                mirror.
         """
         if current or history:
             target.check_merge("current and history tables")
@@ -105,8 +111,7 @@ class RecordTables:
         if queue.is_of_mirror():
             raise ConfigurationError(
                 f"{target.place} contains the tables of a mirror, which sfpubsub mirror run "
-                f"maintains: "
-                f"choose another target"
+                f"maintains: choose another target"
             )
         there = queue.exists()
         if not (current or history or there):
@@ -200,7 +205,7 @@ class _Object:
         self.folded: DataFrame
 
     def prepare(self) -> None:
-        """Add missing columns to the tables."""
+        """Create the object's tables, or add missing columns to them."""
         columns = [*_RECORD_ID, *self._types, *FLAGS]
         self.current.make(pa.schema(columns), {"kind": "current"}, merged=True)
         if self._history is not None:
@@ -208,8 +213,9 @@ class _Object:
             self._history.make(pa.schema(columns), {"kind": "history"}, merged=True)
 
     def fold(self) -> DataFrame:
-        """Fold the changes over the current rows. The result is computed once and cached until it
-        is merged.
+        """Apply the changes to the current rows, and return the result as a cached frame.
+
+        The caller has to unpersist it after merging it.
         """
         with_versions = self._history is not None
         folding = Folding(self._fields, self._types, self.about_all, with_versions)
@@ -222,7 +228,11 @@ class _Object:
         return self.folded
 
     def merge(self, number: int) -> None:
-        """Merge the results: first into the history table, then into the current table."""
+        """Merge the result of `fold` into the history table and then into the current table.
+
+        Args:
+            number: Number of the step.
+        """
         if self._history is not None:
             versions = self.folded.where(f.col("_kind") == VERSION).drop("_kind")
             self._history.merge(
@@ -284,10 +294,10 @@ def _quoted(names: Iterable[str]) -> list[str]:
 
 
 def _nulls(names: Iterable[str]) -> list[str]:
-    """Return SQL for null columns, by names of columns of `FLAGS` and `CHANGES`.
+    """Return SQL expressions for null columns with names from `FLAGS` or `CHANGES`.
 
-    SQL text, because Spark parses a hundred columns together ten times faster than it creates them
-    one by one.
+    The columns are SQL text, because Spark parses a hundred of them together ten times faster than
+    it creates them one by one.
     """
     kinds = {field.name: field.dataType for field in spark_schema(pa.schema([*FLAGS, *CHANGES]))}
     return [f"CAST(NULL AS {kinds[name].simpleString()}) AS {name}" for name in names]
@@ -340,7 +350,7 @@ def _cues(
 ) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
     """Return the queue rows of a step, and the times between which commit numbers restarted.
 
-    Computes the folds of all objects in one job.
+    The folds of all objects are computed in one Spark job.
     """
     columns = ("record_id", *_CUE_COLUMNS, "_kind", *VALIDITY.names)
     wanted = f.col("_kind").isin(CUE, RENUMBERED)

@@ -36,13 +36,13 @@ class Decoded:
     """The decoded rows of a step."""
 
     files: Mapping[str, tuple[bytes, ...]]
-    """Parquet files by event type, and under `UNDECODABLE_NAME`."""
+    """Parquet files by event type; those of undecodable rows are under `UNDECODABLE_NAME`."""
     rows: Mapping[str, int]
-    """Number of rows in these files, by the same names."""
+    """Total number of rows in these files, by the same names."""
 
 
 def decode(rows: DataFrame, plans: Mapping[str, Plan], size: int) -> Decoded:
-    """Decode rows of a raw table.
+    """Decode rows of a raw table to Parquet files, one per task and event type.
 
     Args:
         rows: Rows with the columns `READ`.

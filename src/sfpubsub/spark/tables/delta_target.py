@@ -248,8 +248,9 @@ class DeltaTargetTable(LoggedTargetTable):
         }
 
     def _parsed(self, actions: Sequence[Mapping[str, Any]]) -> Any:
-        """Convert actions from the log's JSON form, which is stable across versions, to Delta's
-        objects.
+        """Convert actions from JSON to Delta's objects.
+
+        JSON is the form of the log, which is stable across versions of Delta.
         """
         action = self._java("org.apache.spark.sql.delta.actions.Action")
         parsed = self._java("java.util.ArrayList")()
@@ -258,7 +259,7 @@ class DeltaTargetTable(LoggedTargetTable):
         return self._java(_CONVERTERS).asScala(parsed).toSeq()
 
     def _step_of(self, snapshot: Any) -> int:
-        """Return the step of this package's newest commit."""
+        """Return the step of this package's newest commit in *snapshot*; 0 if there is none."""
         if self._is_new and snapshot.version() == 0:
             return 0  # a table that was just created has no steps
         return transaction_number(self._spark, snapshot, APPLICATION)
@@ -322,8 +323,9 @@ class DeltaTargetTable(LoggedTargetTable):
 
 
 def _lacking(there: Any, wanted: Any) -> bool:
-    """Return whether the type *there* lacks fields of the type *wanted*, at any depth. Both are
-    types in Spark's JSON form.
+    """Return whether the type *there* lacks fields of the type *wanted*, at any depth.
+
+    Both types are in Spark's JSON form.
     """
     if not isinstance(wanted, dict) or not isinstance(there, dict):
         return False
@@ -338,7 +340,7 @@ def _lacking(there: Any, wanted: Any) -> bool:
 
 
 def _statistics(content: bytes) -> dict[str, Any]:
-    """Return the statistics of a file for Delta's log, as far as readers use them."""
+    """Return a Parquet file's statistics for Delta's log: row count and bounds of `_BOUNDED`."""
     metadata = pq.read_metadata(io.BytesIO(content))
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
@@ -362,7 +364,10 @@ def _statistics(content: bytes) -> dict[str, Any]:
 
 
 def _bound(value: Any) -> Any:
-    """Return a bound in Delta's form. Times are cut to milliseconds, which readers allow for."""
+    """Return a minimum or maximum in Delta's form: times as text, truncated to milliseconds.
+
+    Delta's readers allow for the truncation.
+    """
     if hasattr(value, "isoformat"):
         return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return value

@@ -58,7 +58,7 @@ _COMMITS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one or more steps have durably done."""
+    """The durable outcome of one or more steps."""
 
     batches: int = 0
     """Number of raw batches whose rows were added."""
@@ -113,7 +113,7 @@ class EventTables:
         mirror: Whether one of the followers belongs to a mirror, which maintains its own current
             tables. In that case, *objects* may add objects at each start, and need not list earlier
             objects.
-        clock: Wall clock, in seconds since 1970 UTC.
+        clock: Returns the time in seconds since 1970 UTC.
 
     Raises:
         ConfigurationError: The raw table does not exist, *to* is not a valid target or contains
@@ -177,7 +177,9 @@ class EventTables:
         return self._planner.is_waiting
 
     def step(self) -> StepReport | None:
-        """Perform the next step. The first call completes the unfinished step of a crashed process.
+        """Perform the next step.
+
+        The first call also completes a step that an earlier process left unfinished.
 
         Returns:
             The report of the step, or None if there is nothing to do now.
@@ -195,7 +197,8 @@ class EventTables:
             return None if plan is None else self._begin(plan)
 
     def step_seconds(self) -> float | None:
-        """Return how long the current step has been running, in seconds; None if none is running.
+        """Return the seconds since the current step began; None if no step is in progress.
+
         Thread-safe.
         """
         since = self._since
@@ -248,13 +251,14 @@ class EventTables:
             WriteError: The step failed. The next `step`, or the next process, completes it.
         """
         if self.is_between:
-            raise LocalProtocolError("the newest step must be finished before a step with a note")
+            raise LocalProtocolError(
+                "a step with a note needs the step before it to be finished: call step() first"
+            )
         with self._under_way():
             self._begin(self._planner.beside(self._newest, note))
 
     def laid(self) -> int:
-        """Return the highest ``ingest_seq`` of the processed raw rows; -1 if no rows were
-        processed.
+        """Return the highest ``ingest_seq`` of the raw rows processed so far; -1 before the first.
 
         Raises:
             WriteError: The raw table cannot be read.
@@ -275,7 +279,9 @@ class EventTables:
         return self._laid[1]
 
     def rebuild(self) -> None:
-        """Empty all tables and start over with the first step. Readers see this immediately.
+        """Empty all tables, so that the next steps build them again from the first raw batch.
+
+        Readers see the empty tables immediately.
 
         Raises:
             WriteError: Not all tables were emptied. Call `rebuild` again, or `step`, which
@@ -314,7 +320,7 @@ class EventTables:
                 return
 
     def close(self) -> None:
-        """Release the target. Can be called repeatedly."""
+        """Release the target for other processes. Can be called repeatedly."""
         self.target.close()
 
     def __enter__(self) -> EventTables:
@@ -359,7 +365,7 @@ class EventTables:
             follower.follow(step)
 
     def _is_added(self, plan: StepPlan) -> bool:
-        """Return whether all tables have a step, without decoding anything."""
+        """Return whether all tables already contain the rows of a step."""
         names = [*plan.types, *([UNDECODABLE_NAME] if plan.undecodable else [])]
         return all(self.target.table(name).step() >= plan.number for name in names)
 
@@ -423,9 +429,7 @@ class EventTables:
         return StepReport(removed=len(plan.batches) if plan.kind == "restored" else 0)
 
     def _claim(self, source: Destination, objects: list[str]) -> None:
-        """Check that the target's tables are built from this raw table, and record the
-        raw table.
-        """
+        """Check that the target belongs to this raw table and these objects, and record both."""
         found = self._steps.identity()
         if self._mirror and found:
             known = Identity.from_record(found, self.target.place).objects
@@ -472,7 +476,7 @@ class _Step:
 
 
 def _is_one_of(column: str, texts: Sequence[str]) -> str:
-    """Return the SQL condition that *column* is one of *texts*, which are ids."""
+    """Return the SQL condition that *column* is one of *texts*; ``false`` if *texts* is empty."""
     quoted = ", ".join(map(sql_text, texts))
     return f"{column} IN ({quoted})" if texts else "false"
 

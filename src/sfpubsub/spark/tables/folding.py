@@ -86,8 +86,8 @@ def fold_rows(rows: Iterable[pa.RecordBatch], folding: Folding) -> Iterator[pa.R
         Batches of `Folding.output`. For each record with changes: its new row (`CURRENT`), and a
         row for each reason to reread it (`CUE`, with the reason in ``_reread_reason``). With a
         history table, also the record's versions (`VERSION`): the previous version, now with an
-        end, and one for each applied change. Where commit numbers restarted, a row with the times
-        of the commits before and after the restart, in the columns of `VALIDITY` (`RENUMBERED`).
+        end, and one for each applied change. For each restart of the commit numbers: a row with the
+        times of the commits before and after it, in the columns of `VALIDITY` (`RENUMBERED`).
     """
     made: list[tuple[Any, ...]] = []
     for record_id, before, changes in _by_record(rows, folding.fields.columns):

@@ -197,7 +197,15 @@ class IcebergTargetTable(LoggedTargetTable):
             self._spark.sql(statement)
 
     def _change(self, stage: Callable[[str], None], step: int) -> bool:
-        """Stage and publish a snapshot; return False if the table already has the step."""
+        """Stage a snapshot and publish it; return False if the table already has the step.
+
+        Args:
+            stage: Creates the staged snapshot, marked with the given attempt id.
+            step: Number of the step.
+
+        Raises:
+            WriteError: Other writers keep changing the table.
+        """
         for _ in range(TRIES):
             operations = self._operations()
             if _step_of(operations.current()) >= step:
@@ -216,7 +224,7 @@ class IcebergTargetTable(LoggedTargetTable):
         )
 
     def _publish(self, staged: int, step: int, operations: Any) -> bool:
-        """Swap the table's metadata; return False if it has changed, so that the caller retries."""
+        """Publish the snapshot *staged*; return False if the table has changed in the meantime."""
         return published(
             self._spark,
             operations,
@@ -296,7 +304,7 @@ class IcebergTargetTable(LoggedTargetTable):
         return operations
 
     def _table(self) -> Any:
-        """Return the table as it is now; None if it does not exist."""
+        """Return Iceberg's table object with the current metadata; None if there is no table."""
         if not self._target.place.in_catalog:
             tables = self._tables()
             return tables.load(self._address) if tables.exists(self._address) else None
@@ -310,12 +318,12 @@ class IcebergTargetTable(LoggedTargetTable):
         return self._iceberg("hadoop.HadoopTables")(configuration)
 
     def _iceberg(self, name: str) -> Any:
-        """Return a Java class of Iceberg."""
+        """Return the Java class *name* of the package ``org.apache.iceberg``."""
         return self._java(f"org.apache.iceberg.{name}")
 
 
 def _catalog_of(place: Place) -> dict[str, str]:
-    """Return the settings that let SQL find path-based tables."""
+    """Return session settings for a catalog through which SQL can access path-based tables."""
     return {
         f"spark.sql.catalog.{_CATALOG}": "org.apache.iceberg.spark.SparkCatalog",
         f"spark.sql.catalog.{_CATALOG}.type": "hadoop",
@@ -325,8 +333,9 @@ def _catalog_of(place: Place) -> dict[str, str]:
 
 
 def _step_of(metadata: Any) -> int:
-    """Return the newest step of the main branch, or the table's property if no snapshot has
-    a step.
+    """Return the newest step: that of a snapshot on the main branch, or of the table's property.
+
+    The property counts only if no snapshot has a step. Without both, the step is 0.
     """
     for snapshot in ancestors(metadata):
         found = snapshot.summary().get(_STEP)

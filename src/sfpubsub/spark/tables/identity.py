@@ -24,7 +24,7 @@ _LAYOUT = 1
 
 @dataclass(frozen=True)
 class Identity:
-    """The source of a target's tables."""
+    """The raw table and the objects from which a target's tables are built."""
 
     format: str
     """Format of the raw table."""
@@ -38,7 +38,7 @@ class Identity:
     """Objects and event types that have tables; empty means all."""
 
     def record(self) -> dict[str, Any]:
-        """Return the record to store."""
+        """Return the identity as a JSON object to store with the tables."""
         return {
             "v": _LAYOUT,
             "format": self.format,
@@ -66,9 +66,9 @@ class Identity:
         )
 
     def check(self, now: Identity, is_there: Callable[[], bool], *, may_grow: bool = False) -> None:
-        """Check that tables with this identity can be built further from the given source.
+        """Check that building tables with this identity can continue from the given source.
 
-        A moved raw table is recognised by its id and by the last batch that was read.
+        A moved raw table is recognized by its id and by the last batch that was read.
 
         Args:
             now: The identity of the given source.
@@ -105,7 +105,7 @@ def check_apart(source: Destination, to: str | os.PathLike[str], format: str) ->
     """Check that the target is not inside the raw table.
 
     Raises:
-        ConfigurationError: The target is inside it.
+        ConfigurationError: The target is inside the raw table.
     """
     place = Place.parse(to, format)
     if source.local is None or place.local is None:
@@ -118,7 +118,9 @@ def check_apart(source: Destination, to: str | os.PathLike[str], format: str) ->
 
 
 def event_names(objects: Sequence[str]) -> frozenset[str]:
-    """Return the event names of objects and event types, such as ``AccountChangeEvent`` for
+    """Return the names of the events to read for the given objects and event types.
+
+    They are the given names and, for each, the name of a change event: ``AccountChangeEvent`` for
     ``Account``.
     """
     names = set(objects)
@@ -140,7 +142,10 @@ def schemas_of(spark: SparkSession, source: Destination) -> SchemaStore:
 
 
 class _Stores(SchemaStore):
-    """Several stores, searched in order. A stream may still fill the store of an old table."""
+    """Several stores that are searched in order; new schemas go to the first one.
+
+    A Parquet table has two, because a stream may still add schemas where layout 1 kept them.
+    """
 
     def __init__(self, stores: Sequence[SchemaStore]) -> None:
         self._stores = stores

@@ -30,7 +30,7 @@ from sfpubsub.spark.runtime.session import (
 )
 from sfpubsub.spark.tables.target import Place, Target, TargetTable
 
-# Keep Spark from storing the same bounds in Parquet files that `target.parquet_of` omits.
+# Prevent Spark from storing the bounds in Parquet files that `target.parquet_of` omits.
 _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "parquet.column.statistics.enabled#replay_id": "false",
@@ -103,7 +103,10 @@ class LoggedTarget(Target):
 
     @contextmanager
     def settings(self, settings: Mapping[str, str]) -> Iterator[None]:
-        """Change session settings within the context. Other threads that change settings wait."""
+        """Set session settings within the block, and unset them afterwards. Thread-safe.
+
+        Other threads that change settings wait.
+        """
         with self._lock, active_session(self.spark):
             for name, value in settings.items():
                 self.spark.conf.set(name, value)
@@ -115,7 +118,7 @@ class LoggedTarget(Target):
 
     @abstractmethod
     def _open(self, name: str) -> TargetTable:
-        """Return a table, whether or not it exists."""
+        """Return a new object for the table *name*, which need not exist."""
 
     def _is_ours(self, name: str) -> bool:
         try:
@@ -153,7 +156,11 @@ class LoggedTargetTable(TargetTable):
             raise WriteError(f"{self._address} {what}: {first_line(error)}") from error
 
     def _check(self, step: int) -> None:
-        """Check that the table has the step: a format may silently skip a change."""
+        """Check that *step* is the table's newest step: a format may skip a change silently.
+
+        Raises:
+            WriteError: The table has another step.
+        """
         found = self.step()
         if found != step:
             raise WriteError(
@@ -162,7 +169,7 @@ class LoggedTargetTable(TargetTable):
             )
 
     def _java(self, name: str) -> Any:
-        """Return a class of the JVM."""
+        """Return the JVM's class with the fully qualified name *name*."""
         return java_class(self._spark, name)
 
     @property

@@ -241,7 +241,7 @@ def columns_in(table: Path) -> StructType:
 
 
 def read_parquet(spark: SparkSession, table: Path) -> DataFrame:
-    """Return a table with all its recorded columns, and the column ``step``."""
+    """Return a table as a frame with all its recorded columns, and the column ``step``."""
     schema = StructType([*columns_in(table), StructField("step", LongType())])
     return spark.read.options(**EXACT_PATHS).schema(schema).parquet(file_url(table))
 
@@ -262,7 +262,9 @@ def last_step(path: Path) -> int:
 
 
 def finish(path: Path) -> None:
-    """Publish the committed step, if any. Can be repeated after an interruption.
+    """Publish the committed step of a target, if there is one.
+
+    This can be repeated after an interruption.
 
     1. Older steps of cleared tables are removed.
     2. Each table receives its rows with one rename.
@@ -286,7 +288,7 @@ def finish(path: Path) -> None:
             os.rename(ready / place, target)
         sync(target.parent)
     replace_file(path / STEP_NAME, (ready / STEP_NAME).read_text(encoding="utf-8"))
-    # Renamed away first, because a partly removed directory would be ambiguous.
+    # Rename `_ready` before removing it, because a partly removed directory would be ambiguous.
     done = path / STAGING_NAME / uuid.uuid4().hex
     make_directory(done.parent)
     os.rename(ready, done)

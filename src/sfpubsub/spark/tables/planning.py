@@ -1,6 +1,7 @@
 """Plan the next step from the raw table and the steps done so far.
 
-Planning only reads. The plan contains every decision, so that another process can execute the step.
+Planning changes no tables. The plan contains every decision, so that another process can execute
+the step.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _NOT_KNOWN = "schema % is not known"
 
 @dataclass(frozen=True)
 class _Count:
-    """Rows of one raw batch and schema."""
+    """Number, size and time of the rows that one raw batch has with one schema."""
 
     batch: str
     schema_id: str
@@ -54,7 +55,7 @@ class Planner:
         types: The target's event types.
         names: Names of the events to build tables for; None means all.
         patience: Seconds that a row waits for its schema, counted from the row's arrival.
-        clock: Wall clock, in seconds since 1970 UTC.
+        clock: Returns the time in seconds since 1970 UTC.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Planner:
         return step or self._rows(base, self._raw.after(newest.last, version))
 
     def beside(self, newest: StepPlan | None, note: dict[str, Any]) -> StepPlan:
-        """Return a step without raw rows. Planning of raw rows then continues as after *newest*."""
+        """Return a step without raw rows, after which planning continues as after *newest*."""
         base = newest or StepPlan(0, "beside", version=self._raw.version())
         return StepPlan(
             base.number + 1,
@@ -128,9 +129,7 @@ class Planner:
         )
 
     def rebuild(self, newest: StepPlan | None) -> StepPlan:
-        """Return the step that empties all tables. The steps after it start with the first raw
-        batch.
-        """
+        """Return a step that empties all tables. The next ones start with the first raw batch."""
         self._missing = None
         number = 1 if newest is None else newest.number + 1
         return StepPlan(number, "rebuild", version=self._raw.version(), types=self._typed())
@@ -154,7 +153,10 @@ class Planner:
         )
 
     def _forget(self, base: StepPlan) -> StepPlan | None:
-        """Return a step that removes rows from `_undecodable` whose schemas are now available."""
+        """Return a step that removes rows from `_undecodable` whose schemas are now available.
+
+        It is None if there are no such rows.
+        """
         if not self._target.can_merge:
             return None
         if self._missing is None:
@@ -176,8 +178,9 @@ class Planner:
         )
 
     def _again(self, forgotten: StepPlan) -> StepPlan | None:
-        """Return the step that adds the rows that *forgotten* removed; None if there are no such
-        rows.
+        """Return the step that decodes the rows removed by *forgotten* again, and adds them.
+
+        It is None if the raw table no longer has these rows.
         """
         step = replace(forgotten, kind="again")
         counts = self._counts(self.rows(step, forgotten.version))
@@ -242,7 +245,7 @@ class Planner:
         ]
 
     def _cut(self, batches: Sequence[RawBatch], counts: Sequence[_Count]) -> list[RawBatch]:
-        """Return the first batches, as many as fit into a step."""
+        """Return the first batches, as many as fit into a step and do not wait for schemas."""
         waiting = {
             count.batch
             for count in counts

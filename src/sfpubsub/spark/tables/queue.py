@@ -45,7 +45,7 @@ MIRROR = "mirror"
 
 
 class Queue:
-    """The queue of one target. Not thread-safe."""
+    """The queue of one target, stored in its table `_reread`. Not thread-safe."""
 
     def __init__(self, target: Target) -> None:
         self._table = target.table(QUEUE_NAME)
@@ -71,7 +71,7 @@ class Queue:
         self._table.make(QUEUE, _facts(with_history=with_history, epochs=[]))
 
     def clear(self, step: int) -> None:
-        """Remove all cues."""
+        """Remove all rows from the queue, as the change of *step*."""
         self._table.delete("true", step)
 
     def add(self, cues: Sequence[dict[str, Any]], step: int) -> None:
@@ -83,8 +83,7 @@ class Queue:
             self._table.append([parquet_of(pa.Table.from_pylist(rows, QUEUE))], step)
 
     def note(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Record that commit numbers have restarted, and log it, once for each migration of the
-        org.
+        """Record restarts of the commit numbers, and log each migration of the org once.
 
         Args:
             moves: For each record, the commit timestamps before and after the restart, in
@@ -109,8 +108,8 @@ def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[i
 
     Args:
         known: Commit timestamps of known restarts, in milliseconds.
-        moves: See `Queue.note`. Each record reveals a migration at its first commit after it,
-            however late.
+        moves: See `Queue.note`. A record shows a migration only with its first commit afterwards,
+            however late that is.
     """
     new: list[int] = []
     for before, after in sorted(moves, key=lambda move: move[1]):
@@ -125,9 +124,7 @@ def _facts(*, with_history: bool, epochs: Sequence[int]) -> dict[str, str]:
 
 
 def object_row(entity: str, about: ObjectCue, step: int) -> dict[str, Any]:
-    """Return the queue row of a cue that concerns all records of an object, or all with
-    a prefix.
-    """
+    """Return the queue row for a cue about all records of an object, or all with an id prefix."""
     return {
         "entity_name": entity,
         "record_id": f"{about.prefix}*" if about.prefix else None,

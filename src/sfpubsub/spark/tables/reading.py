@@ -52,8 +52,9 @@ def read_undecodable(
     *,
     format: str = "parquet",  # noqa: A002  # named as in Spark
 ) -> DataFrame:
-    """Return the rows that could not be decoded, with envelope, event name and reason. The frame is
-    empty if the target has no such rows.
+    """Return the rows that could not be decoded, with envelope, event name and reason.
+
+    The frame is empty if the target has no such rows. For the arguments, see `read_typed`.
     """
     try:
         return read_typed(spark, tables, UNDECODABLE_NAME, format=format)

@@ -54,7 +54,7 @@ class Reason(enum.StrEnum):
     ASKED = "asked"
     """A reread was requested, or the object is read for the first time."""
     FORMULA = "formula"
-    """Fields that no event reports need a refresh."""
+    """Fields that no event reports, such as formula fields, need a refresh."""
     SWEEP = "sweep"
     """A list of ids from the org contains the record, but the table does not, or vice versa."""
 
@@ -64,10 +64,10 @@ class Fields:
     """Maps event fields to a table's columns. Sent to executors."""
 
     columns: tuple[str, ...]
-    """Names of the columns that hold fields."""
+    """Names of the columns that contain fields."""
     places: Mapping[str, tuple[int, ...]]
     """Column indexes by field name. A field whose type has changed has several columns, one of
-    which holds the value.
+    which contains the value.
     """
     parts: Mapping[str, Mapping[int, tuple[tuple[str, ...], ...]]]
     """For names such as ``Parent.Child``: paths within the structs of the parent's columns, by
@@ -81,7 +81,7 @@ class Fields:
         """Combine the field locations of all schemas of an event type.
 
         Args:
-            columns: Names of the columns that hold fields.
+            columns: Names of the columns that contain fields.
             versions: The result of `paths_of` for each schema.
         """
         numbers = {name: number for number, name in enumerate(columns)}
@@ -108,14 +108,12 @@ class Fields:
 
     @cached_property
     def unnamed(self) -> tuple[int, ...]:
-        """Indexes of columns that no event fills, only a read of the record, such as formula
-        fields.
-        """
+        """Indexes of columns that only a read of the record can fill, such as formula fields."""
         named = {number for numbers in self.places.values() for number in numbers}
         return tuple(number for number in range(len(self.columns)) if number not in named)
 
     def lay(self, name: str, values: list[Any], new: Sequence[Any]) -> None:
-        """Write the new value of a field, or of a part of one, into *values*."""
+        """Copy the value of a field, or of a part of a field, from *new* to *values*."""
         parts = self.parts[name] if "." in name else None
         for column in self.places[name.partition(".")[0]]:
             if parts is None:
@@ -144,8 +142,9 @@ def _with_part(old: Any, new: Any, path: tuple[str, ...]) -> Any:
 
 
 def none_if_empty(value: Any) -> Any:
-    """Return *value*, or None for a compound value whose parts are all null: events use
-    both forms.
+    """Return *value*, or None for a compound value whose parts are all null.
+
+    Events use both forms.
     """
     if isinstance(value, dict) and all(none_if_empty(part) is None for part in value.values()):
         return None
@@ -164,9 +163,7 @@ class Change:
     values: Sequence[Any]
     """Values in the order of `Fields.columns`; never modified."""
     changed: Sequence[str] = ()
-    """Names of the fields that an UPDATE changed or set to null. Parts are
-    named ``Parent.Child``.
-    """
+    """Names of the fields that an UPDATE changed or set to null; parts as ``Parent.Child``."""
     diffs: Sequence[str] = ()
     """Those fields in `changed` whose text was sent as a diff."""
 
@@ -188,7 +185,7 @@ class Record:
     is_complete: bool
     """Whether every field is known from an event or a read of the record."""
     reread_reason: Reason | None
-    """Why the record must be reread from the org: the first reason since the record was last known;
+    """Why the record must be reread from the org: the first reason since all its fields were known;
     None if no reread is needed.
     """
     commit_timestamp: datetime | None
@@ -226,8 +223,7 @@ class ObjectCue:
 
     @classmethod
     def of(cls, record_id: str | None, change: Cue) -> ObjectCue | None:
-        """Return an event's cue for all records with a prefix, or None if it concerns a single
-        record.
+        """Return the cue if an event concerns all records with a prefix; None if only one.
 
         Args:
             record_id: One of the event's record ids; None if the event has no ids.
@@ -274,7 +270,7 @@ class Fold:
     """The record after each applied change, in order of arrival."""
     renumbered: list[tuple[datetime, datetime]] = field(default_factory=list)
     """Times of the commits before and after each decrease of the commit numbers. The cause is a
-    migration of the org to another instance: commits of one record are serialised, so no other
+    migration of the org to another instance: commits of one record are serialized, so no other
     cause is possible.
     """
 
@@ -308,7 +304,7 @@ class Fold:
         self.mark(cue)
 
     def _after(self, change: Change) -> tuple[Record, Reason | None]:
-        """Return the record after a change, and the reason to reread it, if any."""
+        """Return the record after a change, and why it must be reread (None if it need not be)."""
         old, kind = self.record, change.change_type
         if kind in _WHOLE:
             values = [none_if_empty(value) for value in change.values]

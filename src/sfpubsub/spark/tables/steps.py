@@ -66,17 +66,17 @@ class StepPlan:
     version: str | None = None
     """Version of the raw table in which the batches were found."""
     schema_ids: tuple[str, ...] = ()
-    """The known schemas of the rows; for ``forget`` and ``again``, the schemas of the affected
-    rows.
+    """Ids of the available schemas of the rows; for ``forget`` and ``again``, only of those rows
+    whose schemas were missing before.
     """
     types: tuple[str, ...] = ()
-    """Event types of the rows."""
+    """Event types whose tables the step changes."""
     rows: int = 0
-    """Number of rows in the batches."""
+    """Number of raw rows that the step adds, including undecodable ones."""
     size: int = 0
     """Total size of the rows' payloads, in bytes."""
     undecodable: bool = False
-    """Whether some rows have an unknown schema."""
+    """Whether the schemas of some rows are missing or not valid."""
     pending: tuple[RawBatch, ...] = ()
     """Batches that reappeared in the raw table, to be added by the next steps."""
     note: dict[str, Any] = field(default_factory=dict)
@@ -85,12 +85,12 @@ class StepPlan:
     """Random id that distinguishes the plans of two engines with the same step number."""
 
     def to_json(self) -> str:
-        """Return the plan as JSON."""
+        """Return the plan as JSON text."""
         return json.dumps({"v": _LAYOUT, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str, where: str) -> StepPlan:
-        """Parse a plan.
+        """Parse the output of `to_json`. Error messages name the target as *where*.
 
         Raises:
             ConfigurationError: The plan is damaged or was written by an incompatible version.
@@ -116,12 +116,12 @@ class Step(Protocol):
 
     @property
     def plan(self) -> StepPlan:
-        """The plan of the step."""
+        """The recorded plan, from which the step can be repeated."""
         ...
 
     @property
     def target(self) -> Target:
-        """Target of the tables."""
+        """The target that contains the tables."""
         ...
 
     def rows(self, event_type: str) -> DataFrame:
@@ -147,7 +147,7 @@ class Follower(Protocol):
         rows. Called again with the last step when an engine starts.
 
         Raises:
-            WriteError: A table could not be written. The engine calls again with the same step.
+            WriteError: A table could not be written. The engine calls this again for the same step.
         """
         ...
 

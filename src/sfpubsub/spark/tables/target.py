@@ -1,9 +1,9 @@
 """The interface of targets for derived tables, in any format.
 
-A `Target` holds tables by name: a directory, a URL, or a schema of a catalog. Each change of a
-`TargetTable` is one transaction with the number of a step. A table accepts each number once and in
-order, which makes steps repeatable. Invariant: a table whose `TargetTable.step` is N contains
-exactly the changes of the steps up to N. This module does not depend on events.
+A `Target` is a directory, a URL, or a schema of a catalog, which contains tables by name. Each
+change of a `TargetTable` is one transaction with the number of a step. A table accepts each number
+once and in order, which makes steps repeatable. Invariant: a table whose `TargetTable.step` is N
+contains exactly the changes of the steps up to N. This module does not depend on events.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Place:
 
     @classmethod
     def parse(cls, target: str | os.PathLike[str], format: str) -> Place:  # noqa: A002
-        """Parse a path, URL or schema name.
+        """Return the place for a path, a URL or the name of a schema.
 
         With a table format, a name without a slash is a schema; use ``./name`` for a directory.
 
@@ -62,9 +62,7 @@ class Place:
         return cls(format, str(path), path)
 
     def of(self, name: str) -> str:
-        """Return the address of the table *name* for Spark: a URL, or the quoted name in the
-        catalog.
-        """
+        """Return the table *name*'s address for Spark: a URL, or the quoted name in the catalog."""
         if self.in_catalog:
             return f"{self.schema_in_sql}.`{name}`"
         return f"{self.url}/{name}"
@@ -138,7 +136,7 @@ class TargetTable(ABC):
 
     @abstractmethod
     def append(self, files: Sequence[bytes], step: int) -> bool:
-        """Add rows.
+        """Add the rows of Parquet files.
 
         Args:
             files: Complete Parquet files from `parquet_of`, whose columns match the table's by name
@@ -162,7 +160,7 @@ class TargetTable(ABC):
         *,
         replaced: Sequence[str] | None = None,
     ) -> None:
-        """Replace existing rows by those of *source*, and add new ones.
+        """Replace existing rows with those of *source* that have the same key, and add the others.
 
         Args:
             source: A frame of `Target.spark` with columns of the table, by name and with their
@@ -231,8 +229,9 @@ class Target(ABC):
 
     @abstractmethod
     def table(self, name: str) -> TargetTable:
-        """Return the table with this name, whether or not it exists. The same name always returns
-        the same object.
+        """Return the table with this name, which need not exist.
+
+        The same name always returns the same object.
         """
 
     @abstractmethod
@@ -249,7 +248,7 @@ class Target(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the target. Can be called repeatedly."""
+        """Release the target for other processes. Can be called repeatedly."""
 
     def check_merge(self, what: str) -> None:
         """Check that the target supports tables with merges.
@@ -280,7 +279,7 @@ def parquet_of(rows: pa.Table) -> bytes:
         rows,
         content,
         compression="snappy",
-        # No minimum and maximum: they imply an order, which replay ids do not have.
+        # Store no minimum and maximum: they imply an order, which replay ids do not have.
         write_statistics=[name for name in rows.column_names if name not in UNORDERED],
         # No dictionary: values are almost always unique.
         use_dictionary=[name for name in rows.column_names if name not in DISTINCT],

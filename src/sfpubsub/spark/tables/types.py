@@ -28,7 +28,7 @@ _TYPE_NAME = re.compile(r"[A-Za-z]\w*")
 
 
 class EventTypes:
-    """The event types of one target. Not thread-safe.
+    """The event types of one target, with their schemas and columns. Not thread-safe.
 
     Args:
         target: Target of the tables.
@@ -42,8 +42,7 @@ class EventTypes:
         self._names: dict[str, str] = {}  # by schema id
 
     def name_of(self, schema_id: str) -> str | None:
-        """Return the event type of a schema; None if the schema is missing or not a valid event
-        schema.
+        """Return the event type of a schema; None if the schema is missing or not valid.
 
         A missing schema is looked up again on each call, because it may have arrived.
         """
@@ -61,8 +60,9 @@ class EventTypes:
         return self._schemas.get(schema_id) is None
 
     def plans(self, schema_ids: Iterable[str]) -> dict[str, Plan]:
-        """Return the decoding plans for some schemas, by event type. Adds missing columns to the
-        tables.
+        """Return the decoding plans for some schemas, by event type.
+
+        Also create missing tables, and add missing columns to existing ones.
 
         Args:
             schema_ids: Ids of schemas whose event type was known when the step was planned.
@@ -117,7 +117,7 @@ class EventTypes:
         text = self._schemas.get(schema_id)
         if text is None:
             raise ConfigurationError(
-                f"schema {schema_id}, whose columns a table has, is no longer among the raw "
+                f"schema {schema_id}, which a table was built with, is no longer among the raw "
                 f"table's schemas: restore it"
             )
         return text
