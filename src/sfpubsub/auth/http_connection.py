@@ -1,4 +1,4 @@
-"""A persistent HTTP connection whose request in flight can be cut."""
+"""A persistent HTTP connection whose request in flight can be aborted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HttpConnection:
         self._adapter: Any = None
 
     def ready(self) -> None:
-        """Prepare for the next request; from here on, `cut` breaks it, even before it is sent."""
+        """Prepare for the next request. From now on `cut` aborts it, even before it is sent."""
         if self._limit.expired:
             self.drop()
             self._limit = RequestLimit()
@@ -37,7 +37,7 @@ class HttpConnection:
     def post(
         self, url: str, headers: Mapping[str, str], body: bytes, timeout: float
     ) -> Answer | SfPubSubError:
-        """Send a POST request, without retrying; return the response, or the error.
+        """Send a POST request without retrying, and return the response or the error.
 
         The error is returned rather than raised, as by `HttpClient.exchange`.
 
@@ -62,7 +62,7 @@ class HttpConnection:
         return answer
 
     def cut(self) -> None:
-        """Break the request that is in flight or about to be sent. Thread-safe.
+        """Abort the request that is in flight or about to be sent. Thread-safe.
 
         The next request opens a new connection.
         """

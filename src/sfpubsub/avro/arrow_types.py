@@ -55,9 +55,9 @@ class Shape:
     type: pa.DataType
     """The Arrow type. Everything in it is nullable, so that versions of a schema can be merged."""
     dicts: AvroSchema
-    """A schema with the same encoding whose Python values pyarrow accepts for `type`: the branches
-    of a union become records with one field, which are encoded like the field, and a map becomes an
-    array of records.
+    """An Avro schema with the same encoding, whose decoded Python values pyarrow can convert to
+    `type`. In it, each branch of a union is a record with one field, and a map is an array of
+    records; neither changes the encoding.
     """
     children: tuple[Shape, ...] = ()
     """The fields of a record, the items of an array, the values of a map, or the members of a union
@@ -190,7 +190,11 @@ def _record_of(name: str, names: Sequence[str], types: Sequence[AvroSchema]) -> 
 
 
 def _member_names(branches: Sequence[AvroSchema], namespace: str) -> list[str]:
-    """Return names for the members of a union: the type's name, without its namespace."""
+    """Return a name for each member of a union: its type's name, without the namespace if possible.
+
+    Raises:
+        SchemaError: Two members have the same name.
+    """
     full = [_type_name(branch, namespace) for branch in branches]
     names = [name.rpartition(".")[2] for name in full]
     if len(set(names)) < len(names):
@@ -214,7 +218,10 @@ def _type_name(schema: AvroSchema, namespace: str) -> str:
 
 
 def shape_of(schema_json: str) -> Shape:
-    """Map an Avro record schema to a shape.
+    """Return the shape of an Avro record schema.
+
+    Args:
+        schema_json: The schema as JSON text.
 
     Raises:
         SchemaError: The schema is not a valid Avro record schema, or has no Arrow form because it

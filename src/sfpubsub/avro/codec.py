@@ -153,7 +153,7 @@ class Codec:
         return value
 
     def decode_with_json(self, payload: bytes) -> tuple[dict[str, Any], str]:
-        """Decode a payload; return the event's fields by name, and the fields as JSON text.
+        """Decode a payload, and return the event's fields by name and as JSON text.
 
         Faster than `decode` followed by `sfpubsub.avro.json.to_json`, with the same results.
 
@@ -179,7 +179,9 @@ class Codec:
         return self.decode_with_json(payload)[1]
 
     def facts_and_json(self, payload: bytes) -> tuple[int | None, Mapping[str, Any] | None, str]:
-        """Decode a payload; return `event_time`, a change event's header or None, and JSON text.
+        """Decode a payload, and return the event's time, its header and its fields as JSON text.
+
+        Time and header are as in `facts`, the JSON text as in `to_json`.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -197,7 +199,10 @@ class Codec:
         return (*self.facts(value), text)
 
     def facts(self, value: Mapping[str, Any]) -> tuple[int | None, Mapping[str, Any] | None]:
-        """Return `event_time`, and the header of a change event (None for other events)."""
+        """Return a decoded event's time, as `event_time` does, and its header.
+
+        The header is None if the event is not a change event.
+        """
         header = value.get(CHANGE_EVENT_HEADER) if self.is_change_event else None
         return self.event_time(value), header if isinstance(header, Mapping) else None
 
@@ -254,7 +259,7 @@ class Codec:
     def encode(
         self, value: Mapping[str, Any], *, fill_created: tuple[int, str] | None = None
     ) -> bytes:
-        """Encode *value* as Avro bytes. Missing fields take the schema's default.
+        """Encode *value* as Avro bytes. A missing field gets the default of the schema.
 
         Args:
             value: Values by field name. Times are integers, in milliseconds since 1970 UTC.
@@ -266,7 +271,7 @@ class Codec:
                 message names the field's path and the expected and actual types.
         """
         if not isinstance(value, Mapping):
-            raise EncodeError(f"{self.name} takes a mapping, not {type(value).__name__}")
+            raise EncodeError(f"{self.name} must be a mapping, not {type(value).__name__}")
         if fill_created is not None:
             created = dict(zip(("CreatedDate", "CreatedById"), fill_created, strict=True))
             value = {**{k: v for k, v in created.items() if k in self.fields}, **value}
@@ -330,8 +335,8 @@ class NoCodec(Codec):
 
 
 def _parse(text: str, named: dict[str, Any]) -> Any:
-    # Parse a schema, and fill *named* with its named types. Reject what fastavro accepts but we
-    # cannot use.
+    # Parse a schema, and fill *named* with its named types. Reject schemas that fastavro accepts
+    # but that cannot be used here.
     value = json.loads(text)
     layer = [value]
     for _ in range(MAX_SCHEMA_DEPTH):

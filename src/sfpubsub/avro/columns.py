@@ -1,7 +1,7 @@
 """Columns of a typed table: the fields of one event type, across all its schema versions.
 
 `columns_of` maps one Avro schema, `merge` adds the columns of another version, and `typed_rows`
-decodes into them. Needs neither Spark nor grpc. Invariant: columns are only ever added, so that
+decodes rows into them. No Spark or grpc is needed. Invariant: columns are only ever added, so that
 existing data stays readable. Thread-safe.
 """
 
@@ -55,7 +55,7 @@ class Column:
 
     name: str
     path: tuple[str, ...]
-    """Field names that lead to its value in the decoded payload."""
+    """Names of the nested fields of the decoded payload, from the top level to the value."""
     type: pa.DataType
     is_bitmap: bool = False
     """Whether the value is a list of bitmaps, which must be expanded to a list of field names."""
@@ -78,7 +78,7 @@ def columns_of(schema_json: str) -> pa.Schema:
 
 @functools.lru_cache(maxsize=512)  # as many as SchemaCache keeps
 def version_columns(schema_json: str) -> tuple[Column, ...]:
-    """Return the columns of one schema, in the order of its fields."""
+    """Return the columns of one Avro schema, in the order of its fields. The result is cached."""
     shape = shape_of(schema_json)
     codec = Codec("", schema_json)
     times = dict(codec.times)
@@ -190,7 +190,10 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def names_of(field: pa.Field) -> Iterator[str]:
-    """Yield candidate names for a field's column. The first one that is free or fits is used."""
+    """Yield candidate names for a field's column, without end.
+
+    The first one is used that no column has, or whose column has a suitable type.
+    """
     yield field.name
     name = f"{field.name}__{type_word(field.type)}"
     while True:

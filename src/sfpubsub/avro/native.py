@@ -1,8 +1,8 @@
 """The optional compiled decoder: the package ``sfpubsub-native``, from ``native/``.
 
-It is never required and does not change results. Schemas and payloads that it does not support are
-left to the Python code, and its results equal those of the Python code. ``SFPUBSUB_NATIVE=0`` in
-the environment disables it; set it before the first import. Thread-safe.
+Its results equal those of the Python code, which decodes the schemas and payloads that it does not
+support. To disable it, set ``SFPUBSUB_NATIVE=0`` in the environment before the first import.
+Thread-safe.
 """
 
 from __future__ import annotations

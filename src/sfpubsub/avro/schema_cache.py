@@ -112,7 +112,9 @@ class SchemaCache:
             with self._lock:
                 del self._in_flight[schema_id]
             # This thread's Ctrl-C must not be raised in other threads; they may retry.
-            interrupted = SchemaError("the fetch was interrupted", retryable=True)
+            interrupted = SchemaError(
+                f"fetching schema {schema_id} was interrupted", retryable=True
+            )
             mine.set_exception(error if isinstance(error, Exception) else interrupted)
             raise
         with self._lock:
@@ -167,7 +169,7 @@ class SchemaCache:
         return len(self._mismatches)
 
     def peek(self, schema_id: str) -> Codec | None:
-        """Return the codec of *schema_id* if it is cached, or None; never blocks."""
+        """Return the codec of *schema_id* if it is cached, else None. Never blocks."""
         with self._lock:
             codec = self._codecs.get(schema_id)
             if codec is not None:

@@ -1,6 +1,6 @@
 """Decode rows of a raw table into the columns of typed tables, on a Spark executor.
 
-Needs neither Spark nor gRPC. Invariant: `decode_rows` yields every row exactly once. Thread-safe.
+No Spark or grpc is needed. Invariant: `decode_rows` yields every row exactly once. Thread-safe.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _Version:
     @staticmethod
     @functools.lru_cache(maxsize=512)
     def of(schema_id: str, schema_json: str, columns: pa.Schema) -> _Version:
-        """Return the cached decoder for a schema and the table's columns."""
+        """Return the decoder for a schema and the table's columns, from a cache if possible."""
         return _Version(schema_id, schema_json, columns)
 
     def decode(self, payloads: Sequence[bytes]) -> tuple[list[pa.Array], Rejects]:

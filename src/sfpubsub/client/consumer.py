@@ -55,13 +55,13 @@ class FetchSchemas(NamedTuple):
 
 
 class Quarantine(NamedTuple):
-    """Make these events durable: they cannot be decoded."""
+    """Store these events, which cannot be decoded, durably in the quarantine."""
 
     events: list[QuarantinedEvent]
 
 
 class Take(NamedTuple):
-    """Ack the quarantined or skipped events, and take their response off the queue."""
+    """Ack the quarantined or skipped events, and remove their response from the queue."""
 
     arrival: Arrival
     acks: tuple[int, ...]
@@ -88,7 +88,7 @@ class WaitUntil(NamedTuple):
 
 
 class End(NamedTuple):
-    """No more batches follow."""
+    """Report the end: no more batches follow."""
 
 
 Step: TypeAlias = FetchSchemas | Quarantine | Take | Store | HandOut | WaitUntil | End
@@ -97,7 +97,7 @@ _STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
 
 
 class _Prepared(NamedTuple):
-    """A response that is ready, and its batches that are not yet delivered."""
+    """A response that is ready for delivery, and those of its batches not delivered yet."""
 
     arrival: Arrival | None
     acks: tuple[int, ...]
@@ -223,7 +223,8 @@ class Consumer:
 
         Args:
             now: The current time, in seconds.
-            last: Whether this is the last opportunity.
+            last: Whether this is the last opportunity; the position is then returned even if not
+                due.
         """
         return self._unstored if last or self._store_when_idle or self.is_store_due(now) else None
 
@@ -236,12 +237,12 @@ class Consumer:
     # Decisions.
 
     def next(self, now: float, head: Arrival | None, *, over: bool, discarded: bool) -> Step:
-        """Return what to do next.
+        """Return the next step.
 
         Args:
             now: The current time, in seconds.
             head: The first response in the queue; None if the queue is empty.
-            over: Whether the subscription had ended before *head* was looked at.
+            over: Whether the subscription had ended before *head* was read from the queue.
             discarded: Whether received events should no longer be delivered.
         """
         if discarded:

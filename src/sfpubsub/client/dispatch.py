@@ -145,7 +145,7 @@ class SetAside(NamedTuple, Generic[T]):
 
 
 class Ack(NamedTuple, Generic[T]):
-    """Ack events: they are done."""
+    """Ack events, which are handled or in the quarantine."""
 
     events: list[T]
 
@@ -248,8 +248,8 @@ class Dispatcher(Generic[T]):
     def arrived_broken(self, event: T, error: Exception) -> None:
         """Add the next event, whose keys cannot be determined because of *error*.
 
-        It fails at the point where it would be started, after older events, so that a run that
-        stops there makes progress when restarted.
+        The event fails only when it would be started, so that older events are handled first. A
+        run that stops because of it therefore makes progress each time it is restarted.
         """
         job = self._job(event)
         job.error = error
@@ -357,7 +357,7 @@ class Dispatcher(Generic[T]):
     # Decisions.
 
     def next(self, now: float) -> Step[T]:
-        """Return what to do next.
+        """Return the next step.
 
         Args:
             now: The current time, in seconds.

@@ -1,4 +1,4 @@
-"""The synchronous publisher, and publishing a list in one call."""
+"""The synchronous publisher, and a function that publishes all given events in one call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Publisher:
 
     @property
     def counts(self) -> PublishCounts:
-        """Event counts by outcome so far."""
+        """Number of events sent so far, by outcome."""
         return self._outbound.driver.counts()
 
     def send(
@@ -126,7 +126,7 @@ _SLICE = 1.0
 
 
 def settle(outcomes: Sequence[tuple[Future[PublishResult], PublishResult]]) -> None:
-    """Deliver results to their futures."""
+    """Set each result on its future."""
     for receipt, result in outcomes:
         receipt.set_result(result)
 

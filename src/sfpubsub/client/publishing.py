@@ -1,7 +1,7 @@
-"""The common part of both publishers: encodes values, and matches outcomes to receipts.
+"""The common part of both publishers: encodes values, and delivers results to receipts.
 
 The protocol (`sfpubsub.protocol.publishing`) decides what is sent when. Here values are encoded
-with the topic's schema, again if the schema changes, and failures are kept until they are raised.
+with the topic's schema, and again if the schema changes. Failures are kept until they are raised.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ MAX_FAILURES = 1000
 
 
 def publish_limits(ordered: bool, max_pending_count: int) -> PublishLimits:
-    """Return the limits of a publisher; raises ValueError for a count below 1."""
+    """Return the limits of a publisher.
+
+    Args:
+        ordered: Whether only one request may be in flight.
+        max_pending_count: Maximum number of events without a result.
+
+    Raises:
+        ValueError: *max_pending_count* is below 1.
+    """
     requests = 1 if ordered else PublishLimits.max_requests
     return PublishLimits(max_pending_count, max_requests=requests)
 
@@ -85,7 +93,7 @@ class Draft:
 
 
 class Outbound(Generic[ReceiptT]):
-    """The part of a publisher below its public class. Thread-safe.
+    """The internal part of a publisher, used by its public class. Thread-safe.
 
     Args:
         topic: Full path of the topic, present in *topics*.
@@ -131,7 +139,7 @@ class Outbound(Generic[ReceiptT]):
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> Draft:
-        """Encode a value with the topic's schema, fetching it if necessary.
+        """Encode a value with the topic's schema, fetching the schema if necessary.
 
         Raises:
             EncodeError: The value does not fit the schema or is too large, or the id or a header is

@@ -1,8 +1,8 @@
 """Policies for events that cannot be decoded: `OnUndecodable`.
 
-Such an event's payload does not fit its schema, its schema is not valid, or the service reports
-that there is no such schema. If a schema is only temporarily unavailable, the response waits for it
-instead.
+An event cannot be decoded if its payload does not fit its schema, if its schema is not valid, or if
+the service reports that there is no such schema. If a schema is only temporarily unavailable, the
+response waits for it instead.
 
 With ``fail`` a batch is delivered unchanged, and decoding stays lazy: reading `Event.value` raises.
 With ``quarantine`` and ``skip`` a batch is decoded when it is delivered, in the receiving thread,
@@ -28,8 +28,8 @@ from sfpubsub.types import RawEvent
 logger = logging.getLogger("sfpubsub.client")
 
 OnUndecodable: TypeAlias = Literal["fail", "quarantine", "skip"]
-"""``fail``: reading it raises DecodeError. ``quarantine``: it is stored and not delivered.
-``skip``: it is counted and logged, but not delivered.
+"""``fail``: reading the event's value raises DecodeError. ``quarantine``: the event is stored and
+not delivered. ``skip``: the event is counted and logged, but not delivered.
 """
 
 
