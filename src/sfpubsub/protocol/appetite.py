@@ -1,8 +1,8 @@
 """Compute how many events the application has room for, by count, bytes and acks.
 
-Requests count events, but events have between a few hundred bytes and a megabyte each. So room in
-bytes is converted to a number of events, based on observed sizes. Events that do not fit would be
-dropped with their stream and redelivered, at the cost of the org's delivery allocation.
+A request asks for a number of events, but each event may have a few hundred bytes or a megabyte. So
+room in bytes is converted to a number of events, based on observed sizes. Events that do not fit
+would be dropped with their stream and redelivered, at the cost of the org's delivery allocation.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Intake:
             self._resume.received(position)
 
     def recognise(self, response: Response) -> None:
-        """Record redeliveries while draining; drop all events.
+        """While draining, record redeliveries, and drop all events of *response*.
 
         Redeliveries are recorded up to the first new event or keepalive of the stream.
         """

@@ -115,7 +115,7 @@ class Transport(ABC):
 
     @abstractmethod
     def get_schema(self, schema_id: str) -> SchemaInfo:
-        """Call GetSchema; raises like `get_topic`."""
+        """Call GetSchema. Raises the same errors as `get_topic`."""
 
     @abstractmethod
     def open_publish(self, topic: str, opening: OpenPublish, *, streamed: bool) -> PublishCall:

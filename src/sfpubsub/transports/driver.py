@@ -45,8 +45,7 @@ class StreamDriver(CallDriver[OpenStream]):
         transport: Opens the calls.
         target: The topic or managed subscription.
         alarm: Timer thread, shared by the subscriptions of a client.
-        renew: Obtains a new session to replace that of the given headers; may block; raises
-            SfPubSubError.
+        renew: See `CallDriver`.
         on_gap: Called with every `Gap`, in the thread that found it; must not block.
         clock: Monotonic clock in seconds, the same as the alarm's.
         jitter: Uniform random numbers in [0, 1).
@@ -97,7 +96,7 @@ class StreamDriver(CallDriver[OpenStream]):
         return self._mailbox.peek()
 
     def accept(self, arrival: Arrival, done: tuple[int, int] | None = None) -> None:
-        """Remove *arrival* from the queue, because the application has taken it over.
+        """Remove *arrival* from the queue, because it is being delivered to the application.
 
         Until then, `peek` returns it again, so an interrupted caller loses nothing. An arrival that
         was already accepted or discarded is not removed again.

@@ -92,9 +92,7 @@ class Mailbox:
             return True
 
     def wait(self, count: int, timeout: float | None) -> None:
-        """Wait until `count` differs from *count*, for at most *timeout* seconds; None waits
-        without limit.
-        """
+        """Wait until `count` differs from *count*, at most *timeout* seconds (None: no limit)."""
         bell = threading.Lock()
         bell.acquire()
         with self._mutex:

@@ -43,8 +43,8 @@ class Rule:
     kind: FailureKind
     error: type[SfPubSubError]
     cure: str = ""
-    """What the user can do, or empty. ``{what}`` is replaced by the topic, schema
-    or subscription.
+    """What the user can do; empty if nothing. ``{what}`` is replaced by the name of the topic,
+    schema or subscription.
     """
 
 
