@@ -114,7 +114,7 @@ def test_the_corpus_is_written_as_fastavro_writes_it(name):
         (
             CONTACTS,
             {"ChangeEventHeader": {**HEADER, "changeType": "RENAME"}},
-            "ContactChangeEvent.ChangeEventHeader.changeType takes ChangeType (CREATE, UPDATE",
+            "ContactChangeEvent.ChangeEventHeader.changeType must be ChangeType (CREATE, UPDATE",
         ),
         (
             CONTACTS,
