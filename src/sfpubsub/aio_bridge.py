@@ -1,6 +1,6 @@
 """Bridges between threads and an asyncio event loop.
 
-Nothing here blocks the loop. What other threads call does nothing once the loop is closed.
+Nothing here blocks the loop. Functions for other threads have no effect once the loop is closed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Bell:
     def ring(self) -> None:
         """Make waiting tasks check their conditions again.
 
-        Change the state that the conditions read before the call.
+        Call this after changing the state that the conditions depend on.
         """
         self.count += 1  # first: a task that is about to wait checks it after registering
         if self._waiters and not self._due:
@@ -87,7 +87,7 @@ class Bell:
                 waiter.set_result(None)
 
     def deadline(self, timeout: float | None) -> float | None:
-        """Return the time *timeout* seconds from now on the loop's clock; None if it is None."""
+        """Return the loop's time *timeout* seconds from now, or None for a *timeout* of None."""
         return None if timeout is None else self._loop.time() + timeout
 
     async def until(self, condition: Callable[[], bool], deadline: float | None = None) -> bool:

@@ -180,7 +180,7 @@ class SubscriptionBusyError(StreamError):
 
 
 class CommitError(SfPubSubError):
-    """A position could not be committed. Its events are redelivered after a reconnect."""
+    """A position could not be committed. Uncommitted events are redelivered after a reconnect."""
 
 
 class SchemaError(SfPubSubError):
@@ -192,7 +192,7 @@ class SchemaNotFoundError(SchemaError):
 
 
 class DecodeError(SchemaError):
-    """A payload does not fit the schema that it names."""
+    """An event's payload does not fit the event's schema."""
 
 
 class EncodeError(SchemaError):

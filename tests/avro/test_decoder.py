@@ -202,7 +202,7 @@ def test_a_schema_that_grows_without_end_when_flattened_is_not_flattened(levels,
     """The generator's work is bounded, and so is the reader's: such a payload is refused."""
     codec = growing(levels, fan)
     started = time.process_time()
-    with pytest.raises(DecodeError, match="that take no bytes"):
+    with pytest.raises(DecodeError, match="in zero bytes"):
         codec.decode(b"", datetimes=True)
     small = growing(3, 2)
     assert small.decode(b"", datetimes=True) == by_fastavro(small, b"")
@@ -413,18 +413,18 @@ def test_blocks_with_a_negative_count_carry_their_size(size):
             number(2**60) + b"abcd",
             "left",
         ),
-        ({"type": "array", "items": "null"}, number(2**60), "that take no bytes"),
-        ({"type": "array", "items": "null"}, number(-(2**62)) + b"\x00", "that take no bytes"),
+        ({"type": "array", "items": "null"}, number(2**60), "in zero bytes"),
+        ({"type": "array", "items": "null"}, number(-(2**62)) + b"\x00", "in zero bytes"),
         ({"type": "map", "values": "null"}, number(2**60), "left"),
         (
             {"type": "array", "items": {"type": "record", "name": "Empty", "fields": []}},
             number(2**60),
-            "that take no bytes",
+            "in zero bytes",
         ),
         (
             {"type": "array", "items": {"type": "fixed", "name": "Zero", "size": 0}},
             number(2**60),
-            "that take no bytes",
+            "in zero bytes",
         ),
     ],
 )
@@ -458,7 +458,7 @@ def test_many_small_arrays_do_not_multiply():
     block = number(1000) + b"\x00"
     raw = number(1000) + block * 1000 + b"\x00"
     started = time.process_time()
-    with pytest.raises(DecodeError, match="that take no bytes"):
+    with pytest.raises(DecodeError, match="in zero bytes"):
         codec.decode(raw)
     assert time.process_time() - started < 5
 

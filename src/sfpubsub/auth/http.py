@@ -214,7 +214,7 @@ class HttpClient:
         """
         # Appending "@host" or ".host" to the instance URL would name another host.
         if not path.startswith("/"):
-            raise LocalProtocolError("the path of a request must start with a slash")
+            raise LocalProtocolError(f"the path of a request must start with a slash: {path!r}")
         url = bearer.instance_url + path + (f"?{urlencode(query)}" if query else "")
         return self._request(method, url, bearer, headers or {}, sink=sink, json=body)
 
@@ -357,7 +357,7 @@ def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
 
 
 def headers_of(bearer: Bearer | None) -> dict[str, str]:
-    """Return the headers of every request, with the token of *bearer* unless it is None."""
+    """Return the headers of every request; if *bearer* is given, they contain its token."""
     headers = {
         "Accept": "application/json",
         "Accept-Encoding": "identity",  # a small compressed response could expand to a huge one

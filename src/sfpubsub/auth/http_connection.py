@@ -28,7 +28,7 @@ class HttpConnection:
         self._adapter: Any = None
 
     def ready(self) -> None:
-        """Prepare for the next request. From now on `cut` aborts it, even before it is sent."""
+        """Prepare for the next request. From now on, `cut` aborts that request even if unsent."""
         if self._limit.expired:
             self.drop()
             self._limit = RequestLimit()
@@ -39,7 +39,7 @@ class HttpConnection:
     ) -> Answer | SfPubSubError:
         """Send a POST request without retrying, and return the response or the error.
 
-        The error is returned rather than raised, as by `HttpClient.exchange`.
+        The error is returned rather than raised, as in `HttpClient.exchange`.
 
         Args:
             url: Must have been checked by the caller: secrets are sent to it.

@@ -196,7 +196,7 @@ class JwtBearer(OAuthLogin):
 
 
 class RefreshToken(OAuthLogin):
-    """The refresh token flow. A new token that the org returns is kept only in this object.
+    """The refresh token flow. If the org rotates the token, only this object has the new one.
 
     Args:
         client_id: Consumer key of the app that the token was issued to.

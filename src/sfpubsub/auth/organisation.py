@@ -34,8 +34,8 @@ def organisation_of(
 
     Raises:
         ConfigurationError: *tenant_id* belongs to another org, or the org cannot be determined.
-        StreamUnavailableError: The userinfo endpoint could not be reached, and neither
-            *identity_url*, the token nor *tenant_id* contains the org's id.
+        StreamUnavailableError: The userinfo endpoint could not be reached, and the org cannot be
+            determined otherwise.
     """
     found = _IDENTITY.fullmatch(identity_url)
     failure: SfPubSubError | None = None

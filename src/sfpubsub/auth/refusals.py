@@ -1,6 +1,6 @@
 """A table of the causes of refused sign-ins, with what the user should check for each.
 
-Salesforce names the cause in ``error``, a coarse code, and in ``error_description``, a free text.
+Salesforce names the cause in ``error``, a coarse code, and in ``error_description``, free text.
 The first row that matches both applies. An ``error`` that no row matches is shown unchanged.
 """
 

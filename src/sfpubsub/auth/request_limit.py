@@ -26,8 +26,8 @@ def within(seconds: float, work: Callable[[RequestLimit], T]) -> T | None:
 
     Args:
         seconds: The time allowed.
-        work: Makes the request. It is called with a `RequestLimit` and must use only adapters of
-            that. Its exception is raised here.
+        work: Makes the request. It is called with a `RequestLimit`, whose adapters it must use. An
+            exception that it raises is raised here.
     """
     limit = RequestLimit()
     future: Future[T] = Future()

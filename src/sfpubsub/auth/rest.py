@@ -34,7 +34,7 @@ class OrgClient:
     Every method raises:
         SessionExpiredError: The session was refused, and so was its replacement.
         PermissionDeniedError: The user lacks the permission for the request.
-        QuotaExceededError: The org's daily API requests are used up.
+        QuotaExceededError: The org's limit of daily or of concurrent API requests is reached.
         RequestRefusedError: Refused for another reason; see ``status`` and ``error_code``.
         StreamUnavailableError: No response in time, or the org is down or overloaded. The request
             may still have been executed.
@@ -67,7 +67,7 @@ class OrgClient:
         """Send a GET and return the parsed JSON response, or None if it is empty.
 
         Args:
-            path: Starts with a slash, such as ``/services/data/v60.0/tooling/query``.
+            path: Path starting with a slash, such as ``/services/data/v60.0/tooling/query``.
             query: Query parameters.
         """
         return _content(self.send("GET", path, query=query))
@@ -100,7 +100,7 @@ class OrgClient:
 
         Args:
             method: ``GET``, ``POST``, ``PATCH`` or ``DELETE``.
-            path: Starts with a slash.
+            path: Path starting with a slash.
             body: Sent as JSON; None sends no body.
             query: Query parameters.
             headers: Sent in addition to the standard ones.

@@ -35,8 +35,8 @@ _SUFFIX_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"
 def eighteen(org_id: str) -> str:
     """Return the 18-character form of a 15-character id; return any other id unchanged.
 
-    The longer form has one checksum character for every five characters, so it is safe to compare
-    case-insensitively. The service accepts both forms.
+    The three additional characters encode which letters are upper-case, so the longer form can be
+    compared case-insensitively. The service accepts both forms.
     """
     if len(org_id) != 15:
         return org_id
@@ -75,7 +75,7 @@ class Session:
     """Credentials for API calls.
 
     Raises:
-        ConfigurationError: A value is missing, or contains characters that a header cannot have.
+        ConfigurationError: A value is missing, or contains characters not allowed in a header.
     """
 
     access_token: str
@@ -218,7 +218,7 @@ class CurrentSession:
             return self._session
 
     def renew(self, expired: Session) -> Session:
-        """Return a session other than *expired*, fetching one unless another caller just did.
+        """Return a session other than *expired*, fetching one unless another caller has done so.
 
         Raises:
             AuthenticationError: No session can be obtained.

@@ -38,7 +38,7 @@ def page_of(answer: Any) -> tuple[list[dict[str, Any]], Any]:
 def continuation(data: str, given: Any) -> str:
     """Return *given* if it is a valid path of a query's next page.
 
-    It must be checked, because the token is sent to it.
+    The path is checked because the access token is sent to it.
 
     Args:
         data: Path of the API version, ending with a slash.

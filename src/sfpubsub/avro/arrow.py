@@ -23,7 +23,7 @@ try:
     import pyarrow as pa
     import pyarrow.compute as pc
 except ImportError as missing:
-    raise MissingExtraError("the Arrow form of events", "arrow") from missing
+    raise MissingExtraError("converting events to Arrow", "arrow") from missing
 
 EVENT_COLUMNS = pa.schema(
     [
@@ -87,7 +87,7 @@ class Rejected:
     event: RawEvent
     """The event as received."""
     error: DecodeError
-    """Why it could not be decoded."""
+    """Why the event could not be decoded."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,10 @@ class ArrowEvents:
 
 
 def arrow_type(schema_json: str) -> pa.StructType:
-    """Return the type of the column ``value`` for events of an Avro schema.
+    """Return the Arrow type of the column ``value`` for events of an Avro schema.
+
+    Args:
+        schema_json: The schema as JSON text.
 
     Raises:
         SchemaError: The schema is not a valid Avro record schema, or has no Arrow form because it
@@ -232,7 +235,7 @@ class _Group:
         return picked
 
     def record_batch(self, rejected: list[Rejected], native: bool) -> Iterator[pa.RecordBatch]:
-        """Decode the payloads and yield the record batch; yield none if the schema is unavailable.
+        """Yield the events as one record batch, or nothing if their schema is unavailable.
 
         Args:
             rejected: The list to which undecodable events are added.

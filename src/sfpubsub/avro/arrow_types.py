@@ -1,7 +1,7 @@
 """Map Avro schemas to Arrow types.
 
 `shape_of` is a pure function of the schema; it does not deal with payloads. Invariant: Parquet and
-Spark support the resulting Arrow type, so it has no unions, and everything in it is nullable.
+Spark support the resulting Arrow type, so it has no unions, and all its fields are nullable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sfpubsub.errors import MissingExtraError, SchemaError
 try:
     import pyarrow as pa
 except ImportError as missing:
-    raise MissingExtraError("the Arrow form of events", "arrow") from missing
+    raise MissingExtraError("converting events to Arrow", "arrow") from missing
 
 # The type includes the zone UTC: Spark shifts a timestamp without a zone by the session's zone.
 TIME = pa.timestamp("us", tz="UTC")
@@ -53,7 +53,7 @@ class Shape:
     kind: str
     """Name of the Avro type, or ``optional`` for a union of null and one other type."""
     type: pa.DataType
-    """The Arrow type. Everything in it is nullable, so that versions of a schema can be merged."""
+    """The Arrow type. All its fields are nullable, so that versions of a schema can be merged."""
     dicts: AvroSchema
     """An Avro schema with the same encoding, whose decoded Python values pyarrow can convert to
     `type`. In it, each branch of a union is a record with one field, and a map is an array of

@@ -20,7 +20,7 @@ from sfpubsub.errors import DecodeError, MissingExtraError
 try:
     import pyarrow as pa
 except ImportError as missing:
-    raise MissingExtraError("the Arrow form of events", "arrow") from missing
+    raise MissingExtraError("converting events to Arrow", "arrow") from missing
 
 # Maximum payload bytes decoded in one call: Arrow's 32-bit offsets limit a column to 2 GiB, and an
 # enum symbol can be much longer than the byte that encodes it.

@@ -81,10 +81,10 @@ class ChangeSchema:
         self._compiled = field_names_of(self.fields, self.parts)
 
     def expand(self, entries: Sequence[str]) -> tuple[str, ...]:
-        """Return the field names in *entries*; those of one bitmap are in the order of the schema.
+        """Expand bitmaps to field names; those of one bitmap are in the order of the schema.
 
         A part of a compound field is named ``Parent.Child``. Parts are not collapsed into the
-        parent even if all of them are listed. An entry that already is a field name, as in the
+        parent even if all of them are listed. An entry that is already a field name, as in the
         Streaming API, is kept.
 
         Args:

@@ -47,7 +47,7 @@ class TextDiff:
     diff: str
     """A unified diff, as received, with its header."""
     sha256: str
-    """SHA-256 of the new text, in hexadecimal as received."""
+    """SHA-256 of the new text, in hexadecimal, as received."""
 
     @classmethod
     def parse(cls, text: str) -> TextDiff | None:

@@ -129,7 +129,10 @@ class Codec:
 
     @property
     def always_read(self) -> tuple[str, ...]:
-        """The field with the change event's header or the event's time, if the schema has it."""
+        """Name of the field that is always decoded, a change event's header or the event's time.
+
+        The tuple is empty if the schema does not have the field.
+        """
         name = CHANGE_EVENT_HEADER if self.is_change_event else CREATED_DATE
         return (name,) if name in self.fields else ()
 
@@ -155,7 +158,7 @@ class Codec:
     def decode_with_json(self, payload: bytes) -> tuple[dict[str, Any], str]:
         """Decode a payload, and return the event's fields by name and as JSON text.
 
-        Faster than `decode` followed by `sfpubsub.avro.json.to_json`, with the same results.
+        This is faster than `decode` and then `sfpubsub.avro.json.to_json`, with the same results.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -164,9 +167,7 @@ class Codec:
         return value, to_json(value, is_finite=is_finite)
 
     def to_json(self, payload: bytes) -> str:
-        """Decode a payload and return the fields as JSON text.
-
-        The form is that of `sfpubsub.avro.json.to_json`.
+        """Decode a payload and return the fields as JSON text, like `sfpubsub.avro.json.to_json`.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -208,7 +209,7 @@ class Codec:
 
     @property
     def compiled(self) -> Any:
-        """The compiled decoder of the schema, or None; see `sfpubsub.avro.native`."""
+        """The compiled decoder of the schema; None if it is not available or not suitable."""
         if self._read is None:
             self._make_read()
         return self._compiled
@@ -358,7 +359,7 @@ def _parse(text: str, named: dict[str, Any]) -> Any:
             raise ValueError(f"the size of a fixed type is {size!r}")
         for field in definition.get("fields", ()):
             if not isinstance(field["name"], str):
-                raise ValueError(f"a field is named {field['name']!r}")  # noqa: TRY004
+                raise ValueError(f"the field name {field['name']!r} is no string")  # noqa: TRY004
             _set_bytes_default(field, named)
     return schema
 

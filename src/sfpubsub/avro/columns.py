@@ -146,7 +146,7 @@ def _wide(shape: Shape, times: Times | None) -> pa.DataType:
 
 
 def merge(columns: pa.Schema, more: pa.Schema) -> pa.Schema:
-    """Return *columns*, with the missing ones of *more* appended.
+    """Return *columns*, followed by the columns of *more* that are missing in it.
 
     If a field's new type does not fit its column, the new type gets a separate column, named like
     ``Amount__string``. The same applies to fields within structs.
@@ -192,7 +192,7 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 def names_of(field: pa.Field) -> Iterator[str]:
     """Yield candidate names for a field's column, without end.
 
-    The first one is used that no column has, or whose column has a suitable type.
+    The caller uses the first name that is not taken, or whose column has a suitable type.
     """
     yield field.name
     name = f"{field.name}__{type_word(field.type)}"

@@ -75,8 +75,7 @@ def decoder_of(schema: Any, named: Mapping[str, Any], wanted: Collection[str] | 
 
 
 def field_names_of(fields: Sequence[str], parts: Mapping[str, Sequence[str]]) -> Any:
-    """Return the compiled expander of a schema's bitmaps, or None if the compiled decoder is not
-    used.
+    """Return the compiled code that expands a schema's bitmaps, or None if it is not available.
 
     Args:
         fields: Names of the top-level fields.
@@ -88,7 +87,7 @@ def field_names_of(fields: Sequence[str], parts: Mapping[str, Sequence[str]]) ->
 
 
 class _Planner:
-    """Replaces references to named types by their definitions."""
+    """Converts a schema to a `Plan`, replacing references to named types with their definitions."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named

@@ -62,7 +62,7 @@ def schema_id_of(schema_json: str) -> str:
 class SchemaCache:
     """Caches the most recently used schemas.
 
-    Each schema is fetched only once, however many threads request it.
+    A schema that several threads request at the same time is fetched only once.
 
     Args:
         fetch: Fetches a schema from the service by id. Its errors are raised in every caller that

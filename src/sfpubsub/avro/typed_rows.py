@@ -28,7 +28,7 @@ _WITHOUT_SCHEMA = "the event is JSON and has no schema: read payload_json of the
 
 @dataclass(frozen=True)
 class Plan:
-    """How to decode the rows of one event type. Sent to executors."""
+    """How to decode the rows of one event type. Plans are sent to executors."""
 
     schemas: Mapping[str, str]
     """Avro schemas as JSON text, by id: all available schemas that the rows refer to."""
@@ -208,8 +208,6 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    """Return the offset at which each list starts, or null for a null list, followed by the end of
-    the last list.
-    """
+    """Return the start offset of each list, null for a null list, and then the end of the last."""
     starts = pc.if_else(lists.is_null(), pa.scalar(None, pa.int32()), lists.offsets[:-1])
     return pa.concat_arrays([starts, lists.offsets[-1:]])

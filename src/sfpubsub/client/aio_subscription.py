@@ -247,7 +247,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
 
 
 class AsyncManagedSubscription(AsyncSubscription):
-    """A managed subscription for asyncio: the service keeps the position.
+    """A managed subscription for asyncio, whose position the service stores.
 
     See `ManagedSubscription`.
     """

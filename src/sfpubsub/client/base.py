@@ -66,7 +66,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         self._opened()
 
     def _opened(self) -> None:
-        """Create what a subclass needs in addition to the connection."""
+        """Create further resources of a subclass, once the connection object exists."""
 
     @classmethod
     def from_env(
@@ -118,7 +118,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         quarantine: Quarantine | None = None,
         fields: Iterable[str] | None = None,
     ) -> PlainT:
-        """Subscribe to a topic. Positions are stored only if *replay_store* is given.
+        """Subscribe to a topic. Positions are stored only if a store is given.
 
         Args:
             topic: Full path of the topic, such as ``/event/Order_Event__e``.

@@ -164,7 +164,7 @@ class Event:
     def changed_fields(self) -> tuple[str, ...]:
         """Names of the fields that an update changed; empty for all other events.
 
-        Faster than ``change_event.changed_fields``.
+        This is faster than ``change_event.changed_fields``.
 
         Raises:
             DecodeError: The payload does not fit its schema, or has no list of changed fields.
@@ -184,7 +184,7 @@ class Event:
         return dedupe_key(self.raw.id, self.raw.schema_id, self.raw.payload)
 
     def to_json(self) -> str:
-        """Return the fields as one line of JSON; times are integers.
+        """Return the fields as one line of JSON. Times are integers, as in the payload.
 
         Raises:
             DecodeError: The payload does not fit its schema.
@@ -215,7 +215,8 @@ class EventBatch:
         events: The received events.
         codecs: Codecs by schema id, one for each schema of the events.
         first_seq: `Event.delivery_seq` of the first event; the others are numbered consecutively.
-        received_at: Seconds since 1970 UTC on this machine's clock.
+        received_at: When the response was received, in seconds since 1970 UTC on this machine's
+            clock.
         rpc_id: The service's id of the response.
         ack: Called with the first and the last ``delivery_seq`` of consecutive events to ack.
             Thread-safe.

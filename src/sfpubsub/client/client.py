@@ -20,8 +20,8 @@ from sfpubsub.types import PublishResult, SchemaInfo, StartPosition, TopicInfo
 class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     """A client of the Pub/Sub API. Thread-safe. See `ClientBase` for its arguments.
 
-    Use it as a context manager; leaving the block aborts subscriptions that are still open and
-    closes the channel.
+    Use it as a context manager; leaving the block aborts subscriptions and publishers that are
+    still open, and closes the channel.
     """
 
     # Unary calls.
@@ -83,7 +83,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             One result per event, in order.
 
         Raises:
-            PermissionDeniedError: You may not publish to the topic.
+            PermissionDeniedError: The user may not publish to the topic.
             EncodeError: An event does not fit the schema or is too large; none was published.
             PublishError: Events were refused or not answered in time; ``results`` has all results.
             SfPubSubError: The call failed permanently, and no event was accepted.
@@ -112,7 +112,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             max_pending_count: Number of events without a result at which `Publisher.send` blocks.
 
         Raises:
-            PermissionDeniedError: You may not publish to the topic.
+            PermissionDeniedError: The user may not publish to the topic.
             SfPubSubError: The topic or its schema could not be fetched.
             ValueError: *max_pending_count* is below 1.
         """
@@ -157,7 +157,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     # Closing.
 
     def close(self) -> None:
-        """Abort the subscriptions that are still open, then close the channel."""
+        """Abort the subscriptions and publishers that are still open, then close the channel."""
         self._connection.close()
 
     def __enter__(self) -> Self:

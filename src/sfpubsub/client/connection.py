@@ -243,7 +243,7 @@ class Connection:
             raise LocalProtocolError("the client is closed: create a new one")
 
     def abort(self) -> bool:
-        """Reject further calls and abort all subscriptions. Never blocks.
+        """Reject further calls, and abort all subscriptions and publishers. Never blocks.
 
         Returns:
             Whether this was the first call.
@@ -256,12 +256,12 @@ class Connection:
         return first
 
     def close(self) -> None:
-        """Abort the subscriptions that are still open, then close the channel."""
+        """Abort the subscriptions and publishers that are still open, then close the channel."""
         if self.abort():
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the aborted calls to end, then close the channel. Call it only once."""
+        """Wait for the aborted calls to end, then close the channel. Must be called only once."""
         # A call that outlives its channel, or is still active when the interpreter exits, can cause
         # a hang.
         deadline = time.monotonic() + CLOSE_TIMEOUT

@@ -153,12 +153,15 @@ class Consumer:
     # Inputs.
 
     def asked(self) -> None:
-        """Handle the application's request for the next batch. The previous one must be acked."""
+        """Handle the application's request for the next batch.
+
+        The previous batch must already be acked.
+        """
         self._given = self.in_hand = None
         self._store_when_idle = True
 
     def took_one(self, seq: int) -> None:
-        """Record that only one event of the last batch was delivered so far."""
+        """Record that *seq* is the event last delivered, if a batch is delivered event by event."""
         self.in_hand = (seq, seq)
 
     def give_back(self, batch: EventBatch | None) -> None:
@@ -174,7 +177,7 @@ class Consumer:
             self.give_back(batch)
 
     def found(self, codecs: dict[str, Codec]) -> None:
-        """Add codecs of fetched schemas."""
+        """Add the codecs of fetched schemas, by schema id."""
         self._codecs.update(codecs)
 
     def not_found(self, error: SfPubSubError, now: float, jitter: float, *, over: bool) -> None:
@@ -210,7 +213,7 @@ class Consumer:
     # Positions.
 
     def storable(self, position: ReplayId | None) -> None:
-        """Record the newest position up to which everything is acked; None if it is unchanged."""
+        """Record the newest position up to which everything is acked; None changes nothing."""
         if position is not None:
             self._unstored = position
 

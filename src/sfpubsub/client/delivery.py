@@ -118,7 +118,7 @@ class Delivery:
 
     @property
     def name(self) -> str:
-        """Topic, or name or id of the managed subscription."""
+        """The topic, or the managed subscription's name or id."""
         return self.driver.target.name
 
     # For the thread or task that iterates.
@@ -139,7 +139,7 @@ class Delivery:
             self._consumer.asked()
 
     def ack_done(self) -> None:
-        """Ack the events that the application is done with, if any."""
+        """Ack the events that the application has finished processing, if any."""
         if self._done is not None:
             self.driver.ack(*self._done)
             self._done = None

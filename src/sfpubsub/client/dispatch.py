@@ -97,7 +97,7 @@ class QuarantineLimit:
     that fails on a tenth of all events is broken.
     """
     last: int = 100
-    """Number of finished events to consider; by default, as many as one response may have."""
+    """Number of finished events to consider; by default, as many as one response may contain."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.failures < self.last:

@@ -63,7 +63,7 @@ class Publisher:
         Raises:
             EncodeError: The value does not fit the schema, or is too large; nothing was sent.
             LocalProtocolError: The publisher is closed.
-            SfPubSubError: The error that ended the publisher.
+            SfPubSubError: The publisher has failed; this is the error that ended it.
         """
         outbound = self._outbound
         draft = outbound.draft(value, event_id, headers)
@@ -85,7 +85,7 @@ class Publisher:
         Raises:
             PublishError: Events have failed since the last PublishError, or there was no result in
                 time.
-            SfPubSubError: The error that ended the publisher.
+            SfPubSubError: The publisher has failed; this is the error that ended it.
         """
         outbound = self._outbound
         last = outbound.last
@@ -98,7 +98,7 @@ class Publisher:
 
         Raises:
             PublishError: Events have failed since the last PublishError.
-            SfPubSubError: The error that ended the publisher.
+            SfPubSubError: The publisher has failed; this is the error that ended it.
         """
         outbound = self._outbound
         outbound.driver.drain()

@@ -47,7 +47,7 @@ class Topics:
     """Caches the `TopicInfo` of topics to publish to. Thread-safe.
 
     Args:
-        ask: Calls GetTopic.
+        ask: Fetches a topic from the service.
     """
 
     def __init__(self, ask: Callable[[str], TopicInfo]) -> None:
@@ -58,13 +58,13 @@ class Topics:
         """Return a topic that can be published to.
 
         Raises:
-            PermissionDeniedError: You may not publish to it. This is not cached.
-            SfPubSubError: The call failed.
+            PermissionDeniedError: The user may not publish to the topic. This is not cached.
+            SfPubSubError: The topic could not be fetched.
         """
         return self._known.get(name) or self.ask_again(name)
 
     def ask_again(self, name: str) -> TopicInfo:
-        """Fetch a topic from the service, even if it is cached; raises like `get`."""
+        """Fetch a topic from the service even if it is cached. Raises the same errors as `get`."""
         topic = self._ask(name)
         if not topic.can_publish:
             reason = (
@@ -160,7 +160,7 @@ class Outbound(Generic[ReceiptT]):
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> Draft:
-        """Encode a value with the last known schema; raises like `draft`."""
+        """Encode a value with the last known schema. Raises the same errors as `draft`."""
         event_id = _checked_id(event_id)
         codec = self._schemas.get(self._topics.get(self.topic).schema_id)
         by = self._created_by
@@ -244,11 +244,12 @@ class Outbound(Generic[ReceiptT]):
         )
 
     def raise_failures(self) -> None:
-        """Raise failures that have not been raised yet.
+        """Raise the failures that have not been raised yet.
 
         Raises:
-            SfPubSubError: The error that ended the publisher, if no event failed because of it.
-            PublishError: Events failed.
+            PublishError: Events have failed.
+            SfPubSubError: No event has failed, but the publisher has; this is the error that ended
+                it.
         """
         with self._lock:
             failures, self._failures = self._failures, []

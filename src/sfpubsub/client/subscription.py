@@ -114,7 +114,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
     # Draining and closing.
 
     def drain(self) -> None:
-        """Shut down cleanly: take no more events, and wait until everything acked is committed.
+        """Shut down cleanly: deliver no more events, and wait until all acked ones are committed.
 
         Unacked events will be redelivered. If another thread is in `run`, the run is stopped, and
         this call waits for its handlers.
@@ -166,7 +166,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
 
 
 class ManagedSubscription(Subscription):
-    """A managed subscription: the service keeps the position, and commits advance it.
+    """A managed subscription: the service stores the position, and commits advance it.
 
     Acked events are committed automatically, up to the newest position before which everything is
     acked; `commit` waits for the confirmation.

@@ -83,7 +83,7 @@ def check_policy(on_undecodable: OnUndecodable, quarantine: Quarantine | None) -
     """Check that a policy and a quarantine match.
 
     Raises:
-        ConfigurationError: They do not match, or the policy is unknown.
+        ConfigurationError: The policy is unknown, requires a quarantine, or does not allow one.
     """
     if on_undecodable not in get_args(OnUndecodable):
         raise ConfigurationError(
@@ -131,7 +131,7 @@ class Screen:
         """Split a response into deliverable batches and undecodable events.
 
         Args:
-            arrival: A response.
+            arrival: The received response.
             codecs: Codecs by schema id, one for each schema of the events.
         """
         count = len(arrival.batch.events)

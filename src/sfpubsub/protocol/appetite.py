@@ -37,12 +37,12 @@ class Appetite:
             self._size += (mean - self._size) * min(1.0, len(events) / WINDOW)
 
     def delivered(self, count: int, size: int) -> None:
-        """Count a batch as waiting to be read."""
+        """Count a batch of *count* events and *size* bytes as waiting to be read."""
         self.waiting_count += count
         self.waiting_bytes += size
 
     def taken(self, count: int, size: int) -> None:
-        """Count a batch as read."""
+        """Count a batch of *count* events and *size* bytes as read by the application."""
         self.waiting_count -= count
         self.waiting_bytes -= size
 

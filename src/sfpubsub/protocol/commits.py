@@ -32,7 +32,7 @@ from sfpubsub.types import CommitReceipt, ReplayId
 
 
 class Sent(NamedTuple):
-    """A commit that was sent."""
+    """A commit request, and when it was sent."""
 
     request_id: str
     replay_id: ReplayId
@@ -128,7 +128,7 @@ class Commits:
         """Handle a response to a commit.
 
         Returns:
-            The order up to which everything is now confirmed; None if nothing was confirmed.
+            The order of the newest ledger entry that is now confirmed; None if nothing was.
         """
         sent = self.unanswered
         if sent is not None and (

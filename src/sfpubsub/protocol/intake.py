@@ -36,7 +36,7 @@ class Intake:
         """Whether this stream may still redeliver events; new events follow after them."""
 
     def new_stream(self) -> None:
-        """Reset the state of the previous stream."""
+        """Reset the state that belongs to the previous stream."""
         self.caught_up = False
         self.redelivering = True
 

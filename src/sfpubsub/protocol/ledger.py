@@ -11,9 +11,8 @@ before them is done. Entries are ordered by arrival; replay ids are only compare
 
 New events are stored as *runs* (`protocol.run`): one object for a hundred or more consecutive
 events. Single events are marked only if they are acked out of order. Events are looked up by
-position.
-An event that shares its position with another entry, for example after a reset of the stream, is a
-*twin* and is looked up by its key.
+position. An event that shares its position with another entry, for example after a reset of the
+stream, is a *twin* and is looked up by its key.
 
 After a reconnect the service redelivers uncommitted events. A *redelivery*, with the event id and
 replay id of an existing entry, is not a new entry: the existing entry is marked as seen on the new
@@ -199,12 +198,12 @@ class Ledger:
 
     @property
     def candidate(self) -> Entry | None:
-        """The newest entry of the acked prefix that was seen on the current stream."""
+        """The newest entry of the acked prefix that was seen on the current stream, or None."""
         return self._candidate
 
     @property
     def newest_done(self) -> Entry | None:
-        """The newest entry of the acked prefix, whether seen on the current stream or not."""
+        """The newest entry of the acked prefix, on whichever stream it was seen; or None."""
         return self._newest_done
 
     @property

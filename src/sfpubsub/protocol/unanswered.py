@@ -72,7 +72,7 @@ class Unanswered:
 
         Args:
             event: The event.
-            expires_at: Time at which the event fails, in seconds of the clock of `expired`.
+            expires_at: When the event fails, in seconds of the caller's monotonic clock.
         """
         self._tickets += 1
         entry = Entry(self._tickets, event, size_of(event), expires_at, {event.schema_id})
@@ -115,7 +115,7 @@ class Unanswered:
         return bool(self._recoding)
 
     def send(self, now: float) -> tuple[ProducerEvent, ...]:
-        """Move as many events as fit into one request from the queue into flight; return them."""
+        """Take as many events from the queue as fit into one request; they are then in flight."""
         events: list[ProducerEvent] = []
         request = Request(now, 0)
         size = 0
@@ -210,7 +210,7 @@ class Unanswered:
 
     @property
     def expires_at(self) -> float | None:
-        """When the next event expires; None without events. All have the same timeout."""
+        """When the next event expires; None without events. They expire in submission order."""
         for entry in self._entries.values():
             return entry.expires_at
         return None

@@ -63,14 +63,14 @@ class CallDriver(ABC, Generic[Opening]):
     """The part of a driver that is independent of the message type. Thread-safe.
 
     Args:
-        protocol: Owned by this object from now on.
+        protocol: The protocol to run, owned by this object from now on.
         name: Topic or subscription of the calls, for logs and thread names.
         title: Description for messages, such as ``the subscription My_Subscription``.
         alarm: Timer thread, shared by the drivers of a client.
         renew: Replaces the session with the given headers by a new one. It may block, and may raise
             SfPubSubError.
         clock: Monotonic clock in seconds, the same as the alarm's.
-        jitter: Uniform random numbers in [0, 1).
+        jitter: Returns uniform random numbers in [0, 1).
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class GrpcTransport(Transport):
     """Makes calls over a gRPC channel. Thread-safe.
 
     Args:
-        channel: Owned by this object from now on.
+        channel: The channel, owned by this object from now on.
         endpoint: Address of the service, for messages.
         headers: Returns the session's headers. It may block to obtain a session, and may raise
             SfPubSubError.

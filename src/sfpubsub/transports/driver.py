@@ -41,14 +41,14 @@ class StreamDriver(CallDriver[OpenStream]):
     """Runs one `SubscriptionProtocol` over a transport. Thread-safe.
 
     Args:
-        protocol: Owned by this object from now on.
+        protocol: The protocol to run, owned by this object from now on.
         transport: Opens the calls.
         target: The topic or managed subscription.
         alarm: Timer thread, shared by the subscriptions of a client.
         renew: See `CallDriver`.
         on_gap: Called with every `Gap`, in the thread that found it; must not block.
         clock: Monotonic clock in seconds, the same as the alarm's.
-        jitter: Uniform random numbers in [0, 1).
+        jitter: Returns uniform random numbers in [0, 1).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A scripted in-memory service, for tests of this client and of its users' programs.
+"""A scripted in-memory service, for tests of this client and of programs that use it.
 
 A `MemoryTransport` passes every new stream to the test as a `MemoryCall`. The test answers in place
 of the service and reads the client's requests. Nothing happens automatically, except that published

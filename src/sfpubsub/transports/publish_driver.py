@@ -32,17 +32,17 @@ class PublishDriver(CallDriver[OpenPublish]):
     """Runs one `PublishProtocol` over a transport. Thread-safe.
 
     Args:
-        protocol: Owned by this object from now on.
+        protocol: The protocol to run, owned by this object from now on.
         transport: Opens the calls.
         streamed: Whether to use PublishStream instead of Publish.
-        reencode: Encodes the event of a ticket with the schema of an id. It may block, and may
-            raise SfPubSubError.
+        reencode: Encodes the event of a ticket again, with another schema given by its id. It may
+            block, and may raise SfPubSubError.
         use_schema: Called with the id of the topic's new schema; must not block.
         settled: Called with pairs of a ticket and the outcome of its event; must not block.
         alarm: Timer thread, shared by the drivers of a client.
         renew: See `CallDriver`.
         clock: Monotonic clock in seconds, the same as the alarm's.
-        jitter: Uniform random numbers in [0, 1).
+        jitter: Returns uniform random numbers in [0, 1).
     """
 
     def __init__(

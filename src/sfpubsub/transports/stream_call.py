@@ -44,7 +44,7 @@ class GrpcStreamCall(StreamCall):
     Args:
         target: The topic or managed subscription.
         method: Method of the stub.
-        form: Message types of that method.
+        form: Converts the messages of that method.
         opening: Content of the first request.
         headers: Session headers.
         metadata: Session headers, and those that only this call has, such as its trace id.

@@ -104,7 +104,7 @@ class ProducerEvent:
     id: str = ""
     """The event's id, at most 36 characters; if empty, the service generates a UUID."""
     headers: tuple[tuple[str, bytes], ...] = ()
-    """Reserved by the service for future use."""
+    """Headers as names and values, reserved by the service for future use."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class PublishResult:
 
 @dataclass(frozen=True)
 class PublishCounts:
-    """Numbers of a publisher's events, by outcome."""
+    """Counts of a publisher's events, by outcome."""
 
     accepted: int = 0
     failed: int = 0
