@@ -19,7 +19,7 @@ from sfpubsub.errors import MissingExtraError, SchemaError
 try:
     import pyarrow as pa
 except ImportError as missing:
-    raise MissingExtraError("typed tables", "arrow") from missing
+    raise MissingExtraError("decoding into a typed table", "arrow") from missing
 
 # Columns that a typed row keeps from its raw row. Payload and JSON are decoded into the other
 # columns.

@@ -256,7 +256,7 @@ class _Source:
         if kind == "record":
             name = schema["name"]
             if name not in self.empty:
-                # The assumption for a record that contains itself, while the record is checked.
+                # Assumed while the record is being checked, in case the record contains itself.
                 self.empty[name] = True
                 self.empty[name] = all(self.may_be_empty(f["type"]) for f in schema["fields"])
             return self.empty[name]

@@ -19,7 +19,7 @@ try:
     import pyarrow as pa
     import pyarrow.compute as pc
 except ImportError as missing:
-    raise MissingExtraError("typed tables", "arrow") from missing
+    raise MissingExtraError("decoding into a typed table", "arrow") from missing
 
 # The reason for an event of the Streaming API. Such an event can never be decoded, in contrast to
 # one whose schema is temporarily unavailable.

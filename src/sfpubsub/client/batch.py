@@ -33,9 +33,7 @@ class Event:
         """Codec of the event's schema."""
         self._batch = batch
         self.delivery_seq: int = delivery_seq
-        """Number of the event in order of arrival at this subscription object. Unlike it, replay
-        ids have no order.
-        """
+        """Number of the event in order of arrival at this subscription object."""
         self._value: dict[str, Any] | None = None
         self._change: ChangeEvent | None = None
 

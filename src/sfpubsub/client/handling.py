@@ -49,7 +49,7 @@ WORKERS = 8
 DEFAULT_RETRY = Retry()
 DEFAULT_LIMIT = QuarantineLimit()
 
-# Maximum characters kept of a handler's error: those of databases contain whole statements.
+# Maximum characters kept of a handler's error, because database errors contain whole statements.
 _REASON_LENGTH = 2000
 
 

@@ -22,7 +22,7 @@ from sfpubsub.types import ProducerEvent, PublishResult, TopicInfo
 
 ReceiptT = TypeVar("ReceiptT")
 
-# Seconds from `send` to an event's result: several times what the service takes to restart.
+# Seconds from `send` to an event's result: several times as long as the service takes to restart.
 DEFAULT_TIMEOUT = 120.0
 
 # Failures kept until they are raised; all are counted.

@@ -24,7 +24,7 @@ class Appetite:
         self._limits = limits
         self._size: float | None = None  # estimated size of an event, in bytes
         self.waiting_count: int = 0
-        """Events received and not yet read by the application."""
+        """Number of events received but not yet read by the application."""
         self.waiting_bytes: int = 0
         """Payload bytes of these events."""
 

@@ -46,7 +46,7 @@ class Ledger:
         self._done_to = 0  # order of the newest entry ever in the acked prefix
         self._candidate: Entry | None = None
         self.unacked: int = 0
-        """Number of events delivered and not acked."""
+        """Number of events received but not acked, whether the application has read them or not."""
         self.done_events: int = 0
         """Number of events in the acked prefix, which are not known to be committed."""
         self.confirmed_events: int = 0

@@ -78,7 +78,7 @@ _NO_SCHEMA = Rule(FailureKind.STOP, SchemaNotFoundError, "check the schema id")
 _STOPPED = Rule(
     FailureKind.STOP,
     SubscriptionStoppedError,
-    "sfpubsub managed start {what} sets its state to RUN; it starts again at its defaultReplay",
+    "set its state to RUN with sfpubsub managed start {what}; it then starts at its defaultReplay",
 )
 _HELD = Rule(FailureKind.SLOT_HELD, SubscriptionBusyError)
 
