@@ -40,8 +40,8 @@ from sfpubsub.protocol.backoff import Backoff
 T = TypeVar("T")
 
 # Maximum number of events in a run per worker, including running ones. Enough for workers to find
-# other work while events with the same key queue up. With 8 workers and events of 1 MB, they have at
-# most 128 MB, about as much as one batch of 100 events.
+# other work while events with the same key queue up. With 8 workers and events of 1 MB the limit is
+# 128 MB, about as much as one batch of 100 events.
 ROOM_PER_WORKER = 16
 
 
