@@ -28,7 +28,10 @@ class HttpConnection:
         self._adapter: Any = None
 
     def ready(self) -> None:
-        """Prepare for the next request. From now on, `cut` aborts that request even if unsent."""
+        """Prepare for the next request.
+
+        From now on, `cut` aborts that request, even before it is sent.
+        """
         if self._limit.expired:
             self.drop()
             self._limit = RequestLimit()

@@ -194,7 +194,7 @@ class _Group:
         Args:
             batch: The batch that contains the events.
             index: Index of the batch's first event among all events of the call.
-            offsets: Positions of the events in the batch.
+            offsets: Indexes of the events in the batch.
         """
         raws, count = batch.raw_events, len(offsets)
         if isinstance(offsets, range):  # all

@@ -220,8 +220,8 @@ def _record_fields(
 ) -> tuple[str, ...] | None:
     """Return the field names of a record type, or of the first record in a union; None for others.
 
-    A named type is defined where it first occurs and only named afterwards (Avro specification,
-    Names), so every definition found is added to *named*.
+    A named type is defined where it first occurs and only referenced by name afterwards (Avro
+    specification, Names), so every definition found is added to *named*.
     """
     if isinstance(node, str):
         return named.get(node if "." in node or not namespace else f"{namespace}.{node}")

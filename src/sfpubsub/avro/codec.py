@@ -129,9 +129,10 @@ class Codec:
 
     @property
     def always_read(self) -> tuple[str, ...]:
-        """Name of the field that is always decoded, a change event's header or the event's time.
+        """Names of the fields that are always decoded.
 
-        The tuple is empty if the schema does not have the field.
+        This is the header of a change event, or the time of any other event; empty if the schema
+        does not have that field.
         """
         name = CHANGE_EVENT_HEADER if self.is_change_event else CREATED_DATE
         return (name,) if name in self.fields else ()
@@ -359,7 +360,7 @@ def _parse(text: str, named: dict[str, Any]) -> Any:
             raise ValueError(f"the size of a fixed type is {size!r}")
         for field in definition.get("fields", ()):
             if not isinstance(field["name"], str):
-                raise ValueError(f"the field name {field['name']!r} is no string")  # noqa: TRY004
+                raise ValueError(f"the field name {field['name']!r} is not a string")  # noqa: TRY004
             _set_bytes_default(field, named)
     return schema
 

@@ -51,7 +51,7 @@ _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @dataclass(frozen=True)
 class Column:
-    """One column of one version of an event type."""
+    """A column for the events of one schema version."""
 
     name: str
     path: tuple[str, ...]
@@ -146,7 +146,7 @@ def _wide(shape: Shape, times: Times | None) -> pa.DataType:
 
 
 def merge(columns: pa.Schema, more: pa.Schema) -> pa.Schema:
-    """Return *columns*, followed by the columns of *more* that are missing in it.
+    """Return *columns*, followed by those columns of *more* that *columns* lacks.
 
     If a field's new type does not fit its column, the new type gets a separate column, named like
     ``Amount__string``. The same applies to fields within structs.
@@ -175,7 +175,7 @@ def _merged(fields: list[pa.Field], more: Iterable[pa.Field]) -> list[pa.Field]:
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the type for a column that stores values of both types; None if no type fits.
 
-    It is *one*, possibly with more struct fields, so that existing data of type *one* stays
+    The result is *one*, possibly with more struct fields, so that existing data of type *one* stays
     readable.
     """
     if pa.types.is_struct(one) and pa.types.is_struct(other):

@@ -249,7 +249,7 @@ class _Source:
             self.add(pad, store.format(found))
 
     def may_be_empty(self, schema: Any) -> bool:
-        """Return whether a value of *schema* may be encoded in zero bytes."""
+        """Return whether the encoding of a value of *schema* can have zero bytes."""
         if isinstance(schema, list):
             return False
         kind = schema["type"] if isinstance(schema, dict) else schema

@@ -135,7 +135,8 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     ) -> Subscription:
         if is_async(store):
             raise ConfigurationError(
-                f"{type(store).__name__} is an async store, which only AsyncPubSubClient supports"
+                f"{type(store).__name__} is an async store, which only AsyncPubSubClient supports: "
+                f"use that client, or a store that is not async"
             )
         if isinstance(store, ReplayStore):
             start = store.get(topic) or start

@@ -55,7 +55,7 @@ class FetchSchemas(NamedTuple):
 
 
 class Quarantine(NamedTuple):
-    """Store these events, which cannot be decoded, durably in the quarantine."""
+    """Durably store these undecodable events in the quarantine."""
 
     events: list[QuarantinedEvent]
 

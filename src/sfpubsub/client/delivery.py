@@ -62,7 +62,7 @@ class Delivery:
         schemas: Schema cache of the client.
         options: Options passed to `subscribe`.
         store: Stores positions; None if they are not stored.
-        timings: Timings of the client.
+        timings: Intervals, delays and timeouts; see `Timings`.
         datetimes: Whether `Event.value` returns ``DateTime`` fields as `datetime`.
         release: Removes the driver from the client; called once the subscription has ended.
         stores_on_ack: Whether the acking thread may store a due position. If not, only the
@@ -331,7 +331,7 @@ class Delivery:
     # Acks and positions.
 
     def ack(self, first_seq: int, last_seq: int) -> None:
-        """Ack consecutive events. Thread-safe."""
+        """Ack the events from *first_seq* to *last_seq*, inclusive. Thread-safe."""
         if not self._is_tracked:
             return  # no position is stored
         self.driver.ack(first_seq, last_seq)

@@ -110,7 +110,7 @@ class QuarantineLimit:
 class Shared(NamedTuple):
     """A key that several events can hold together.
 
-    They wait only for events that hold the same key exclusively.
+    An event with a shared key waits only for events that hold the same key exclusively.
     """
 
     key: Hashable
@@ -177,7 +177,7 @@ class Dispatcher(Generic[T]):
         workers: Maximum number of running handlers plus events being quarantined.
         retry: The retry policy; None never retries.
         limit: Limit of events to quarantine; None stops at the first failure.
-        room: Maximum number of events held at a time.
+        room: Maximum number of events in the run at a time.
     """
 
     def __init__(

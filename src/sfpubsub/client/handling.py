@@ -76,7 +76,7 @@ def by_record(event: Event) -> Keys:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Counts of a finished run."""
+    """Numbers of events that a run has handled, retried and quarantined."""
 
     handled: int
     """Number of events handled successfully."""
@@ -178,7 +178,7 @@ class Work:
             self._dispatcher.arrived(event, keys)
 
     def balance(self) -> None:
-        """Hold deliveries if the run has no room for more events; otherwise continue them."""
+        """Hold deliveries if the run has no room for more events; otherwise resume them."""
         if self._holding is self._dispatcher.has_room:
             self._holding = not self._holding
             self._delivery.hold(self._holding)
@@ -239,7 +239,8 @@ class Work:
 
         Raises:
             HandlerError: The handler failed on an event, which stopped the run.
-            BaseException: An event could not be quarantined or acked, such as a WriteError.
+            BaseException: An event could not be quarantined or acked because of this error, such as
+                a WriteError.
         """
         done = self._dispatcher
         if done.breakage is not None:

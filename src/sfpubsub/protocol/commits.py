@@ -128,7 +128,7 @@ class Commits:
         """Handle a response to a commit.
 
         Returns:
-            The order of the newest ledger entry that is now confirmed; None if nothing was.
+            The order of the newest ledger entry that is now confirmed; None if the commit failed.
         """
         sent = self.unanswered
         if sent is not None and (

@@ -198,12 +198,12 @@ class Ledger:
 
     @property
     def candidate(self) -> Entry | None:
-        """The newest entry of the acked prefix that was seen on the current stream, or None."""
+        """The newest entry of the acked prefix that was seen on the current stream, if any."""
         return self._candidate
 
     @property
     def newest_done(self) -> Entry | None:
-        """The newest entry of the acked prefix, on whichever stream it was seen; or None."""
+        """The newest entry of the acked prefix, seen on any stream; None if the prefix is empty."""
         return self._newest_done
 
     @property

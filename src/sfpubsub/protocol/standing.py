@@ -200,7 +200,7 @@ class Standing:
         return self._tickets, self._commits.settle(0) if newest is None else []
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Settle every caller, because the subscription has ended."""
+        """Settle the tickets of all callers, because the subscription has ended."""
         return self._commits.settle_all(error)
 
     def uncommitted(self) -> CommitError | None:

@@ -153,7 +153,7 @@ ALIVE = frozenset({State.OPENING, State.STREAMING, State.DRAINING, State.CLOSING
 
 
 def step(state: State, signal: Signal) -> State:
-    """Return the next state.
+    """Return the state that follows *state* on *signal*.
 
     Raises:
         LocalProtocolError: The table has no such transition.

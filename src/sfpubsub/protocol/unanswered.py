@@ -115,7 +115,7 @@ class Unanswered:
         return bool(self._recoding)
 
     def send(self, now: float) -> tuple[ProducerEvent, ...]:
-        """Take as many events from the queue as fit into one request; they are then in flight."""
+        """Return as many queued events as fit into one request; they are then in flight."""
         events: list[ProducerEvent] = []
         request = Request(now, 0)
         size = 0

@@ -115,7 +115,7 @@ class StreamDriver(CallDriver[OpenStream]):
         return [] if done is None else self._protocol.acked(*done, now)
 
     def wake(self) -> None:
-        """Wake all waiters so that they check again."""
+        """Wake all waiters so that they check the state again."""
         self._mailbox.wake()
 
     @property
@@ -133,7 +133,7 @@ class StreamDriver(CallDriver[OpenStream]):
         self._apply(self._protocol.pause)
 
     def resume(self) -> None:
-        """Request events again."""
+        """Resume requesting events after `pause`."""
         self._apply(self._protocol.resume)
 
     def ack(self, first_seq: int, last_seq: int) -> None:

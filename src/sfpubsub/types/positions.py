@@ -50,7 +50,7 @@ class ReplayId:
         if not value or len(digits) != 2 * len(value):
             raise ValueError(
                 f"{text!r} is not a replay id: it must be an even number of hexadecimal digits, as "
-                f"printed in replay_id"
+                f"sfpubsub prints it"
             )
         return cls(value)
 
