@@ -1,4 +1,4 @@
-"""``python -m sfpubsub`` is the command ``sfpubsub``."""
+"""Run the command ``sfpubsub`` as ``python -m sfpubsub``."""
 
 from sfpubsub.cli.main import main
 

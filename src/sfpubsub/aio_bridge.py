@@ -1,6 +1,6 @@
 """Bridges between threads and an asyncio event loop.
 
-Nothing here blocks the loop, and no function that a thread calls fails because the loop is closed.
+Nothing here blocks the loop. Functions for other threads have no effect once the loop is closed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def call_in(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *a
 async def settled(future: Future[Any], timeout: float | None = None) -> None:
     """Wait until *future* is done or *timeout* seconds have passed, without blocking a thread.
 
-    Cancelling the wait does not cancel *future*.
+    A *timeout* of None means no limit. Cancelling the wait does not cancel *future*.
     """
     loop = asyncio.get_running_loop()
     waiter = loop.create_future()
@@ -39,9 +39,9 @@ async def settled(future: Future[Any], timeout: float | None = None) -> None:
 
 
 async def in_thread(name: str, work: Callable[[], T]) -> T:
-    """Run *work* in a separate thread and return its result.
+    """Run *work* in a new thread, and return its result or raise its exception.
 
-    Cancelling the wait does not stop the thread.
+    The thread's name starts with *name*. Cancelling the wait does not stop the thread.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix=name)
     future = pool.submit(work)
@@ -56,7 +56,7 @@ async def next_turn() -> None:
 
 
 class Bell:
-    """Wakes waiting tasks of the event loop that created it.
+    """Wakes waiting tasks of the event loop in which it was created.
 
     `ring` may be called from any thread, the other methods only from the loop.
     """
@@ -71,7 +71,10 @@ class Bell:
         """Number of rings; a change shows that a condition may have become true."""
 
     def ring(self) -> None:
-        """Make waiting tasks check their conditions again; change the state before the call."""
+        """Make waiting tasks check their conditions again.
+
+        Call this after changing the state that the conditions depend on.
+        """
         self.count += 1  # first: a task that is about to wait checks it after registering
         if self._waiters and not self._due:
             self._due = True
@@ -84,7 +87,7 @@ class Bell:
                 waiter.set_result(None)
 
     def deadline(self, timeout: float | None) -> float | None:
-        """Return the loop's time *timeout* seconds from now; None means no deadline."""
+        """Return the loop's time *timeout* seconds from now, or None for a *timeout* of None."""
         return None if timeout is None else self._loop.time() + timeout
 
     async def until(self, condition: Callable[[], bool], deadline: float | None = None) -> bool:

@@ -32,7 +32,7 @@ def sync(path: Path) -> None:
 
 
 def sync_directory_and_files(directory: Path) -> None:
-    """Flush every file in a directory without subdirectories, then the directory itself.
+    """Flush every file in a directory, which must have no subdirectories, then the directory.
 
     Raises:
         OSError: A file could not be opened or flushed.

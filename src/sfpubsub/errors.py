@@ -6,7 +6,7 @@
      ├── ConfigurationError            a setting, option or destination is wrong
      │    └── MissingExtraError        an optional dependency is not installed (also an ImportError)
      ├── AuthenticationError           the credentials were refused
-     │    └── SessionExpiredError      they used to be valid; a new session may help
+     │    └── SessionExpiredError      the session is no longer accepted; a new one may be
      ├── ProtocolError
      │    ├── LocalProtocolError       the caller broke a rule of this library
      │    │    └── SubscriptionClosedError  it was stopped, drained, closed or aborted
@@ -17,10 +17,10 @@
      │    ├── ReplayIdRejectedError    the service does not accept the position (has a Gap)
      │    ├── TopicNotFoundError       no such topic or channel
      │    ├── SubscriptionNotFoundError  no such managed subscription
-     │    ├── PermissionDeniedError    the user or the org may not do this
+     │    ├── PermissionDeniedError    the user or the org lacks a permission
      │    ├── QuotaExceededError       an allocation of the org is used up
      │    ├── SubscriptionStoppedError an administrator stopped or deleted the subscription
-     │    └── SubscriptionBusyError    another client holds the managed subscription
+     │    └── SubscriptionBusyError    another client uses the managed subscription
      ├── CommitError                   a position could not be committed
      ├── SchemaError
      │    ├── SchemaNotFoundError      the service has no schema with this id
@@ -30,9 +30,10 @@
      ├── HandlerError                  a handler failed on an event (has its position)
      ├── RequestRefusedError           the org refused an HTTP request (has its status)
      │    └── ReadExpiredError         a running query or job has expired: start it again
-     └── WriteError                    a batch could not be written to its table
+     └── WriteError                    events could not be written to their table or quarantine
 
-Messages are lower-case sentences that name the thing and say what to do next; the cause is chained.
+Messages are lower-case sentences that name the affected object and what to do next. The cause is
+chained.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class StreamError(SfPubSubError):
-    """A call or stream failed."""
+    """A call or stream of the Pub/Sub API failed; the subclasses name the cause."""
 
 
 class StreamUnavailableError(StreamError):
@@ -161,7 +162,7 @@ class SubscriptionNotFoundError(StreamError):
 
 
 class PermissionDeniedError(StreamError):
-    """The user or the org may not do this."""
+    """The user or the org lacks a permission for the call."""
 
 
 class QuotaExceededError(StreamError):
@@ -173,13 +174,13 @@ class SubscriptionStoppedError(StreamError):
 
 
 class SubscriptionBusyError(StreamError):
-    """Another client, or a lost connection of this one, holds the managed subscription."""
+    """The managed subscription is used by another client, or by a lost connection of this one."""
 
     retryable = True
 
 
 class CommitError(SfPubSubError):
-    """A position could not be committed. Its events are redelivered after a reconnect."""
+    """A position could not be committed. Uncommitted events are redelivered after a reconnect."""
 
 
 class SchemaError(SfPubSubError):
@@ -191,7 +192,7 @@ class SchemaNotFoundError(SchemaError):
 
 
 class DecodeError(SchemaError):
-    """A payload does not fit the schema that it names."""
+    """An event's payload does not fit the event's schema."""
 
 
 class EncodeError(SchemaError):
@@ -214,12 +215,14 @@ class PublishError(SfPubSubError):
 
 
 class HandlerError(SfPubSubError):
-    """A handler failed permanently on an event, which stopped its run. The cause is its exception.
+    """A handler failed permanently on an event, which stopped the run.
+
+    The handler's exception is chained as the cause.
 
     Args:
         event_id: Id of the event; can be empty.
         replay_id: Position of the event, which was not acked and will be redelivered.
-        subscription: The topic, or the managed subscription's name or id, that delivered it.
+        subscription: The topic, or the managed subscription's name or id, that delivered the event.
     """
 
     def __init__(
@@ -254,4 +257,4 @@ class ReadExpiredError(RequestRefusedError):
 
 
 class WriteError(SfPubSubError):
-    """A batch could not be written to its table. None of its events was acked."""
+    """Events could not be written to their table or quarantine. None of them was acked."""

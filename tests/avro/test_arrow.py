@@ -743,7 +743,7 @@ def test_without_pyarrow_the_extra_is_named(module):
         f"try: import sfpubsub.avro.{module}\n"
         "except MissingExtraError as error: print(error.extra, error)"
     )
-    assert python(code).startswith("arrow the Arrow form of events needs an optional package")
+    assert python(code).startswith("arrow converting events to Arrow needs an optional package")
 
 
 def test_without_the_compiled_decoder_the_dicts_do_it(monkeypatch):

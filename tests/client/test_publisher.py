@@ -234,7 +234,7 @@ def change_schema(emulator) -> None:
         ({}, {"event_id": 7}, "1 to 36 characters"),
         ({}, {"headers": {"a": 1}}, "header 'a'"),
         ({}, {"headers": {1: "a"}}, "header 1"),
-        ([], {}, "takes a mapping"),
+        ([], {}, "must be a mapping"),
     ],
 )
 def test_what_the_service_would_not_take_is_not_sent(face, value, options, says, run_emulator):

@@ -203,4 +203,4 @@ def test_the_cure_is_for_the_thing_that_failed():
         "; check the name, which is case-sensitive and begins with /event/ or /data/"
     )
     stopped = said("My_Sub", "managed.subscription.config.stopped")
-    assert "sfpubsub managed start My_Sub sets its state to RUN" in stopped
+    assert "set its state to RUN with sfpubsub managed start My_Sub" in stopped

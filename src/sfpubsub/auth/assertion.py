@@ -1,4 +1,4 @@
-"""Create the signed assertion of the JWT bearer flow; the only module that imports PyJWT."""
+"""Signed assertions for the JWT bearer flow. This is the only module that imports PyJWT."""
 
 from __future__ import annotations
 
@@ -31,6 +31,12 @@ _PUBLIC = (b"PUBLIC KEY-----", b"ssh-rsa ", b"BEGIN CERTIFICATE-----")
 def make_assertion(client_id: str, username: str, audience: str, private_key_file: str) -> str:
     """Return a signed assertion that lets the app sign in as *username*.
 
+    Args:
+        client_id: Consumer key of the app.
+        username: User to sign in as.
+        audience: The ``aud`` claim: URL of the authorisation server.
+        private_key_file: Path of the PEM file with the RSA private key.
+
     Raises:
         MissingExtraError: PyJWT or its signing library is not installed.
         ConfigurationError: The key file cannot be read, or contains no usable RSA private key.
@@ -39,7 +45,7 @@ def make_assertion(client_id: str, username: str, audience: str, private_key_fil
         import cryptography.hazmat.primitives.asymmetric.rsa  # noqa: F401  # what RS256 needs
         import jwt
     except ImportError as error:
-        raise MissingExtraError("signing in by JWT", "jwt") from error
+        raise MissingExtraError("signing in with a JWT", "jwt") from error
     path = Path(private_key_file).expanduser()
     try:
         key = path.read_bytes()

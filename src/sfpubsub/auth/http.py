@@ -1,9 +1,10 @@
-"""The HTTP client that makes every HTTP request; independent of sign-in flows and org objects.
+"""The client for all HTTP requests. It does not depend on sign-in flows or org objects.
 
-A request goes only to the host it was made for: redirects are not followed, plaintext is allowed on
-loopback only, and ``.netrc`` files and cookies are ignored. The duration of a request and the size
-of its response are bounded, whatever the server does. Failures are raised as our own errors, never
-chained to the libraries' errors, which carry the request and its secrets.
+A request is sent only to the host it was made for: redirects are not followed, plaintext is allowed
+on loopback only, ``.netrc`` files are ignored, and so are cookies unless a caller passes a cookie
+jar. The duration of a request and the size of its response are bounded, whatever the server does.
+Failures are raised as our own errors, never chained to the libraries' errors, which contain the
+request and its secrets.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ _CHUNK = 256 * 1024
 _FRAMES = {"content-length", "transfer-encoding"}
 
 Sink = Callable[[bytes], bool]
-"""Receives a response body in chunks; returns whether it wants more. Must not raise: the
-exception's traceback would hold the request and its token.
+"""Receives a response body in chunks, and returns False to stop. Must not raise, because the
+exception's traceback would contain the request and its token.
 """
 
 
@@ -68,7 +69,7 @@ class Form(dict[str, str]):
     __str__ = __repr__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a form holds secrets and cannot be pickled")
+        raise TypeError("a form contains secrets and cannot be pickled")
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,7 +122,7 @@ class Answer:
         return f"Answer({self.status})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("an answer may hold a secret and cannot be pickled")
+        raise TypeError("a response may contain a secret and cannot be pickled")
 
 
 class HttpClient:
@@ -153,7 +154,7 @@ class HttpClient:
         self._max_bytes = max_bytes
 
     def bounded(self, timeout: float, max_bytes: int) -> HttpClient:
-        """Return a copy of this client with different limits."""
+        """Return a copy of this client with the limits *timeout* (in seconds) and *max_bytes*."""
         return HttpClient(
             ca_file=self._ca_file,
             proxy=self._proxy,
@@ -164,7 +165,7 @@ class HttpClient:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> HttpClient:
-        """Create a client that uses the CA file and the proxy of the settings.
+        """Create a client from ``ca_file``, ``proxy`` and ``insecure`` of the settings.
 
         Raises:
             ConfigurationError: The CA file cannot be read.
@@ -172,7 +173,7 @@ class HttpClient:
         return cls(ca_file=settings.ca_file, proxy=settings.proxy, insecure=settings.insecure)
 
     def post_form(self, url: str, form: Form) -> Answer:
-        """Post a form.
+        """POST a form and return the response, which may be a refusal (status 4xx).
 
         Raises:
             ConfigurationError: *url* is not valid, or is not safe to send secrets to.
@@ -192,10 +193,10 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         sink: Sink | None = None,
     ) -> Answer:
-        """Make a request to the org's REST API.
+        """Make a REST request and return the response, which may be a refusal (status 4xx).
 
         Args:
-            bearer: The token and its host.
+            bearer: The token and the org's URL.
             method: ``GET``, ``POST``, ``PATCH`` or ``DELETE``.
             path: Path and query, starting with a slash.
             body: Sent as JSON; None sends no body.
@@ -207,12 +208,13 @@ class HttpClient:
 
         Raises:
             LocalProtocolError: *path* does not start with a slash, so it could name another host.
+            ConfigurationError: As for `post_form`.
             StreamUnavailableError: As for `post_form`.
             RemoteProtocolError: As for `post_form`.
         """
         # Appending "@host" or ".host" to the instance URL would name another host.
         if not path.startswith("/"):
-            raise LocalProtocolError("the path of a request must start with a slash")
+            raise LocalProtocolError(f"the path of a request must start with a slash: {path!r}")
         url = bearer.instance_url + path + (f"?{urlencode(query)}" if query else "")
         return self._request(method, url, bearer, headers or {}, sink=sink, json=body)
 
@@ -279,19 +281,19 @@ class HttpClient:
         sink: Sink | None = None,
         **body: Any,
     ) -> Answer | SfPubSubError:
-        """Make one request with *adapter*; return the response, or the error.
+        """Make one request with *adapter*, and return the response or the error.
 
         The error is returned rather than raised, so that the caller can raise it without chaining
-        the libraries' errors, which carry the request and its secrets.
+        the libraries' errors, which contain the request and its secrets.
 
         Args:
             adapter: From `RequestLimit.adapter`. It is used without a requests session, which would
-                process redirects even if told not to follow them, replace our token by a password
+                process redirects even if told not to follow them, replace our token with a password
                 from a .netrc file, and send cookies from other responses.
             method: HTTP method.
             url: Must have been checked by the caller: secrets are sent to it.
             headers: All request headers.
-            timeout: Limit for each read, in seconds.
+            timeout: Limit for each read and, up to `CONNECT_TIMEOUT`, for connecting; in seconds.
             max_bytes: Largest response accepted, in bytes.
             cookies: Cookie jar to send cookies from and to update; None for no cookies.
             sink: As in `call`.
@@ -302,7 +304,8 @@ class HttpClient:
         from requests.cookies import extract_cookies_to_jar
 
         host = urlsplit(url).netloc
-        # Before the request is prepared: an error raised by this must not carry it in a frame.
+        # Done before the request is prepared, so that the traceback of an error raised here does
+        # not contain the request.
         roots = self._roots
         proxies = network.proxies_for(url, self._proxy)
         try:
@@ -329,7 +332,7 @@ class HttpClient:
             return RemoteProtocolError(f"{host} answered with more than {max_bytes} bytes")
         headers = {name.lower(): value for name, value in response.headers.items()}
         if response.status_code == 200 and not size and not _FRAMES & headers.keys():
-            # Without this header, the libraries take a truncated response for a complete one.
+            # Without these headers, the libraries mistake a truncated response for a complete one.
             return StreamUnavailableError(f"the request to {host} failed: the connection was lost")
         return Answer(response.status_code, read, host, headers)
 
@@ -340,8 +343,7 @@ class HttpClient:
 def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
     """Pass the body to *sink* in chunks, and return the number of bytes read.
 
-    Stops at the end of the body, once more than *max_bytes* were read, or when *sink* returns
-    False.
+    Reading stops at the end of the body, after more than *max_bytes*, or when *sink* returns False.
     """
     size = 0
     while size <= max_bytes:
@@ -355,7 +357,7 @@ def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
 
 
 def headers_of(bearer: Bearer | None) -> dict[str, str]:
-    """Return the standard headers; *bearer* is None for a request without a token."""
+    """Return the headers of every request; if *bearer* is given, they contain its token."""
     headers = {
         "Accept": "application/json",
         "Accept-Encoding": "identity",  # a small compressed response could expand to a huge one

@@ -1,4 +1,4 @@
-"""A persistent HTTP connection whose request in flight can be cut."""
+"""A persistent HTTP connection whose request in flight can be aborted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class HttpConnection:
         self._adapter: Any = None
 
     def ready(self) -> None:
-        """Prepare for the next request; from here on, `cut` breaks it, even before it is sent."""
+        """Prepare for the next request.
+
+        From now on, `cut` aborts that request, even before it is sent.
+        """
         if self._limit.expired:
             self.drop()
             self._limit = RequestLimit()
@@ -37,9 +40,9 @@ class HttpConnection:
     def post(
         self, url: str, headers: Mapping[str, str], body: bytes, timeout: float
     ) -> Answer | SfPubSubError:
-        """Send a POST request, without retrying; return the response, or the error.
+        """Send a POST request without retrying, and return the response or the error.
 
-        The error is returned rather than raised, as by `HttpClient.exchange`.
+        The error is returned rather than raised, as in `HttpClient.exchange`.
 
         Args:
             url: Must have been checked by the caller: secrets are sent to it.
@@ -62,7 +65,7 @@ class HttpConnection:
         return answer
 
     def cut(self) -> None:
-        """Break the request that is in flight or about to be sent. Thread-safe.
+        """Abort the request that is in flight or about to be sent. Thread-safe.
 
         The next request opens a new connection.
         """

@@ -1,7 +1,8 @@
 """OAuth sign-in: post one form to the token endpoint, validate the response, return a session.
 
-The flows differ only in the form they post. A refused sign-in raises an `AuthenticationError` that
-says what to check; an unreachable host raises a `StreamUnavailableError`, which is retryable.
+The flows differ only in the form they post. A refused sign-in raises an `AuthenticationError` whose
+message names what to check. An unreachable host raises a `StreamUnavailableError`, which is
+retryable.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class OAuthLogin(ABC):
         instance_url: Expected instance URL; also used if the response does not contain one.
         tenant_id: Expected tenant id; also used if the sign-in does not reveal it.
         token_url: Replaces the token endpoint of *login_url*.
-        http: Makes the requests.
+        http: Makes the requests; a client with default settings if None.
 
     Raises:
         ConfigurationError: One of the URLs is not safe to send secrets to.
@@ -69,13 +70,13 @@ class OAuthLogin(ABC):
         """Return the form that this flow posts."""
 
     def _learn(self, found: dict[str, Any]) -> None:  # noqa: B027  # most flows keep nothing
-        """Keep what the next sign-in needs from this token response."""
+        """Store values of a token response for the next sign-in, such as a new refresh token."""
 
     def get_session(self, expired: Session | None) -> Session:
-        """Sign in.
+        """Sign in and return the new session; *expired* is ignored.
 
         Raises:
-            AuthenticationError: The sign-in was refused; the message says what to check.
+            AuthenticationError: The sign-in was refused; the message names what to check.
             StreamUnavailableError: The host is down or did not respond in time.
             RemoteProtocolError: The response is not a valid token response.
             ConfigurationError: The session belongs to an org other than the configured one, the
@@ -85,8 +86,8 @@ class OAuthLogin(ABC):
             with self._lock:
                 return self._sign_in()
         except SfPubSubError as error:
-            # Drop the traceback: local variables in its frames hold secrets, which error reporters
-            # show.
+            # Drop the traceback: local variables in its frames contain secrets, which error
+            # reporters show.
             failure = error.with_traceback(None)
         raise failure
 
@@ -139,7 +140,9 @@ class OAuthLogin(ABC):
         return f"{type(self).__name__}({_host(self._token_url)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a login holds secrets and cannot be pickled: create it where it is needed")
+        raise TypeError(
+            "a login contains secrets and cannot be pickled: create it where it is needed"
+        )
 
 
 class ClientCredentials(OAuthLogin):
@@ -193,7 +196,7 @@ class JwtBearer(OAuthLogin):
 
 
 class RefreshToken(OAuthLogin):
-    """The refresh token flow. If the token rotates, only this object has the new one.
+    """The refresh token flow. If the org rotates the token, only this object has the new one.
 
     Args:
         client_id: Consumer key of the app that the token was issued to.
@@ -306,7 +309,7 @@ def _check_complete(settings: Settings) -> None:
         )
     hint = "" if "auth" in settings.sources else ", or sign in another way with SFPUBSUB_AUTH"
     raise ConfigurationError(
-        f"signing in by {settings.auth} is not possible without {names}: set "
+        f"signing in with {settings.auth} is not possible without {names}: set "
         f"{'it' if len(missing) == 1 else 'them'}{hint}{choose}"
     )
 

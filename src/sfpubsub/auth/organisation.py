@@ -22,18 +22,20 @@ def organisation_of(
 ) -> str:
     """Return the tenant id to use with a token.
 
-    The org is taken from the identity URL, else from userinfo, else from the token itself.
+    The org's id is taken from the identity URL, else from the userinfo endpoint, else from the
+    start of the token.
 
     Args:
-        http: Makes the userinfo request, to the token's own host.
-        bearer: The token and its host.
+        http: Makes the userinfo request, to the org's own host.
+        bearer: The token and the org's URL.
         identity_url: The ``id`` of the token response, if it has one.
         tenant_id: The configured tenant id. It is returned unchanged unless it belongs to
             another org.
 
     Raises:
         ConfigurationError: *tenant_id* belongs to another org, or the org cannot be determined.
-        StreamUnavailableError: Userinfo could not be reached, and nothing else reveals the org.
+        StreamUnavailableError: The userinfo endpoint could not be reached, and the org cannot be
+            determined otherwise.
     """
     found = _IDENTITY.fullmatch(identity_url)
     failure: SfPubSubError | None = None

@@ -1,7 +1,7 @@
-"""What a refused sign-in means and what to check, as data.
+"""A table of the causes of refused sign-ins, with what the user should check for each.
 
-Salesforce names the cause in ``error``, which is coarse, and ``error_description``, which is free
-text. The first row that matches both applies; an unknown ``error`` is shown unchanged.
+Salesforce names the cause in ``error``, a coarse code, and in ``error_description``, free text.
+The first row that matches both applies. An ``error`` that no row matches is shown unchanged.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def within(seconds: float, work: Callable[[RequestLimit], T]) -> T | None:
 
     Args:
         seconds: The time allowed.
-        work: Makes the request with adapters of the `RequestLimit` that it is given. Its exception
-            is raised here.
+        work: Makes the request. It is called with a `RequestLimit`, whose adapters it must use. An
+            exception that it raises is raised here.
     """
     limit = RequestLimit()
     future: Future[T] = Future()
@@ -65,7 +65,7 @@ class RequestLimit:
         self._socket: socket.socket | None = None
 
     def watch(self, connection: socket.socket) -> None:
-        """Watch *connection* instead of the previous one; if already expired, cut it instead."""
+        """Watch *connection* instead of the previous one, or cut it if the limit has expired."""
         with self._lock:
             if self.expired:
                 _cut(connection)

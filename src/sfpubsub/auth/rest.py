@@ -1,6 +1,7 @@
-"""Client for the org's REST API: JSON in, JSON out, our own errors, and one session renewal.
+"""Client for the org's REST API: sends and returns JSON, and renews a refused session once.
 
-It does not interpret the objects; `sfpubsub.tooling` and `sfpubsub.rest` do.
+Failures are raised as our own errors. Records are interpreted by `sfpubsub.tooling` and
+`sfpubsub.rest`, not here.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class OrgClient:
 
     Every method raises:
         SessionExpiredError: The session was refused, and so was its replacement.
-        PermissionDeniedError: The user may not do this.
-        QuotaExceededError: The org's daily API requests are used up.
+        PermissionDeniedError: The user lacks the permission for the request.
+        QuotaExceededError: The org's limit of daily or of concurrent API requests is reached.
         RequestRefusedError: Refused for another reason; see ``status`` and ``error_code``.
         StreamUnavailableError: No response in time, or the org is down or overloaded. The request
             may still have been executed.
@@ -48,7 +49,7 @@ class OrgClient:
     def __init__(self, sessions: CurrentSession, http: HttpClient) -> None:
         self._sessions = sessions
         self._http = http
-        self._lock = threading.Lock()  # guards the counter below
+        self._lock = threading.Lock()  # guards the two values below
         self._calls = 0
         self._answered: datetime | None = None
 
@@ -59,14 +60,14 @@ class OrgClient:
 
     @property
     def org_time(self) -> datetime | None:
-        """The latest server time seen (Date header); None before the first response."""
+        """Latest time in a response's ``Date`` header; None before the first such response."""
         return self._answered
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
         """Send a GET and return the parsed JSON response, or None if it is empty.
 
         Args:
-            path: Starts with a slash, such as ``/services/data/v60.0/tooling/query``.
+            path: Path starting with a slash, such as ``/services/data/v60.0/tooling/query``.
             query: Query parameters.
         """
         return _content(self.send("GET", path, query=query))
@@ -99,7 +100,7 @@ class OrgClient:
 
         Args:
             method: ``GET``, ``POST``, ``PATCH`` or ``DELETE``.
-            path: Starts with a slash.
+            path: Path starting with a slash.
             body: Sent as JSON; None sends no body.
             query: Query parameters.
             headers: Sent in addition to the standard ones.
@@ -128,7 +129,7 @@ class OrgClient:
         try:
             found = parsedate_to_datetime(answer.headers.get("date", ""))
         except ValueError:
-            return  # a caller that needs the time reports this
+            return  # a caller that needs the time reports that it is missing
         with self._lock:
             if found.tzinfo is not None and (self._answered is None or found > self._answered):
                 self._answered = found

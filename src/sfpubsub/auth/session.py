@@ -35,8 +35,8 @@ _SUFFIX_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ012345"
 def eighteen(org_id: str) -> str:
     """Return the 18-character form of a 15-character id; return any other id unchanged.
 
-    It adds one checksum character per five characters. The service accepts both forms; the longer
-    one is safe to compare case-insensitively.
+    The three additional characters encode which letters are upper-case, so the longer form can be
+    compared case-insensitively. The service accepts both forms.
     """
     if len(org_id) != 15:
         return org_id
@@ -75,7 +75,7 @@ class Session:
     """Credentials for API calls.
 
     Raises:
-        ConfigurationError: A value is missing, or contains characters that a header cannot have.
+        ConfigurationError: A value is missing, or contains characters not allowed in a header.
     """
 
     access_token: str
@@ -127,7 +127,7 @@ class Session:
         return cls(settings.access_token, settings.instance_url, settings.tenant_id)
 
     def doubt(self) -> str:
-        """Describe a mismatch of token and tenant id; empty if they match."""
+        """Return a description of a mismatch of token and tenant id; empty if none is found."""
         org_id = org_id_of_token(self.access_token)
         if not org_id or not is_other_org(org_id, self.tenant_id):
             return ""
@@ -140,7 +140,7 @@ class Session:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
-            "a session holds a secret and cannot be pickled: create it where it is needed"
+            "a session contains a secret and cannot be pickled: create it where it is needed"
         )
 
 
@@ -166,10 +166,10 @@ class StaticSession:
         self._session = session
 
     def get_session(self, expired: Session | None) -> Session:
-        """Return the session.
+        """Return the fixed session.
 
         Raises:
-            SessionExpiredError: *expired* is not None, and there is no other session.
+            SessionExpiredError: *expired* is not None: the service refused the fixed session.
         """
         if expired is not None:
             doubt = self._session.doubt()
@@ -218,7 +218,7 @@ class CurrentSession:
             return self._session
 
     def renew(self, expired: Session) -> Session:
-        """Return a session other than *expired*, fetching one unless another caller just did.
+        """Return a session other than *expired*, fetching one unless another caller has done so.
 
         Raises:
             AuthenticationError: No session can be obtained.
@@ -248,7 +248,7 @@ class CurrentSession:
             # Neither quoted nor chained: the error may contain a URL or body with a secret.
             failure = AuthenticationError(
                 f"the session provider failed with {type(error).__name__}; it should raise an "
-                f"AuthenticationError that says why",
+                f"AuthenticationError that names the reason",
                 retryable=isinstance(error, OSError),
             )
         self._failure = failure

@@ -1,7 +1,7 @@
-"""Sign in with Salesforce's command line ``sf``, which stores credentials and renews the token.
+"""Sign in with Salesforce's CLI ``sf``, which stores credentials and renews the token.
 
-Only error messages of its output are shown, with secrets removed: the output contains a token, and
-warnings may quote one.
+The output of ``sf`` contains a token, and its warnings may quote one. Only its error messages are
+shown, with secrets removed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SfCliLogin:
         target_org: Username or alias; the default org if empty.
         instance_url: Expected instance URL of the org, if set.
         tenant_id: Expected tenant id of the org, if set.
-        http: Makes the requests.
+        http: Makes the requests; a client with default settings if None.
         command: Name or path of the program.
     """
 
@@ -62,12 +62,12 @@ class SfCliLogin:
         Raises:
             ConfigurationError: ``sf`` is not installed, or its org is not the expected one.
             AuthenticationError: ``sf`` failed, did not answer in time, is not signed in to the org,
-                or still has the refused token.
+                or returned the refused token again.
         """
         try:
             return self._take(expired)
         except SfPubSubError as error:
-            # Drop the traceback: local variables in its frames hold the token, which error
+            # Drop the traceback: local variables in its frames contain the token, which error
             # reporters show.
             failure = error.with_traceback(None)
         raise failure
@@ -136,7 +136,7 @@ class SfCliLogin:
             said = found.get("message")
             problem = f"failed: {scrub(said)}" if isinstance(said, str) else "failed"
             problem += f"; sign in with sf org login web{self._for_target()}"
-        # Outside the except blocks, so not chained: those errors hold the program's output.
+        # Outside the except blocks, so not chained: those errors contain the program's output.
         raise AuthenticationError(f"sf {' '.join(command)} {problem}")
 
     def _for_target(self) -> str:

@@ -1,8 +1,8 @@
 """An existing `simple_salesforce.Salesforce` object as a source of sessions.
 
-The object is duck-typed, so the package is never imported. It needs ``session_id`` and
-``sf_instance``; a renewal calls ``_refresh_session``, a private method that newer versions may
-lack.
+The object is duck-typed, so simple_salesforce is never imported. The object must have the
+attributes ``session_id`` and ``sf_instance``. A renewal calls ``_refresh_session``, a private
+method that newer versions may lack.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SimpleSalesforceLogin:
     Args:
         salesforce: The object; its session is renewed in place.
         tenant_id: Organisation id, if it cannot be derived from the session.
-        http: Makes the requests.
+        http: Makes the requests; a client with default settings if None.
 
     Raises:
         ConfigurationError: The object is not a `Salesforce` object.
@@ -52,13 +52,13 @@ class SimpleSalesforceLogin:
         """Return the object's session, renewing it first if it equals *expired*.
 
         Raises:
-            SessionExpiredError: The object cannot renew its session.
-            AuthenticationError: The sign-in was refused.
+            SessionExpiredError: The object has no method to renew its session.
+            AuthenticationError: Renewing the session failed.
         """
         try:
             return self._take(expired)
         except SfPubSubError as error:
-            # Drop the traceback: local variables in its frames hold the token, which error
+            # Drop the traceback: local variables in its frames contain the token, which error
             # reporters show.
             failure = error.with_traceback(None)
         raise failure
@@ -97,4 +97,6 @@ class SimpleSalesforceLogin:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a login holds secrets and cannot be pickled: create it where it is needed")
+        raise TypeError(
+            "a login contains secrets and cannot be pickled: create it where it is needed"
+        )

@@ -30,17 +30,19 @@ def page_of(answer: Any) -> tuple[list[dict[str, Any]], Any]:
         raise RemoteProtocolError("the org answered a query, but the response has no records")
     if not isinstance(done, bool):
         raise RemoteProtocolError(
-            "the org answered a query without saying whether more rows follow"
+            "the org answered a query, but the response does not state whether more rows follow"
         )
     return rows, None if done else page.get("nextRecordsUrl") or ""
 
 
 def continuation(data: str, given: Any) -> str:
-    """Check that *given* is the path of a query's next page, because the token is sent to it.
+    """Return *given* if it is a valid path of a query's next page.
+
+    The path is checked because the access token is sent to it.
 
     Args:
         data: Path of the API version, ending with a slash.
-        given: The value in the org's response.
+        given: The next page's path in the org's response.
 
     Raises:
         RemoteProtocolError: The path is not valid.
@@ -48,4 +50,4 @@ def continuation(data: str, given: Any) -> str:
     is_of_version = isinstance(given, str) and given.startswith(data)
     if is_of_version and _CONTINUATION.fullmatch(given[len(data) :]):
         return str(given)
-    raise RemoteProtocolError("the org returned a next page for a query whose path is not valid")
+    raise RemoteProtocolError("the org returned a path that is not valid for a query's next page")

@@ -1,8 +1,8 @@
 """Convert events to Arrow record batches: envelope columns, and the payload as a struct.
 
 `EventBatch` objects are duck-typed, because this package does not depend on the client. The events
-of one schema become one record batch, in order of arrival. Invariant: every event is either in
-exactly one record batch or rejected. No I/O; thread-safe.
+of one schema become one record batch (several if they are large), in order of arrival. Invariant:
+every event is either in exactly one record batch or rejected. No I/O; thread-safe.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ try:
     import pyarrow as pa
     import pyarrow.compute as pc
 except ImportError as missing:
-    raise MissingExtraError("the Arrow form of events", "arrow") from missing
+    raise MissingExtraError("converting events to Arrow", "arrow") from missing
 
 EVENT_COLUMNS = pa.schema(
     [
-        ("event_id", pa.string()),  # empty if the event has none
+        ("event_id", pa.string()),  # empty if the event has no id
         ("dedupe_key", pa.binary()),
         ("replay_id", pa.binary()),
         ("topic", pa.string()),
@@ -43,7 +43,7 @@ EVENT_COLUMNS = pa.schema(
 
 
 class EncodedBatch(Protocol):
-    """The part of an `EventBatch` that is needed here."""
+    """The part of `EventBatch` that `record_batches` uses."""
 
     @property
     def subscription(self) -> str:
@@ -81,13 +81,13 @@ class Rejected:
     """An event that could not be decoded and is in no record batch."""
 
     index: int
-    """Index among the events passed in, from 0."""
+    """Index among all events passed to `record_batches`, from 0."""
     delivery_seq: int
-    """`Event.delivery_seq` of the event."""
+    """Number of the event in order of arrival; see `Event.delivery_seq`."""
     event: RawEvent
     """The event as received."""
     error: DecodeError
-    """Why it could not be decoded."""
+    """Why the event could not be decoded."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class ArrowEvents:
     """Result of `record_batches`. Iterating over it yields the record batches."""
 
     batches: tuple[pa.RecordBatch, ...]
-    """One per schema, in order of each schema's first event, or several if `MAX_PAYLOAD_BYTES` is
-    exceeded. A batch has no rows if all events of its schema were rejected; an unavailable schema
-    has no batch.
+    """One per schema, or several if its payloads exceed `MAX_PAYLOAD_BYTES`, in order of each
+    schema's first event. A batch has no rows if all its events were rejected. There is no batch for
+    an unavailable schema.
     """
     rejected: tuple[Rejected, ...]
     """The rejected events, in order of arrival."""
@@ -107,7 +107,10 @@ class ArrowEvents:
 
 
 def arrow_type(schema_json: str) -> pa.StructType:
-    """Return the type of the column ``value`` for events of an Avro schema.
+    """Return the Arrow type of the column ``value`` for events of an Avro schema.
+
+    Args:
+        schema_json: The schema as JSON text.
 
     Raises:
         SchemaError: The schema is not a valid Avro record schema, or has no Arrow form because it
@@ -122,11 +125,11 @@ def record_batches(
     """Convert received events to Arrow record batches, one per schema.
 
     Args:
-        batches: An `EventBatch`, or several in order of arrival. Larger calls cost less per event;
-            a thousand events are a good size.
+        batches: An `EventBatch`, or several in order of arrival. Converting more events in one call
+            costs less per event; about a thousand per call is a good size.
         native: Whether to use the compiled decoder. By default it is used if it is installed and
-            supports the schema; False never uses it; True is like the default, but raises if it is
-            not installed.
+            supports the schema. With False it is never used. True is like the default, but the call
+            raises if the decoder is not installed.
 
     Raises:
         SchemaError: A schema has no Arrow form; see `arrow_type`.
@@ -186,12 +189,12 @@ class _Group:
         self._received: list[int] = []
 
     def add(self, batch: EncodedBatch, index: int, offsets: Sequence[int]) -> None:
-        """Add some events of a batch.
+        """Add the events at *offsets* in *batch*.
 
         Args:
             batch: The batch that contains the events.
             index: Index of the batch's first event among all events of the call.
-            offsets: Positions of the events in the batch.
+            offsets: Indexes of the events in the batch.
         """
         raws, count = batch.raw_events, len(offsets)
         if isinstance(offsets, range):  # all
@@ -232,10 +235,10 @@ class _Group:
         return picked
 
     def record_batch(self, rejected: list[Rejected], native: bool) -> Iterator[pa.RecordBatch]:
-        """Decode the payloads and yield the record batch; yield none if the schema is unavailable.
+        """Yield the events as one record batch, or nothing if their schema is unavailable.
 
         Args:
-            rejected: Undecodable events are added to it.
+            rejected: The list to which undecodable events are added.
             native: Whether the compiled decoder may be used.
         """
         codec = self.codec
@@ -286,7 +289,7 @@ class _Group:
 def _chosen(value: pa.StructArray, wanted: Collection[str]) -> pa.StructArray:
     """Return a struct array with only the wanted fields of *value*."""
     fields = [field for field in value.type if field.name in wanted]
-    if not fields:  # from_arrays takes the length from the fields
+    if not fields:  # without fields, from_arrays would return an array of length 0
         return pa.array([{}] * len(value), pa.struct([]))
     return pa.StructArray.from_arrays([value.field(field.name) for field in fields], fields=fields)
 

@@ -1,7 +1,7 @@
 """Map Avro schemas to Arrow types.
 
 `shape_of` is a pure function of the schema; it does not deal with payloads. Invariant: Parquet and
-Spark support the resulting Arrow type, so it has no unions, and everything in it is nullable.
+Spark support the resulting Arrow type, so it has no unions, and all its fields are nullable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sfpubsub.errors import MissingExtraError, SchemaError
 try:
     import pyarrow as pa
 except ImportError as missing:
-    raise MissingExtraError("the Arrow form of events", "arrow") from missing
+    raise MissingExtraError("converting events to Arrow", "arrow") from missing
 
 # The type includes the zone UTC: Spark shifts a timestamp without a zone by the session's zone.
 TIME = pa.timestamp("us", tz="UTC")
@@ -53,11 +53,11 @@ class Shape:
     kind: str
     """Name of the Avro type, or ``optional`` for a union of null and one other type."""
     type: pa.DataType
-    """The Arrow type. Everything in it is nullable, so that versions of a schema can be merged."""
+    """The Arrow type. All its fields are nullable, so that versions of a schema can be merged."""
     dicts: AvroSchema
-    """A schema with the same encoding whose Python values pyarrow accepts for `type`: the branches
-    of a union become records with one field, which are encoded like the field, and a map becomes an
-    array of records.
+    """An Avro schema with the same encoding, whose decoded Python values pyarrow can convert to
+    `type`. In it, each branch of a union is a record with one field, and a map is an array of
+    records; neither changes the encoding.
     """
     children: tuple[Shape, ...] = ()
     """The fields of a record, the items of an array, the values of a map, or the members of a union
@@ -190,7 +190,11 @@ def _record_of(name: str, names: Sequence[str], types: Sequence[AvroSchema]) -> 
 
 
 def _member_names(branches: Sequence[AvroSchema], namespace: str) -> list[str]:
-    """Return names for the members of a union: the type's name, without its namespace."""
+    """Return a name for each member of a union: its type's name, without the namespace if possible.
+
+    Raises:
+        SchemaError: Two members have the same name.
+    """
     full = [_type_name(branch, namespace) for branch in branches]
     names = [name.rpartition(".")[2] for name in full]
     if len(set(names)) < len(names):
@@ -214,7 +218,10 @@ def _type_name(schema: AvroSchema, namespace: str) -> str:
 
 
 def shape_of(schema_json: str) -> Shape:
-    """Map an Avro record schema to a shape.
+    """Return the shape of an Avro record schema.
+
+    Args:
+        schema_json: The schema as JSON text.
 
     Raises:
         SchemaError: The schema is not a valid Avro record schema, or has no Arrow form because it

@@ -1,9 +1,9 @@
 """Decode payloads of one schema into an Arrow array.
 
 There are two ways with equal results: the compiled decoder (`sfpubsub.avro.native`), which creates
-no Python object per field, or dicts (`Codec`, then pyarrow). Dicts are used for whatever the
-compiled decoder does not support. Invariant: a payload is either decoded with all its bytes used,
-or rejected. Immutable after construction and thread-safe.
+no Python object per field, or dicts (decoded by `Codec`, then converted by pyarrow). Dicts are used
+for schemas and payloads that the compiled decoder does not support. Invariant: a payload is either
+decoded with all its bytes used, or rejected. Immutable after construction and thread-safe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sfpubsub.errors import DecodeError, MissingExtraError
 try:
     import pyarrow as pa
 except ImportError as missing:
-    raise MissingExtraError("the Arrow form of events", "arrow") from missing
+    raise MissingExtraError("converting events to Arrow", "arrow") from missing
 
 # Maximum payload bytes decoded in one call: Arrow's 32-bit offsets limit a column to 2 GiB, and an
 # enum symbol can be much longer than the byte that encodes it.
@@ -55,7 +55,7 @@ class Values:
         return self._compiled is not None
 
     def decode(self, payloads: Sequence[bytes]) -> tuple[pa.StructArray, Rejects]:
-        """Decode payloads.
+        """Decode payloads into one struct array.
 
         Args:
             payloads: At most `MAX_PAYLOAD_BYTES` in total.
@@ -92,7 +92,7 @@ class Values:
 
 @functools.lru_cache(maxsize=512)  # as many as SchemaCache keeps
 def values_of(schema_id: str, schema_json: str, native: bool) -> Values:
-    """Return the cached decoder of a schema.
+    """Return the decoder of a schema, from a cache if possible.
 
     Raises:
         SchemaError: The schema has no Arrow form; see `shape_of`.

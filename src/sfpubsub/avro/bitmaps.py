@@ -4,9 +4,9 @@
 documentation, event deserialization considerations)::
 
     0x100000000000800000    fields 23 and 68 of the schema: a big-endian number, bit i for field i
-    6-0x0180                fields 7 and 8 of the record that field 6 holds
+    6-0x0180                fields 7 and 8 of the record in field 6
 
-A compound field of which only parts changed has no bit of its own, so a list may contain only
+If only some parts of a compound field changed, its own bit is not set, so a list may contain only
 entries of the second form. Invariant: an entry that does not fit the schema raises a `DecodeError`;
 names are never guessed.
 """
@@ -40,7 +40,7 @@ _QUOTED = 80
 
 
 class ChangeSchema:
-    """The fields of a change event's schema, and the names that bitmaps stand for.
+    """The field names of a change event's schema, and the expansion of bitmaps to these names.
 
     Thread-safe; immutable except for its cache.
 
@@ -81,11 +81,11 @@ class ChangeSchema:
         self._compiled = field_names_of(self.fields, self.parts)
 
     def expand(self, entries: Sequence[str]) -> tuple[str, ...]:
-        """Return the names of the fields that *entries* stand for, in the order of the schema.
+        """Expand bitmaps to field names; those of one bitmap are in the order of the schema.
 
-        Parts of compound fields come after the fields, as ``Parent.Child``; they are not collapsed
-        into the parent even if all parts are listed. An entry that already is a field name, as in
-        the Streaming API, is kept.
+        A part of a compound field is named ``Parent.Child``. Parts are not collapsed into the
+        parent even if all of them are listed. An entry that is already a field name, as in the
+        Streaming API, is kept.
 
         Args:
             entries: The value of ``changedFields``, ``nulledFields`` or ``diffFields``.
@@ -198,7 +198,7 @@ class _Bits:
 
 @lru_cache(maxsize=MAX_SCHEMAS)
 def change_schema(schema_id: str, schema_json: str) -> ChangeSchema:
-    """Return the cached `ChangeSchema` of a schema. Thread-safe.
+    """Return the `ChangeSchema` of a schema, from a cache if possible. Thread-safe.
 
     Raises:
         SchemaError: The text is not an Avro record schema.
@@ -207,7 +207,7 @@ def change_schema(schema_id: str, schema_json: str) -> ChangeSchema:
 
 
 def _fields_and_parts(schema: Any) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    """Yield each field's name, and the field names of the record that it can hold (or None)."""
+    """Yield each field's name, and the field names of its record type (None if it has none)."""
     named: dict[str, tuple[str, ...]] = {}
     _record_fields(schema, "", named)
     namespace = _full_name(schema, "").rpartition(".")[0]
@@ -218,10 +218,10 @@ def _fields_and_parts(schema: Any) -> Iterator[tuple[str, tuple[str, ...] | None
 def _record_fields(
     node: Any, namespace: str, named: dict[str, tuple[str, ...]]
 ) -> tuple[str, ...] | None:
-    """Return the field names of a record type, or of the first record in a union; else None.
+    """Return the field names of a record type, or of the first record in a union; None for others.
 
-    A named type is defined where it first occurs and only named afterwards (Avro specification,
-    Names), so every definition found is added to *named*.
+    A named type is defined where it first occurs and only referenced by name afterwards (Avro
+    specification, Names), so every definition found is added to *named*.
     """
     if isinstance(node, str):
         return named.get(node if "." in node or not namespace else f"{namespace}.{node}")

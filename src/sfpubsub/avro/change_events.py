@@ -1,8 +1,8 @@
 """Change events in application terms: header values, and what happened to each field.
 
-A `ChangeEvent` reads a value that `Codec.decode` returned; `sfpubsub.avro.bitmaps` turns its lists
-into names. Nothing here decodes payloads, modifies a decoded value or does I/O. Invariant: a field
-whose state the event does not reveal is `FieldState.UNKNOWN`, never "unchanged".
+A `ChangeEvent` reads a value that `Codec.decode` returned; `sfpubsub.avro.bitmaps` expands its
+bitmaps to names. Nothing here decodes payloads, modifies a decoded value or does I/O. Invariant: if
+an event does not contain a field's state, the state is `FieldState.UNKNOWN`, never "unchanged".
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ class FieldState(enum.Enum):
     """State of a field according to a change event."""
 
     CHANGED = "changed"
-    """It has a new value."""
+    """The field has a new value."""
     NULLED = "nulled"
-    """It was set to null."""
+    """The field was set to null."""
     UNCHANGED = "unchanged"
-    """The change did not touch it."""
+    """The field was not changed."""
     UNKNOWN = "unknown"
-    """Not in the event: it is a gap event, or this library does not support its change type."""
+    """The event does not contain the state, because it is a gap event, or because its change type
+    is not supported.
+    """
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class TextDiff:
     diff: str
     """A unified diff, as received, with its header."""
     sha256: str
-    """Hash of the new text, as received."""
+    """SHA-256 of the new text, in hexadecimal, as received."""
 
     @classmethod
     def parse(cls, text: str) -> TextDiff | None:
@@ -77,7 +79,7 @@ class FieldChange:
     value: Any = None
     """The new value of a changed field: a `TextDiff` if the service sent one, or a dict for a
     compound field, in which unchanged parts are None. For an unchanged field, its value if the
-    channel enriches events with it, else None.
+    channel enriches events with it, else None. None for a nulled field.
     """
 
 
@@ -88,8 +90,8 @@ class ChangeEvent:
     Field lists are expanded on demand, so an unused view costs nothing. Thread-safe.
 
     Args:
-        schema: The `ChangeSchema` of the schema that the event was written with.
-        value: What `Codec.decode` returned.
+        schema: The `ChangeSchema` of the event's own schema.
+        value: The decoded event, as returned by `Codec.decode`.
         wanted: The fields that were decoded; None means all. See `Codec.wanted`.
 
     Raises:
@@ -136,7 +138,7 @@ class ChangeEvent:
 
     @property
     def record_ids(self) -> tuple[str, ...]:
-        """Ids of the changed records; ``001*`` stands for all records of an object."""
+        """Ids of the changed records; ``001*`` means all records of the object."""
         return tuple(self._fact("recordIds", list))
 
     @property
@@ -187,11 +189,11 @@ class ChangeEvent:
     def change(self, name: str) -> FieldChange:
         """Return what happened to one field.
 
-        It depends on the change type. A CREATE changes every field that has a value and leaves the
-        others unchanged. An UPDATE changes the fields in its lists. A DELETE nulls every field. An
-        UNDELETE restores every field, including null ones. For any other type, the state is
-        unknown. A compound field is changed if any of its parts is, and nulled if all its parts
-        were set to null.
+        The state depends on the change type. A CREATE changes every field that has a value and
+        leaves the others unchanged. An UPDATE changes or nulls the fields in its lists. A DELETE
+        nulls every field. An UNDELETE changes every field that has a value and nulls the others.
+        For any other type, the state is unknown. A compound field is changed if any of its parts
+        is, and nulled if all its parts were set to null.
 
         Args:
             name: A field, or ``Parent.Child``.

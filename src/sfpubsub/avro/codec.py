@@ -129,7 +129,11 @@ class Codec:
 
     @property
     def always_read(self) -> tuple[str, ...]:
-        """The field with the change event's header or the event's time, if the schema has it."""
+        """Names of the fields that are always decoded.
+
+        This is the header of a change event, or the time of any other event; empty if the schema
+        does not have that field.
+        """
         name = CHANGE_EVENT_HEADER if self.is_change_event else CREATED_DATE
         return (name,) if name in self.fields else ()
 
@@ -153,9 +157,9 @@ class Codec:
         return value
 
     def decode_with_json(self, payload: bytes) -> tuple[dict[str, Any], str]:
-        """Decode a payload; return the event's fields by name, and the fields as JSON text.
+        """Decode a payload, and return the event's fields by name and as JSON text.
 
-        Faster than `decode` followed by `sfpubsub.avro.json.to_json`, with the same results.
+        This is faster than `decode` and then `sfpubsub.avro.json.to_json`, with the same results.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -164,9 +168,7 @@ class Codec:
         return value, to_json(value, is_finite=is_finite)
 
     def to_json(self, payload: bytes) -> str:
-        """Decode a payload and return the fields as JSON text.
-
-        The form is that of `sfpubsub.avro.json.to_json`.
+        """Decode a payload and return the fields as JSON text, like `sfpubsub.avro.json.to_json`.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -179,7 +181,9 @@ class Codec:
         return self.decode_with_json(payload)[1]
 
     def facts_and_json(self, payload: bytes) -> tuple[int | None, Mapping[str, Any] | None, str]:
-        """Decode a payload; return `event_time`, a change event's header or None, and JSON text.
+        """Decode a payload, and return the event's time, its header and its fields as JSON text.
+
+        Time and header are as in `facts`, the JSON text as in `to_json`.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -197,13 +201,16 @@ class Codec:
         return (*self.facts(value), text)
 
     def facts(self, value: Mapping[str, Any]) -> tuple[int | None, Mapping[str, Any] | None]:
-        """Return `event_time`, and the header of a change event (None for other events)."""
+        """Return a decoded event's time, as `event_time` does, and its header.
+
+        The header is None if the event is not a change event.
+        """
         header = value.get(CHANGE_EVENT_HEADER) if self.is_change_event else None
         return self.event_time(value), header if isinstance(header, Mapping) else None
 
     @property
     def compiled(self) -> Any:
-        """The compiled decoder of the schema, or None; see `sfpubsub.avro.native`."""
+        """The compiled decoder of the schema; None if it is not available or not suitable."""
         if self._read is None:
             self._make_read()
         return self._compiled
@@ -254,7 +261,7 @@ class Codec:
     def encode(
         self, value: Mapping[str, Any], *, fill_created: tuple[int, str] | None = None
     ) -> bytes:
-        """Encode *value* as Avro bytes. Missing fields take the schema's default.
+        """Encode *value* as Avro bytes. A missing field gets the default of the schema.
 
         Args:
             value: Values by field name. Times are integers, in milliseconds since 1970 UTC.
@@ -266,7 +273,7 @@ class Codec:
                 message names the field's path and the expected and actual types.
         """
         if not isinstance(value, Mapping):
-            raise EncodeError(f"{self.name} takes a mapping, not {type(value).__name__}")
+            raise EncodeError(f"{self.name} must be a mapping, not {type(value).__name__}")
         if fill_created is not None:
             created = dict(zip(("CreatedDate", "CreatedById"), fill_created, strict=True))
             value = {**{k: v for k, v in created.items() if k in self.fields}, **value}
@@ -330,8 +337,8 @@ class NoCodec(Codec):
 
 
 def _parse(text: str, named: dict[str, Any]) -> Any:
-    # Parse a schema, and fill *named* with its named types. Reject what fastavro accepts but we
-    # cannot use.
+    # Parse a schema, and fill *named* with its named types. Reject schemas that fastavro accepts
+    # but that cannot be used here.
     value = json.loads(text)
     layer = [value]
     for _ in range(MAX_SCHEMA_DEPTH):
@@ -353,7 +360,7 @@ def _parse(text: str, named: dict[str, Any]) -> Any:
             raise ValueError(f"the size of a fixed type is {size!r}")
         for field in definition.get("fields", ()):
             if not isinstance(field["name"], str):
-                raise ValueError(f"a field is named {field['name']!r}")  # noqa: TRY004
+                raise ValueError(f"the field name {field['name']!r} is not a string")  # noqa: TRY004
             _set_bytes_default(field, named)
     return schema
 

@@ -1,7 +1,7 @@
 """Columns of a typed table: the fields of one event type, across all its schema versions.
 
 `columns_of` maps one Avro schema, `merge` adds the columns of another version, and `typed_rows`
-decodes into them. Needs neither Spark nor grpc. Invariant: columns are only ever added, so that
+decodes rows into them. No Spark or grpc is needed. Invariant: columns are only ever added, so that
 existing data stays readable. Thread-safe.
 """
 
@@ -19,7 +19,7 @@ from sfpubsub.errors import MissingExtraError, SchemaError
 try:
     import pyarrow as pa
 except ImportError as missing:
-    raise MissingExtraError("typed tables", "arrow") from missing
+    raise MissingExtraError("decoding into a typed table", "arrow") from missing
 
 # Columns that a typed row keeps from its raw row. Payload and JSON are decoded into the other
 # columns.
@@ -51,11 +51,11 @@ _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @dataclass(frozen=True)
 class Column:
-    """One column of one version of an event type."""
+    """A column for the events of one schema version."""
 
     name: str
     path: tuple[str, ...]
-    """Field names that lead to its value in the decoded payload."""
+    """Names of the nested fields of the decoded payload, from the top level to the value."""
     type: pa.DataType
     is_bitmap: bool = False
     """Whether the value is a list of bitmaps, which must be expanded to a list of field names."""
@@ -78,7 +78,7 @@ def columns_of(schema_json: str) -> pa.Schema:
 
 @functools.lru_cache(maxsize=512)  # as many as SchemaCache keeps
 def version_columns(schema_json: str) -> tuple[Column, ...]:
-    """Return the columns of one schema, in the order of its fields."""
+    """Return the columns of one Avro schema, in the order of its fields. The result is cached."""
     shape = shape_of(schema_json)
     codec = Codec("", schema_json)
     times = dict(codec.times)
@@ -146,7 +146,7 @@ def _wide(shape: Shape, times: Times | None) -> pa.DataType:
 
 
 def merge(columns: pa.Schema, more: pa.Schema) -> pa.Schema:
-    """Return *columns*, with the missing ones of *more* appended.
+    """Return *columns*, followed by those columns of *more* that *columns* lacks.
 
     If a field's new type does not fit its column, the new type gets a separate column, named like
     ``Amount__string``. The same applies to fields within structs.
@@ -175,7 +175,7 @@ def _merged(fields: list[pa.Field], more: Iterable[pa.Field]) -> list[pa.Field]:
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the type for a column that stores values of both types; None if no type fits.
 
-    It is *one*, possibly with more struct fields, so that existing data of type *one* stays
+    The result is *one*, possibly with more struct fields, so that existing data of type *one* stays
     readable.
     """
     if pa.types.is_struct(one) and pa.types.is_struct(other):
@@ -190,7 +190,10 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def names_of(field: pa.Field) -> Iterator[str]:
-    """Yield candidate names for a field's column. The first one that is free or fits is used."""
+    """Yield candidate names for a field's column, without end.
+
+    The caller uses the first name that is not taken, or whose column has a suitable type.
+    """
     yield field.name
     name = f"{field.name}__{type_word(field.type)}"
     while True:

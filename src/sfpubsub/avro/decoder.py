@@ -4,9 +4,10 @@ A function generated for one schema needs no look-up per field and no call per b
 faster than fastavro's C code, which reads every byte through a file object.
 
 The source text depends only on the structure of the schema. Names, symbols and sizes come from the
-network, so they never become part of it: they are passed in as values of globals. The function does
-not handle rare cases: it raises for anything it does not expect, and the caller decodes the payload
-again with the guard and fastavro (`sfpubsub.avro.codec`). So any result that it returns is correct.
+network, so they never become part of the text: they are passed in as values of globals. The
+function does not handle rare cases: it raises for anything unexpected, and the caller decodes the
+payload again with the guard and fastavro (`sfpubsub.avro.codec`). So any result that it returns is
+correct.
 """
 
 from __future__ import annotations
@@ -126,8 +127,8 @@ class _Source:
             store: A statement with ``{}`` for the value; None to skip it.
             pad: The indentation.
             depth: The nesting depth of types.
-            at: The value starts this many bytes after ``p``: 1 after a union's branch, so that
-                ``p`` moves once for both.
+            at: The value starts this many bytes after ``p``. It is 1 after the branch index of a
+                union, so that ``p`` is advanced only once for index and value.
             wanted: For a record: the fields to read; None for all.
         """
         self.nodes += 1
@@ -248,14 +249,14 @@ class _Source:
             self.add(pad, store.format(found))
 
     def may_be_empty(self, schema: Any) -> bool:
-        """Return whether a value of *schema* may take no bytes."""
+        """Return whether the encoding of a value of *schema* can have zero bytes."""
         if isinstance(schema, list):
             return False
         kind = schema["type"] if isinstance(schema, dict) else schema
         if kind == "record":
             name = schema["name"]
             if name not in self.empty:
-                # During the check: a record that contains itself takes no bytes.
+                # Assumed while the record is being checked, in case the record contains itself.
                 self.empty[name] = True
                 self.empty[name] = all(self.may_be_empty(f["type"]) for f in schema["fields"])
             return self.empty[name]

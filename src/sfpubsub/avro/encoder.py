@@ -1,6 +1,6 @@
 """Check a value against a schema before it is encoded, and name the field that does not match.
 
-fastavro does the encoding. Its own errors do not say where in a nested value they occurred, and it
+fastavro does the encoding. Its own errors do not name the location within a nested value, and it
 ignores fields that the schema does not have.
 """
 
@@ -15,7 +15,7 @@ import fastavro
 
 from sfpubsub.errors import EncodeError
 
-# The largest double that a float can hold.
+# The largest finite value of an Avro float.
 _FLOAT_MAX = 3.4028234663852886e38
 
 _RANGES = {"int": 1 << 31, "long": 1 << 63}
@@ -72,7 +72,7 @@ class Encoder:
             self._expect(isinstance(value, Mapping), schema, value, path)
             for key, item in value.items():
                 if not isinstance(key, str):
-                    raise self._error(path, f"takes text as keys, not {_type(key)}")
+                    raise self._error(path, f"must have keys of type str, not {_type(key)}")
                 self._check(key, "string", f"{path} key {key!r}")
                 self._check(item, schema["values"], f"{path}[{key!r}]")
         elif kind in _PLAIN or kind not in self._named:
@@ -130,7 +130,7 @@ class Encoder:
     def _mismatch(self, schema: Any, value: Any, path: str) -> EncodeError:
         text = repr(value)
         shown = text if len(text) <= 60 else text[:57] + "..."
-        return self._error(path, f"takes {self._describe(schema)}, not {_type(value)} {shown}")
+        return self._error(path, f"must be {self._describe(schema)}, not {_type(value)} {shown}")
 
     def _error(self, path: str, problem: str) -> EncodeError:
         return EncodeError(f"{_join(self._title, path)} {problem}")

@@ -25,7 +25,7 @@ _SIZES = {"float": 4, "double": 8}
 
 
 class Misfit(ValueError):  # noqa: N818 - a report about data; Codec turns it into a DecodeError
-    """A payload does not match its schema; the text gives the field, the byte and the reason."""
+    """A payload does not match its schema. The message names the field, the byte and the reason."""
 
 
 def check_payload(payload: bytes, schema: Any, named: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ class _Walk:
         if isinstance(schema, list):
             branch = self.integer(64)
             if not 0 <= branch < len(schema):
-                raise Misfit(f"union branch {branch}, but there are only {len(schema)}")
+                raise Misfit(f"union branch {branch}, but the union has only {len(schema)}")
             self.value(schema[branch], depth + 1)
         else:
             kind = schema["type"] if isinstance(schema, dict) else schema
@@ -77,7 +77,7 @@ class _Walk:
         if self.at == before:
             self.allowance -= 1
             if self.allowance < 0:
-                raise Misfit("too many values that take no bytes")
+                raise Misfit("too many values that are encoded in zero bytes")
 
     def end(self) -> None:
         if self.at != len(self.payload):
@@ -91,7 +91,7 @@ class _Walk:
             self.take(_SIZES[kind])
         elif kind == "boolean":
             if self.take(1) not in (b"\x00", b"\x01"):
-                raise Misfit("a boolean that is neither 0 nor 1")
+                raise Misfit("a boolean that is not encoded as 0 or 1")
         elif kind != "null":
             data = self.take(self.integer(64))
             if kind == "string":
@@ -116,7 +116,7 @@ class _Walk:
     def enum(self, schema: Mapping[str, Any], _depth: int) -> None:
         index = self.integer(32)
         if not 0 <= index < len(schema["symbols"]):
-            raise Misfit(f"enum symbol {index}, but there are only {len(schema['symbols'])}")
+            raise Misfit(f"enum symbol {index}, but the enum has only {len(schema['symbols'])}")
 
     def fixed(self, schema: Mapping[str, Any], _depth: int) -> None:
         self.take(schema["size"])

@@ -5,7 +5,7 @@ strings ``NaN``, ``Infinity`` and ``-Infinity``, as in the JSON mapping of proto
 `datetime` values become ISO 8601 strings; the dates, decimals and UUIDs of logical types become
 strings as well. Keys that are not strings become strings that contain their JSON form.
 
-If orjson is installed, it is used, which is several times faster. The result is equivalent: only
+If orjson is installed, it does the encoding, several times faster. The result is equivalent: only
 the notation of large and small floats may differ (``1e16`` and ``1e+16``).
 """
 
@@ -94,7 +94,7 @@ def _text(value: Any) -> str:
         return value.isoformat()
     if isinstance(value, (decimal.Decimal, uuid.UUID)):
         return str(value)
-    raise TypeError(f"no JSON form for {type(value).__name__}")
+    raise TypeError(f"a value of type {type(value).__name__} cannot be encoded as JSON")
 
 
 def _plain(value: Any) -> Any:
@@ -114,5 +114,5 @@ def _plain(value: Any) -> Any:
 def _key(key: Any) -> str:
     plain = _plain(key)
     if isinstance(plain, (dict, list)):
-        raise TypeError(f"no JSON form for a key of type {type(key).__name__}")
+        raise TypeError(f"a key of type {type(key).__name__} cannot be encoded as JSON")
     return plain if isinstance(plain, str) else json.dumps(plain)

@@ -1,8 +1,8 @@
 """The optional compiled decoder: the package ``sfpubsub-native``, from ``native/``.
 
-It is never required and does not change results. Schemas and payloads that it does not support are
-left to the Python code, and its results equal those of the Python code. ``SFPUBSUB_NATIVE=0`` in
-the environment disables it; set it before the first import. Thread-safe.
+Its results equal those of the Python code, which decodes the schemas and payloads that it does not
+support. To disable it, set ``SFPUBSUB_NATIVE=0`` in the environment before the first import.
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ def decoder_of(schema: Any, named: Mapping[str, Any], wanted: Collection[str] | 
 
 
 def field_names_of(fields: Sequence[str], parts: Mapping[str, Sequence[str]]) -> Any:
-    """Return the compiled expander of a schema's bitmaps, or None if the compiled decoder is not
-    used.
+    """Return the compiled code that expands a schema's bitmaps, or None if it is not available.
 
     Args:
         fields: Names of the top-level fields.
@@ -88,7 +87,7 @@ def field_names_of(fields: Sequence[str], parts: Mapping[str, Sequence[str]]) ->
 
 
 class _Planner:
-    """Replaces references to named types by their definitions."""
+    """Converts a schema to a `Plan`, replacing references to named types with their definitions."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self._named = named

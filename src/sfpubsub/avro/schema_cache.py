@@ -62,7 +62,7 @@ def schema_id_of(schema_json: str) -> str:
 class SchemaCache:
     """Caches the most recently used schemas.
 
-    Each schema is fetched only once, however many threads request it.
+    A schema that several threads request at the same time is fetched only once.
 
     Args:
         fetch: Fetches a schema from the service by id. Its errors are raised in every caller that
@@ -112,7 +112,9 @@ class SchemaCache:
             with self._lock:
                 del self._in_flight[schema_id]
             # This thread's Ctrl-C must not be raised in other threads; they may retry.
-            interrupted = SchemaError("the fetch was interrupted", retryable=True)
+            interrupted = SchemaError(
+                f"fetching schema {schema_id} was interrupted", retryable=True
+            )
             mine.set_exception(error if isinstance(error, Exception) else interrupted)
             raise
         with self._lock:
@@ -167,7 +169,7 @@ class SchemaCache:
         return len(self._mismatches)
 
     def peek(self, schema_id: str) -> Codec | None:
-        """Return the codec of *schema_id* if it is cached, or None; never blocks."""
+        """Return the codec of *schema_id* if it is cached, else None. Never blocks."""
         with self._lock:
             codec = self._codecs.get(schema_id)
             if codec is not None:

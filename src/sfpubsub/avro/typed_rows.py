@@ -1,6 +1,6 @@
 """Decode rows of a raw table into the columns of typed tables, on a Spark executor.
 
-Needs neither Spark nor gRPC. Invariant: `decode_rows` yields every row exactly once. Thread-safe.
+No Spark or grpc is needed. Invariant: `decode_rows` yields every row exactly once. Thread-safe.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ try:
     import pyarrow as pa
     import pyarrow.compute as pc
 except ImportError as missing:
-    raise MissingExtraError("typed tables", "arrow") from missing
+    raise MissingExtraError("decoding into a typed table", "arrow") from missing
 
 # The reason for an event of the Streaming API. Such an event can never be decoded, in contrast to
 # one whose schema is temporarily unavailable.
@@ -28,7 +28,7 @@ _WITHOUT_SCHEMA = "the event is JSON and has no schema: read payload_json of the
 
 @dataclass(frozen=True)
 class Plan:
-    """How to decode the rows of one event type. Sent to executors."""
+    """How to decode the rows of one event type. Plans are sent to executors."""
 
     schemas: Mapping[str, str]
     """Avro schemas as JSON text, by id: all available schemas that the rows refer to."""
@@ -122,7 +122,7 @@ class _Version:
     @staticmethod
     @functools.lru_cache(maxsize=512)
     def of(schema_id: str, schema_json: str, columns: pa.Schema) -> _Version:
-        """Return the cached decoder for a schema and the table's columns."""
+        """Return the decoder for a schema and the table's columns, from a cache if possible."""
         return _Version(schema_id, schema_json, columns)
 
     def decode(self, payloads: Sequence[bytes]) -> tuple[list[pa.Array], Rejects]:
@@ -208,8 +208,6 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    """Return the offset at which each list starts, or null for a null list, followed by the end of
-    the last list.
-    """
+    """Return the start offset of each list, null for a null list, and then the end of the last."""
     starts = pc.if_else(lists.is_null(), pa.scalar(None, pa.int32()), lists.offsets[:-1])
     return pa.concat_arrays([starts, lists.offsets[-1:]])

@@ -1,4 +1,4 @@
-"""The asyncio client: a thin bridge over the same driver as the synchronous one.
+"""The asyncio client: a thin bridge over the driver that the synchronous client also uses.
 
 The driver's threads wake the event loop, which then polls the same queue that the synchronous
 client reads from; there is no second queue, so nothing is read ahead of the consumer. Nothing
@@ -40,9 +40,10 @@ POOL_SIZE = 8
 class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, AnyStore]):
     """A client of the Pub/Sub API for asyncio; see `PubSubClient`.
 
-    Use it as an async context manager; leaving it aborts subscriptions that are still open and
-    closes the channel. It is not tied to an event loop, but each of its subscriptions belongs to
-    the loop in which it was created. A cancelled unary call may still be executed.
+    Use it as an async context manager; leaving the block aborts subscriptions and publishers that
+    are still open, and closes the channel. The client is not tied to an event loop, but each of its
+    subscriptions and publishers belongs to the loop in which it was created. A unary call that is
+    cancelled may still be executed.
     """
 
     def _opened(self) -> None:
@@ -56,7 +57,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
         await self._run(lambda: self._connection.connect(timeout))
 
     async def get_topic(self, name: str) -> TopicInfo:
-        """Return information about a topic; see `PubSubClient.get_topic`."""
+        """Fetch a topic's schema id and permissions; see `PubSubClient.get_topic`."""
         return await self._run(lambda: self._connection.get_topic(name))
 
     async def get_schema(self, schema_id: str) -> SchemaInfo:
@@ -115,11 +116,11 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
             future.cancel()  # cancel it if it has not started
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
-        self._connection.check_usable()  # here, because a forked child has no threads to say it in
+        self._connection.check_usable()  # here, because a forked child has no worker threads
         try:
             future = self._pool.submit(call)
         except RuntimeError:
-            raise LocalProtocolError("the client is closed") from None
+            raise LocalProtocolError("the client is closed: create a new one") from None
         self._jobs.add(future)
         future.add_done_callback(self._jobs.discard)
         return future
@@ -157,7 +158,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
     # Closing.
 
     async def close(self) -> None:
-        """Abort the subscriptions that are still open, then close the channel."""
+        """Abort the subscriptions and publishers that are still open, then close the channel."""
         self._pool.shutdown(wait=False)
         if self._connection.abort():
             await in_thread("sfpubsub-aio-close", self._finish)

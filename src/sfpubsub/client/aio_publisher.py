@@ -55,7 +55,7 @@ class AsyncPublisher:
 
     @property
     def counts(self) -> PublishCounts:
-        """Event counts by outcome so far."""
+        """Number of events sent so far, by outcome."""
         return PublishCounts() if self._outbound is None else self._outbound.driver.counts()
 
     async def send(
@@ -134,7 +134,7 @@ def deliver_in(
     loop: asyncio.AbstractEventLoop,
     outcomes: Sequence[tuple[asyncio.Future[PublishResult], PublishResult]],
 ) -> None:
-    """Deliver results to futures of *loop*. Thread-safe."""
+    """Set results on futures that belong to *loop*. Thread-safe."""
 
     def deliver() -> None:
         for receipt, result in outcomes:

@@ -1,7 +1,7 @@
 """Runs the handler of `AsyncSubscription.run` in tasks.
 
-The task that called `run` takes batches. Whenever something changes, `AsyncRunner._advance` carries
-out the steps of the `Dispatcher`. Everything runs in the event loop, except writes to the
+The task that called `run` requests batches. Whenever something changes, `AsyncRunner._advance`
+carries out the steps of the `Dispatcher`. Everything runs in the event loop, except writes to the
 quarantine.
 """
 
@@ -35,7 +35,7 @@ class AsyncRunner:
     """Passes the events of a subscription to a handler, in separate tasks.
 
     Args:
-        delivery: Delivery of the subscription.
+        delivery: The subscription's `Delivery`.
         handler: A coroutine function; several calls run concurrently.
         options: Options of the run.
         bell: Rings when anything changes in the subscription.
@@ -74,7 +74,7 @@ class AsyncRunner:
             raise drained_from_within(self._delivery.name)
 
     async def run(self, take: Callable[[], Awaitable[EventBatch | End | None]]) -> RunSummary:
-        """Handle events until there are no more, and wait for all handlers.
+        """Handle events until there are no more, wait for all handlers, and return a summary.
 
         Args:
             take: Waits for the next batch.

@@ -1,9 +1,9 @@
 """Subscriptions for asyncio applications.
 
-Like `sfpubsub.client.subscription`, with the same driver, delivery and consumer. Where the
-synchronous subscription blocks in the driver, this one awaits a notification from it. Blocking work
-runs in worker threads of the client; if a call is cancelled, the next call picks up its work, so
-nothing is lost.
+They use the same driver, delivery and consumer as `sfpubsub.client.subscription`. Where the
+synchronous subscription blocks in the driver, the asynchronous one awaits a notification from the
+driver. Blocking work runs in worker threads of the client. If a call is cancelled, the next call
+continues its work, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
     async def next_batch(self, timeout: float | None = None) -> EventBatch | None:
         """Wait for the next batch; see `Subscription.next_batch`.
 
-        Cancelling it loses nothing: the next call returns the batch. Other tasks run at least once
-        a millisecond, even if batches arrive faster than they are processed.
+        Cancelling the call loses nothing: the next call returns the batch. Other tasks run at least
+        once a millisecond, even if batches arrive faster than they are processed.
         """
         batch = await self._next(None if timeout is None else time.monotonic() + timeout)
         if isinstance(batch, End):
@@ -160,11 +160,10 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
         return self._bell.count != seen
 
     async def _carry_out(self, step: Work, deadline: float | None) -> bool:
-        """Carry out a step.
+        """Carry out a step, waiting at most until *deadline*.
 
         Returns:
-            Whether it is done; False if the deadline passed first. The next call then waits for
-            the same work.
+            Whether the step is done. If not, the next call waits for the same work.
         """
         store = self._delivery.store
         if isinstance(step, Store) and is_async(store):
@@ -196,7 +195,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
     async def drain(self) -> None:
         """Shut down cleanly; see `Subscription.drain`.
 
-        Cancelling it stops only the waiting, not the draining; use `abort` for that.
+        Cancelling the call stops only the waiting. To stop the draining, use `abort`.
         """
         delivery, runner = self._delivery, self._runner
         if runner is not None:
@@ -248,7 +247,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
 
 
 class AsyncManagedSubscription(AsyncSubscription):
-    """A managed subscription for asyncio: the service keeps the position.
+    """A managed subscription for asyncio, whose position the service stores.
 
     See `ManagedSubscription`.
     """
@@ -256,7 +255,8 @@ class AsyncManagedSubscription(AsyncSubscription):
     async def commit(self, timeout: float = COMMIT_TIMEOUT) -> CommitReceipt:
         """Commit everything acked so far and wait for the confirmation.
 
-        See `ManagedSubscription.commit`. Cancelling it stops only the waiting, not the commit.
+        See `ManagedSubscription.commit`. Cancelling the call stops only the waiting, not the
+        commit.
         """
         self._delivery.ack_in_hand()
         driver = self._delivery.driver

@@ -33,7 +33,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         insecure: ``1`` allows plaintext to loopback, ``force`` to any host.
         ca_file: PEM file of certificate authorities to trust instead of the system's.
         proxy: URL of an HTTP proxy; if empty, ``https_proxy`` and ``no_proxy`` apply.
-        timings: Timings of the service and the client.
+        timings: Intervals, delays and timeouts; see `Timings`.
         transport: Replaces the gRPC channel, for tests.
         schema_store: Store for schemas, so that raw events can be decoded offline and later. A
             schema is fetched from the service only if the store does not have it.
@@ -66,7 +66,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         self._opened()
 
     def _opened(self) -> None:
-        """Create what a subclass needs in addition to the connection."""
+        """Create further resources of a subclass, once the connection object exists."""
 
     @classmethod
     def from_env(
@@ -118,7 +118,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         quarantine: Quarantine | None = None,
         fields: Iterable[str] | None = None,
     ) -> PlainT:
-        """Subscribe to a topic; the caller keeps the position.
+        """Subscribe to a topic. Positions are stored only if a store is given.
 
         Args:
             topic: Full path of the topic, such as ``/event/Order_Event__e``.
@@ -130,20 +130,20 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             replay_fallback: Where to continue if the service rejects the position; by default, the
                 subscription fails.
             ack: ``auto``: requesting the next batch acks the previous one; ``manual``: the caller
-                acks. Matters only with a store.
+                acks. Acks have an effect only with a store.
             max_pending_count: Number of undelivered events at which no more are requested.
             max_bytes: Payload bytes of undelivered events at which no more are requested.
             max_unacked: Number of unacked events at which no more are requested.
             connection_timeout: The outage budget: seconds that transport failures may last before
                 the subscription fails; None means forever. This is not the timeout of one
                 connection attempt.
-            on_gap: Called with every gap. It must neither block nor close the client: it is called
-                in the thread that detects the gap, which may be the one that receives for all
-                subscriptions; the asyncio client calls it in the event loop.
+            on_gap: Called with every gap. It must not block or close the client, because it is
+                called in the thread that detects the gap, which may be the one that receives for
+                all subscriptions. The asyncio client calls it in the event loop.
             on_undecodable: What to do with an event that cannot be decoded. ``fail``: reading its
                 value raises; ``quarantine``: it is stored durably in *quarantine* before its
                 position can be committed, and is not delivered; ``skip``: it is counted and logged,
-                but not delivered. The last two decode a batch when it is delivered.
+                but not delivered. With the last two, a batch is decoded when it is delivered.
             quarantine: Stores undecodable events; required by ``on_undecodable="quarantine"``, and
                 not allowed otherwise.
             fields: Names of the fields to decode; None means all. A change event's header and a
@@ -184,7 +184,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         quarantine: Quarantine | None = None,
         fields: Iterable[str] | None = None,
     ) -> ManagedT:
-        """Subscribe through a managed subscription; the service keeps the position.
+        """Subscribe through a managed subscription, whose position the service stores.
 
         Args:
             name: Developer name or record id of the ManagedEventSubscription.

@@ -1,4 +1,4 @@
-"""Events and batches as the application sees them.
+"""The events and batches that an application receives.
 
 An `EventBatch` is one response of the service. Its `Event` objects are created on iteration, and an
 event is decoded when `Event.value` is first read. No I/O happens here: the schemas of a batch are
@@ -33,13 +33,13 @@ class Event:
         """Codec of the event's schema."""
         self._batch = batch
         self.delivery_seq: int = delivery_seq
-        """Order of arrival within this subscription object; replay ids have no order."""
+        """Number of the event in order of arrival at this subscription object."""
         self._value: dict[str, Any] | None = None
         self._change: ChangeEvent | None = None
 
     @property
     def id(self) -> str:
-        """``ProducerEvent.id``; may be empty on change events."""
+        """The event's id (``ProducerEvent.id``); may be empty for change events."""
         return self.raw.id
 
     @property
@@ -54,12 +54,12 @@ class Event:
 
     @property
     def replay_id(self) -> ReplayId:
-        """The event's position. Opaque."""
+        """The event's position in the stream, an opaque value."""
         return self.raw.replay_id
 
     @property
     def headers(self) -> tuple[tuple[str, bytes], ...]:
-        """``ProducerEvent.headers``."""
+        """The event's headers as names and values (``ProducerEvent.headers``)."""
         return self.raw.headers
 
     @property
@@ -118,11 +118,12 @@ class Event:
         return self.codec.event_time(self.value)
 
     def facts_and_json(self) -> tuple[int | None, Mapping[str, Any] | None, str]:
-        """Return `event_time`, a change event's header, and `to_json`, without caching `value`.
+        """Return the event's time, its header, and its fields as JSON, without caching `value`.
 
-        Use it when holding many events: it is faster and causes less garbage collection. The header
-        uses Salesforce's names, and is None for other events. The JSON contains all fields, even if
-        the subscription reads only some.
+        Use this for many events that are kept in memory: it is faster than reading the properties,
+        and causes less garbage collection. Time and JSON are those of `event_time` and `to_json`,
+        but the JSON contains all fields even if the subscription decodes only some. The header uses
+        Salesforce's names, and is None if the event is not a change event.
 
         Raises:
             DecodeError: The payload does not fit its schema.
@@ -161,7 +162,7 @@ class Event:
     def changed_fields(self) -> tuple[str, ...]:
         """Names of the fields that an update changed; empty for all other events.
 
-        Faster than ``change_event.changed_fields``.
+        This is faster than ``change_event.changed_fields``.
 
         Raises:
             DecodeError: The payload does not fit its schema, or has no list of changed fields.
@@ -177,11 +178,11 @@ class Event:
 
     @property
     def dedupe_key(self) -> bytes:
-        """16 bytes that are equal whenever the same event is received again. Not cached."""
+        """16 bytes that are equal whenever the same event is received again; computed on access."""
         return dedupe_key(self.raw.id, self.raw.schema_id, self.raw.payload)
 
     def to_json(self) -> str:
-        """Return the fields as one line of JSON; times are integers.
+        """Return the fields as one line of JSON. Times are integers, as in the payload.
 
         Raises:
             DecodeError: The payload does not fit its schema.
@@ -196,7 +197,7 @@ class Event:
         return text
 
     def ack(self) -> None:
-        """Ack this event. Its position may be committed once all earlier events are acked, too."""
+        """Ack this event. Its position may be committed once all earlier events are also acked."""
         self._batch.ack_range(self.delivery_seq, self.delivery_seq)
 
     def __repr__(self) -> str:
@@ -212,12 +213,13 @@ class EventBatch:
         events: The received events.
         codecs: Codecs by schema id, one for each schema of the events.
         first_seq: `Event.delivery_seq` of the first event; the others are numbered consecutively.
-        received_at: Seconds since 1970 UTC on this machine's clock.
+        received_at: When the response was received, in seconds since 1970 UTC on this machine's
+            clock.
         rpc_id: The service's id of the response.
         ack: Called with the first and the last ``delivery_seq`` of consecutive events to ack.
             Thread-safe.
-        decoded: `Event.value` of events that are already decoded, by index in *events*. Each is
-            handed out once, to the first `Event` created from it.
+        decoded: Values of events that are already decoded, by index in *events*. Each becomes the
+            `Event.value` of the first `Event` that is created for its index.
         datetimes: Whether `Event.value` returns ``DateTime`` fields as `datetime`.
     """
 

@@ -20,8 +20,8 @@ from sfpubsub.types import PublishResult, SchemaInfo, StartPosition, TopicInfo
 class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     """A client of the Pub/Sub API. Thread-safe. See `ClientBase` for its arguments.
 
-    Use it as a context manager; leaving it aborts subscriptions that are still open and closes the
-    channel.
+    Use it as a context manager; leaving the block aborts subscriptions and publishers that are
+    still open, and closes the channel.
     """
 
     # Unary calls.
@@ -38,7 +38,10 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
         self._connection.connect(timeout)
 
     def get_topic(self, name: str) -> TopicInfo:
-        """Return information about a topic.
+        """Fetch a topic's schema id and permissions from the service. The result is not cached.
+
+        Args:
+            name: Full path, such as ``/event/Order_Event__e``.
 
         Raises:
             TopicNotFoundError: There is no such topic.
@@ -70,8 +73,8 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
 
         Args:
             topic: Full path, such as ``/event/Order_Event__e``.
-            events: Values by field name. Omitted fields take the schema's default; ``CreatedDate``
-                (milliseconds since 1970 UTC) and ``CreatedById`` have none.
+            events: Values by field name. Omitted fields get the schema's default; ``CreatedDate``
+                (milliseconds since 1970 UTC) and ``CreatedById`` have no default.
             created_by: User id for events without ``CreatedById``; events without ``CreatedDate``
                 then get the time of this call.
             timeout: Limit for all results, in seconds.
@@ -80,9 +83,9 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             One result per event, in order.
 
         Raises:
-            PermissionDeniedError: You may not publish to the topic.
+            PermissionDeniedError: The user may not publish to the topic.
             EncodeError: An event does not fit the schema or is too large; none was published.
-            PublishError: Events were refused or not answered in time; contains all results.
+            PublishError: Events were refused or not answered in time; ``results`` has all results.
             SfPubSubError: The call failed permanently, and no event was accepted.
         """
         return publish_all(self._connection, topic, events, created_by, timeout)
@@ -109,7 +112,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             max_pending_count: Number of events without a result at which `Publisher.send` blocks.
 
         Raises:
-            PermissionDeniedError: You may not publish to the topic.
+            PermissionDeniedError: The user may not publish to the topic.
             SfPubSubError: The topic or its schema could not be fetched.
             ValueError: *max_pending_count* is below 1.
         """
@@ -132,7 +135,8 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     ) -> Subscription:
         if is_async(store):
             raise ConfigurationError(
-                f"{type(store).__name__} is an async store, which only AsyncPubSubClient supports"
+                f"{type(store).__name__} is an async store, which only AsyncPubSubClient supports: "
+                f"use that client, or a store that is not async"
             )
         if isinstance(store, ReplayStore):
             start = store.get(topic) or start
@@ -154,7 +158,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     # Closing.
 
     def close(self) -> None:
-        """Abort the subscriptions that are still open, then close the channel."""
+        """Abort the subscriptions and publishers that are still open, then close the channel."""
         self._connection.close()
 
     def __enter__(self) -> Self:

@@ -80,16 +80,16 @@ class Connection:
     # Unary calls.
 
     def connect(self, timeout: float) -> None:
-        """Wait until the service can be reached."""
+        """Wait at most *timeout* seconds until the service can be reached."""
         self.check_usable()
         self.transport.connect(timeout)
 
     def get_topic(self, name: str) -> TopicInfo:
-        """Call GetTopic."""
+        """Fetch a topic with GetTopic, renewing a refused session once."""
         return self._with_session(lambda: self.transport.get_topic(name))
 
     def get_schema(self, schema_id: str) -> SchemaInfo:
-        """Call GetSchema."""
+        """Fetch a schema with GetSchema, renewing a refused session once."""
         return self._with_session(lambda: self.transport.get_schema(schema_id))
 
     def _with_session(self, call: Callable[[], T]) -> T:
@@ -127,7 +127,7 @@ class Connection:
             target: Topic or managed subscription.
             options: The caller's options.
             start: Where a plain subscription starts.
-            store: Stores the position of a plain subscription; None to not store it.
+            store: Stores the position of a plain subscription; None if it is not stored.
             stores_on_ack: See `Delivery`.
 
         Raises:
@@ -225,7 +225,7 @@ class Connection:
             self._drivers.add(driver)
 
     def release(self) -> None:
-        """Forget drivers that have ended and whose threads have exited."""
+        """Remove drivers that have ended and whose threads have exited."""
         with self._lock:
             self._drivers = {other for other in self._drivers if not other.is_done}
 
@@ -235,15 +235,15 @@ class Connection:
         """Check that the client is open and belongs to this process.
 
         Raises:
-            LocalProtocolError: It is closed, or this is a forked child, which has none of its
-                threads.
+            LocalProtocolError: The client is closed, or this is a forked child process, which does
+                not have the client's threads.
         """
         self._home.check("the client")
         if self._closed:
-            raise LocalProtocolError("the client is closed")
+            raise LocalProtocolError("the client is closed: create a new one")
 
     def abort(self) -> bool:
-        """Reject further calls and abort all subscriptions. Never blocks.
+        """Reject further calls, and abort all subscriptions and publishers. Never blocks.
 
         Returns:
             Whether this was the first call.
@@ -256,12 +256,12 @@ class Connection:
         return first
 
     def close(self) -> None:
-        """Abort the subscriptions that are still open, then close the channel."""
+        """Abort the subscriptions and publishers that are still open, then close the channel."""
         if self.abort():
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the aborted calls to end, then close the channel. Call it only once."""
+        """Wait for the aborted calls to end, then close the channel. Must be called only once."""
         # A call that outlives its channel, or is still active when the interpreter exits, can cause
         # a hang.
         deadline = time.monotonic() + CLOSE_TIMEOUT

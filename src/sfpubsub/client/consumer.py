@@ -55,13 +55,13 @@ class FetchSchemas(NamedTuple):
 
 
 class Quarantine(NamedTuple):
-    """Make these events durable: they cannot be decoded."""
+    """Durably store these undecodable events in the quarantine."""
 
     events: list[QuarantinedEvent]
 
 
 class Take(NamedTuple):
-    """Ack the quarantined or skipped events, and take their response off the queue."""
+    """Ack the quarantined or skipped events, and remove their response from the queue."""
 
     arrival: Arrival
     acks: tuple[int, ...]
@@ -88,7 +88,7 @@ class WaitUntil(NamedTuple):
 
 
 class End(NamedTuple):
-    """No more batches follow."""
+    """Report the end: no more batches follow."""
 
 
 Step: TypeAlias = FetchSchemas | Quarantine | Take | Store | HandOut | WaitUntil | End
@@ -97,7 +97,7 @@ _STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
 
 
 class _Prepared(NamedTuple):
-    """A response that is ready, and its batches that are not yet delivered."""
+    """A response that is ready for delivery, and those of its batches not delivered yet."""
 
     arrival: Arrival | None
     acks: tuple[int, ...]
@@ -153,12 +153,15 @@ class Consumer:
     # Inputs.
 
     def asked(self) -> None:
-        """Handle the application's request for the next batch. The previous one must be acked."""
+        """Handle the application's request for the next batch.
+
+        The previous batch must already be acked.
+        """
         self._given = self.in_hand = None
         self._store_when_idle = True
 
     def took_one(self, seq: int) -> None:
-        """Record that only one event of the last batch was delivered so far."""
+        """Record that *seq* is the event last delivered, if a batch is delivered event by event."""
         self.in_hand = (seq, seq)
 
     def give_back(self, batch: EventBatch | None) -> None:
@@ -174,7 +177,7 @@ class Consumer:
             self.give_back(batch)
 
     def found(self, codecs: dict[str, Codec]) -> None:
-        """Add codecs of fetched schemas."""
+        """Add the codecs of fetched schemas, by schema id."""
         self._codecs.update(codecs)
 
     def not_found(self, error: SfPubSubError, now: float, jitter: float, *, over: bool) -> None:
@@ -210,7 +213,7 @@ class Consumer:
     # Positions.
 
     def storable(self, position: ReplayId | None) -> None:
-        """Record the newest position up to which everything is acked; None if it is unchanged."""
+        """Record the newest position up to which everything is acked; None changes nothing."""
         if position is not None:
             self._unstored = position
 
@@ -223,7 +226,8 @@ class Consumer:
 
         Args:
             now: The current time, in seconds.
-            last: Whether this is the last opportunity.
+            last: Whether this is the last opportunity; the position is then returned even if not
+                due.
         """
         return self._unstored if last or self._store_when_idle or self.is_store_due(now) else None
 
@@ -236,12 +240,12 @@ class Consumer:
     # Decisions.
 
     def next(self, now: float, head: Arrival | None, *, over: bool, discarded: bool) -> Step:
-        """Return what to do next.
+        """Return the next step.
 
         Args:
             now: The current time, in seconds.
             head: The first response in the queue; None if the queue is empty.
-            over: Whether the subscription had ended before *head* was looked at.
+            over: Whether the subscription had ended before *head* was read from the queue.
             discarded: Whether received events should no longer be delivered.
         """
         if discarded:

@@ -55,16 +55,16 @@ class Wait(NamedTuple):
 
 
 class Delivery:
-    """The part of a subscription below its public class. Thread-safe.
+    """The internal part of a subscription, used by its public class. Thread-safe.
 
     Args:
         driver: Driver of the stream; the subscription starts it.
         schemas: Schema cache of the client.
         options: Options passed to `subscribe`.
-        store: Keeps positions; None if they are not kept.
-        timings: Timings of the client.
+        store: Stores positions; None if they are not stored.
+        timings: Intervals, delays and timeouts; see `Timings`.
         datetimes: Whether `Event.value` returns ``DateTime`` fields as `datetime`.
-        release: Called once the subscription has ended.
+        release: Removes the driver from the client; called once the subscription has ended.
         stores_on_ack: Whether the acking thread may store a due position. If not, only the
             iterating or draining thread does.
     """
@@ -88,14 +88,14 @@ class Delivery:
         self._fields = options.fields
         self._quarantine = options.quarantine
         self.release = release
-        """Makes the client forget the driver once it has ended."""
+        """Removes the driver from the client, once it has ended."""
         self._stores_on_ack = stores_on_ack
         self._lock = threading.Lock()  # guards the consumer; held only briefly
         self._storing = threading.Lock()  # positions are stored one by one, in order
         self._quarantining = threading.Lock()  # one call at a time
         self._unhandled = 0  # number of events quarantined because a handler failed
         self._paused = False  # by the application
-        self._held = False  # by a run that holds enough events
+        self._held = False  # by a run that has enough events
         self._has_taken = False  # whether a `Take` followed the application's last request
         # First and last event that the application is done with but that are not acked yet. They
         # are acked when the next response is taken, or before waiting for one.
@@ -118,7 +118,7 @@ class Delivery:
 
     @property
     def name(self) -> str:
-        """Topic, or name or id of the managed subscription."""
+        """The topic, or the managed subscription's name or id."""
         return self.driver.target.name
 
     # For the thread or task that iterates.
@@ -126,8 +126,8 @@ class Delivery:
     def asked(self) -> None:
         """Handle the application's request for the next batch.
 
-        With ``ack="auto"``, the previous batch counts as done. `turn` acks it, or `ack_done`, which
-        must be called before anything that may block.
+        With ``ack="auto"``, the previous batch is now done. It is acked by `turn`, or by
+        `ack_done`, which must be called before anything that may block.
         """
         self._has_taken = False
         done = self._in_hand  # first, because an interrupted call is repeated
@@ -139,13 +139,13 @@ class Delivery:
             self._consumer.asked()
 
     def ack_done(self) -> None:
-        """Ack the events that the application is done with, if any."""
+        """Ack the events that the application has finished processing, if any."""
         if self._done is not None:
             self.driver.ack(*self._done)
             self._done = None
 
     def ack_in_hand(self) -> None:
-        """With ``ack="auto"``, ack the events that the application holds. Thread-safe."""
+        """With ``ack="auto"``, ack all events delivered to the application. Thread-safe."""
         for acked in (self._done, self._in_hand):
             if acked is not None:
                 self.driver.ack(*acked)
@@ -157,7 +157,12 @@ class Delivery:
 
     @contextmanager
     def one_by_one(self, batch: EventBatch) -> Iterator[Iterator[Event]]:
-        """Deliver a batch event by event; undelivered events are delivered next time."""
+        """Deliver a batch event by event.
+
+        Yields:
+            An iterator over the events. Events that it has not returned when the context is left
+            are delivered next.
+        """
         last = batch.first_seq - 1
 
         def events() -> Iterator[Event]:
@@ -202,7 +207,7 @@ class Delivery:
             return step
         now = time.monotonic()
         is_late = deadline is not None and now >= deadline
-        # A whole response may have been set aside, and more may follow.
+        # All events of a response may have been set aside, and another response may follow.
         more = self._has_taken and not isinstance(step, Store)
         if is_late and (more or isinstance(step, WaitUntil)):
             return None
@@ -286,7 +291,7 @@ class Delivery:
         self.driver.wake()
 
     def stop(self) -> None:
-        """Stop deliveries. Safe in signal handlers: it takes no lock that may be held."""
+        """Stop deliveries. Safe in signal handlers: it waits for no lock."""
         if not self._stopped:
             self._stopped = True
             _thread.start_new_thread(self.driver.wake, ())
@@ -301,7 +306,8 @@ class Delivery:
     def begin_run(self) -> None:
         """Prepare for a run of a handler.
 
-        The run acks events itself, and positions are stored in the thread that takes batches.
+        From now on, the run acks events itself, and positions are stored only in the thread that
+        requests batches.
         """
         self.asked()  # the current batch counts as done, as if the next one were requested
         with self._lock:
@@ -313,7 +319,7 @@ class Delivery:
         self._set_waiting()
 
     def quarantine(self, quarantine: QuarantineStore, event: QuarantinedEvent) -> None:
-        """Store durably an event on which a handler failed. May block."""
+        """Durably store an event on which a handler failed. May block."""
         self._put(quarantine, [event])
         with self._lock:
             self._unhandled += 1
@@ -325,9 +331,9 @@ class Delivery:
     # Acks and positions.
 
     def ack(self, first_seq: int, last_seq: int) -> None:
-        """Ack consecutive events. Thread-safe."""
+        """Ack the events from *first_seq* to *last_seq*, inclusive. Thread-safe."""
         if not self._is_tracked:
-            return  # no position is kept
+            return  # no position is stored
         self.driver.ack(first_seq, last_seq)
         if self.store is None:
             return
@@ -375,7 +381,7 @@ class Delivery:
     # For any thread.
 
     def health(self) -> Health:
-        """Return a health snapshot."""
+        """Return a snapshot of the subscription's health."""
         health = self.driver.health()
         with self._lock:
             health = self._consumer.health(

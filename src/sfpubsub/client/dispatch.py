@@ -39,9 +39,9 @@ from sfpubsub.protocol.backoff import Backoff
 
 T = TypeVar("T")
 
-# Events that a run holds per worker, including running ones. Enough for workers to find other work
-# while events with the same key queue up; with 8 workers and events of 1 MB it is at most 128 MB,
-# about as much as one batch of 100 can take.
+# Maximum number of events in a run per worker, including running ones. Enough for workers to find
+# other work while events with the same key queue up. With 8 workers and events of 1 MB the limit is
+# 128 MB, about as much as one batch of 100 events.
 ROOM_PER_WORKER = 16
 
 
@@ -97,7 +97,7 @@ class QuarantineLimit:
     that fails on a tenth of all events is broken.
     """
     last: int = 100
-    """Number of finished events to consider; by default, as many as one response may have."""
+    """Number of finished events to consider; by default, as many as one response may contain."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.failures < self.last:
@@ -110,7 +110,7 @@ class QuarantineLimit:
 class Shared(NamedTuple):
     """A key that several events can hold together.
 
-    They wait only for events that hold the same key exclusively.
+    An event with a shared key waits only for events that hold the same key exclusively.
     """
 
     key: Hashable
@@ -145,7 +145,7 @@ class SetAside(NamedTuple, Generic[T]):
 
 
 class Ack(NamedTuple, Generic[T]):
-    """Ack events: they are done."""
+    """Ack events, which are handled or in the quarantine."""
 
     events: list[T]
 
@@ -177,7 +177,7 @@ class Dispatcher(Generic[T]):
         workers: Maximum number of running handlers plus events being quarantined.
         retry: The retry policy; None never retries.
         limit: Limit of events to quarantine; None stops at the first failure.
-        room: Maximum number of events held at a time.
+        room: Maximum number of events in the run at a time.
     """
 
     def __init__(
@@ -248,8 +248,8 @@ class Dispatcher(Generic[T]):
     def arrived_broken(self, event: T, error: Exception) -> None:
         """Add the next event, whose keys cannot be determined because of *error*.
 
-        It fails at the point where it would be started, after older events, so that a run that
-        stops there makes progress when restarted.
+        The event fails only when it would be started, so that older events are handled first. A
+        run that stops because of it therefore makes progress each time it is restarted.
         """
         job = self._job(event)
         job.error = error
@@ -357,7 +357,7 @@ class Dispatcher(Generic[T]):
     # Decisions.
 
     def next(self, now: float) -> Step[T]:
-        """Return what to do next.
+        """Return the next step.
 
         Args:
             now: The current time, in seconds.

@@ -35,10 +35,10 @@ COMMIT_TIMEOUT = 60.0
 
 
 class Stoppable(Protocol):
-    """A run that can be waited for."""
+    """A run of a handler, which `drain` stops and waits for."""
 
     def check_caller(self) -> None:
-        """Raise an error if called from within the run."""
+        """Raise an error if the caller belongs to the run, because waiting would deadlock."""
         ...
 
 
@@ -50,7 +50,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
     """Base class of `Subscription` and `AsyncSubscription`. Its methods are thread-safe.
 
     Args:
-        delivery: Delivery of the subscription, owned by this object from now on.
+        delivery: The subscription's `Delivery`, owned by this object from now on.
     """
 
     def __init__(self, delivery: Delivery) -> None:
@@ -70,7 +70,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @property
     def pending_count(self) -> int:
-        """Events received and not yet delivered."""
+        """Number of events received but not yet delivered."""
         return self.health().pending_count
 
     def health(self) -> Health:
@@ -80,7 +80,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
     def pause(self) -> None:
         """Pause deliveries and requests until `resume`.
 
-        The stream stays open, and acks and commits continue. Until then, iteration blocks, and
+        In the meantime the stream stays open, acks and commits continue, iteration blocks, and
         `next_batch` with a timeout returns None.
         """
         self._delivery.pause()
@@ -112,8 +112,8 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         aborts. *key* is called in the event loop, *quarantine* in worker threads.
 
         Args:
-            handler: Takes an `Event`. Called concurrently in threads, or awaited in tasks, for
-                events without a common key.
+            handler: Called with each `Event`. Calls for events without a common key run
+                concurrently, in threads or, with asyncio, in tasks.
             workers: Maximum number of handlers running at a time.
             key: Returns the keys of an event. Events with a common key are handled one after
                 another, in order of arrival. None means no order.
@@ -123,7 +123,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
                 then acked. This includes events that cannot be decoded or whose *key* raises.
             quarantine: Stores failed events; required by ``on_failure="quarantine"``, and not
                 allowed otherwise.
-            quarantine_limit: How many events may be quarantined before the run stops nevertheless.
+            quarantine_limit: How many events may fail before the run stops despite the quarantine.
 
         Returns:
             A summary of the run.
@@ -207,7 +207,8 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         return f"{type(self).__name__}({self.name!r}, {'closed' if self.closed else 'open'})"
 
     def __del__(self) -> None:
-        # Without a reference, nothing can close it any more, and it would hold its slot forever.
+        # Without a reference, nothing can close the subscription any more, and a managed one would
+        # occupy its slot forever.
         delivery = getattr(self, "_delivery", None)  # None if __init__ did not run
         if delivery is None or delivery.driver.over:
             return

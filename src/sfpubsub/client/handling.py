@@ -49,7 +49,7 @@ WORKERS = 8
 DEFAULT_RETRY = Retry()
 DEFAULT_LIMIT = QuarantineLimit()
 
-# Maximum characters kept of a handler's error: those of databases contain whole statements.
+# Maximum characters kept of a handler's error, because database errors contain whole statements.
 _REASON_LENGTH = 2000
 
 
@@ -57,8 +57,9 @@ def by_record(event: Event) -> Keys:
     """Return keys that order change events by record; the default ``key`` of a run.
 
     A change event waits for earlier ones about any of its records. An event about all records of an
-    object (``001*``, or an overflow, which names none) waits for every earlier event of that
-    object, and later ones wait for it. The key of any other event is its id.
+    object (``001*``, or an overflow event, which has no record ids) waits for every earlier event
+    of that object, and later ones wait for it. An event that is not a change event has its id as
+    key, or no key if it has no id.
 
     Raises:
         DecodeError: The payload does not fit its schema, or has no header.
@@ -75,7 +76,7 @@ def by_record(event: Event) -> Keys:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Summary of a run."""
+    """Numbers of events that a run has handled, retried and quarantined."""
 
     handled: int
     """Number of events handled successfully."""
@@ -115,10 +116,10 @@ class RunOptions:
 
 
 def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None:
-    """Check that the handler fits the client.
+    """Check that a handler is a coroutine function if, and only if, *is_async* is true.
 
     Raises:
-        ConfigurationError: *handler* is a coroutine function and should not be, or vice versa.
+        ConfigurationError: *handler* is not of the required kind.
     """
     called = getattr(handler, "__call__", None)  # noqa: B004  # of an object that is callable
     if (iscoroutinefunction(handler) or iscoroutinefunction(called)) is is_async:
@@ -136,11 +137,11 @@ def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None
 
 
 class Work:
-    """The events of one run. Not thread-safe, except for `keys_of`; the synchronous client
-    serialises access.
+    """The events of one run. Not thread-safe, except for `keys_of`, `ack` and `put`; the
+    synchronous client serialises access.
 
     Args:
-        delivery: Delivery of the subscription.
+        delivery: The subscription's `Delivery`.
         options: Options of the run.
     """
 
@@ -170,14 +171,14 @@ class Work:
         return [key for key in several if key is not None]
 
     def take(self, event: Event, keys: list[Hashable] | Exception) -> None:
-        """Add the next event."""
+        """Add the next event, with the result of `keys_of`."""
         if isinstance(keys, Exception):
             self._dispatcher.arrived_broken(event, keys)
         else:
             self._dispatcher.arrived(event, keys)
 
     def balance(self) -> None:
-        """Hold deliveries while the run has no room for more events."""
+        """Hold deliveries if the run has no room for more events; otherwise resume them."""
         if self._holding is self._dispatcher.has_room:
             self._holding = not self._holding
             self._delivery.hold(self._holding)
@@ -189,7 +190,7 @@ class Work:
     # Decisions and results of steps.
 
     def next(self) -> Step[Event]:
-        """Return what to do next."""
+        """Return the next step. Deliveries are stopped once the run has stopped."""
         if self._delivery.discards:
             self._dispatcher.stop()
         step = self._dispatcher.next(time.monotonic())
@@ -238,7 +239,8 @@ class Work:
 
         Raises:
             HandlerError: The handler failed on an event, which stopped the run.
-            BaseException: An event could not be quarantined or acked, such as a WriteError.
+            BaseException: An event could not be quarantined or acked because of this error, such as
+                a WriteError.
         """
         done = self._dispatcher
         if done.breakage is not None:

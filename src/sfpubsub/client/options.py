@@ -48,7 +48,7 @@ class SubscribeOptions:
     on_undecodable: OnUndecodable = "fail"
     quarantine: Quarantine | None = None
     fallback: Replay | None = None
-    """Fallback position of a plain subscription."""
+    """Where a plain subscription continues if the service rejects its position; None to fail."""
     fields: frozenset[str] | None = None
     """Fields to decode; None means all."""
 
@@ -59,7 +59,7 @@ class SubscribeOptions:
 
 
 def chosen_fields(fields: Iterable[str] | None) -> frozenset[str] | None:
-    """Validate the requested fields.
+    """Validate the requested fields and return them as a set; None means all fields.
 
     Raises:
         ConfigurationError: *fields* is a single string, or contains something that is not the name

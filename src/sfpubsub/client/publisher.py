@@ -1,4 +1,4 @@
-"""The synchronous publisher, and publishing a list in one call."""
+"""The synchronous publisher, and a function that publishes all given events in one call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Publisher:
 
     @property
     def counts(self) -> PublishCounts:
-        """Event counts by outcome so far."""
+        """Number of events sent so far, by outcome."""
         return self._outbound.driver.counts()
 
     def send(
@@ -63,7 +63,7 @@ class Publisher:
         Raises:
             EncodeError: The value does not fit the schema, or is too large; nothing was sent.
             LocalProtocolError: The publisher is closed.
-            SfPubSubError: The error that ended the publisher.
+            SfPubSubError: The publisher has failed; this is the error that ended it.
         """
         outbound = self._outbound
         draft = outbound.draft(value, event_id, headers)
@@ -85,7 +85,7 @@ class Publisher:
         Raises:
             PublishError: Events have failed since the last PublishError, or there was no result in
                 time.
-            SfPubSubError: The error that ended the publisher.
+            SfPubSubError: The publisher has failed; this is the error that ended it.
         """
         outbound = self._outbound
         last = outbound.last
@@ -98,7 +98,7 @@ class Publisher:
 
         Raises:
             PublishError: Events have failed since the last PublishError.
-            SfPubSubError: The error that ended the publisher.
+            SfPubSubError: The publisher has failed; this is the error that ended it.
         """
         outbound = self._outbound
         outbound.driver.drain()
@@ -126,7 +126,7 @@ _SLICE = 1.0
 
 
 def settle(outcomes: Sequence[tuple[Future[PublishResult], PublishResult]]) -> None:
-    """Deliver results to their futures."""
+    """Set each result on its future."""
     for receipt, result in outcomes:
         receipt.set_result(result)
 

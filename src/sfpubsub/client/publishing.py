@@ -1,7 +1,7 @@
-"""The common part of both publishers: encodes values, and matches outcomes to receipts.
+"""The common part of both publishers: encodes values, and delivers results to receipts.
 
 The protocol (`sfpubsub.protocol.publishing`) decides what is sent when. Here values are encoded
-with the topic's schema, again if the schema changes, and failures are kept until they are raised.
+with the topic's schema, and again if the schema changes. Failures are kept until they are raised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sfpubsub.types import ProducerEvent, PublishResult, TopicInfo
 
 ReceiptT = TypeVar("ReceiptT")
 
-# Seconds from `send` to an event's result: several times what the service takes to restart.
+# Seconds from `send` to an event's result: several times as long as the service takes to restart.
 DEFAULT_TIMEOUT = 120.0
 
 # Failures kept until they are raised; all are counted.
@@ -30,7 +30,15 @@ MAX_FAILURES = 1000
 
 
 def publish_limits(ordered: bool, max_pending_count: int) -> PublishLimits:
-    """Return the limits of a publisher; raises ValueError for a count below 1."""
+    """Return the limits of a publisher.
+
+    Args:
+        ordered: Whether only one request may be in flight.
+        max_pending_count: Maximum number of events without a result.
+
+    Raises:
+        ValueError: *max_pending_count* is below 1.
+    """
     requests = 1 if ordered else PublishLimits.max_requests
     return PublishLimits(max_pending_count, max_requests=requests)
 
@@ -39,7 +47,7 @@ class Topics:
     """Caches the `TopicInfo` of topics to publish to. Thread-safe.
 
     Args:
-        ask: Calls GetTopic.
+        ask: Fetches a topic from the service.
     """
 
     def __init__(self, ask: Callable[[str], TopicInfo]) -> None:
@@ -50,13 +58,13 @@ class Topics:
         """Return a topic that can be published to.
 
         Raises:
-            PermissionDeniedError: You may not publish to it. This is not cached.
-            SfPubSubError: The call failed.
+            PermissionDeniedError: The user may not publish to the topic. This is not cached.
+            SfPubSubError: The topic could not be fetched.
         """
         return self._known.get(name) or self.ask_again(name)
 
     def ask_again(self, name: str) -> TopicInfo:
-        """Fetch a topic from the service, even if it is cached; raises like `get`."""
+        """Fetch a topic from the service even if it is cached. Raises the same errors as `get`."""
         topic = self._ask(name)
         if not topic.can_publish:
             reason = (
@@ -85,7 +93,7 @@ class Draft:
 
 
 class Outbound(Generic[ReceiptT]):
-    """The part of a publisher below its public class. Thread-safe.
+    """The internal part of a publisher, used by its public class. Thread-safe.
 
     Args:
         topic: Full path of the topic, present in *topics*.
@@ -131,7 +139,7 @@ class Outbound(Generic[ReceiptT]):
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> Draft:
-        """Encode a value with the topic's schema, fetching it if necessary.
+        """Encode a value with the topic's schema, fetching the schema if necessary.
 
         Raises:
             EncodeError: The value does not fit the schema or is too large, or the id or a header is
@@ -152,7 +160,7 @@ class Outbound(Generic[ReceiptT]):
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> Draft:
-        """Encode a value with the last known schema; raises like `draft`."""
+        """Encode a value with the last known schema. Raises the same errors as `draft`."""
         event_id = _checked_id(event_id)
         codec = self._schemas.get(self._topics.get(self.topic).schema_id)
         by = self._created_by
@@ -236,11 +244,12 @@ class Outbound(Generic[ReceiptT]):
         )
 
     def raise_failures(self) -> None:
-        """Raise failures that have not been raised yet.
+        """Raise the failures that have not been raised yet.
 
         Raises:
-            SfPubSubError: The error that ended the publisher, if no event failed because of it.
-            PublishError: Events failed.
+            PublishError: Events have failed.
+            SfPubSubError: No event has failed, but the publisher has; this is the error that ended
+                it.
         """
         with self._lock:
             failures, self._failures = self._failures, []

@@ -1,6 +1,6 @@
 """Runs the handler of `Subscription.run` in worker threads.
 
-The thread that called `run` takes batches and stores positions; the worker threads carry out the
+The thread that called `run` requests batches and stores positions; the worker threads carry out the
 steps of the `Dispatcher`. One lock guards the `Dispatcher`; no thread holds it while handling an
 event, acking or waiting for a disk.
 """
@@ -33,7 +33,7 @@ class Runner:
     """Passes the events of a subscription to a handler, in worker threads.
 
     Args:
-        delivery: Delivery of the subscription.
+        delivery: The subscription's `Delivery`.
         handler: Called concurrently in several threads.
         options: Options of the run.
     """
@@ -70,7 +70,7 @@ class Runner:
             raise drained_from_within(self._delivery.name)
 
     def run(self, take: Callable[[], EventBatch | End | None]) -> RunSummary:
-        """Handle events until there are no more, and wait for all handlers.
+        """Handle events until there are no more, wait for all handlers, and return a summary.
 
         Args:
             take: Waits for the next batch.
@@ -138,7 +138,7 @@ class Runner:
             while isinstance(step := self._work.next(), WaitUntil):
                 self._changed.wait(None if step.time is None else step.time - time.monotonic())
             # A thread that gets a step wakes another one, which looks for further steps. So every
-            # possible step is started, and one waiting thread has the time of the next retry.
+            # possible step is started, and one waiting thread wakes up for the next retry.
             self._changed.notify()
             return step
 

@@ -36,8 +36,8 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
                     print(event.value)
 
     Only one thread may iterate; `ack` of events and batches and all other methods are thread-safe.
-    Leaving the ``with`` block drains. An unreferenced subscription that was neither drained, closed
-    nor aborted emits a warning and is aborted.
+    Leaving the ``with`` block drains. A subscription that becomes unreferenced without having been
+    drained, closed or aborted is aborted with a warning.
     """
 
     def __init__(self, delivery: Delivery) -> None:
@@ -65,13 +65,13 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
 
         Returns:
             Consecutive events of one response: all of them, unless ``on_undecodable`` removed some.
-            None only after the timeout. Waiting for a schema to be fetched may exceed the timeout.
+            None if the timeout passed first. Fetching a schema may exceed the timeout.
 
         Raises:
             WriteError: The quarantine could not be written; the next call retries.
             SubscriptionClosedError: The subscription was stopped, drained, closed or aborted.
-            SfPubSubError: The subscription failed. A plain one first delivers everything it has
-                received; a managed one has undelivered events redelivered.
+            SfPubSubError: The subscription failed. A plain one first delivers the events that it
+                has received; a managed one does not, because they will be redelivered.
         """
         batch = self._next(None if timeout is None else time.monotonic() + timeout)
         if isinstance(batch, End):
@@ -81,8 +81,8 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
     def events(self) -> Iterator[Event]:
         """Iterate over events instead of batches.
 
-        With ``ack="auto"`` requesting the next event acks the previous one, so leaving the loop
-        leaves only the current event unacked. The events after it are delivered next.
+        With ``ack="auto"`` requesting the next event acks the previous one, so only the current
+        event is unacked when the loop is left. The events after it are delivered next.
         """
         for batch in self:
             with self._delivery.one_by_one(batch) as events:
@@ -114,7 +114,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
     # Draining and closing.
 
     def drain(self) -> None:
-        """Shut down cleanly: take no more events, and wait until everything acked is committed.
+        """Shut down cleanly: deliver no more events, and wait until all acked ones are committed.
 
         Unacked events will be redelivered. If another thread is in `run`, the run is stopped, and
         this call waits for its handlers.
@@ -146,7 +146,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         """Drain, as leaving the ``with`` block does. Can be called repeatedly.
 
         Raises:
-            SfPubSubError: See `drain`; not raised again if it already was.
+            SfPubSubError: As for `drain`; an error that was already raised is not raised again.
         """
         with self._told_once():
             self.drain()
@@ -166,7 +166,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
 
 
 class ManagedSubscription(Subscription):
-    """A managed subscription: the service keeps the position, and commits advance it.
+    """A managed subscription: the service stores the position, and commits advance it.
 
     Acked events are committed automatically, up to the newest position before which everything is
     acked; `commit` waits for the confirmation.

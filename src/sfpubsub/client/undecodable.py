@@ -1,8 +1,8 @@
 """Policies for events that cannot be decoded: `OnUndecodable`.
 
-Such an event's payload does not fit its schema, its schema is not valid, or the service reports
-that there is no such schema. If a schema is only temporarily unavailable, the response waits for it
-instead.
+An event cannot be decoded if its payload does not fit its schema, if its schema is not valid, or if
+the service reports that there is no such schema. If a schema is only temporarily unavailable, the
+response waits for it instead.
 
 With ``fail`` a batch is delivered unchanged, and decoding stays lazy: reading `Event.value` raises.
 With ``quarantine`` and ``skip`` a batch is decoded when it is delivered, in the receiving thread,
@@ -28,8 +28,8 @@ from sfpubsub.types import RawEvent
 logger = logging.getLogger("sfpubsub.client")
 
 OnUndecodable: TypeAlias = Literal["fail", "quarantine", "skip"]
-"""``fail``: reading it raises DecodeError. ``quarantine``: it is stored and not delivered.
-``skip``: it is counted and logged, but not delivered.
+"""``fail``: reading the event's value raises DecodeError. ``quarantine``: the event is stored and
+not delivered. ``skip``: the event is counted and logged, but not delivered.
 """
 
 
@@ -83,7 +83,7 @@ def check_policy(on_undecodable: OnUndecodable, quarantine: Quarantine | None) -
     """Check that a policy and a quarantine match.
 
     Raises:
-        ConfigurationError: They do not match, or the policy is unknown.
+        ConfigurationError: The policy is unknown, requires a quarantine, or does not allow one.
     """
     if on_undecodable not in get_args(OnUndecodable):
         raise ConfigurationError(
@@ -131,7 +131,7 @@ class Screen:
         """Split a response into deliverable batches and undecodable events.
 
         Args:
-            arrival: A response.
+            arrival: The received response.
             codecs: Codecs by schema id, one for each schema of the events.
         """
         count = len(arrival.batch.events)

@@ -18,7 +18,7 @@ _NEVER = float("inf")
 
 
 class Due(enum.Enum):
-    """A condition on which the subscription must act at its deadline."""
+    """The kinds of timers. Each value describes the situation when the timer is due."""
 
     GIVE_UP = "the connection was not restored in time"
     REOPEN = "the delay before the next stream is over"
@@ -37,7 +37,7 @@ class Alarms:
     """The timers of one subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
-        timings: Timings of the service and the client.
+        timings: Intervals, delays and timeouts; see `Timings`.
         outgoing: Provides the time when credit was last sent.
         retries: Provides the time at which an outage has lasted too long.
         standing: Provides the time when a commit is due; None for a plain subscription.
@@ -57,7 +57,7 @@ class Alarms:
         self.close_by: float = 0.0
         """Deadline of draining, then of closing."""
         self.full_since: float | None = None
-        """When unacked events exceeded the limit, or the last ack after that; None otherwise."""
+        """Since when unacked events have exceeded the limit without an ack; None if they do not."""
 
     def due(self, state: State) -> list[tuple[float, Due]]:
         """Return the timers that run in *state*, each with the time at which it is due."""
@@ -97,7 +97,7 @@ class Alarms:
         return since + self._timings.keepalive + self._timings.keepalive_margin
 
     def _while_streaming(self) -> tuple[float, float, float, float]:
-        """Return when each of `_WHILE_STREAMING` is due."""
+        """Return when each timer of `_WHILE_STREAMING` is due; infinity if it does not run."""
         outgoing, reserve, commit = self._outgoing, _NEVER, _NEVER
         if outgoing.window.starving:
             # Commits and their responses are not assumed to reset the service's 60 s.

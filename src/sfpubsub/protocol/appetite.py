@@ -1,8 +1,8 @@
 """Compute how many events the application has room for, by count, bytes and acks.
 
-Requests count events, but events have between a few hundred bytes and a megabyte each. So room in
-bytes is converted to a number of events, based on observed sizes. Events that do not fit would be
-dropped with their stream and redelivered, at the cost of the org's delivery allocation.
+A request asks for a number of events, but each event may have a few hundred bytes or a megabyte. So
+room in bytes is converted to a number of events, based on observed sizes. Events that do not fit
+would be dropped with their stream and redelivered, at the cost of the org's delivery allocation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Appetite:
         self._limits = limits
         self._size: float | None = None  # estimated size of an event, in bytes
         self.waiting_count: int = 0
-        """Events received and not yet read by the application."""
+        """Number of events received but not yet read by the application."""
         self.waiting_bytes: int = 0
         """Payload bytes of these events."""
 
@@ -37,12 +37,12 @@ class Appetite:
             self._size += (mean - self._size) * min(1.0, len(events) / WINDOW)
 
     def delivered(self, count: int, size: int) -> None:
-        """Count a batch as waiting to be read."""
+        """Count a batch of *count* events and *size* bytes as waiting to be read."""
         self.waiting_count += count
         self.waiting_bytes += size
 
     def taken(self, count: int, size: int) -> None:
-        """Count a batch as read."""
+        """Count a batch of *count* events and *size* bytes as read by the application."""
         self.waiting_count -= count
         self.waiting_bytes -= size
 

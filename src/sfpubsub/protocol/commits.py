@@ -32,7 +32,7 @@ from sfpubsub.types import CommitReceipt, ReplayId
 
 
 class Sent(NamedTuple):
-    """A commit that was sent."""
+    """A commit request, and when it was sent."""
 
     request_id: str
     replay_id: ReplayId
@@ -94,7 +94,7 @@ class Commits:
         again: bool = False,
         at_once: bool = False,
     ) -> CommitRequest | None:
-        """Return the commit to send now, if any.
+        """Return the commit to send now, or None.
 
         Args:
             candidate: The newest position that may be committed.
@@ -128,7 +128,7 @@ class Commits:
         """Handle a response to a commit.
 
         Returns:
-            The order up to which everything is now confirmed; None if nothing was confirmed.
+            The order of the newest ledger entry that is now confirmed; None if the commit failed.
         """
         sent = self.unanswered
         if sent is not None and (
@@ -169,8 +169,8 @@ class Commits:
     def began_after_receipt(self) -> None:
         """Record that a stream began at the last confirmed position.
 
-        It may also have begun after a later keepalive with an unanswered commit, which looks the
-        same.
+        The stream may also have begun at a later keepalive whose commit was not answered. The two
+        cases cannot be distinguished.
         """
         self._is_at_receipt = not any(sent.order for sent in self.in_doubt)
 

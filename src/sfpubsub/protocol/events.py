@@ -1,4 +1,4 @@
-"""Inputs of the protocol: everything that can happen to a subscription, as small frozen values."""
+"""Inputs of the protocol: what can happen to a subscription or publisher, as immutable values."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sfpubsub.types import PublishResult, RawEvent, ReplayId
 
 
 class CommitAnswer(NamedTuple):
-    """The service's response to a commit; it may answer several, with the values of the newest."""
+    """The service's response to a commit, or to several, with the values of the newest one."""
 
     request_id: str
     replay_id: ReplayId | None
     error: str | None
     """Why the commit failed; None if it succeeded."""
     process_time: int
-    """Milliseconds since 1970 UTC."""
+    """When the service received the commit request, in milliseconds since 1970 UTC."""
 
 
 class Response(NamedTuple):  # a frozen dataclass takes 1 µs longer to create, and there are many
-    """One message of a stream."""
+    """One message received on the stream of a subscription."""
 
     events: tuple[RawEvent, ...] = ()
     latest_replay_id: ReplayId | None = None
@@ -70,7 +70,7 @@ class FailureKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a stream ended, classified (sfpubsub.transports.status)."""
+    """How a stream ended, as classified by `sfpubsub.transports.status`."""
 
     kind: FailureKind
     error: SfPubSubError

@@ -36,7 +36,7 @@ class Intake:
         """Whether this stream may still redeliver events; new events follow after them."""
 
     def new_stream(self) -> None:
-        """Reset the state of the previous stream."""
+        """Reset the state that belongs to the previous stream."""
         self.caught_up = False
         self.redelivering = True
 
@@ -104,7 +104,7 @@ class Intake:
             self._resume.received(position)
 
     def recognise(self, response: Response) -> None:
-        """Record redeliveries while draining; drop all events.
+        """While draining, record redeliveries, and drop all events of *response*.
 
         Redeliveries are recorded up to the first new event or keepalive of the stream.
         """

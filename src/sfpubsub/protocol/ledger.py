@@ -1,24 +1,23 @@
 """The ledger: received positions that are not known to be committed or stored, oldest first.
 
-An entry is an event, or a keepalive (which is acked from the start). The *acked prefix* is the run
-of acked entries at the front: only its positions may be committed, because everything before them
-is done. Order is order of arrival; replay ids are only compared for equality.
+An entry is an event, or a keepalive (which is acked from the start). The *acked prefix* is the
+sequence of acked entries at the front: only its positions may be committed, because everything
+before them is done. Entries are ordered by arrival; replay ids are only compared for equality.
 
 ::
 
     front ──────────────────────────────────────────────► newest
     │ done: the acked prefix, not yet confirmed │ open: starts with an unacked event │
 
-New events are stored as *runs* (`protocol.run`): one object for several hundred consecutive events,
-with marks for single events only if they are acked individually. Events are looked up by position.
-An event that shares its position with another entry, for example after a reset of the stream, is a
-*twin* and is looked up by its key.
+New events are stored as *runs* (`protocol.run`): one object for a hundred or more consecutive
+events. Single events are marked only if they are acked out of order. Events are looked up by
+position. An event that shares its position with another entry, for example after a reset of the
+stream, is a *twin* and is looked up by its key.
 
 After a reconnect the service redelivers uncommitted events. A *redelivery*, with the event id and
-replay id of an existing entry, is not a new entry: the existing one is bound to the new stream. A
-position counts as seen on a stream only if its entry is bound to it. If the service has moved the
-subscription back and sends an entry after newer ones, the entry stays unbound: committing its
-position would skip the newer ones.
+replay id of an existing entry, is not a new entry: the existing entry is marked as seen on the new
+stream. But if the service has moved the subscription back and sends an entry after newer ones, the
+entry is not marked, because committing its position would skip the newer ones.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Ledger:
         self._done_to = 0  # order of the newest entry ever in the acked prefix
         self._candidate: Entry | None = None
         self.unacked: int = 0
-        """Number of events delivered and not acked."""
+        """Number of events received but not acked, whether the application has read them or not."""
         self.done_events: int = 0
         """Number of events in the acked prefix, which are not known to be committed."""
         self.confirmed_events: int = 0
@@ -199,12 +198,12 @@ class Ledger:
 
     @property
     def candidate(self) -> Entry | None:
-        """The newest entry of the acked prefix that was seen on the current stream."""
+        """The newest entry of the acked prefix that was seen on the current stream, if any."""
         return self._candidate
 
     @property
     def newest_done(self) -> Entry | None:
-        """The newest entry of the acked prefix, whether seen on the current stream or not."""
+        """The newest entry of the acked prefix, seen on any stream; None if the prefix is empty."""
         return self._newest_done
 
     @property
@@ -224,7 +223,7 @@ class Ledger:
         return newest.order not in self._again
 
     def confirm(self, order: int) -> None:
-        """Remove all entries up to *order*, which are committed or stored."""
+        """Remove all entries up to *order*, because they are now committed or stored."""
         gone, to = 0, min(order, self._done_to)
         for run in self._runs:
             places = run.confirm(to)

@@ -1,6 +1,6 @@
 """Requests sent on an open stream: credit, combined with a commit if one is due.
 
-Decides how many events to request. The subscription checks that a stream is open, and
+This module decides how many events to request. The subscription checks that a stream is open, and
 `standing.Standing` decides what to commit.
 """
 

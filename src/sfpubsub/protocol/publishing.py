@@ -1,10 +1,10 @@
 """The publishing protocol: what to send, which result belongs to which event, and what to retry.
 
-Events wait in submission order. A request takes as many as fit. While a request is in flight,
+Events wait in submission order. A request contains as many as fit. While a request is in flight,
 another is sent only if it is full, so that events are batched without an added delay. With at most
 one request in flight, the order of events is preserved.
 
-An event stays pending until it has a result. If its stream ends or its answer does not arrive, it
+An event stays pending until it has a result. If its stream ends or no response arrives, the event
 is sent again with the same id. After its timeout it fails, and its result states whether it may
 have been published. The service ends a stream after 70 s without a request, so an idle stream is
 closed before that; the next event opens a new one.
@@ -51,7 +51,7 @@ class PublishProtocol:
         schema_id: Schema that events are initially encoded with.
         timeout: Seconds that an event may take from `submit` to its result.
         limits: Limits of the publisher.
-        timings: Timings of the service and the client.
+        timings: Intervals, delays and timeouts; see `Timings`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PublishProtocol:
 
     @property
     def has_room(self) -> bool:
-        """Whether `submit` can take events within the limits."""
+        """Whether the pending events are below the limits, so that more can be submitted."""
         limits = self._limits
         few = len(self._events) < limits.max_pending_count
         return few and self._events.size < limits.max_pending_bytes
@@ -100,7 +100,7 @@ class PublishProtocol:
             LocalProtocolError: The publisher is closed.
         """
         if self._draining or self._over:
-            raise LocalProtocolError(f"the publisher of {self.topic} is closed")
+            raise LocalProtocolError(f"the publisher of {self.topic} is closed: open a new one")
         expires_at = now + self._timeout
         return [self._events.add(event, expires_at) for event in events], self._send(now)
 
@@ -224,7 +224,7 @@ class PublishProtocol:
         return min(times, default=None)
 
     def timer(self, now: float, jitter: float) -> list[Command]:
-        """Handle everything that is due."""
+        """Handle everything that is due at *now*, such as expired events."""
         out: list[Command] = []
         expired = self._events.expired(now)
         if expired:
@@ -332,7 +332,7 @@ class PublishProtocol:
         return [*out, Finish(error)]
 
     def counts(self) -> PublishCounts:
-        """Return the event counts by outcome so far."""
+        """Return the number of events so far, by outcome."""
         again = sum(max(0, entry.attempts - 1) for entry in self._events.entries())
         return PublishCounts(
             accepted=self._accepted,

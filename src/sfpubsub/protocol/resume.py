@@ -1,9 +1,9 @@
 """Track where the next stream of a plain subscription starts.
 
 Received events are never dropped, so within a process a stream resumes after the last *received*
-position, including those of keepalives. Before the first one, only the start position is known:
-with LATEST, events may be lost if the stream is lost, which is reported as a gap. A rejected
-position is never sent again.
+position, which may be that of a keepalive. Before the first position is received, only the start
+position is known: with LATEST, events may be lost if the stream is lost, which is reported as a
+gap. A rejected position is never sent again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Resume:
 
     @property
     def last(self) -> ReplayId | None:
-        """The last received position."""
+        """The last received position; None before the first."""
         return self._last
 
     @property

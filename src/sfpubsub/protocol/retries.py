@@ -1,9 +1,9 @@
 """Decide what to do when a stream ends: when to retry, or with which error to give up.
 
 Each budget limits the time for which one kind of failure may last. The first response of a stream
-resets all budgets. Opening a stream does not: a service that accepts calls and then fails them
-would be retried forever. A stream without a response resets them only after it has been open for
-long enough that a dead connection would have been detected.
+resets all budgets. Opening a stream does not, because a service that accepts calls and then fails
+them would then be retried forever. A stream without a response resets them only after it has been
+open for long enough that a dead connection would have been detected.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from sfpubsub.protocol.states import Signal
 
 class _Trouble(enum.Enum):
     DOWN = "the service or the network is down"
-    BUSY = "the managed subscription is held by another connection"
+    BUSY = "the managed subscription is used by another connection"
     SHUT_OUT = "the service refuses sessions"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The reaction to a failure."""
+    """How a subscription or publisher reacts to a failure."""
 
     signal: Signal
     reopen_at: float = 0.0
@@ -45,7 +45,7 @@ class Retries:
 
     Args:
         name: The topic, or the managed subscription's name or id.
-        timings: Timings of the service and the client.
+        timings: Intervals, delays and timeouts; see `Timings`.
         connection_timeout: How long an outage may last, in seconds; None means forever.
     """
 

@@ -17,7 +17,7 @@ from sfpubsub.types import EventKey, ReplayId
 
 
 class Entry(NamedTuple):
-    """One received position."""
+    """One received position, and its number in order of arrival."""
 
     order: int
     replay_id: ReplayId
@@ -71,11 +71,11 @@ class Run:
         return self.keepalive is None and len(self.positions) < FULL
 
     def entry(self, place: int) -> Entry:
-        """Return the entry of an event."""
+        """Return the entry of the event at *place*."""
         return Entry(self.first_order + place, ReplayId(self.positions[place]))
 
     def key(self, place: int) -> EventKey:
-        """Return the key of an event."""
+        """Return the key of the event at *place*."""
         return self.ids[place], self.positions[place]
 
     def find(self, key: EventKey) -> int | None:

@@ -4,13 +4,14 @@ The service stores the position of a managed subscription. Commits move it, and 
 in the first events of a stream. `Standing` is the counterpart of `resume.Resume`, whose position is
 stored by the client.
 
-A stream may begin right after the last confirmed position, or after one whose commit was sent but
-not answered. If it begins anywhere else, the service has moved the subscription: a gap with reason
-``repositioned``.
+A stream may begin right after the last confirmed position, or after a position whose commit was
+sent but not answered. If it begins anywhere else, the service has moved the subscription, which is
+reported as a gap with reason ``repositioned``.
 
-Until a commit is confirmed, the service may have a position of an earlier run, or none. Without a
-position it begins at defaultReplay, which the API does not reveal. With LATEST, events published
-between two streams are lost. So the beginning of the next stream is checked:
+Until a commit is confirmed, the service may have a position from an earlier process, or none.
+Without a position, streams begin at the subscription's defaultReplay, which the API does not
+reveal. With LATEST, events published between two streams are lost. So the beginning of the next
+stream is checked:
 
 - it begins with the oldest pending event, or with the event after an unanswered commit: the service
   went back, which LATEST never does. Nothing is lost, now or on later streams (*anchored*);
@@ -37,7 +38,7 @@ class Standing:
     Args:
         name: The managed subscription's name or id.
         ledger: Provides the positions that may be committed, in order of arrival.
-        timings: Timings of the service and the client.
+        timings: Intervals, delays and timeouts; see `Timings`.
     """
 
     def __init__(self, name: str, ledger: Ledger, timings: Timings) -> None:
@@ -45,7 +46,7 @@ class Standing:
         self._ledger = ledger
         self._commits = Commits(timings)
         self.is_fresh = True
-        """Whether no position has been seen on the current stream."""
+        """Whether no position has been seen on the current stream yet."""
         # Whether a stream that may have begun has ended, and none is known to have begun since.
         self._doubt = False
         self._anchored = False  # whether the service has a position, or begins at EARLIEST
@@ -67,7 +68,7 @@ class Standing:
     ) -> tuple[list[SettleCommit], Gap | None]:
         """Compare the first position of a stream with the expected ones.
 
-        Call it before the ledger takes the events.
+        This must be called before the events are added to the ledger.
 
         Args:
             response: The first response.
@@ -183,8 +184,8 @@ class Standing:
         """Register a caller of `commit`.
 
         Returns:
-            A ticket, which one `SettleCommit` will settle, and that command if it is already
-            settled.
+            A ticket, and the `SettleCommit` for it if its outcome is already known. Otherwise a
+            later command settles it.
 
         Raises:
             LocalProtocolError: There is nothing to commit.
@@ -199,7 +200,7 @@ class Standing:
         return self._tickets, self._commits.settle(0) if newest is None else []
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Settle every caller, because the subscription has ended."""
+        """Settle the tickets of all callers, because the subscription has ended."""
         return self._commits.settle_all(error)
 
     def uncommitted(self) -> CommitError | None:

@@ -9,7 +9,7 @@ A subscription has a sequence of streams. It starts in NEW. The states are:
   retry budgets. Before that, a service that accepts calls and then rejects them looks healthy.
 - STREAMING: responses arrive; credit and commits are sent.
 - WAITING: no stream; a randomised backoff runs before the next one. Reasons: the stream was lost
-  (BROKEN) or silent for too long (STALLED), the managed slot is held by another connection (BUSY),
+  (BROKEN) or silent for too long (STALLED), the managed slot is used by another connection (BUSY),
   or the position was rejected and replaced (MOVED).
 - RENEWING: no stream; the session expired and a new one is being fetched. If it arrives during a
   backoff, reopening is POSTPONED.
@@ -153,7 +153,7 @@ ALIVE = frozenset({State.OPENING, State.STREAMING, State.DRAINING, State.CLOSING
 
 
 def step(state: State, signal: Signal) -> State:
-    """Return the next state.
+    """Return the state that follows *state* on *signal*.
 
     Raises:
         LocalProtocolError: The table has no such transition.

@@ -1,8 +1,9 @@
 """The sequence of streams of a subscription: how they open, end and are replaced.
 
 `Streams` opens a call, evaluates its end, and either opens the next one or ends the subscription
-with an error. The retry rules decide when, and `Resume` or `Standing` where. The subclass
-`subscription.SubscriptionProtocol` decides what is requested and delivered in between.
+with an error. `Retries` decides when the next stream opens, and `Resume` where it starts for a
+plain subscription. The subclass `subscription.SubscriptionProtocol` decides what is requested and
+delivered in between.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class Streams:
         name: The topic, or the managed subscription's name or id.
         start: Where a plain subscription starts; None for a managed one.
         fallback: Where a plain subscription continues if its position is rejected; None ends it.
-        tracked: Whether acks are tracked: always for a managed subscription, for a plain one when
-            its position is kept in a store.
+        tracked: Whether acks of a plain subscription are tracked, because its position is stored.
+            Those of a managed one always are.
         limits: Memory limits.
-        timings: Timings of the service and the client.
+        timings: Intervals, delays and timeouts; see `Timings`.
         connection_timeout: How long transport failures may last, in seconds; None means forever.
     """
 

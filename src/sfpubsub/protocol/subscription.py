@@ -5,9 +5,10 @@ and replaces calls, `intake` finds the new events, `appetite` computes the room 
 tracks acks, `outgoing` sends requests, `resume` (plain) and `standing` (managed) track positions,
 and `retries` and `alarms` decide when to act.
 
-Each input takes ``now`` in seconds of any monotonic clock, and returns commands to carry out in
-order. After each input, `deadline` returns when `timer` must be called. Inputs from a stream other
-than the current one are ignored. Not thread-safe: the driver serialises all calls.
+Each input is a method call with the current time in seconds of any monotonic clock, and returns
+commands to carry out in order. After each input, `deadline` returns when `timer` must be called.
+Inputs from a stream other than the current one are ignored. Not thread-safe: the driver serialises
+all calls.
 """
 
 from __future__ import annotations
@@ -67,17 +68,20 @@ class SubscriptionProtocol(Streams):
         """Request a commit of everything acked so far.
 
         Returns:
-            A ticket, which one `SettleCommit` will settle, and the commands.
+            A ticket, which a `SettleCommit` settles now or later, and the commands.
 
         Raises:
             LocalProtocolError: There is nothing to commit, or the subscription is plain or closed.
         """
         if self._standing is None:
             raise LocalProtocolError(
-                f"{self.name} is a plain subscription: the service keeps no position for it"
+                f"{self.name} is a plain subscription, for which the service stores no position: "
+                f"commit is only for managed subscriptions"
             )
         if self.state is State.CLOSED:
-            raise LocalProtocolError(f"the subscription {self.name} is closed")
+            raise LocalProtocolError(
+                f"the subscription {self.name} is closed: create a new subscription"
+            )
         ticket, settled = self._standing.ask()
         return ticket, [*settled, *self._request(now, again=not settled)]
 
@@ -105,7 +109,7 @@ class SubscriptionProtocol(Streams):
         return newest.replay_id
 
     def drain(self, now: float) -> list[Command]:
-        """Shut down cleanly: take no more events, commit everything acked, and half-close."""
+        """Shut down cleanly: deliver no more events, commit everything acked, and half-close."""
         if self.state in {State.SAVING, State.DRAINING, State.CLOSING, State.CLOSED}:
             return []
         had_stream = self.state in ALIVE
@@ -272,7 +276,7 @@ class SubscriptionProtocol(Streams):
         return self._paused or failure or ("paused by the application" if held else None)
 
     def health(self) -> Health:
-        """Return a health snapshot."""
+        """Return a snapshot of the subscription's health."""
         intake = self._intake
         receipt = None if self._standing is None else self._standing.receipt
         return Health(

@@ -17,7 +17,7 @@ from sfpubsub.types import ProducerEvent, PublishResult
 
 
 def size_of(event: ProducerEvent) -> int:
-    """Return an upper bound for the bytes that *event* takes in a request."""
+    """Return an upper bound for the size of *event* in a request, in bytes."""
     headers = sum(len(key.encode()) + len(value) + 8 for key, value in event.headers)
     ids = len(event.id.encode()) + len(event.schema_id.encode())
     return len(event.payload) + headers + ids + EVENT_OVERHEAD
@@ -72,7 +72,7 @@ class Unanswered:
 
         Args:
             event: The event.
-            expires_at: Time in seconds after which it fails.
+            expires_at: When the event fails, in seconds of the caller's monotonic clock.
         """
         self._tickets += 1
         entry = Entry(self._tickets, event, size_of(event), expires_at, {event.schema_id})
@@ -115,7 +115,7 @@ class Unanswered:
         return bool(self._recoding)
 
     def send(self, now: float) -> tuple[ProducerEvent, ...]:
-        """Move as many events as fit into one request from the queue into flight; return them."""
+        """Return as many queued events as fit into one request; they are then in flight."""
         events: list[ProducerEvent] = []
         request = Request(now, 0)
         size = 0
@@ -193,14 +193,14 @@ class Unanswered:
         return self._entries[ticket]
 
     def replace(self, entry: Entry, event: ProducerEvent) -> None:
-        """Put an event into the queue in a new encoding."""
+        """Put an event back into the queue in a new encoding."""
         self.size -= entry.size
         entry.event, entry.size = event, size_of(event)
         self.size += entry.size
         self.put_back(entry)
 
     def as_it_was(self, entry: Entry) -> None:
-        """Put an event into the queue with the schema that was rejected."""
+        """Put an event back into the queue unchanged, in the encoding that was rejected."""
         entry.tried = {entry.event.schema_id}
         self.put_back(entry)
 
@@ -210,7 +210,7 @@ class Unanswered:
 
     @property
     def expires_at(self) -> float | None:
-        """When the next event expires; None without events. All have the same timeout."""
+        """When the next event expires; None without events. They expire in submission order."""
         for entry in self._entries.values():
             return entry.expires_at
         return None

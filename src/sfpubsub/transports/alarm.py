@@ -12,10 +12,10 @@ Clock = Callable[[], float]
 
 
 class AlarmClock:
-    """Timer thread that calls back at deadlines, at most one per owner. Thread-safe.
+    """A timer thread that runs callbacks at their deadlines. Thread-safe.
 
-    The thread starts with the first deadline and ends with `close`. Callbacks run in this thread,
-    one at a time, and must not block.
+    Each owner has at most one deadline. The thread starts with the first deadline and ends with
+    `close`. Callbacks run in this thread, one at a time, and must not block.
 
     Args:
         clock: Monotonic clock in seconds. Deadlines are times on this clock.
@@ -33,9 +33,7 @@ class AlarmClock:
         self._closed = False
 
     def set(self, owner: object, deadline: float | None, callback: Callable[[], None]) -> None:
-        """Set the deadline of *owner* and its callback, replacing any earlier one. None removes
-        both.
-        """
+        """Replace the deadline of *owner* and its callback; a *deadline* of None removes both."""
         with self._lock:
             old = self._due.pop(owner, None)
             if deadline is None or self._closed:

@@ -107,7 +107,7 @@ class Transport(ABC):
 
     @abstractmethod
     def get_topic(self, name: str) -> TopicInfo:
-        """Call GetTopic.
+        """Fetch a topic's schema id and permissions with GetTopic.
 
         Raises:
             SfPubSubError: The call failed. `sfpubsub.transports.status` selects the subclass.
@@ -115,7 +115,7 @@ class Transport(ABC):
 
     @abstractmethod
     def get_schema(self, schema_id: str) -> SchemaInfo:
-        """Call GetSchema; raises like `get_topic`."""
+        """Fetch a schema with GetSchema. Raises the same errors as `get_topic`."""
 
     @abstractmethod
     def open_publish(self, topic: str, opening: OpenPublish, *, streamed: bool) -> PublishCall:

@@ -8,9 +8,9 @@ call) as follows:
 3. set the timer to the protocol's next deadline, if that is earlier than the current setting;
 4. notify the application, outside the lock.
 
-The driver does not decide what to send, when to resume, or how long to wait. Each call is opened in
-its own thread, because obtaining a session may block. Messages are received in the call's reader
-thread if it has one, otherwise in the thread that opened it.
+The driver does not decide what to send, when to reconnect, or how long to wait. Each call is opened
+in a separate thread, because obtaining a session may block. Messages are received in the call's
+reader thread if it has one, otherwise in the thread that opened the call.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class CallDriver(ABC, Generic[Opening]):
     """The part of a driver that is independent of the message type. Thread-safe.
 
     Args:
-        protocol: Owned by this object from now on.
+        protocol: The protocol to run, owned by this object from now on.
         name: Topic or subscription of the calls, for logs and thread names.
         title: Description for messages, such as ``the subscription My_Subscription``.
         alarm: Timer thread, shared by the drivers of a client.
-        renew: Obtains a new session to replace that of the given headers; may block; raises
+        renew: Replaces the session with the given headers by a new one. It may block, and may raise
             SfPubSubError.
         clock: Monotonic clock in seconds, the same as the alarm's.
-        jitter: Uniform random numbers in [0, 1).
+        jitter: Returns uniform random numbers in [0, 1).
     """
 
     def __init__(
@@ -106,7 +106,11 @@ class CallDriver(ABC, Generic[Opening]):
 
     @abstractmethod
     def _open_call(self, opening: Opening) -> Call[Any, Any]:
-        """Start a call; raises SfPubSubError."""
+        """Start a call.
+
+        Raises:
+            SfPubSubError: The call could not be started.
+        """
 
     @abstractmethod
     def _received(self, stream: int, message: Any) -> None:
@@ -130,8 +134,9 @@ class CallDriver(ABC, Generic[Opening]):
         return self._mailbox.count
 
     def wait(self, changes: int, timeout: float | None) -> None:
-        """Wait until `changes` differs from *changes*, for at most *timeout* seconds; None waits
-        without limit.
+        """Wait until `changes` differs from *changes*, at most *timeout* seconds.
+
+        A *timeout* of None means no limit.
         """
         self._check_process()
         self._mailbox.wait(changes, timeout)
@@ -162,8 +167,9 @@ class CallDriver(ABC, Generic[Opening]):
         self._apply(lambda _now: self._driven.abort())
 
     def join(self, timeout: float) -> None:
-        """Wait up to *timeout* seconds for all threads and calls to finish, before the channel is
-        closed.
+        """Wait up to *timeout* seconds for all threads and calls to finish.
+
+        Call this before closing the channel.
         """
         deadline = time.monotonic() + timeout
         for thread in list(self._threads):
@@ -190,8 +196,9 @@ class CallDriver(ABC, Generic[Opening]):
         """Handle one event: update the protocol, execute its commands, set the timer.
 
         Args:
-            happened: Passes the event to the protocol; its last argument is the time.
-            what: Further arguments for *happened*, before the time.
+            happened: Passes the event to the protocol and returns the protocol's commands. Called
+                with *what* and the current time.
+            what: The arguments before the time.
         """
         if not self._home.is_here:
             self._check_process()

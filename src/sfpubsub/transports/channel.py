@@ -77,8 +77,8 @@ def open_channel(
         return grpc.insecure_channel(endpoint, options=[*options, ("grpc.enable_http_proxy", 0)])
     if insecure == "1":
         raise ConfigurationError(
-            f"plaintext to {host} would expose the access token on the network; "
-            f"SFPUBSUB_INSECURE=1 allows plaintext to loopback only; unset it, or set 'force' to "
+            f"plaintext to {host} would expose the access token on the network, and "
+            f"SFPUBSUB_INSECURE=1 allows it to loopback only: unset it, or set it to 'force' to "
             f"allow any host"
         )
     # Not left to gRPC, which reads different variables than HTTP clients, and only in lower case.
@@ -108,9 +108,10 @@ class GrpcTransport(Transport):
     """Makes calls over a gRPC channel. Thread-safe.
 
     Args:
-        channel: Owned by this object from now on.
+        channel: The channel, owned by this object from now on.
         endpoint: Address of the service, for messages.
-        headers: Returns the session's headers; may block to obtain a session; raises SfPubSubError.
+        headers: Returns the session's headers. It may block to obtain a session, and may raise
+            SfPubSubError.
     """
 
     def __init__(self, channel: grpc.Channel, endpoint: str, headers: Callable[[], Headers]):

@@ -41,15 +41,14 @@ class StreamDriver(CallDriver[OpenStream]):
     """Runs one `SubscriptionProtocol` over a transport. Thread-safe.
 
     Args:
-        protocol: Owned by this object from now on.
+        protocol: The protocol to run, owned by this object from now on.
         transport: Opens the calls.
         target: The topic or managed subscription.
         alarm: Timer thread, shared by the subscriptions of a client.
-        renew: Obtains a new session to replace that of the given headers; may block; raises
-            SfPubSubError.
+        renew: See `CallDriver`.
         on_gap: Called with every `Gap`, in the thread that found it; must not block.
         clock: Monotonic clock in seconds, the same as the alarm's.
-        jitter: Uniform random numbers in [0, 1).
+        jitter: Returns uniform random numbers in [0, 1).
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class StreamDriver(CallDriver[OpenStream]):
         return self._mailbox.peek()
 
     def accept(self, arrival: Arrival, done: tuple[int, int] | None = None) -> None:
-        """Remove *arrival* from the queue, because the application has taken it over.
+        """Remove *arrival* from the queue, because it is being delivered to the application.
 
         Until then, `peek` returns it again, so an interrupted caller loses nothing. An arrival that
         was already accepted or discarded is not removed again.
@@ -116,7 +115,7 @@ class StreamDriver(CallDriver[OpenStream]):
         return [] if done is None else self._protocol.acked(*done, now)
 
     def wake(self) -> None:
-        """Wake all waiters so that they check again."""
+        """Wake all waiters so that they check the state again."""
         self._mailbox.wake()
 
     @property
@@ -134,7 +133,7 @@ class StreamDriver(CallDriver[OpenStream]):
         self._apply(self._protocol.pause)
 
     def resume(self) -> None:
-        """Request events again."""
+        """Resume requesting events after `pause`."""
         self._apply(self._protocol.resume)
 
     def ack(self, first_seq: int, last_seq: int) -> None:

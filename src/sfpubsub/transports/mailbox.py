@@ -16,7 +16,7 @@ from sfpubsub.protocol.commands import Deliver, Finish
 
 
 class Arrival(NamedTuple):
-    """A response waiting for the application."""
+    """A received response that waits to be delivered to the application."""
 
     batch: Deliver
     received_at: float
@@ -63,7 +63,7 @@ class Mailbox:
             self._notify()
 
     def wake(self) -> None:
-        """Wake all waiters so that they check again."""
+        """Wake all waiters so that they check the state again."""
         with self._mutex:
             self._notify()
 
@@ -92,9 +92,7 @@ class Mailbox:
             return True
 
     def wait(self, count: int, timeout: float | None) -> None:
-        """Wait until `count` differs from *count*, for at most *timeout* seconds; None waits
-        without limit.
-        """
+        """Wait until `count` differs from *count*, at most *timeout* seconds (None: no limit)."""
         bell = threading.Lock()
         bell.acquire()
         with self._mutex:

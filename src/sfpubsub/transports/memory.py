@@ -1,4 +1,4 @@
-"""A scripted in-memory service, for tests of this client and of its users' programs.
+"""A scripted in-memory service, for tests of this client and of programs that use it.
 
 A `MemoryTransport` passes every new stream to the test as a `MemoryCall`. The test answers in place
 of the service and reads the client's requests. Nothing happens automatically, except that published
@@ -21,7 +21,7 @@ PATIENCE = 10.0
 
 
 class MemoryCall(StreamCall):
-    """One stream with its client and service ends. Thread-safe."""
+    """One stream: the client's end and, for the test, the service's end. Thread-safe."""
 
     def __init__(self, target: Target, opening: OpenStream) -> None:
         self.target = target
@@ -65,7 +65,7 @@ class MemoryCall(StreamCall):
 
 
 class MemoryPublishCall(PublishCall):
-    """Appends published events to a list and answers immediately."""
+    """A call that accepts all published events immediately, and appends them to a list."""
 
     def __init__(self, topic: str, published: list[tuple[str, tuple[ProducerEvent, ...]]]) -> None:
         self._topic = topic
@@ -121,13 +121,13 @@ class MemoryTransport(Transport):
 
     def get_topic(self, name: str) -> TopicInfo:
         if name not in self.topics:
-            raise TopicNotFoundError(f"topic {name} is not one of the MemoryTransport's topics")
+            raise TopicNotFoundError(f"topic {name} is not in the topics of the MemoryTransport")
         return TopicInfo(name, "memory", True, True, self.topics[name], "")
 
     def get_schema(self, schema_id: str) -> SchemaInfo:
         if schema_id not in self.schemas:
             raise SchemaNotFoundError(
-                f"schema {schema_id} is not one of the MemoryTransport's schemas"
+                f"schema {schema_id} is not in the schemas of the MemoryTransport"
             )
         return SchemaInfo(schema_id, self.schemas[schema_id])
 

@@ -32,13 +32,16 @@ class Home:
         return self._forks == _forks
 
     def check(self, title: str) -> None:
-        """Check that the current process created this object, which *title* names.
+        """Check that the current process created this object.
 
-        A forked child has none of its threads: no call would make progress, and a lock that another
-        thread held at the fork would never be released.
+        A forked child process does not have the object's threads: no call would make progress, and
+        a lock that another thread held at the fork would never be released.
+
+        Args:
+            title: Description of the object's owner for the message, such as ``the client``.
 
         Raises:
-            LocalProtocolError: It did not.
+            LocalProtocolError: The current process is a fork of the one that created this object.
         """
         if not self.is_here:
             raise LocalProtocolError(

@@ -61,7 +61,7 @@ class _GrpcPublish(PublishCall):
 
     @abstractmethod
     def _next(self) -> Any:
-        """Wait for the next answer; return None if no more follow."""
+        """Wait for the next response; return None if no more follow."""
 
     def send(self, request: SendEvents) -> None:
         self._put(request.events)

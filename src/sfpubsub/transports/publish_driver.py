@@ -32,17 +32,17 @@ class PublishDriver(CallDriver[OpenPublish]):
     """Runs one `PublishProtocol` over a transport. Thread-safe.
 
     Args:
-        protocol: Owned by this object from now on.
+        protocol: The protocol to run, owned by this object from now on.
         transport: Opens the calls.
         streamed: Whether to use PublishStream instead of Publish.
-        reencode: Returns the event of a ticket encoded with the given schema; may block; raises
-            SfPubSubError.
+        reencode: Encodes the event of a ticket again, with another schema given by its id. It may
+            block, and may raise SfPubSubError.
         use_schema: Called with the id of the topic's new schema; must not block.
         settled: Called with pairs of a ticket and the outcome of its event; must not block.
         alarm: Timer thread, shared by the drivers of a client.
         renew: See `CallDriver`.
         clock: Monotonic clock in seconds, the same as the alarm's.
-        jitter: Uniform random numbers in [0, 1).
+        jitter: Returns uniform random numbers in [0, 1).
     """
 
     def __init__(
@@ -78,8 +78,7 @@ class PublishDriver(CallDriver[OpenPublish]):
     # For the application's threads.
 
     def offer(self, events: Sequence[ProducerEvent], taken: Callable[[list[int]], None]) -> bool:
-        """Accept all of *events* if there is room, otherwise none; return whether they were
-        accepted.
+        """Accept *events* if there is room for all of them; return whether they were accepted.
 
         Args:
             events: Events with their ids.
@@ -108,7 +107,7 @@ class PublishDriver(CallDriver[OpenPublish]):
         self._apply(self._protocol.drain)
 
     def counts(self) -> PublishCounts:
-        """Return the number of events by outcome so far."""
+        """Return the number of events so far, by outcome."""
         self._check_process()
         with self._lock:
             return self._protocol.counts()

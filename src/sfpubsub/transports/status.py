@@ -3,8 +3,8 @@
 The service names the cause in the ``error-code`` trailer, always
 ``sfdc.platform.eventbus.grpc.<suffix>``. The gRPC status is less precise. It is used only if the
 trailer is missing, which means that something between client and service failed (Salesforce
-documentation, handling errors). Both tables are data. An unknown suffix is classified by the
-status, but TURNED_AWAY then becomes STOP, because the answer came from the service itself.
+documentation, handling errors). An unknown suffix is classified by the status, but TURNED_AWAY then
+becomes STOP, because the answer came from the service itself.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Rule:
     kind: FailureKind
     error: type[SfPubSubError]
     cure: str = ""
-    """What the user can do, or empty. ``{what}`` is replaced by the topic, schema
-    or subscription.
+    """What the user can do, or an empty string. ``{what}`` is replaced by the name of the topic,
+    schema or subscription.
     """
 
 
@@ -78,7 +78,7 @@ _NO_SCHEMA = Rule(FailureKind.STOP, SchemaNotFoundError, "check the schema id")
 _STOPPED = Rule(
     FailureKind.STOP,
     SubscriptionStoppedError,
-    "sfpubsub managed start {what} sets its state to RUN; it starts again at its defaultReplay",
+    "set its state to RUN with sfpubsub managed start {what}; it then starts at its defaultReplay",
 )
 _HELD = Rule(FailureKind.SLOT_HELD, SubscriptionBusyError)
 

@@ -44,10 +44,10 @@ class GrpcStreamCall(StreamCall):
     Args:
         target: The topic or managed subscription.
         method: Method of the stub.
-        form: Message types of that method.
+        form: Converts the messages of that method.
         opening: Content of the first request.
         headers: Session headers.
-        metadata: Session headers and the headers of this call only.
+        metadata: Session headers, and those that only this call has, such as its trace id.
     """
 
     def __init__(
@@ -149,8 +149,10 @@ class GrpcStreamCall(StreamCall):
         self.cancel()
 
     def _end(self, error: grpc.RpcError | None) -> Failure | None:
-        """Return the failure of the ended call, or None; *error* is None if the service ended it
-        with OK.
+        """Return the failure with which the call ended, or None if it ended with OK.
+
+        Args:
+            error: The error raised by gRPC; None if the service ended the call with OK.
         """
         self._requests.put(None)  # releases gRPC's own thread, which waits for the next request
         self._call = None

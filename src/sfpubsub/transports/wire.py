@@ -1,7 +1,7 @@
 """Convert between Protobuf messages and the protocol's values. No other module uses both.
 
-This module makes no decisions. Opaque ids stay bytes. A field that the service omits becomes None
-where its absence has a meaning.
+This module makes no decisions. A field that the service omits becomes None if its absence has a
+meaning.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def fetch_opening(target: Target, opening: OpenStream) -> pb.FetchRequest:
     """Return the first request of a Subscribe stream.
 
     Raises:
-        LocalProtocolError: The start position is missing. The service would start at LATEST.
+        LocalProtocolError: The start position is missing: the service would start at LATEST.
     """
     start = opening.start
     if start is None:
@@ -76,7 +76,7 @@ def managed_opening(target: Target, opening: OpenStream) -> pb.ManagedFetchReque
 
 
 def managed_request(_target: Target, request: SendRequest) -> pb.ManagedFetchRequest:
-    """Return a later request of a ManagedSubscribe stream. The API lets it omit the name."""
+    """Return a later request of a ManagedSubscribe stream, in which the name is optional."""
     message = pb.ManagedFetchRequest(num_requested=request.num_requested)
     if request.commit is not None:
         message.commit_replay_id_request.commit_request_id = request.commit.request_id
@@ -85,7 +85,7 @@ def managed_request(_target: Target, request: SendRequest) -> pb.ManagedFetchReq
 
 
 class Form(NamedTuple):
-    """The message types of one kind of stream."""
+    """Functions that parse the responses and create the requests of one kind of stream."""
 
     parse: Callable[[bytes], pb.FetchResponse | pb.ManagedFetchResponse]
     opening: Callable[[Target, OpenStream], Message]
@@ -156,7 +156,7 @@ def schema_request(schema_id: str) -> pb.SchemaRequest:
 
 
 def topic_info(message: pb.TopicInfo) -> TopicInfo:
-    """Convert the answer of GetTopic."""
+    """Convert the response of GetTopic to a `TopicInfo`."""
     return TopicInfo(
         message.topic_name,
         message.tenant_guid,
@@ -168,7 +168,7 @@ def topic_info(message: pb.TopicInfo) -> TopicInfo:
 
 
 def schema_info(message: pb.SchemaInfo) -> SchemaInfo:
-    """Convert the answer of GetSchema."""
+    """Convert the response of GetSchema to a `SchemaInfo`."""
     return SchemaInfo(message.schema_id, message.schema_json, message.rpc_id)
 
 
@@ -189,7 +189,7 @@ def publish_request(topic: str, events: Sequence[ProducerEvent]) -> pb.PublishRe
 
 
 def publish_answer(message: pb.PublishResponse) -> PublishAnswer:
-    """Convert an answer of Publish or PublishStream."""
+    """Convert a response of Publish or PublishStream to a `PublishAnswer`."""
     return PublishAnswer(
         tuple(_publish_result(result) for result in message.results),
         message.schema_id,

@@ -48,15 +48,19 @@ class RawEvent(NamedTuple):  # a frozen dataclass takes 1 µs longer to create, 
     """One event as received: undecoded and complete."""
 
     id: str
-    """``ProducerEvent.id``: a UUID for platform events, possibly empty for change events."""
+    """The event's id (``ProducerEvent.id``): a UUID for platform events, possibly empty for change
+    events.
+    """
     schema_id: str
     """Id of the schema that the payload was written with."""
     payload: bytes
-    """One Avro binary datum."""
+    """One datum in Avro's binary encoding, as received."""
     replay_id: ReplayId
-    """The event's position."""
+    """The event's position in the stream."""
     headers: tuple[tuple[str, bytes], ...] = ()
-    """``ProducerEvent.headers``; reserved by the service for future use."""
+    """Headers as names and values (``ProducerEvent.headers``), reserved by the service for future
+    use.
+    """
 
 
 EventKey: TypeAlias = tuple[str, bytes]
@@ -64,7 +68,7 @@ EventKey: TypeAlias = tuple[str, bytes]
 
 
 def event_keys(events: Iterable[RawEvent]) -> list[EventKey]:
-    """Return the key of each event."""
+    """Return the keys of *events*, in the same order."""
     # Bytes instead of a ReplayId, whose hash is computed in Python.
     return [(event.id, event.replay_id._value) for event in events]
 
@@ -78,7 +82,7 @@ class TopicInfo:
     can_publish: bool
     can_subscribe: bool
     schema_id: str
-    """Empty for a topic with several event types, whose events carry their own schema id."""
+    """Id of the topic's schema; empty for a channel, whose events may have different schemas."""
     rpc_id: str
 
 
@@ -98,9 +102,9 @@ class ProducerEvent:
     schema_id: str
     payload: bytes
     id: str = ""
-    """At most 36 characters; if empty, the service generates a UUID."""
+    """The event's id, at most 36 characters; if empty, the service generates a UUID."""
     headers: tuple[tuple[str, bytes], ...] = ()
-    """Reserved by the service for future use."""
+    """Headers as names and values, reserved by the service for future use."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +116,9 @@ class PublishResult:
     correlation_key: str
     """The id under which the event was published."""
     error: str | None = None
-    """Why it failed, or None if it was accepted."""
+    """Why the event failed; None if it was accepted."""
     retryable: bool = False
-    """If it failed: whether sending it again with the same id may succeed."""
+    """Whether sending a failed event again with the same id may succeed."""
 
     @property
     def ok(self) -> bool:
@@ -124,14 +128,14 @@ class PublishResult:
 
 @dataclass(frozen=True)
 class PublishCounts:
-    """Event counts of a publisher by outcome."""
+    """Counts of a publisher's events, by outcome."""
 
     accepted: int = 0
     failed: int = 0
-    """Refused, or abandoned without a response."""
+    """Number of events that were refused, or abandoned without a response."""
     pending: int = 0
-    """Number of events that are waiting or were sent, without a result yet."""
+    """Number of events without a result yet, whether sent or waiting."""
     sent_again: int = 0
     """Number of resends: an upper bound for the duplicates on the bus."""
     streams: int = 0
-    """Streams (or connections for unary calls) that were opened."""
+    """Number of streams opened or, with unary calls, of uninterrupted sequences of calls."""

@@ -27,9 +27,9 @@ GapReason: TypeAlias = Literal["unanchored", "repositioned", "rejected", "missin
 
 @dataclass(frozen=True)
 class Gap:
-    """A position that was given up: events may be missing between two points.
+    """Two positions of a stream between which events may be missing.
 
-    The number of missing events is unknown: the service does not report it.
+    The number of missing events is unknown, because the service does not report it.
     """
 
     reason: GapReason
@@ -42,13 +42,13 @@ class Gap:
     subscription: str
     """The topic, or the managed subscription's name or id."""
     after: ReplayId | None = None
-    """The last position known to be good, if any."""
+    """The last position before the gap, if known."""
     before: ReplayId | None = None
     """The first position after the gap, if known."""
     error_code: str | None = None
-    """Error code of the service that caused it."""
+    """The service's error code for a rejected position, if it sent one."""
     rpc_id: str | None = None
-    """RPC id of the call that caused it."""
+    """The service's id of the call or response that showed the gap, if known."""
 
     def __str__(self) -> str:
         known_good = self.after.hex() if self.after else "the start"
@@ -66,57 +66,57 @@ class CommitReceipt:
     replay_id: ReplayId
     """The committed position."""
     process_time: int | None
-    """When the service received the request, in milliseconds since 1970 UTC; None if the commit was
-    inferred from the start of the next stream.
+    """When the service received the commit request, in milliseconds since 1970 UTC; None if the
+    commit was inferred from the start of the next stream.
     """
 
 
 @dataclass(frozen=True)
 class Health:
-    """A snapshot of a subscription for operators and probes."""
+    """A snapshot of a subscription's state, counts and positions."""
 
     state: HealthState
-    """State name from the state table (sfpubsub.protocol.states), or ``waiting_for_schema``: the
-    stream is open, and events wait because a schema cannot be fetched.
+    """A state of `sfpubsub.protocol.states`, or ``waiting_for_schema``: the stream is open, but
+    received events wait for a schema that cannot be fetched.
     """
     reason: str | None
     """Why the stream is not open, or the last failure, if any."""
     outstanding: int
-    """Events requested and not yet received."""
+    """Number of events requested but not yet received."""
     pending_count: int
-    """Events received and not yet delivered."""
+    """Number of events received but not yet delivered."""
     pending_bytes: int
     """Payload bytes of the pending events."""
     unacked: int
-    """Events received and not yet acked, if acks are tracked."""
+    """Number of events delivered but not yet acked; 0 if acks are not tracked."""
     delivered: int
-    """Events passed to the application since the subscription was created."""
+    """Number of events delivered to the application since the subscription was created."""
     redelivered: int
-    """Duplicates received and dropped."""
+    """Number of events that were received again and dropped."""
     reconnects: int
-    """Streams opened after the first."""
+    """Number of streams opened after the first."""
     last_position: ReplayId | None
-    """The last position received."""
+    """The last position received; None before the first."""
     committed: ReplayId | None
-    """The last position that the service confirmed."""
+    """The last committed position that the service confirmed; None before the first."""
     gaps: tuple[Gap, ...] = ()
-    """All gaps so far."""
+    """All gaps of the subscription so far, oldest first."""
     details: Mapping[str, Any] = field(default_factory=dict)
     quarantined: int = 0
-    """Events quarantined because they could not be decoded or handled."""
+    """Number of events quarantined because they could not be decoded or handled."""
     skipped: int = 0
-    """Events that could not be decoded and were skipped, as configured."""
+    """Number of events that could not be decoded and were skipped, as configured."""
     confirmed: int = 0
-    """Acked events whose position was committed or passed to the store."""
+    """Number of acked events whose position was committed or passed to the store."""
     caught_up: bool = False
     """Whether the newest message on the open stream was a keepalive, so the service has no further
     events for now.
     """
     responses: int = 0
-    """Messages received, including keepalives and commit responses."""
+    """Number of messages received, including keepalives and commit responses."""
     process_time: int | None = None
     """When the service received the last confirmed commit, by its own clock, in milliseconds since
-    1970 UTC; None for a plain subscription.
+    1970 UTC; None if not known, and for a plain subscription.
     """
 
     @property

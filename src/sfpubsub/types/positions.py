@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 class ReplayId:
     """An opaque position in an event stream.
 
-    Equality and hash are those of the bytes. Replay ids have no order and are not numbers: the
-    service promises neither (pubsub_api.proto, ``ConsumerEvent.replay_id``), and ids are neither
-    contiguous nor sorted as bytes.
+    Equality and hash are those of the bytes. Do not order replay ids or treat them as numbers: only
+    equality has a meaning (pubsub_api.proto, ``ConsumerEvent.replay_id``).
 
     Args:
         value: The bytes as the service sent them; not empty.
@@ -37,7 +36,7 @@ class ReplayId:
 
     @classmethod
     def from_hex(cls, text: str) -> ReplayId:
-        """Parse the output of `hex`.
+        """Create a replay id from hexadecimal digits, as returned by `hex`.
 
         Raises:
             ValueError: *text* is not an even number of hexadecimal digits.
@@ -51,13 +50,13 @@ class ReplayId:
         if not value or len(digits) != 2 * len(value):
             raise ValueError(
                 f"{text!r} is not a replay id: it must be an even number of hexadecimal digits, as "
-                f"printed in replay_id"
+                f"sfpubsub prints it"
             )
         return cls(value)
 
     @classmethod
     def from_base64(cls, text: str) -> ReplayId:
-        """Parse the output of `base64`.
+        """Create a replay id from base64 text, as returned by `base64`.
 
         Raises:
             ValueError: *text* is not standard base64.
@@ -68,7 +67,7 @@ class ReplayId:
             raise ValueError(f"{text!r} is not a replay id in base64") from error
 
     def hex(self) -> str:
-        """Return lower-case hexadecimal digits, two per byte."""
+        """Return the bytes as lower-case hexadecimal digits, two per byte."""
         return self._value.hex()
 
     def base64(self) -> str:
@@ -103,28 +102,28 @@ class ReplayPreset(enum.Enum):
 
 @dataclass(frozen=True)
 class StartPosition:
-    """Where a stream begins. Create one with `latest`, `earliest` or `after`."""
+    """Where a stream begins. Use `latest`, `earliest` or `after` to create a position."""
 
     preset: ReplayPreset
     replay_id: ReplayId | None = None
 
     def __post_init__(self) -> None:
         if (self.preset is ReplayPreset.CUSTOM) != (self.replay_id is not None):
-            raise ValueError("CUSTOM requires a replay id, and the other presets allow none")
+            raise ValueError("CUSTOM requires a replay id, and the other presets do not allow one")
 
     @classmethod
     def latest(cls) -> StartPosition:
-        """Begin with events published from now on."""
+        """Return the position that begins with the events published from now on."""
         return cls(ReplayPreset.LATEST)
 
     @classmethod
     def earliest(cls) -> StartPosition:
-        """Begin with the oldest event that the service still retains (72 h)."""
+        """Return the position of the oldest event that the service still retains (72 h)."""
         return cls(ReplayPreset.EARLIEST)
 
     @classmethod
     def after(cls, replay_id: ReplayId) -> StartPosition:
-        """Begin strictly after *replay_id*."""
+        """Return the position that begins with the first event after *replay_id*."""
         return cls(ReplayPreset.CUSTOM, replay_id)
 
     def __str__(self) -> str:
@@ -134,7 +133,7 @@ class StartPosition:
 
 
 class ReplayOption(enum.Enum):
-    """Where a subscription without a position starts, as named by the Streaming API."""
+    """Where a subscription without a stored position starts, as named by the Streaming API."""
 
     NEW_EVENTS = "latest"
     ALL_EVENTS = "earliest"
