@@ -1,3 +1,3 @@
-"""The command line: thin commands over the package. Each command imports what it needs when it
-runs.
+"""The command line: each command is a thin wrapper around the package, and imports its dependencies
+only when it runs.
 """

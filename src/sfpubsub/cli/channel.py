@@ -1,4 +1,4 @@
-"""``sfpubsub subscribe --channel``: events of the Streaming API as JSON lines."""
+"""``sfpubsub subscribe --channel``: print events of the Streaming API as JSON lines."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ def run(
 
 
 def line_of(message: StreamingMessage) -> dict[str, Any]:
-    """Return an event with the same keys as an event of a topic, plus ``subscription`` and
-    ``type``.
-    """
+    """Return an event with the keys that ``subscribe --topic`` prints, plus ``type``."""
     data = message.data if isinstance(message.data, dict) else {"payload": message.data}
     about = data.get("event")
     return {

@@ -96,7 +96,10 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _given(values: tuple[str, ...]) -> dict[str, str | None]:
-    """Return the values by field name, as text. The org parses numbers and dates."""
+    """Parse ``FIELD=VALUE`` arguments; an empty value becomes None.
+
+    Other values remain text, because the org parses numbers and dates.
+    """
     given = {}
     for text in values:
         name, equals, value = text.partition("=")

@@ -35,7 +35,7 @@ class Report:
         echo(f"{source}: {text}" if self._several and source else text)
 
     def progress(self, source: Source, progress: Progress) -> None:
-        """Record the progress of a source, for `text`."""
+        """Record the progress of a source, so that `text` includes it."""
         with self._lock:
             self._progress[source] = progress
 

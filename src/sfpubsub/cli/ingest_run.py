@@ -100,7 +100,7 @@ class Run:
         stop: StopRequest,
         http: Address | None = None,
     ) -> None:
-        """Run until every source has ended."""
+        """Open everything, and read until every source has ended."""
         from sfpubsub.spark.ingest.streams import Streams
 
         with ExitStack() as opened:
@@ -293,7 +293,7 @@ class Run:
             )
         client = table.client
         if client is None:
-            raise AssertionError("every source except channels has a client")
+            raise AssertionError("a managed subscription or a topic requires a client")
         if source.kind == "managed":
             return client.subscribe_managed(source.name, ack="manual", max_unacked=unacked)
         return client.subscribe(
@@ -328,9 +328,9 @@ def _block(subscription: Subscription | ChannelSubscription, status: StatusFile)
 
 
 class _Schemas(SchemaStore):
-    """The table's schemas, which the client looks up before it requests one from the service.
+    """Schema store of the client, which looks up schemas in the table.
 
-    Stores no schemas; each job does so before it writes a row.
+    `put` does nothing, because each job stores an event's schema before it writes the event.
     """
 
     def __init__(self) -> None:

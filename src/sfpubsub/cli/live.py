@@ -1,6 +1,6 @@
 """Output of long-running commands: messages, and a status line.
 
-On a terminal, the status line is updated in place. Elsewhere, a new line is printed every `EVERY`
+On a terminal, the status line is updated in place. Otherwise, a new line is printed every `EVERY`
 seconds.
 """
 

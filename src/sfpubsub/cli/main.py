@@ -61,11 +61,11 @@ class LazyGroup(click.Group):
     """Imports a command's module when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return every command's name."""
+        """Return the names of all commands, sorted."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command's module and return the command."""
+        """Import a command's module and return the command; None if *cmd_name* is unknown."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
@@ -145,7 +145,7 @@ def run(args: list[str] | None = None) -> int:
 
 
 def exit_code(error: SfPubSubError) -> int:
-    """Return the exit code for an error."""
+    """Return the exit code for an error: `NOT_ALLOWED`, `POSITION_LOST` or `FAILED`."""
     if isinstance(error, (AuthenticationError, PermissionDeniedError)):
         return NOT_ALLOWED
     if isinstance(error, ReplayIdRejectedError):

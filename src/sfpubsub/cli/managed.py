@@ -1,6 +1,6 @@
 """``sfpubsub managed``: administer managed subscriptions, and wait until a change takes effect.
 
-Only a subscription shows whether a change has reached the Pub/Sub API. So `create` and `start`
+Only subscribing shows whether a change has reached the Pub/Sub API. `create` and `start` therefore
 subscribe briefly, without acking events.
 """
 
@@ -50,8 +50,8 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmat
 def managed() -> None:
     """Administer the org's managed subscriptions.
 
-    Changing them requires the permission Customize Application, viewing them requires View Setup
-    and Configuration.
+    Changing managed subscriptions requires the permission Customize Application. Viewing them
+    requires View Setup and Configuration.
     """
 
 
@@ -232,7 +232,7 @@ def delete(name_or_id: str, yes: bool, **service: str | None) -> None:
     """Delete a managed subscription and its position.
 
     Prints the deleted record as a JSON line. This disconnects the client that reads the
-    subscription, and deletes the committed position. Do not reuse the name soon.
+    subscription, and deletes the committed position. Do not reuse the name for some minutes.
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)
@@ -281,7 +281,7 @@ def _confirm(question: str, yes: bool) -> None:
             "this deletes a position, and confirmation requires a terminal: use --yes to skip it"
         )
     if not click.confirm(question, err=True):
-        raise click.ClickException("nothing was changed")
+        raise click.ClickException("not confirmed: nothing was changed")
 
 
 # Waiting for the Pub/Sub API.

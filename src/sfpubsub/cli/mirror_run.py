@@ -91,7 +91,7 @@ class MirrorRun:
         once: bool,
         address: Address | None = None,
     ) -> None:
-        """Run until stopped."""
+        """Run until *stop* is requested or, with *once*, until the tables match the org."""
         from sfpubsub.rest import OrgReader
         from sfpubsub.spark.mirror.job import Mirror
         from sfpubsub.spark.mirror.rights import check_rights
@@ -243,5 +243,5 @@ class MirrorRun:
 
 
 def say(text: str) -> None:
-    """Print a message."""
+    """Print a message on stderr, above the status line."""
     echo(text)

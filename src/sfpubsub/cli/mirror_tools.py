@@ -59,7 +59,7 @@ margin_option = click.option(
 @click.option(
     "--where", metavar="SOQL", help="With --reread: only records that match this condition."
 )
-@click.option("--add", metavar="OBJECT", help="Start mirroring OBJECT, too.")
+@click.option("--add", metavar="OBJECT", help="Also mirror OBJECT from now on.")
 @click.option("--pause", is_flag=True, help="Pause merging and reading until --resume.")
 @click.option("--resume", is_flag=True, help="Resume after --pause.")
 @spark_options

@@ -35,7 +35,7 @@ class Topic(click.types.StringParamType):
     name = "topic"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return *value*, which must begin with a slash."""
+        """Return *value* if it begins with a slash and is not a channel of the Streaming API."""
         topic = str(value)
         if topic and not topic.startswith("/"):
             full = " or ".join(full_names(topic))
@@ -53,7 +53,7 @@ class ManagedName(click.types.StringParamType):
     name = "name"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return *value*, which must not begin with a slash."""
+        """Return *value* unless it begins with a slash."""
         if str(value).startswith("/"):
             self.fail(
                 f"{value} is not the name of a managed subscription: did you mean "
@@ -70,7 +70,7 @@ class Channel(click.types.StringParamType):
     name = "channel"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return *value*, which must begin with a slash."""
+        """Return *value* if it begins with a slash."""
         channel = str(value)
         if channel and not channel.startswith("/"):
             self.fail(
@@ -82,12 +82,12 @@ class Channel(click.types.StringParamType):
 
 
 class ReadingCommand(click.Command):
-    """Command whose source is an option. If the option's name is missing, the error suggests it."""
+    """Command whose source is an option. A positional argument is rejected with a suggestion."""
 
     allow_extra_args = True  # rejected here, with a better message than click's
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and reject positional ones with a suggestion."""
+        """Parse the arguments, and reject a positional argument with a suggestion."""
         rest = super().parse_args(ctx, args)
         if ctx.args:
             name = ctx.args[0]

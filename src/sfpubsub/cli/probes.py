@@ -1,4 +1,4 @@
-"""Probe the connection to the service step by step, each with a timeout.
+"""Probe the connection to the service step by step, with a timeout for each step.
 
 gRPC itself reports only that it could not connect. The probes send no secrets, except the proxy's
 password to the proxy.
@@ -76,7 +76,7 @@ def is_plaintext(settings: Settings) -> bool:
 
 
 def resolve(host: str) -> list[str]:
-    """Return the addresses of *host*.
+    """Return the IP addresses of *host*, sorted.
 
     Raises:
         ProbeError: *host* cannot be resolved.
@@ -135,7 +135,7 @@ def handshake(way: Way, ca_file: str) -> str:
             return f"{secured.version()}, certificate {described}"
     except ssl.SSLCertVerificationError as error:
         raise ProbeError(
-            f"the certificate is rejected: {error.verify_message}; it is {_seen(way)}",
+            f"the certificate was rejected: {error.verify_message}; it is {_seen(way)}",
             "if it belongs to a proxy or a test server, set SFPUBSUB_CA_FILE to the certificate "
             "of its authority",
         ) from None
@@ -205,7 +205,7 @@ def _words(error: Exception) -> str:
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T:
-    """Run *work* in a thread and return its result; abandon it on timeout.
+    """Run *work* in a thread and return its result. On a timeout, the thread keeps running.
 
     Raises:
         TimeoutError: *work* took longer than *seconds*.

@@ -1,4 +1,4 @@
-"""A progress line for publishing, on a terminal."""
+"""A progress line for ``sfpubsub publish``, shown on a terminal."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ _GRACE = 3.0
 @click.option(
     "--replay",
     metavar="latest|earliest|HEX",
-    help="With --topic or --channel: where to start. A channel takes -1 (latest), -2 (earliest) "
-    "or a replay id.  [default: latest]",
+    help="With --topic or --channel: where to start. For a channel: -1 (latest), -2 (earliest) or "
+    "a replay id.  [default: latest]",
 )
 @click.option(
     "--replay-store",
@@ -232,7 +232,7 @@ def _open(
 
 
 class _Printer:
-    """Prints events as lines, and acks the events whose lines were read."""
+    """Prints events as lines, and acks events once the reader of stdout has read their lines."""
 
     def __init__(
         self,

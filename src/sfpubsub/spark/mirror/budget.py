@@ -28,8 +28,7 @@ class Budget:
         self._counted = 0
 
     def count(self, now: float, calls: int) -> int:
-        """Record the calls made so far, and return the number of new calls for the caller to
-        persist.
+        """Record the calls made so far, and return the number of new calls. The caller persists it.
 
         Args:
             now: Current time, in seconds since 1970 UTC.
@@ -42,7 +41,7 @@ class Budget:
         return new
 
     def spent(self, now: float, calls: int) -> int:
-        """Return the number of calls made in the last 24 hours. Takes the arguments of `count`."""
+        """Return the number of calls made in the last 24 hours; see `count` for the arguments."""
         while self._used and self._used[0][0] <= now - DAY:
             self._used.popleft()
         return sum(used for _, used in self._used) + calls - self._counted

@@ -104,7 +104,7 @@ class Mailbox:
             self._files.replace(f"{signal.id}{_SIGNAL}", json.dumps(content))
 
     def waiting(self) -> list[Signal]:
-        """Return the signals not marked as done, in order of arrival. Costs a directory listing.
+        """List the directory, and return the signals not marked as done, in order of arrival.
 
         A file that is not a signal, or has a newer version, is logged and ignored.
 

@@ -17,20 +17,22 @@ from sfpubsub.spark.tables.records import Reason
 
 @dataclass(frozen=True)
 class Merge:
-    """Merge some pieces of a read. After all pieces, a note with `is_last` merges the absence of
-    the records that the read did not return.
+    """Merge some pieces of a read.
+
+    After all pieces, a note with `is_last` merges the absence of the records that the read did not
+    return.
     """
 
     entity: str
     kind: str
-    """See `Marker.kind`."""
+    """Kind of the read; see `Marker.kind`."""
     first: int
     last: int
     """Numbers of the first and the last piece."""
     read: Read
-    """`Read.until` is only used with `is_last`; otherwise each row has its own."""
+    """The read. Its `until` is used only with `is_last`; otherwise each row has its own."""
     newest: Read | None
-    """See `Merging.newest`."""
+    """The newest read of the whole object that was merged completely; None before the first."""
     is_last: bool
     laid: int
     """``ingest_seq`` of the newest raw row that was applied."""
@@ -73,7 +75,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Compare the org's ids, stored in some pieces, with the ids in the table."""
+    """Compare the ids of the org's records, as stored in some pieces, with those in the table."""
 
     entity: str
     first: int

@@ -32,7 +32,7 @@ def next_read(
     objects: Sequence[str],
     as_of: AsOf | None,
 ) -> Wanted | None:
-    """Return a read that would heal an entry now, or None.
+    """Return a read that would heal an entry if it began now; None if there is no such read.
 
     Args:
         entries: Open entries by object.

@@ -27,7 +27,7 @@ _GAPS = "gaps"
 
 
 class MirrorQueue:
-    """The queue of one target. Caches its rows, because nothing else changes the table. Not
+    """The queue of one target. Caches its rows, because no other writer changes the table. Not
     thread-safe.
     """
 
@@ -77,7 +77,7 @@ class MirrorQueue:
         self._table.delete(condition, 2 * step + 1)
 
     def entries(self) -> dict[str, list[Entry]]:
-        """Return all open entries by object, in order."""
+        """Return all open entries by object, sorted by `Entry.asked` and `Cue.ingest_seq`."""
         if self._entries is None:
             found: dict[str, list[Entry]] = {}
             for row in self._open():
