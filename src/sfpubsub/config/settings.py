@@ -92,9 +92,11 @@ class Settings:
     access_token: str = ""
     """The access token; used only if `auth` is ``token``."""
     instance_url: str = ""
-    """Scheme and host of the org. Sign-in flows return it; if it is set here, both must match."""
+    """Scheme and host of the org. A sign-in returns this value, which must match the value set
+    here, if any.
+    """
     tenant_id: str = ""
-    """Organisation id. Sign-in flows return it; if it is set here, both must match."""
+    """Organisation id. A sign-in returns this id, which must match the id set here, if any."""
     login_url: str = DEFAULT_LOGIN_URL
     """Where to sign in: My Domain, login.salesforce.com or test.salesforce.com."""
     client_id: str = ""
@@ -193,8 +195,8 @@ class Settings:
             unchosen = () if profile else profiles_in(file)
         elif profile is not None:
             raise ConfigurationError(
-                f"profile {profile.value} ({profile.source}) needs a settings file: name the file "
-                f"with --config or SFPUBSUB_CONFIG"
+                f"profile {profile.value} ({profile.source}) requires a settings file: name the "
+                "file with --config or SFPUBSUB_CONFIG"
             )
         values: dict[str, Any] = {name: item.value for name, item in found.items()}
         sources = {name: item.source for name, item in found.items()}
@@ -202,7 +204,7 @@ class Settings:
 
     @property
     def timings(self) -> Timings:
-        """The default timings, with the configured ones applied."""
+        """Timings of the client: the defaults, except for the configured ping settings."""
         return Timings(ping_interval=self.ping_interval, ping_timeout=self.ping_timeout)
 
     def describe(self) -> list[Setting]:
@@ -256,5 +258,5 @@ class Settings:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
-            "settings hold secrets and cannot be pickled: load them where they are needed"
+            "settings contain secrets and cannot be pickled: load them where they are needed"
         )

@@ -1,6 +1,6 @@
 """The metrics: type, unit, meaning, and what to do if a metric looks wrong.
 
-Names follow OpenTelemetry's messaging conventions (1.44) where one applies; our own are under
+Names follow OpenTelemetry's messaging conventions (1.44) where one applies; the others begin with
 ``messaging.salesforce``. Prometheus names are derived by OpenTelemetry's rules, so that a dashboard
 works with either. scripts/metrics_page.sh generates docs/reference/metrics.md from this file.
 """
@@ -34,7 +34,7 @@ _SUFFIXES = {"s": "_seconds", "By": "_bytes"}
 
 
 class Metric(Enum):
-    """All metrics."""
+    """The metrics of this package."""
 
     CONSUMED = (
         "messaging.client.consumed.messages",
@@ -349,13 +349,13 @@ class Metric(Enum):
 
     @property
     def prometheus(self) -> str:
-        """Name in Prometheus, derived as OpenTelemetry's exporter does."""
+        """Name in Prometheus, derived by the rules of OpenTelemetry's exporter."""
         ending = "_total" if self.kind == "counter" else ""
         return self.otel.replace(".", "_") + _SUFFIXES.get(self.unit, "") + ending
 
 
 def metrics_page() -> str:
-    """Return docs/reference/metrics.md."""
+    """Return the content of docs/reference/metrics.md."""
     return _HEAD + "".join(map(_section, Metric))
 
 

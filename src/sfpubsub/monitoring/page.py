@@ -1,7 +1,7 @@
 """The web page: status, plots of the last hours, positions, gaps, batches and errors.
 
-It is rendered on the server at each request and refreshes itself. It shows no payloads and no
-secrets.
+The page is rendered on the server at each request, and refreshes itself. It shows no payloads and
+no secrets.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Directory and lifetime of a run's emulator. Imports nothing expensive: each run with xdist
-creates an `EmulatorRun`, whether or not it needs an emulator.
+"""Directory and lifetime of a run's emulator.
 
-The process that owns the run (pytest itself, or the controller of xdist) creates a directory with a
-pipe in it, and holds the pipe open. The emulator reads the other end as its stdin and exits when
-the pipe closes: at the end of the run, however the run ends.
+This module imports nothing expensive, because each run with xdist creates an `EmulatorRun`, whether
+or not it needs an emulator.
+
+The process that owns the run (pytest itself, or the controller of xdist) creates a directory that
+contains a pipe, and keeps the pipe open. The emulator reads the other end as its stdin and exits
+when the pipe closes: at the end of the run, however the run ends.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ _LOOK_S = 0.01
 
 
 class EmulatorRun:
-    """The directory and the lifetime of a run's emulator, held by the process that owns the run.
+    """The directory and the lifetime of a run's emulator, in the process that owns the run.
 
     Attributes:
-        directory: Holds the pipe, the emulator's data and its ready line; the workers receive its
-            path.
+        directory: Contains the pipe, the emulator's data and its ready line. The workers receive
+            its path.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,7 @@ class EmulatorRun:
         self._lifeline = os.open(self.directory / "lifeline", os.O_RDWR)
 
     def end(self) -> None:
-        """Stop the emulator, if one runs, and remove the directory."""
+        """Stop the emulator, if it is running, and remove the directory."""
         os.close(self._lifeline)
         lock = self.directory / "data" / "lock"
         if lock.exists() and not _ended(lock):

@@ -1,6 +1,6 @@
 """Parse describe responses about objects and fields, accepting only the documented form.
 
-A describe omits fields that the user is not allowed to see, without any sign that they exist.
+A describe response omits fields that the user may not see, and does not indicate that they exist.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FieldDescription:
     name: str
     label: str
     type: str
-    """Type in the describe: ``string``, ``currency``, ``reference``, ``address`` …"""
+    """Type in the describe response: ``string``, ``currency``, ``reference``, ``address`` …"""
     length: int
     """Maximum length in characters; 0 for types other than text."""
     precision: int
@@ -52,7 +52,7 @@ class FieldDescription:
 
 @dataclass(frozen=True)
 class ObjectSummary:
-    """One object, without its fields."""
+    """Summary of one object, without its fields."""
 
     name: str
     label: str
@@ -71,8 +71,8 @@ class ObjectDescription(ObjectSummary):
     fields: tuple[FieldDescription, ...]
 
     def field(self, name: str) -> FieldDescription | None:
-        """Return a field by name, ignoring case; None if it does not exist or is not visible to the
-        user.
+        """Return the field *name*, ignoring case; None if it does not exist or the user cannot see
+        it.
         """
         for field in self.fields:
             if field.name.lower() == name.lower():
@@ -81,10 +81,10 @@ class ObjectDescription(ObjectSummary):
 
 
 def object_of(found: Any) -> ObjectDescription:
-    """Parse an object describe.
+    """Parse the describe response of an object.
 
     Raises:
-        RemoteProtocolError: The response is not a valid describe.
+        RemoteProtocolError: The response is not valid.
     """
     summary = summary_of(found)
     fields = _items(found, "fields", summary.name)
@@ -94,16 +94,16 @@ def object_of(found: Any) -> ObjectDescription:
 
 
 def summaries_of(found: Any) -> tuple[ObjectSummary, ...]:
-    """Parse a global describe.
+    """Parse the describe response of the whole org.
 
     Raises:
-        RemoteProtocolError: The response is not a valid describe.
+        RemoteProtocolError: The response is not valid.
     """
     return tuple(map(summary_of, _items(found, "sobjects", "the org")))
 
 
 def summary_of(found: Any) -> ObjectSummary:
-    """Parse the summary of an object in a describe.
+    """Parse the summary of an object in a describe response.
 
     Raises:
         RemoteProtocolError: The response is not a valid describe.

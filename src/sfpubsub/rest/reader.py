@@ -111,23 +111,19 @@ class OrgReader:
 
     @property
     def calls(self) -> int:
-        """Number of requests made so far, including retries; each counts against the org's daily
-        limit.
-        """
+        """Number of requests made, including retries. Each counts against the org's daily limit."""
         return self._asker.calls
 
     @property
     def org_time(self) -> datetime | None:
         """The latest server time seen (Date header); None before the first response.
 
-        It is in whole seconds, so the org's clock may be almost a second ahead of it.
+        The header is in whole seconds, so the org's clock may be almost a second ahead.
         """
         return self._asker.org_time
 
     def limits(self) -> ApiLimit:
-        """Return the org's limit and its remaining calls, as the org reports them
-        (DailyApiRequests).
-        """
+        """Return the org's limit of API calls and the remaining calls (DailyApiRequests)."""
         found = self._asker.get(f"{self._data}limits")
         limit = found.get("DailyApiRequests") if isinstance(found, dict) else None
         most, remaining = (

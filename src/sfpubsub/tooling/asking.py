@@ -1,4 +1,4 @@
-"""Query an org's records page by page, and add advice to its errors."""
+"""Query an org's records page by page, and add advice to errors of the org."""
 
 from __future__ import annotations
 

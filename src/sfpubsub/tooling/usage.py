@@ -26,7 +26,7 @@ class Allocation:
     """One of the org's event limits."""
 
     name: str
-    """Name in the limits resource."""
+    """Name of the limit in the org's limits resource."""
     meaning: str
     most: int
     used: int
