@@ -346,6 +346,6 @@ def test_no_proxy_may_name_a_network(monkeypatch):
 )
 def test_an_endpoint_that_is_none(endpoint):
     """An error now, and not a name that nobody knows."""
-    with pytest.raises(ConfigurationError, match="not host:port"):
+    with pytest.raises(ConfigurationError, match="use host:port"):
         network.split_endpoint(endpoint)
     assert network.split_endpoint("[::1]:443") == ("::1", 443)

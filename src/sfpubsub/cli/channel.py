@@ -37,8 +37,9 @@ def run(
 ) -> None:
     """Print a channel's events as JSON lines, then unsubscribe and disconnect.
 
-    Ends when a signal requests a stop, after *max_events* events, or after *idle_timeout* seconds
-    without an event. An event's position is stored once its line has been flushed.
+    The function returns when a signal requests a stop, after *max_events* events, or after
+    *idle_timeout* seconds without an event. An event's position is stored once its line has been
+    flushed.
     """
     start = _start(replay)
     count, silent_since = 0, time.monotonic()

@@ -1,7 +1,7 @@
 """``sfpubsub doctor``: check each requirement of a subscription, one by one.
 
-The command changes nothing and opens no stream. Every line is printed through `_Report.add` or
-`Settings.describe`, which remove secrets. Each step has a timeout.
+The command changes nothing and opens no stream. All output passes through `_Report.add` or
+`Settings.describe`, which mask secrets. Each step has a timeout.
 """
 
 from __future__ import annotations

@@ -60,14 +60,14 @@ class _Commands(click.Group):
     type=click.IntRange(0, 65535),
     default=_GRPC_PORT,
     show_default=True,
-    help="Port of the Pub/Sub API; 0 picks a free one.",
+    help="Port of the Pub/Sub API; 0 selects a free port.",
 )
 @click.option(
     "--http-port",
     type=click.IntRange(0, 65535),
     default=_HTTP_PORT,
     show_default=True,
-    help="Port of sign-in, the Tooling API and the health page; 0 picks a free one.",
+    help="Port of sign-in, the Tooling API and the health page; 0 selects a free port.",
 )
 @click.option(
     "--data-dir",
@@ -130,10 +130,10 @@ def emulator(
 ) -> None:
     """Run a local emulator of the Pub/Sub API.
 
-    When ready, it prints one JSON line with everything that a client needs to connect. The file
-    client.toml in the data directory contains the same values as a settings file for --config.
-    SIGTERM and Ctrl-C shut it down cleanly; if it is killed in another way, no acknowledged data is
-    lost.
+    When ready, the command prints one JSON line with everything that a client needs to connect. The
+    file client.toml in the data directory contains the same values as a settings file for --config.
+    SIGTERM and Ctrl-C shut the emulator down cleanly. If it is killed in another way, no
+    acknowledged data is lost.
 
     A subcommand controls a running emulator instead of starting one.
     """

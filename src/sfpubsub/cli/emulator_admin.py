@@ -100,7 +100,7 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
         try:
             results = emulator.publish(topic, events)
         except EmulatorProblem as problem:
-            raise click.ClickException(f"{where}, not published: {problem}") from problem
+            raise click.ClickException(f"{where} could not be published: {problem}") from problem
         for result in results:
             show(result)
 
@@ -120,7 +120,7 @@ def subscriptions(emulator: RemoteEmulator) -> None:
 
 
 class ListFirst(click.Group):
-    """A group whose default subcommand is `list`."""
+    """A command group whose default subcommand is `list`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments, with `list` inserted if they do not begin with a subcommand."""

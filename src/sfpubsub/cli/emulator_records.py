@@ -52,7 +52,7 @@ def query(emulator: RemoteEmulator, soql: str) -> None:
 @click.argument("record_id", metavar="ID")
 @of_an_emulator
 def show_(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
-    """Print one record."""
+    """Print one record as a JSON line."""
     show(_plain(emulator.call("GET", _path(object_, record_id))))
 
 

@@ -191,6 +191,8 @@ def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("confirmation requires a terminal: use --yes to skip it")
+        raise click.UsageError(
+            "confirmation requires a terminal: use --yes to skip the confirmation"
+        )
     if not click.confirm(question, err=True):
         raise click.ClickException("not confirmed: nothing was changed")

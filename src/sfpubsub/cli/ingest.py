@@ -90,7 +90,7 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     "--max-events",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Stop after receiving N events from each source, including those already written.",
+    help="Stop after receiving N events from each source, including those already in the table.",
 )
 @click.option(
     "--idle-timeout",
@@ -148,8 +148,8 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     type=click.Choice(["quarantine", "keep", "skip", "fail"]),
     default="quarantine",
     show_default=True,
-    help="What to do with an event that cannot be decoded: quarantine it with the table, write a "
-    "row without JSON, only count it, or stop the job.",
+    help="What to do with an event that cannot be decoded: store it in the table's quarantine, "
+    "write a row without JSON, only count it, or stop the job.",
 )
 @http_option
 @service_options

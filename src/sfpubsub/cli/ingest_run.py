@@ -60,9 +60,9 @@ class Run:
     """The sources, their table, and the jobs that connect them.
 
     Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
-    The client comes second, so that a missing topic does not leave a table behind; the table third,
-    because its positions determine where to subscribe. The subscriptions come last, so that they
-    are drained while the table is still leased.
+    The client is opened second, so that a missing topic does not leave a table behind. The table is
+    opened third, because its positions determine where to subscribe. The subscriptions are opened
+    last, so that they are drained while the table is still leased.
     """
 
     def __init__(
@@ -158,9 +158,12 @@ class Run:
         return spark
 
     def _check_names(self, client: PubSubClient) -> None:
-        """Look up the topics, so that a wrong name does not leave a table behind.
+        """Look up the topics first, so that a wrong name does not leave a table behind.
 
         Managed subscriptions and channels cannot be looked up in this way.
+
+        Raises:
+            SfPubSubError: A topic cannot be read, and the error is not transient.
         """
         failures: list[SfPubSubError] = []
         for source in self._sources:

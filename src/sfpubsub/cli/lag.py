@@ -23,14 +23,14 @@ _DECIMALS = 1
     "--managed",
     type=ManagedName(),
     metavar="NAME_OR_ID",
-    help="Only runs that read this managed subscription. Use the name or id that the running "
+    help="Show only runs that read this managed subscription. Use the name or id that the running "
     "command uses.",
 )
-@click.option("--topic", type=Topic(), metavar="TOPIC", help="Only runs that read this topic.")
+@click.option("--topic", type=Topic(), metavar="TOPIC", help="Show only runs that read this topic.")
 @click.option(
-    "--channel", type=Channel(), metavar="CHANNEL", help="Only runs that read this channel."
+    "--channel", type=Channel(), metavar="CHANNEL", help="Show only runs that read this channel."
 )
-@click.option("--endpoint", metavar="HOST:PORT", help="Only runs that use this endpoint.")
+@click.option("--endpoint", metavar="HOST:PORT", help="Show only runs that use this endpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line per run.")
 def lag(
     managed: str | None,

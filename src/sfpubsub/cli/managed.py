@@ -73,8 +73,8 @@ def list_(**service: str | None) -> None:
 def show(name_or_id: str, **service: str | None) -> None:
     """Show one managed subscription.
 
-    Prints a JSON line. It does not contain the position, because the API does not expose it;
-    `sfpubsub lag` shows it on the machine that reads the subscription.
+    Prints a JSON line. The position is not included, because the API does not expose it; `sfpubsub
+    lag` shows the position on the machine that reads the subscription.
     """
     tooling = Tooling.from_env(service)
     _show(tooling.show(name_or_id))
@@ -119,10 +119,11 @@ def create(
 ) -> None:
     """Create a managed subscription.
 
-    Creates it in state RUN, and prints the record as a JSON line. NAME and TOPIC cannot be changed
-    later. EARLIEST starts with the oldest event that the service still retains, at most 72 hours
-    back; these deliveries count against the org's allocation. With LATEST, the service stores no
-    position before the first confirmed commit, so a crash before that commit loses events.
+    Sets the state to RUN, and prints the record as a JSON line. NAME and TOPIC cannot be changed
+    later. With EARLIEST, the subscription starts with the oldest event that the service still
+    retains, at most 72 hours back; these deliveries count against the org's allocation. With
+    LATEST, the service stores no position before the first confirmed commit, so a crash before that
+    commit loses events.
     """
     tooling = Tooling.from_env(service)
     record = tooling.create(
@@ -174,7 +175,9 @@ def update(
     take some minutes to take effect.
     """
     if label is None and default_replay is None and error_recovery_replay is None:
-        raise click.UsageError("use --label, --default-replay or --error-recovery-replay")
+        raise click.UsageError(
+            "nothing to change: use --label, --default-replay or --error-recovery-replay"
+        )
     tooling = Tooling.from_env(service)
     record = tooling.update(
         name_or_id,
@@ -278,7 +281,8 @@ def _confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(
-            "this deletes a position, and confirmation requires a terminal: use --yes to skip it"
+            "deleting a position requires confirmation in a terminal: use --yes to skip the "
+            "confirmation"
         )
     if not click.confirm(question, err=True):
         raise click.ClickException("not confirmed: nothing was changed")
@@ -292,7 +296,7 @@ def _wait_until_served(
 ) -> None:
     name = record.developer_name
     with connected_client(None, tooling.sessions, **service) as client:
-        _say(f"waiting until {name} is available at the Pub/Sub API, which takes some minutes")
+        _say(f"waiting until {name} is available at the Pub/Sub API, which can take some minutes")
         wait_until(
             f"{name} is available",
             lambda: _is_served(client, name),

@@ -45,7 +45,7 @@ class MirrorRun:
     """Runs a mirror: its stream, its tables, and its reads of the org.
 
     Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
-    Then the stream with the raw table is opened, and the tables derived from it.
+    The stream and its raw table are opened next, and the derived tables last.
 
     Raises:
         ConfigurationError: A setting is missing or not valid.

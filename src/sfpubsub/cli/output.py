@@ -90,7 +90,7 @@ class Output:
         """Return whether the reader has closed its end.
 
         Args:
-            wait: Maximum time to wait for the reader to close it, in seconds.
+            wait: Maximum time to wait for the reader, in seconds.
         """
         if self._broken:
             return True

@@ -35,7 +35,7 @@ class Topic(click.types.StringParamType):
     name = "topic"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return *value* if it begins with a slash and is not a channel of the Streaming API."""
+        """Return *value*. Fail with a suggestion if it is not the full name of a topic."""
         topic = str(value)
         if topic and not topic.startswith("/"):
             full = " or ".join(full_names(topic))
@@ -53,7 +53,7 @@ class ManagedName(click.types.StringParamType):
     name = "name"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return *value* unless it begins with a slash."""
+        """Return *value*. Fail with a suggestion if it begins with a slash."""
         if str(value).startswith("/"):
             self.fail(
                 f"{value} is not the name of a managed subscription: did you mean "
@@ -70,7 +70,7 @@ class Channel(click.types.StringParamType):
     name = "channel"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return *value* if it begins with a slash."""
+        """Return *value*. Fail with a suggestion if it does not begin with a slash."""
         channel = str(value)
         if channel and not channel.startswith("/"):
             self.fail(
@@ -96,7 +96,9 @@ class ReadingCommand(click.Command):
 
 
 def meant(name: str) -> str:
-    """Return the option that fits a name, judging by its form, followed by the name."""
+    """Return the option for *name*, judging by its form, and the name itself: ``--topic
+    /event/A__e``.
+    """
     if name.startswith(_CHANNELS):
         return f"subscribe --channel {name}"
     return f"--topic {name}" if name.startswith("/") else f"--managed {name}"

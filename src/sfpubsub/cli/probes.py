@@ -33,7 +33,7 @@ class ProbeError(Exception):
 
     Args:
         message: What failed.
-        cure: What the user can do.
+        cure: Suggested fix.
     """
 
     def __init__(self, message: str, cure: str) -> None:

@@ -172,7 +172,7 @@ def _send(publisher: Publisher, lines: Iterator[tuple[str, str]], printer: Print
         try:
             printer.put(publisher.send(value, **about))
         except EncodeError as error:
-            raise EncodeError(f"{where}, not published: {error}") from error
+            raise EncodeError(f"{where} could not be published: {error}") from error
 
 
 class Printer:

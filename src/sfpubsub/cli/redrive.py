@@ -228,8 +228,7 @@ def redrive(
 
 
 class Decoder:
-    """Decodes entries with their stored schemas or, for entries without one, with schemas from
-    *sources*.
+    """Decodes entries with their stored schemas, otherwise with schemas from *sources*.
 
     Args:
         sources: Functions that return a schema by id, or None. Called in order, each once per id.

@@ -58,7 +58,7 @@ class Status:
     started_at: float
     updated_at: float
     into: str | None = None
-    """The table that events are written to, if any."""
+    """Address of the table that events are written to; None if there is no table."""
     connected: bool = False
     """Whether the service has accepted the subscription in this run."""
     ended_at: float | None = None
@@ -67,17 +67,17 @@ class Status:
     """`Health.state` of the subscription."""
     reason: str | None = None
     acked_position: str | None = None
-    """Position of the last event that was printed or written."""
+    """Position of the last event that was printed or written; None before the first."""
     received_position: str | None = None
     committed_position: str | None = None
     last_message_at: float | None = None
-    """When the service last sent a message, including keepalives."""
+    """When the service last sent a message, including keepalives; None before the first message."""
     last_commit_at: float | None = None
-    """When the last commit was confirmed."""
+    """When the last commit was confirmed; None before the first commit."""
     acked_event_at: float | None = None
     """When the last acked event occurred; None if it has no timestamp."""
     acked_at: float | None = None
-    """When the last acked event was acked."""
+    """When the last acked event was acked; None before the first ack."""
     delivered: int = 0
     """Number of events delivered in this run."""
     pending: int = 0
@@ -147,20 +147,20 @@ def read_status(path: Path) -> Status:
     try:
         values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except RecursionError as error:
-        raise ValueError("its JSON is nested too deeply") from error
+        raise ValueError("the JSON is nested too deeply") from error
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
-        raise ValueError("it is not a status file of this version")
+        raise ValueError("the file is not a status file of this version")
     for name, kind in _FIELDS.items():
         if name not in values or not isinstance(values[name], kind):
-            raise ValueError(f"its {name} is missing or has a wrong type")
+            raise ValueError(f"{name} is missing or has a wrong type")
         if isinstance(values[name], str):
             values[name].encode()  # fails if the text cannot be printed
         if isinstance(values[name], (int, float)) and not abs(values[name]) <= _MOST:
-            raise ValueError(f"its {name} is not a valid number")
+            raise ValueError(f"{name} is not a valid number")
     if values["kind"] not in get_args(Kind):
-        raise ValueError(f"its kind is not one of {', '.join(get_args(Kind))}")
+        raise ValueError(f"the kind is not one of {', '.join(get_args(Kind))}")
     if not all(_is_count(hour, events) for hour, events in values["hours"].items()):
-        raise ValueError("its hours are not counts of events")
+        raise ValueError("the hours are not counts of events")
     return Status(**{name: values[name] for name in _FIELDS})
 
 

@@ -24,15 +24,14 @@ class Engine(Protocol):
     on_step: Callable[[StepReport], None] | None
 
     def step_seconds(self) -> float | None:
-        """Return how long the current step has been running, in seconds; None if no step is
-        running.
-        """
+        """Return the seconds since the current step began; None if no step is running."""
         ...
 
 
 class StepWatch:
-    """Adds up the reports of one engine's steps. Registers a callback that runs in the engine's
-    thread; all other methods are thread-safe.
+    """Adds up the reports of one engine's steps.
+
+    The engine calls a registered callback in its own thread. All public methods are thread-safe.
     """
 
     def __init__(self) -> None:

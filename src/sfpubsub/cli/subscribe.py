@@ -340,8 +340,10 @@ def _print(
 
 
 def _wait_for_reader(subscription: Reading, printer: _Printer, stop: StopRequest) -> None:
-    """Wait until all lines were read, the reader has exited, the subscription has ended, or
-    `_GRACE` seconds have passed since a stop request.
+    """Wait until all lines were read, or reading is no longer possible.
+
+    This is the case if the reader has exited or the subscription has ended. After a stop request,
+    wait at most `_GRACE` seconds.
     """
     deadline = math.inf
     while printer.unread and not printer.out.is_gone(_LOOK):

@@ -98,8 +98,6 @@ def watching(
 
 
 def is_traced() -> bool:
-    """Return whether OpenTelemetry is configured and installed, without importing it, which is
-    slow.
-    """
+    """Return whether OpenTelemetry is configured and installed, without the slow import."""
     is_set_up = any(name.startswith("OTEL_") for name in os.environ)
     return is_set_up and importlib.util.find_spec("opentelemetry") is not None

@@ -39,8 +39,8 @@ def trusted_roots(ca_file: str = "") -> Path:
     """Return the PEM file of the certificate authorities to trust.
 
     Args:
-        ca_file: The configured file. If empty, the first existing one of the file in
-            ``SSL_CERT_FILE``, the system's file and certifi's file.
+        ca_file: The configured file. If empty, the file that ``SSL_CERT_FILE`` names is used,
+            otherwise the system's, otherwise certifi's.
 
     Raises:
         ConfigurationError: *ca_file* or ``SSL_CERT_FILE`` cannot be read, or contains no
@@ -98,7 +98,8 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None or not 0 < int(found["port"]) <= 65535:
         raise ConfigurationError(
-            f"endpoint {endpoint!r} is not host:port, such as api.pubsub.salesforce.com:7443"
+            f"endpoint {endpoint!r} is not valid: use host:port, such as "
+            "api.pubsub.salesforce.com:7443"
         )
     return found["host"].strip("[]"), int(found["port"])
 

@@ -39,8 +39,7 @@ class Timings:
     """Timings of the service and of this client, in seconds. Tests scale them down."""
 
     keepalive: float = 270.0
-    """While events are requested, the service sends a message at least this often (Subscribe RPC).
-    """
+    """Maximum time between messages from the service while events are requested (Subscribe RPC)."""
     keepalive_margin: float = 30.0
     """A stream that has been silent for `keepalive` plus this time is replaced."""
     reserve: float = 50.0

@@ -56,13 +56,15 @@ _ABOUT = ("sources", "profiles")
 
 
 class Setting(NamedTuple):
-    """One setting in a form that is safe to show."""
+    """The name, value and source of one setting, in a form that is safe to show."""
 
     name: str
     value: str
-    """The value; ``***`` for a secret."""
+    """The value as text; ``***`` for a secret."""
     source: str
-    """``option --x``, ``environment SFPUBSUB_X``, ``FILE: key`` or ``default``."""
+    """Source of the value: ``option --x``, ``environment SFPUBSUB_X``, ``FILE: key`` or
+    ``default``.
+    """
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,9 +76,9 @@ class Settings:
     """
 
     endpoint: str = DEFAULT_ENDPOINT
-    """``host:port``."""
+    """``host:port`` of the Pub/Sub API."""
     insecure: str = ""
-    """``1``: plaintext to loopback only; ``force``: plaintext anywhere."""
+    """Where plaintext is allowed: ``1`` only to loopback, ``force`` to any host; else nowhere."""
     ca_file: str = ""
     """PEM file of certificate authorities to trust instead of the system's."""
     proxy: str = ""

@@ -49,25 +49,25 @@ class Facts:
     turned_at: float | None = None
     """When the application's loop last completed an iteration; None if it does not report this."""
     last_message_at: float | None = None
-    """When the service last sent a message, including keepalives."""
+    """When the service last sent a message, including keepalives; None before the first message."""
     heard_at: float | None = None
     """When the service last sent a message, or when none was last expected: on a paused stream, on
     a stream that requests no events, and on a channel, whose keepalives are not visible.
     """
     last_commit_at: float | None = None
-    """When the last commit was confirmed."""
+    """When the last commit was confirmed; None before the first commit."""
     acked_position: str | None = None
-    """Position of the last acked event, in hexadecimal."""
+    """Position of the last acked event, in hexadecimal; None before the first ack."""
     acked_event_at: float | None = None
     """When the last acked event occurred; None if it has no timestamp."""
     acked_at: float | None = None
-    """When the last acked event was acked."""
+    """When the last acked event was acked; None before the first ack."""
     idle_at: float | None = None
     """When all events were last known to be acked, by the application and by the service."""
     schema_since: float | None = None
     """When events started waiting for a schema; None if none are waiting."""
     error: str | None = None
-    """The error that ended the subscription, if any."""
+    """The error that ended the subscription; None if it has not failed."""
 
     @property
     def is_behind(self) -> bool:
@@ -141,7 +141,7 @@ class Observation:
         return self.look()
 
     def failed(self, error: BaseException) -> None:
-        """Record that the subscription failed."""
+        """Record the error with which the subscription failed."""
         self._note(error=" ".join(str(error).split()) or type(error).__name__)
 
     def look(self) -> Facts:

@@ -125,7 +125,7 @@ def _y(value: float, top: float) -> float:
 
 
 def _round_up(value: float) -> float:
-    """Round up to 1, 2 or 5 times a power of ten; at least 1."""
+    """Return *value* rounded up to 1, 2 or 5 times a power of ten; at least 1."""
     power = 1.0
     while True:
         for factor in (1, 2, 5):

@@ -35,7 +35,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Sample:
-    """One value of a metric."""
+    """One value of a metric, with its labels."""
 
     metric: Metric
     value: float | Histogram
@@ -67,7 +67,7 @@ class Registry:
             self._counts[key] = self._counts.get(key, 0.0) + amount
 
     def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        """Add a value to a histogram."""
+        """Add *value* to a histogram, and pass it to the functions registered with `forward`."""
         with self._lock:
             key = metric, labels
             self._histograms[key] = self._histograms.get(key, Histogram()).with_value(value)

@@ -60,7 +60,7 @@ def serve(monitor: Monitor, host: str = "127.0.0.1", port: int = 0) -> Iterator[
     Args:
         monitor: The monitor to show.
         host: Address to listen on.
-        port: Port to listen on; 0 picks a free one.
+        port: Port to listen on; 0 selects a free port.
 
     Raises:
         ConfigurationError: The server cannot listen on this address and port.

@@ -48,9 +48,7 @@ class Steps:
         self._running = {**self._running, name: seconds}
 
     def running(self) -> dict[str, float | None]:
-        """Return how long each kind of step has been running, in seconds; None if it is not
-        running.
-        """
+        """Return the seconds for which each kind of step has been running; None if it is idle."""
         return {name: seconds() for name, seconds in self._running.items()}
 
     def ended(self, done: Done) -> None:

@@ -54,7 +54,7 @@ class EmulatorRun:
 
 
 def _ended(lock: Path) -> bool:
-    """Wait until the lock of a data directory is free; return False if that takes too long."""
+    """Return whether the lock of a data directory becomes free within `_END_S` seconds."""
     deadline = time.monotonic() + _END_S
     with lock.open("rb") as file:
         while time.monotonic() < deadline:

@@ -100,7 +100,7 @@ def start_or_find(directory: Path, options: Sequence[str]) -> RunningEmulator:
 
 
 def _start(directory: Path, options: Sequence[str]) -> str:
-    """Start the emulator and return its ready line, JSON text."""
+    """Start the emulator and return its ready line, which is JSON."""
     command = [sys.executable, "-m", "sfpubsub", "emulator", "--until-stdin-closes"]
     places = ["--grpc-port", "0", "--http-port", "0", "--data-dir", str(directory / "data")]
     log = directory / "emulator.log"

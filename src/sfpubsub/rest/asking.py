@@ -47,7 +47,7 @@ class Asker:
     Args:
         sessions: Supplies the session.
         http: Makes the requests; its size and time limits are replaced.
-        api_version: Such as ``60.0``.
+        api_version: Version of the REST API, such as ``60.0``.
         timings: Timeouts, delays and the number of attempts.
         sleep: Pauses for the given number of seconds; may raise an error to end the retries.
 
@@ -153,8 +153,9 @@ class Asker:
         raise AssertionError("the last attempt returns or raises")
 
     def _delay(self, error: SfPubSubError, attempt: int) -> float | None:
-        """Return the delay before a retry, in seconds; None if the service asks for more than
-        allowed.
+        """Return the delay before a retry in seconds; None if the service asks for a longer one.
+
+        The longest allowed delay is `RestTimings.backoff_max`.
         """
         longest = self.timings.backoff_max
         if isinstance(error, StreamUnavailableError) and error.retry_after is not None:

@@ -46,7 +46,7 @@ class FieldDescription:
     """The compound field that contains this field, such as ``BillingAddress``; otherwise None."""
     relationship_name: str | None
     reference_to: tuple[str, ...]
-    """Objects that the field may refer to; several for a polymorphic field."""
+    """Objects that the field may refer to; several for a polymorphic field, else at most one."""
     picklist_values: tuple[PicklistValue, ...]
 
 
@@ -71,9 +71,7 @@ class ObjectDescription(ObjectSummary):
     fields: tuple[FieldDescription, ...]
 
     def field(self, name: str) -> FieldDescription | None:
-        """Return the field *name*, ignoring case; None if it does not exist or the user cannot see
-        it.
-        """
+        """Return the field *name*, ignoring case; None if it is missing or hidden from the user."""
         for field in self.fields:
             if field.name.lower() == name.lower():
                 return field
@@ -106,7 +104,7 @@ def summary_of(found: Any) -> ObjectSummary:
     """Parse the summary of an object in a describe response.
 
     Raises:
-        RemoteProtocolError: The response is not a valid describe.
+        RemoteProtocolError: The response is not valid.
     """
     part = _Part(found, "an object")
     name = part.text("name")
@@ -129,7 +127,7 @@ def _field(found: Any, of: str) -> FieldDescription:
     references = _items(found, "referenceTo", part.what)
     if not all(isinstance(target, str) for target in references):
         raise RemoteProtocolError(
-            f"the org's describe of {part.what} has a referenceTo that is not text"
+            f"the org's describe of {part.what} contains a referenceTo that is not text"
         )
     return FieldDescription(
         name=name,
@@ -198,5 +196,5 @@ class _Part:
 def _items(found: Any, member: str, what: str) -> list[Any]:
     items = found.get(member) if isinstance(found, dict) else None
     if not isinstance(items, list):
-        raise RemoteProtocolError(f"the org's describe of {what} has no list {member}")
+        raise RemoteProtocolError(f"the org's describe of {what} contains no list {member}")
     return items

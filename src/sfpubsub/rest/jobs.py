@@ -157,7 +157,7 @@ class QueryJobs:
 
         Args:
             job_id: Id of a complete job.
-            file: Open for reading and writing; its content is replaced.
+            file: Binary file, open for reading and writing; its content is replaced.
             columns: Columns of the job's query, in its order; the org reports them only with the
                 results.
             locator: `ResultPage.next_locator` of the previous page; None for the first.

@@ -39,7 +39,9 @@ class ResultPage:
     records: int
     """Number of rows, without the header."""
     next_locator: str | None
-    """Locator of the next page; None for the last page. It is valid as long as the job exists."""
+    """Locator of the next page; None for the last page. The locator is valid as long as the job
+    exists.
+    """
 
     def rows(self) -> Iterator[list[str]]:
         """Yield the rows.
@@ -83,7 +85,7 @@ def fetch(
         path: Path of the results.
         query: Query parameters that select the page.
         columns: Columns of the job's query, in its order.
-        file: Open for reading and writing.
+        file: Binary file, open for reading and writing.
 
     Raises:
         OSError: The file could not be written.

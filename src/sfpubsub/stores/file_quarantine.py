@@ -41,8 +41,8 @@ class FileQuarantine(Quarantine):
     A `put` works in these steps:
 
     1. Write each new entry under a temporary name, and flush it.
-    2. Rename each to its final name. The name is derived from the event, so an existing entry is
-       kept, unless its file is damaged.
+    2. Rename each file to its final name. The name is derived from the event, so an existing entry
+       is kept, unless its file is damaged.
     3. Flush the directory. Only now may the events be acked.
 
     If the process is killed before step 3, the event is redelivered and stored then; if it is
@@ -90,7 +90,7 @@ class FileQuarantine(Quarantine):
             ) from error
 
     def get(self, key: str) -> QuarantinedEvent | None:
-        """Return the entry with a key; None if there is no such entry.
+        """Return the entry stored under *key*; None if there is no such entry.
 
         Raises:
             ConfigurationError: The entry's file is damaged or cannot be read.
@@ -191,7 +191,7 @@ class FileQuarantine(Quarantine):
             ) from error
 
     def _sweep(self) -> None:
-        """Remove drafts that dead processes left. Only the first call does so."""
+        """Remove drafts that crashed processes left. Only the first call does so."""
         if self._is_swept:
             return
         for path in self._directory.glob("*.tmp"):
@@ -208,7 +208,7 @@ class FileQuarantine(Quarantine):
 
 
 def entry_text(event: QuarantinedEvent) -> str:
-    """Return the content of an entry's file, JSON text."""
+    """Return the content of an entry's file as JSON text."""
     raw = event.raw
     document = {
         "subscription": event.subscription,

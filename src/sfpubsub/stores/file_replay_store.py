@@ -67,8 +67,8 @@ class FileReplayStore(ReplayStore):
             raise ConfigurationError(f"the replay store {self._path} is closed: open another one")
         if os.getpid() != self._process:
             raise ConfigurationError(
-                f"the replay store {self._path} belongs to the parent of this forked process: open "
-                f"another store here"
+                f"the replay store {self._path} belongs to the parent of this forked process: "
+                "open another store in this process"
             )
         positions = {**self._positions, topic: replay_id}
         document = {"positions": {name: positions[name].hex() for name in sorted(positions)}}

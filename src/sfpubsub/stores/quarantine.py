@@ -25,7 +25,7 @@ class QuarantinedEvent:
     """One event as it was received, and why it could not be decoded or handled."""
 
     raw: RawEvent
-    """Payload, schema id, replay id, event id, headers."""
+    """The event as received: payload, schema id, replay id, event id and headers."""
     subscription: str
     """Source of the event: the topic, or the managed subscription's name or id."""
     topic: str
@@ -39,7 +39,7 @@ class QuarantinedEvent:
     schema_json: str | None = None
     """The Avro schema as JSON text; None if it was not available."""
     failed_in: FailedIn = "decoding"
-    """Stage that failed."""
+    """Stage that failed: ``decoding`` or ``handler``."""
 
     @cached_property
     def key(self) -> str:

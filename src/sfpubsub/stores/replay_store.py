@@ -1,4 +1,4 @@
-"""Replay stores: store the positions of plain subscriptions, which the service does not store.
+"""Replay stores: keep the positions of plain subscriptions, which the service does not store.
 
 The synchronous client uses a store only in threads that iterate, ack, drain or close, never in the
 stream's own thread. That matters for stores that are tied to a thread, such as a shelve on Python
@@ -149,7 +149,7 @@ def start_and_store(
 
 
 def as_store(store: object) -> AnyStore:
-    """Return *store* if it is a replay store. Wrap it if it is a mapping.
+    """Return *store*, wrapped in a `MappingReplayStore` if it is a mapping.
 
     Raises:
         ConfigurationError: *store* is not a mapping or a replay store.

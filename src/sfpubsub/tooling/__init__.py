@@ -109,7 +109,7 @@ class Tooling:
                 yield record
 
     def show(self, name_or_id: str) -> ManagedEventSubscription:
-        """Return the record with a name or id.
+        """Return the record of a managed subscription.
 
         Args:
             name_or_id: Developer name, or record id of 15 or 18 characters.

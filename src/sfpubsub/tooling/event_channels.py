@@ -66,7 +66,9 @@ class EventTopic:
 
     topic: str
     kind: str
-    """``event``, ``change`` or ``channel``."""
+    """Kind of the topic: ``event`` for a platform event, ``change`` for change events, or
+    ``channel``.
+    """
     label: str
     members: tuple[str, ...]
     """For a channel: the names of its events; otherwise empty."""
@@ -80,7 +82,7 @@ class EventChannels:
 
     Args:
         org: Makes the requests.
-        api_version: Such as ``60.0``.
+        api_version: Version of the Tooling API, such as ``60.0``.
     """
 
     def __init__(self, org: OrgClient, api_version: str) -> None:
@@ -102,7 +104,7 @@ class EventChannels:
         return [_standard(members), *sorted(custom, key=lambda item: item.name)]
 
     def show(self, name: str) -> EventChannel:
-        """Return the channel with a name.
+        """Return the channel *name*.
 
         Args:
             name: With or without the suffix ``__chn``; or ``ChangeEvents``.

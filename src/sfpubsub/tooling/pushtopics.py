@@ -88,7 +88,7 @@ class PushTopics:
         return [_topic(row) for row in self._rows("ORDER BY Name")]
 
     def show(self, name: str) -> PushTopic:
-        """Return the PushTopic with a name.
+        """Return the PushTopic *name*.
 
         Raises:
             TopicNotFoundError: No PushTopic has that name.
@@ -203,6 +203,6 @@ def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"{name!r} is not a valid PushTopic name: use a letter, then letters, digits and "
-            f"underscores, 25 characters in total"
+            "underscores, at most 25 characters in total"
         )
     return name

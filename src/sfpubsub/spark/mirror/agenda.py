@@ -18,8 +18,9 @@ _RETRY_FIRST, _RETRY_MOST = 10.0, 600.0
 
 
 class Agenda:
-    """Decides which reads are due, based on the progress of each object. Immutable except for
-    `end_after`.
+    """Decides which reads are due, based on each object's progress.
+
+    Immutable except for `end_after`.
 
     Args:
         refresh_formulas: Interval in seconds at which objects with formula fields are reread; 0 for

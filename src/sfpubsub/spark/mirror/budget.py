@@ -47,7 +47,8 @@ class Budget:
         return sum(used for _, used in self._used) + calls - self._counted
 
     def may_read(self, now: float, calls: int) -> bool:
-        """Return whether another read may begin. A running read may exceed the budget, because its
-        cost is not known in advance.
+        """Return whether another read may begin; see `count` for the arguments.
+
+        A running read may exceed the budget, because its cost is not known in advance.
         """
         return self.most is None or self.spent(now, calls) < self.most

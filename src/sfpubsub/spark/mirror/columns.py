@@ -161,7 +161,7 @@ def _metadata(column: Column) -> dict[str, str] | None:
 
 
 def _take(columns: list[Column], new: Column) -> None:
-    """Add a described column, or update the existing column that can hold its values."""
+    """Add a described column, or update the existing column that can store its values."""
     for name in names_of(pa.field(new.name, new.type)):
         number = number_of(columns, name)
         if number is None:

@@ -27,7 +27,7 @@ class Source:
     name: str
     type: pa.DataType
     parts: Mapping[str, tuple[str, ...]]
-    """Paths of the field's parts inside the column, by the parts' names in events."""
+    """Path of each part of the field inside the column, by the part's name in events."""
 
     @property
     def whole(self) -> tuple[tuple[str, ...], pa.DataType] | None:

@@ -75,7 +75,7 @@ class Merging:
     entries: Sequence[Entry] = ()
     """Open entries about all records, or about all records with an id prefix."""
     newest: Read | None = None
-    """The newest read of the whole object that was merged completely."""
+    """The newest read of the whole object that was merged completely; None before the first."""
 
     @property
     def input(self) -> pa.Schema:

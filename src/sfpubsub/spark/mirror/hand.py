@@ -1,8 +1,8 @@
 """The single worker that runs a mirror's steps: it applies events and executes notes.
 
-After each step, it records which rows are durable and applied, with the time on a monotonic clock.
-A read that begins one margin later contains at least the changes in these rows. The worker makes no
-decisions about records or reads.
+After each step, the worker records which rows are durable and applied, with the time on a monotonic
+clock. A read that begins one margin later contains at least the changes in these rows. The worker
+makes no decisions about records or reads.
 """
 
 from __future__ import annotations

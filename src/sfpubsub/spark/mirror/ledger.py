@@ -26,13 +26,13 @@ class Account:
     merged: int = 0
     """Number of the newest log piece that was merged."""
     newest: Read | None = None
-    """The newest read of the whole object that was merged completely."""
+    """The newest read of the whole object that was merged completely; None before the first."""
     read_at: float | None = None
     """Time when `newest` was merged, in seconds since 1970 UTC."""
     selected: tuple[str, ...] = ()
     """Fields that `newest` selected."""
     swept_at: float | None = None
-    """Time of the last comparison of ids, in seconds since 1970 UTC."""
+    """Time of the last comparison of ids, in seconds since 1970 UTC; None before the first."""
 
     def is_through(self, last: Marker) -> bool:
         """Return whether a read is complete, assuming that all its pieces are merged.

@@ -56,9 +56,9 @@ class Marker:
     as_of: AsOf
     is_last: bool = False
     until: datetime | None = None
-    """See `Read.until`."""
+    """The piece contains no change committed after this time; see `Read.until`."""
     job: str | None = None
-    """Id of the job of a Bulk read."""
+    """For a Bulk read: id of its job."""
     locator: str | None = None
     """For a Bulk read: locator of the page after this piece."""
     after: str | None = None

@@ -50,8 +50,8 @@ class Outcome:
     mirrored: Mirrored | None
     """The new state; None if nothing is known about the record."""
     added: tuple[Entry, ...] = ()
-    """New entries. Must be durable before the record, so that no row is marked without an entry.
-    After a crash an entry may be added again; the queue is a set.
+    """New entries. They must be durable before the record, so that no row is marked without an
+    entry. After a crash an entry may be added again; the queue is a set.
     """
     healed: tuple[Entry, ...] = ()
     """The record's own entries that the merged read closes. Remove them only after the record is
@@ -72,7 +72,7 @@ def lay(
     Args:
         fields: Positions of fields in a record's values.
         record_id: Id of the record.
-        mirrored: The state known so far.
+        mirrored: The state known so far; None for an unknown record.
         changes: The record's changes, in order of arrival.
         about_all: Cues from the same raw rows that concern all records, including this one.
         newest: See `is_outdated`. For a record that this read did not return, a change older than
@@ -102,7 +102,7 @@ def merge_row(
     Args:
         fields: Positions of fields in a record's values.
         record_id: Id of the record.
-        mirrored: The state known so far.
+        mirrored: The state known so far; None for an unknown record.
         read: The read.
         row: The returned row.
         changes: All changes of the record after the as-of that were already applied, in order of
@@ -135,7 +135,7 @@ def merge_absence(
 
     Args:
         record_id: Id of the record.
-        mirrored: The state known so far.
+        mirrored: The state known so far; None for an unknown record.
         read: A read by id, or of a piece of the object including deleted records, by a user who can
             see all records.
         entries: Open entries that concern the record.

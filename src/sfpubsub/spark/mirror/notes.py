@@ -28,7 +28,7 @@ class Merge:
     """Kind of the read; see `Marker.kind`."""
     first: int
     last: int
-    """Numbers of the first and the last piece."""
+    """`first` and `last` are the numbers of the first and the last piece."""
     read: Read
     """The read. Its `until` is used only with `is_last`; otherwise each row has its own."""
     newest: Read | None

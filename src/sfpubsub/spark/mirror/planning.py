@@ -1,4 +1,7 @@
-"""Choose the next read of the org. This module is pure: no Spark, no I/O, no clock."""
+"""Choose the next read of the org.
+
+This module is pure: no Spark, no I/O, no clock.
+"""
 
 from __future__ import annotations
 

@@ -27,8 +27,9 @@ _GAPS = "gaps"
 
 
 class MirrorQueue:
-    """The queue of one target. Caches its rows, because no other writer changes the table. Not
-    thread-safe.
+    """The queue of one target. Not thread-safe.
+
+    Its rows are cached, because no other writer changes the table.
     """
 
     def __init__(self, target: Target) -> None:
@@ -93,7 +94,7 @@ class MirrorQueue:
 
         Args:
             entity: The object.
-            before: Only entries of steps before this one.
+            before: Number of a step. Only entries of earlier steps are returned.
         """
         return [
             row for row in self._open() if row["entity_name"] == entity and row["step"] < before

@@ -1,10 +1,10 @@
 """Reads of the org: what they are guaranteed to contain, and which queue entries they heal.
 
-This module is pure: no Spark, no I/O, no clock. An answer of the org may lag behind its own events
-by some seconds, so the time of a read does not determine its content. Its as-of does: the rows that
-were durable in the raw table one margin before the request was sent. Their changes had been
-committed in the org, so an answer that lags by no more than the margin contains them. Invariant: a
-read is never assumed to contain more than its as-of.
+This module is pure: no Spark, no I/O, no clock. An answer of the org may lag behind the org's own
+events by some seconds, so the time of a read does not determine its content. Its as-of does: the
+rows that were durable in the raw table one margin before the request was sent. Their changes had
+been committed in the org, so an answer that lags by no more than the margin contains them.
+Invariant: a read is never assumed to contain more than its as-of.
 
 An as-of has two numbers, because not every read is requested by an event. The number of the newest
 raw row orders reads relative to events. It does not advance while nothing happens in the org, so it
@@ -109,7 +109,7 @@ class Entry:
 
     @property
     def is_about_all(self) -> bool:
-        """Whether the entry concerns all records of the object, or all with a prefix."""
+        """Whether the entry concerns all records of the object, or all with an id prefix."""
         return self.record_id is None or self.record_id.endswith("*")
 
     @property

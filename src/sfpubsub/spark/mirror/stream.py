@@ -139,11 +139,11 @@ class MirrorStream:
         return cast("Watched", self._subscription)
 
     def begin(self) -> None:
-        """Start to ingest events in the background thread."""
+        """Start ingesting events in the background thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Request a stop, before which the received events are still written and acked.
+        """Request a stop. The events received so far are still written and acked.
 
         Safe to call from signal handlers.
         """
