@@ -78,7 +78,7 @@ def _show(counts: Table) -> None:
     meaning = {
         "published": "events accepted by the service",
         "delivered": "events that the service sent in both runs",
-        "redelivered": "of the delivered events: sent again after the kill",
+        "redelivered": "delivered events that were sent again after the kill",
         "written": "rows in the table",
         "lost": "published, but not in the table",
         "duplicated": "in the table more than once",
@@ -229,7 +229,7 @@ def _running(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        # A killed job's orphaned JVM holds the pipe for a moment; its output does not matter.
+        # A killed job's orphaned JVM keeps the pipe open for a moment; its output does not matter.
         echo.join(1.0)
         if process.stdout is not None:
             process.stdout.close()

@@ -184,7 +184,7 @@ class _Report:
             self.add(name, "failed", str(error), cure)
 
 
-# Without a session.
+# Checks without a session.
 
 
 def _check_network(report: _Report, settings: Settings) -> bool:
@@ -250,7 +250,7 @@ def _check_ports(report: _Report, way: Way) -> bool:
     return False
 
 
-# With a session.
+# Checks with a session.
 
 
 def _check_session(report: _Report, settings: Settings) -> CurrentSession | None:
@@ -315,7 +315,7 @@ def _check_managed(
             record = tooling.show(name_or_id)
         except PermissionDeniedError as error:
             # Subscribing may still be allowed.
-            report.add(name, "skipped", f"you are not allowed to view it: {error}")
+            report.add(name, "skipped", f"you are not allowed to view the subscription: {error}")
             return
         found = f"{record.developer_name} ({record.id}) of {record.topic_name} is in {record.state}"
         if record.state == "RUN":

@@ -27,7 +27,7 @@ class Report:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._several = len(sources) > 1
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._progress: dict[Source, Progress] = {}
 
     def say(self, text: str, source: Source | None = None) -> None:

@@ -52,7 +52,7 @@ COMMANDS = {
     "topics": ("sfpubsub.cli.event_channels", "List all topics that you can subscribe to."),
     "usage": (
         "sfpubsub.cli.event_channels",
-        "Show how much of the org's event allocations is used.",
+        "Show how much of its event allocations the org has used.",
     ),
 }
 

@@ -102,7 +102,10 @@ def connect(way: Way) -> socket.socket:
     try:
         connection = socket.create_connection((host, port), timeout=STEP)
     except OSError as error:
-        what, cure = f"{host}:{port}", "allow it in the firewall, or set SFPUBSUB_PROXY to a proxy"
+        what, cure = (
+            f"{host}:{port}",
+            "allow the connection in the firewall, or set SFPUBSUB_PROXY to a proxy",
+        )
         if way.proxy:
             what, cure = f"the proxy {what}", "check SFPUBSUB_PROXY or https_proxy"
         elif network.is_loopback(host):

@@ -37,8 +37,8 @@ _LINES = 100
 _ROWS = 10_000
 _ROW_BYTES = 32 * 2**20
 
-# Errors of fsync for a pipe or a terminal, whose reader has already received the line. None stands
-# for a stream without a descriptor.
+# Errors of fsync for a pipe or a terminal, whose reader has already received the line. None means
+# a stream without a descriptor.
 _NOT_A_FILE = {errno.EINVAL, errno.ENOTSUP, None}
 
 

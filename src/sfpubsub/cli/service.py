@@ -31,7 +31,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 # excluded, because other users of a machine can see command lines.
 OPTIONS: dict[str, tuple[str, str]] = {
     "config": ("FILE", "TOML file with settings."),
-    "profile": ("NAME", "Use the table [profile.NAME] of that file."),
+    "profile": ("NAME", "Use the table [profile.NAME] of the settings file."),
     "endpoint": ("HOST:PORT", f"Address of the service.  [default: {DEFAULT_ENDPOINT}]"),
     "insecure": ("1|force", "Use plaintext: 1 to loopback only, force to any host."),
     "ca_file": ("PEM", "Certificate authorities to trust instead of the system's."),

@@ -166,8 +166,8 @@ class Settings:
         try:
             return cls._load(options or {}, os.environ if environ is None else environ)
         except ConfigurationError as error:
-            # Drop the traceback: local variables in its frames hold secrets, which error reporters
-            # show.
+            # Drop the traceback: local variables in its frames contain secrets, which error
+            # reporters show.
             failure = error.with_traceback(None)
         del options, environ
         raise failure

@@ -148,7 +148,7 @@ def _gaps(facts: list[Facts]) -> Iterator[Element]:
     if facts:
         yield element("h2", "Gaps")
         heads = ("Subscription", "Reason", "After", "Before", "Error code")
-        yield table(heads, rows) if rows else element("p", "None: no position was given up.")
+        yield table(heads, rows) if rows else element("p", "No position was lost.")
 
 
 def _told(monitor: Monitor, now: float) -> Iterator[Element]:

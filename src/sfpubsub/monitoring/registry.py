@@ -54,7 +54,7 @@ class Registry:
     """All metrics of a process. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._counts: dict[tuple[Metric, Labels], float] = {}
         self._histograms: dict[tuple[Metric, Labels], Histogram] = {}
         self._readers: list[Reader] = []

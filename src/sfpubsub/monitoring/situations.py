@@ -89,7 +89,7 @@ def _of_source(facts: Facts, bounds: Bounds, now: float, *, has_step: bool) -> l
     found = []
     turn = 0.0 if facts.turned_at is None else now - facts.turned_at
     if turn > bounds.stuck and not has_step:  # otherwise the step reports it
-        reason = f"{facts.name}: its loop has made no progress for {span(turn)}"
+        reason = f"{facts.name}: the loop has made no progress for {span(turn)}"
         found.append(Problem("stuck", reason))
     silence = now - (facts.heard_at or facts.since)
     if silence > bounds.silence:

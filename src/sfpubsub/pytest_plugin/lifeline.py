@@ -23,7 +23,7 @@ _END_S = 10.0
 """Longest wait for the emulator to exit, in seconds; it normally takes milliseconds."""
 
 _LOOK_S = 0.01
-"""Polling interval for its exit, in seconds: nothing signals the release of a file lock."""
+"""Seconds between checks whether the emulator has exited; the release of a file lock is silent."""
 
 
 class EmulatorRun:

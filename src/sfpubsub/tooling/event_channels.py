@@ -20,7 +20,7 @@ ChannelType = Literal["event", "data"]
 CHANNEL_TYPES: Final[tuple[str, ...]] = ("event", "data")
 
 STANDARD: Final = "ChangeEvents"
-"""The change event channel that every org has. Its members are records, but the channel is not."""
+"""The change event channel of every org. Its members are records, but the channel itself is not."""
 
 _SUFFIX = "__chn"
 _NAME = re.compile(r"[A-Za-z](_?[A-Za-z0-9])*")
@@ -248,7 +248,7 @@ class EventChannels:
         )
 
     def _remove(self, channel: EventChannel, member: ChannelMember) -> None:
-        gone = TopicNotFoundError(f"the channel {channel.name} no longer has {member.entity}")
+        gone = TopicNotFoundError(f"the channel {channel.name} no longer contains {member.entity}")
         with explaining(TO_CHANGE, gone):
             self._org.delete(f"{self._records}Member/{member.id}")
 
