@@ -72,7 +72,7 @@ def create(emulator: RemoteEmulator, object_: str, values: tuple[str, ...]) -> N
 @_values
 @of_an_emulator
 def update(emulator: RemoteEmulator, object_: str, record_id: str, values: tuple[str, ...]) -> None:
-    """Update fields of a record. An empty value clears a field."""
+    """Update fields of a record, and print its id. An empty value clears a field."""
     emulator.call("PATCH", _path(object_, record_id), _given(values))
     show({"id": record_id})
 
@@ -82,7 +82,7 @@ def update(emulator: RemoteEmulator, object_: str, record_id: str, values: tuple
 @click.argument("record_id", metavar="ID")
 @of_an_emulator
 def delete(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
-    """Move a record to the Recycle Bin."""
+    """Move a record to the Recycle Bin, and print its id."""
     emulator.call("DELETE", _path(object_, record_id))
     show({"id": record_id})
 

@@ -331,7 +331,7 @@ def _block(subscription: Subscription | ChannelSubscription, status: StatusFile)
 
 
 class _Schemas(SchemaStore):
-    """Schema store of the client, which looks up schemas in the table.
+    """Schema store for the client. Looks up schemas in the table.
 
     `put` does nothing, because each job stores an event's schema before it writes the event.
     """

@@ -41,7 +41,8 @@ _shown = "|".join(PRESETS)
 _wait_option = click.option(
     "--wait/--no-wait",
     default=True,
-    help="Subscribe briefly until the service accepts the subscription.  [default: wait]",
+    help="Wait until the service accepts the subscription, by subscribing briefly.  [default: "
+    "wait]",
 )
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
@@ -222,7 +223,7 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
     record = tooling.stop(record.id)
     _show(record)
     _say(
-        "the client that reads the subscription gets an error within minutes; the committed "
+        "the client that reads the subscription receives an error within minutes; the committed "
         "position is deleted"
     )
 

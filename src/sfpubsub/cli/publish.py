@@ -94,7 +94,7 @@ class Pace:
 @click.option(
     "--created-by",
     metavar="USER_ID",
-    help="Value of CreatedById for lines that omit it. Lines that omit CreatedDate get the "
+    help="Value of CreatedById for lines that omit it. Lines that omit CreatedDate use the "
     "current time.",
 )
 @click.option(

@@ -49,7 +49,7 @@ class Status:
     pid: int
     process: str
     """Start time of the process in the operating system's format. Distinguishes the process from
-    later ones with the same pid.
+    later processes with the same pid.
     """
     host: str
     """Host name of the machine that the process runs on."""

@@ -36,7 +36,7 @@ LONGEST_EVENT_ID = 36
 
 @dataclass(frozen=True)
 class Timings:
-    """Timings of the service and of this client, in seconds. Tests scale them down."""
+    """Timings of the service and of this client, in seconds. Tests use shorter ones."""
 
     keepalive: float = 270.0
     """Maximum time between messages from the service while events are requested (Subscribe RPC)."""
@@ -82,15 +82,15 @@ class Timings:
     connection attempt ends within 20 s.
     """
     slot_initial: float = 0.5
-    """First delay before retrying a managed subscription that another client holds; after a clean
+    """First delay before retrying a managed subscription that another client uses; after a clean
     close the slot is free within seconds.
     """
     slot_max: float = 15.0
-    """Maximum delay before retrying a managed subscription that another client holds; a retry after
+    """Maximum delay before retrying a managed subscription that another client uses; a retry after
     15 s has been observed to succeed.
     """
     slot_timeout: float = 1260.0
-    """How long to wait for a managed subscription that another client holds; after a half-open
+    """How long to wait for a managed subscription that another client uses; after a half-open
     connection loss, a subscription was observed to stay occupied for 19 minutes.
     """
     store_interval: float = 1.0

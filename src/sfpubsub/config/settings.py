@@ -157,7 +157,7 @@ class Settings:
 
         Args:
             options: Values by field name; ``config`` and ``profile`` select the file and a table in
-                it. None means "not given".
+                it. None means that the setting is not specified.
             environ: ``SFPUBSUB_…`` variables; None uses the process environment.
 
         Raises:

@@ -13,7 +13,9 @@ KEPT = 6 * 3600.0
 
 
 class Point(NamedTuple):
-    """One measurement. A value of None leaves a gap in the plot."""
+    """One measurement, at a time in seconds since 1970 UTC. A value of None leaves a gap in the
+    plot.
+    """
 
     at: float
     value: float | None

@@ -151,7 +151,15 @@ class Monitor:
     def step_ended(
         self, kind: str, seconds: float, text: str, labels: Labels = OUR, *, of: str = ""
     ) -> None:
-        """Record a finished step: its kind, its duration in seconds, and what it did."""
+        """Record a finished step.
+
+        Args:
+            kind: Kind of step; see `follow_step`.
+            seconds: Duration of the step.
+            text: What the step did, for display.
+            labels: Labels of the metrics.
+            of: What the step processed, for display.
+        """
         self.steps.ended(Done(_named(kind, of), self.clock(), seconds, text))
         labels = labels_of({**dict(labels), OPERATION: kind})
         self.registry.observe(Metric.PROCESS_DURATION, seconds, labels)

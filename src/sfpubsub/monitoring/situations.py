@@ -26,9 +26,9 @@ class Bounds:
     """Limits for `problems`, in seconds."""
 
     silence: float = 330.0
-    """Maximum time without a message from the service. It sends one every 270 s while events are
-    requested, the client opens a new stream after 300 s, and that stream has half a minute to
-    receive something.
+    """Maximum time without a message from the service. The service sends one every 270 s while
+    events are requested, the client opens a new stream after 300 s, and that stream has half a
+    minute to receive a message.
     """
     stuck: float = 600.0
     """Maximum duration of a step or a loop iteration. A write takes seconds, or a minute on slow

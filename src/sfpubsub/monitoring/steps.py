@@ -21,7 +21,7 @@ class Done:
     """A finished step."""
 
     name: str
-    """Kind of step, and what it processed."""
+    """Kind of step, and what the step processed, for display."""
     at: float
     """When it finished, in seconds since 1970 UTC."""
     seconds: float

@@ -134,7 +134,7 @@ class SourceTracing:
         self._span("settle", SpanKind.CLIENT, self._processed_at or now, now, events, links)
 
     def _take(self, events: int) -> Iterator[SpanContext]:
-        """Yield the spans in which the next events were received."""
+        """Yield the contexts of the spans in which the next *events* events were received."""
         while events > 0 and self._received:
             count, context = self._received.popleft()
             events -= count

@@ -66,7 +66,7 @@ def check_topic(topic_name: str) -> None:
     """Check that *topic_name* is a topic that managed subscriptions support.
 
     Raises:
-        ConfigurationError: *topic_name* is not such a topic.
+        ConfigurationError: *topic_name* is not supported.
     """
     if not _TOPIC.fullmatch(topic_name):
         raise ConfigurationError(

@@ -19,7 +19,7 @@ class Budget:
 
     Args:
         most: Maximum number of calls in 24 hours; None for no limit.
-        used: Earlier calls, as pairs of time (seconds since 1970 UTC) and number.
+        used: Earlier calls, as pairs of time (seconds since 1970 UTC) and number of calls.
     """
 
     def __init__(self, most: int | None, used: Iterable[tuple[float, int]] = ()) -> None:

@@ -65,9 +65,10 @@ class Column:
     field. Empty for a column that is not described.
     """
     parts: tuple[str, ...] = ()
-    """For a compound field: the struct member for each element of `asked`. If the first member has
-    the name of the field, it contains the name of a record whose name has no parts, and is null if
-    another member is set. The struct may have further members, which only events fill.
+    """For a compound field: names of the struct members, one for each element of `asked`; otherwise
+    empty. If the first member has the name of the field, it contains the name of a record whose
+    name has no parts, and is null if another member is set. The struct may have further members,
+    which only events fill.
     """
     calculated: bool = False
     """Whether the field is a formula or a roll-up summary, which no event reports."""

@@ -31,7 +31,7 @@ class Source:
 
     @property
     def whole(self) -> tuple[tuple[str, ...], pa.DataType] | None:
-        """Path and type of the field's value if it is not split into parts; None if it always is.
+        """Path and type of the field's undivided value; None if the field has only parts.
 
         For a union, such as a name that is a text or a struct, this is the first member that is not
         a struct.
@@ -179,7 +179,7 @@ def sql_of(column: Column, source: Source) -> str:
 
 def _whole(source: Source) -> tuple[tuple[str, ...], pa.DataType]:
     if source.whole is None:
-        raise AssertionError(f"{source.name} has no value that is not split into parts")
+        raise AssertionError(f"{source.name} has only parts, and no undivided value")
     return source.whole
 
 

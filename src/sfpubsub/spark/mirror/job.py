@@ -373,7 +373,9 @@ class Mirror:
         return True
 
     def _may_read(self) -> bool:
-        """Return whether the API budget allows another read. Report once that it does not."""
+        """Return whether the API budget allows another read, and report the first time that it does
+        not.
+        """
         if self._budget.may_read(self._wall(), self._reader.calls):
             self._is_told = False
             return True

@@ -57,7 +57,7 @@ class Account:
 
 
 class Ledger:
-    """The accounts of one target by object. Not thread-safe."""
+    """The progress (`Account`) of each object in one target. Not thread-safe."""
 
     def __init__(self, target: Target) -> None:
         self._accounts: dict[str, Account] = {}

@@ -120,7 +120,7 @@ def entry_row(
 
     Args:
         entity: The object.
-        record_id: See `Entry`.
+        record_id: The record or records that the entry concerns; see `Entry.record_id`.
         cue: Reason for the entry.
         step: Number of the step that adds the entry.
         asked: Whether the entry was not caused by an event.
