@@ -1,3 +1,4 @@
-"""The command line: each command is a thin wrapper around the package, and imports its dependencies
-only when it runs.
+"""The command line. Each command is a thin wrapper around the package.
+
+A command imports its dependencies only when it runs.
 """

@@ -1,5 +1,7 @@
-"""``sfpubsub topics``, ``sfpubsub channel`` and ``sfpubsub usage``: list topics, administer
-channels, and show the usage of event allocations.
+"""Commands for an org's topics, event channels and event allocations.
+
+``sfpubsub topics`` lists topics, ``sfpubsub channel`` administers channels, and ``sfpubsub usage``
+shows the usage of event allocations.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""``sfpubsub mirror signal`` and ``sfpubsub mirror verify``: control a mirror, and check its
-tables.
+"""Commands that control a mirror and check its tables.
+
+``sfpubsub mirror signal`` sends a signal to a mirror; ``sfpubsub mirror verify`` compares a table
+with the org.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ _CHANNELS = ("/topic/", "/u/")
 
 
 class Seconds(click.FloatRange):
-    """Parameter type of a finite number of seconds. Click's own type also accepts ``nan`` and
-    ``inf``.
+    """Parameter type of a finite number of seconds.
+
+    Click's own type also accepts ``nan`` and ``inf``.
     """
 
     name = "seconds"
@@ -46,8 +47,9 @@ class Topic(click.types.StringParamType):
 
 
 class ManagedName(click.types.StringParamType):
-    """Parameter type of a managed subscription's name or id. For a topic, the error suggests the
-    right option.
+    """Parameter type of a managed subscription's name or id.
+
+    For a topic or a channel, the error suggests the right option.
     """
 
     name = "name"
@@ -96,9 +98,7 @@ class ReadingCommand(click.Command):
 
 
 def meant(name: str) -> str:
-    """Return the option for *name*, judging by its form, and the name itself: ``--topic
-    /event/A__e``.
-    """
+    """Return the option and value for a name, judging by its form: ``--topic /event/A__e``."""
     if name.startswith(_CHANNELS):
         return f"subscribe --channel {name}"
     return f"--topic {name}" if name.startswith("/") else f"--managed {name}"

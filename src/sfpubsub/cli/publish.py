@@ -176,8 +176,9 @@ def _send(publisher: Publisher, lines: Iterator[tuple[str, str]], printer: Print
 
 
 class Printer:
-    """Prints results in the order of their events. Uses a thread, so that results appear even while
-    no input arrives.
+    """Prints results in the order of their events.
+
+    A thread prints them, so that results appear even while no input arrives.
 
     Args:
         progress: Updated with each result.

@@ -116,8 +116,9 @@ def _sync(descriptor: Callable[[], int]) -> None:
 
 
 class Table:
-    """Writes to the raw table that the events belong to. The position stored in the table does not
-    change.
+    """Writes to the raw table that the events belong to.
+
+    The position stored in the table does not change.
 
     Args:
         writer: Writer of the table.

@@ -1,6 +1,4 @@
-"""``sfpubsub subscribe``: print events as JSON lines, and ack them once the reader of stdout has
-taken them.
-"""
+"""``sfpubsub subscribe``: print events as JSON lines, and ack the events that were read."""
 
 from __future__ import annotations
 

@@ -13,9 +13,7 @@ KEPT = 6 * 3600.0
 
 
 class Point(NamedTuple):
-    """One measurement, at a time in seconds since 1970 UTC. A value of None leaves a gap in the
-    plot.
-    """
+    """One measurement. `at` is in seconds since 1970 UTC. A value of None is a gap in the plot."""
 
     at: float
     value: float | None

@@ -1,5 +1,4 @@
-"""Columns of a mirrored object: the fields that the org describes, and further fields from its
-events.
+"""Columns of a mirrored object: described fields, and further fields from the object's events.
 
 This module is pure: no Spark session, no I/O. The same table stores reads and change events, so its
 columns follow the describe result, which is more precise: decimals with their scale, dates, labels.

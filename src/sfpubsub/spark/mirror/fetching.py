@@ -81,9 +81,7 @@ class Fetching:
         return any(name == entity for name, _ in self._ready)
 
     def unfinished(self, entity: str) -> Marker | None:
-        """Return the newest marker of an interrupted read that can resume; None if there is no
-        read.
-        """
+        """Return the newest marker of an interrupted read that can resume; None if no read can."""
         last = self._last.get(entity)
         return last if last is not None and not last.is_last else None
 

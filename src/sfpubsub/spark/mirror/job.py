@@ -373,7 +373,7 @@ class Mirror:
         return True
 
     def _may_read(self) -> bool:
-        """Return whether the API budget allows another read, and report the first time that it does
+        """Return whether the API budget allows another read. Report the first time that it does
         not.
         """
         if self._budget.may_read(self._wall(), self._reader.calls):

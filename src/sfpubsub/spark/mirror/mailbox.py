@@ -68,8 +68,9 @@ class Signal:
 
 
 class Mailbox:
-    """The mailbox of one mirror. Several processes may put signals, but only one may process them.
-    Not thread-safe.
+    """The mailbox of one mirror. Not thread-safe.
+
+    Several processes may put signals, but only one may process them.
 
     Args:
         spark: Session for accessing locations that are not local; None for a local directory.

@@ -1,5 +1,4 @@
-"""Read the org into the log, piece by piece: with Bulk API jobs, by queries over ranges of Id, or
-by ids.
+"""Read the org into the log, piece by piece: with Bulk jobs, by queries over id ranges, or by ids.
 
 This module decides neither what to read nor the as-of of a read. An interrupted read resumes after
 its last piece, from the marker alone.

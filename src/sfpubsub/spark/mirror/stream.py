@@ -266,8 +266,9 @@ class MirrorStream:
 
 
 class _AnchoredStore(TableReplayStore):
-    """Stores positions in the raw table. Makes the first position durable immediately, because the
-    mirror waits for it.
+    """Stores positions in the raw table.
+
+    Makes the first position durable immediately, because the mirror waits for it.
     """
 
     def __init__(self, member: Member, start: StartPosition) -> None:
@@ -290,8 +291,9 @@ class _AnchoredStore(TableReplayStore):
 
 
 class _Lookup(SchemaStore):
-    """Looks up schemas in the raw table's schema store, once that table is open. The job stores
-    schemas before the rows that need them.
+    """Looks up schemas in the raw table's schema store, once that table is open.
+
+    The job stores schemas before the rows that need them.
     """
 
     def __init__(self) -> None:
