@@ -144,8 +144,8 @@ class Tooling:
         position before the first confirmed commit, so a crash before that commit loses events.
 
         Args:
-            developer_name: Letters, digits and single underscores; it cannot be changed later.
-            topic_name: Full path of the topic; it cannot be changed later.
+            developer_name: Name of letters, digits and single underscores. Cannot be changed later.
+            topic_name: Full path of the topic. Cannot be changed later.
             label: Human-readable label; defaults to the name.
             default_replay: Where the subscription starts without a committed position: ``LATEST``
                 or ``EARLIEST``.
@@ -155,7 +155,7 @@ class Tooling:
         Raises:
             ConfigurationError: A name, topic or preset is not valid, or the name is taken.
             QuotaExceededError: The org has reached its limit.
-            StreamUnavailableError: No response; check whether the record was created.
+            StreamUnavailableError: No response; check whether the record exists.
         """
         records.check_name(developer_name)
         records.check_topic(topic_name)

@@ -28,7 +28,7 @@ class Budget:
         self._counted = 0
 
     def count(self, now: float, calls: int) -> int:
-        """Record the calls made so far, and return the number of new calls. The caller persists it.
+        """Record the new calls, and return their number, which the caller must persist.
 
         Args:
             now: Current time, in seconds since 1970 UTC.

@@ -373,9 +373,7 @@ class Mirror:
         return True
 
     def _may_read(self) -> bool:
-        """Return whether the API budget allows another read. Report the first time that it does
-        not.
-        """
+        """Return whether the API budget allows another read. Report once when it does not."""
         if self._budget.may_read(self._wall(), self._reader.calls):
             self._is_told = False
             return True

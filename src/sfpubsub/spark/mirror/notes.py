@@ -17,7 +17,7 @@ from sfpubsub.spark.tables.records import Reason
 
 @dataclass(frozen=True)
 class Merge:
-    """Merge some pieces of a read.
+    """Note of a step that merges some pieces of a read.
 
     After all pieces, a note with `is_last` merges the absence of the records that the read did not
     return.
@@ -57,7 +57,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class Ask:
-    """Add entries to the queue that were not caused by an event."""
+    """Note of a step that adds entries to the queue that were not caused by an event."""
 
     entity: str
     record_ids: tuple[str, ...] | None
@@ -75,7 +75,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Compare the ids of the org's records, as stored in some pieces, with those in the table."""
+    """Note of a step that compares the org's ids, as stored in some pieces, with the table's ids."""
 
     entity: str
     first: int
