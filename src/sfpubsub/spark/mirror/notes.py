@@ -75,7 +75,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Note of a step that compares the org's ids, as stored in some pieces, with the table's ids."""
+    """Note of a step that compares the org's ids, stored in some pieces, with the table's ids."""
 
     entity: str
     first: int
