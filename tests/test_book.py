@@ -86,7 +86,7 @@ WORDS = {
     FailureKind.RETRY: "retries",
     FailureKind.REAUTHENTICATE: "signs in again",
     FailureKind.STOP: "stops",
-    FailureKind.POSITION_REJECTED: "stops, or goes on at `replay_fallback`",
+    FailureKind.POSITION_REJECTED: "stops, or continues at `replay_fallback`",
     FailureKind.SLOT_HELD: "waits for the slot",
 }
 

@@ -109,8 +109,8 @@ def test_a_home_is_put_in_wherever_a_path_stands(tmp_path, monkeypatch):
         ("[profiles.prod]", None, "profiles is not a setting"),
         ("profile = 'prod'", None, r"\[profile\.production\]"),
         ("[profile]\nprod = 'x'", None, r"\[profile\.production\]"),
-        ("insecure = true", None, "insecure is not a string or a number"),
-        ("client_id = ['k']", None, "client_id is not a string"),
+        ("insecure = true", None, "insecure must be a string or a number"),
+        ("client_id = ['k']", None, "client_id must be a string"),
         ("endpoint = ", None, "is not valid TOML"),
         ("config = 'other.toml'", None, "config is not a setting"),
         (f"client_id = {'[' * 100_000}", None, "is not valid TOML"),
@@ -203,7 +203,7 @@ def test_every_variable_of_the_project_is_known():
     [
         ("insecure", "yes", "1 or force"),
         ("auth", "telepathy", "token, client-credentials, jwt, refresh, password, sf-cli"),
-        ("login_url", "login.salesforce.com", "not a URL"),
+        ("login_url", "login.salesforce.com", "not a valid URL"),
         ("login_url", "http://login.salesforce.com", "plaintext"),
         ("login_url", "https://user:pw@login.salesforce.com", "password"),
         (
@@ -211,7 +211,7 @@ def test_every_variable_of_the_project_is_known():
             "https://x.my.salesforce.com/services",
             "must contain only scheme and host",
         ),
-        ("audience", "everyone", "not a URL"),
+        ("audience", "everyone", "not a valid URL"),
         ("proxy", "proxy:3128", "http://host:port"),
         ("proxy", "socks5://proxy:3128", "http://host:port"),
         ("ping_interval", "often", "number of seconds"),
@@ -346,6 +346,6 @@ def test_no_proxy_may_name_a_network(monkeypatch):
 )
 def test_an_endpoint_that_is_none(endpoint):
     """An error now, and not a name that nobody knows."""
-    with pytest.raises(ConfigurationError, match="not host:port"):
+    with pytest.raises(ConfigurationError, match="use host:port"):
         network.split_endpoint(endpoint)
     assert network.split_endpoint("[::1]:443") == ("::1", 443)

@@ -141,7 +141,7 @@ def test_sf_fails(sf, code, output, message):
     ("shown", "error"),
     [
         ({**SHOWN, "instanceUrl": "http://acme.my.salesforce.com"}, "plaintext"),
-        ({**SHOWN, "instanceUrl": 5}, "is not a URL"),
+        ({**SHOWN, "instanceUrl": 5}, "is not a valid URL"),
         ({**SHOWN, "accessToken": None}, "update it"),
     ],
 )

@@ -66,7 +66,7 @@ def test_the_life_of_a_channel(emulator, capsys):
     assert run(["channel", "show", "all"]) == 0
     assert lines(capsys) == [made]
     assert run(added) == 1
-    assert_one_line_error(capsys, "All__chn already has Order_Event__e")
+    assert_one_line_error(capsys, "All__chn already contains Order_Event__e")
     assert run(["channel", "remove", "All", "Order_Event__e"]) == 2
     assert_one_line_error(capsys, "use --yes")
     assert run(["channel", "remove", "All", "Order_Event__e", "--yes"]) == 0
@@ -151,7 +151,7 @@ def test_the_page_runs(emulator, capsys):
         (["create", "All", "--type", "data", "--label", " "], "a label must have 1 to 80"),
         (["show", "Nobody"], "no channel Nobody__chn"),
         (["add", "ChangeEvents", "a b"], "is not a valid name of an event"),
-        (["remove", "ChangeEvents", "Contact", "--yes"], "has no ContactChangeEvent"),
+        (["remove", "ChangeEvents", "Contact", "--yes"], "does not contain ContactChangeEvent"),
         (["delete", "ChangeEvents", "--yes"], "cannot be deleted"),
     ],
 )

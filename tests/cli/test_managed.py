@@ -179,7 +179,7 @@ def test_a_person_is_asked_with_the_consequence(emulator, capsys, monkeypatch, a
         assert record is None or record.state == "STOP"
     else:
         assert record.state == "RUN"
-        assert captured.err == "error: nothing was changed\n"
+        assert captured.err == "error: not confirmed: nothing was changed\n"
         assert captured.out == ""
 
 

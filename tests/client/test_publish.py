@@ -107,4 +107,4 @@ def test_the_command_names_the_lines_it_could_not_encode(
     ):
         file.write_text(text)
         assert run_cli(["publish", TOPIC, "--file", str(file)]) == 1
-        assert f"error: {lines} {file}, not published: " in capsys.readouterr().err
+        assert f"error: {lines} {file} could not be published: " in capsys.readouterr().err

@@ -55,7 +55,7 @@ def test_an_event_that_is_refused_is_told_with_its_lines(command, running):
     before = running.bus.tip()
     code, output = command("publish", ORDERS, stdin="{}\n" * 200 + '\n{}\n{"Nonsense": 1}\n')
     assert code == 1
-    assert "lines 202 to 203 of <stdin>, not published" in output
+    assert "lines 202 to 203 of <stdin> could not be published" in output
     assert running.bus.tip() == before + 200
 
 

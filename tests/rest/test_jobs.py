@@ -264,7 +264,7 @@ def test_a_page_without_names_of_columns_is_read_too(told, file):
 def test_other_columns_than_asked_for_are_refused(told, file):
     """A value never gets into another column: what the page says it has must be the query's."""
     _, reader = told(lambda request: page_of('"Name","Id"\n"x","1"\n', 1))
-    with pytest.raises(RemoteProtocolError, match="not the requested columns, Id, Name"):
+    with pytest.raises(RemoteProtocolError, match="do not match the requested columns Id, Name"):
         reader.jobs.results(JOB, file, columns=["Id", "Name"])
 
 

@@ -1,3 +1,4 @@
-"""The command line: thin commands over the package. Each command imports what it needs when it
-runs.
+"""The command line. Each command is a thin wrapper around the package.
+
+A command imports its dependencies only when it runs.
 """

@@ -1,7 +1,7 @@
 """Read a certificate's subject, issuer and expiry, to explain why the certificate was rejected.
 
-The standard library describes only certificates that it accepts. This module reads these few fields
-from any certificate, and validates nothing.
+The standard library decodes only certificates that it accepts. This module reads these fields from
+any certificate, without validating it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ _PARTS = {b"\x55\x04\x03": "CN", b"\x55\x04\x0a": "O", b"\x55\x04\x0b": "OU"}
 
 
 class Certificate(NamedTuple):
-    """The fields of a certificate that are shown."""
+    """Subject, issuer and expiry of a certificate.
+
+    ``subject`` and ``issuer`` have the form ``CN=…, O=…, OU=…``, with the parts that are present.
+    """
 
     subject: str
     issuer: str
@@ -31,7 +34,7 @@ class Certificate(NamedTuple):
 
 
 def certificate_of(der: bytes) -> Certificate:
-    """Read a certificate (RFC 5280, section 4.1).
+    """Parse a DER-encoded X.509 certificate (RFC 5280, section 4.1).
 
     Raises:
         ValueError: *der* is not a complete certificate.
@@ -44,11 +47,11 @@ def certificate_of(der: bytes) -> Certificate:
         _, (kind, until) = _elements(validity[1])
         return Certificate(_name(subject[1]), _name(issuer[1]), _time(kind, until))
     except (StopIteration, IndexError, KeyError, ValueError) as error:
-        raise ValueError("this is not a certificate") from error
+        raise ValueError("the data is not a DER-encoded certificate") from error
 
 
 def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the tag and content of each element."""
+    """Yield the tag and content of each outermost ASN.1 element in *der*."""
     at = 0
     while at < len(der):
         tag, length, begin = der[at], der[at + 1], at + 2
@@ -57,7 +60,7 @@ def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
             length = int.from_bytes(der[at + 2 : begin], "big")
         at = begin + length
         if at > len(der):
-            raise ValueError("this is not a complete certificate")
+            raise ValueError("the data of the certificate is incomplete")
         yield tag, der[begin:at]
 
 

@@ -1,4 +1,4 @@
-"""``sfpubsub subscribe --channel``: events of the Streaming API as JSON lines."""
+"""``sfpubsub subscribe --channel``: print events of the Streaming API as JSON lines."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def run(
 ) -> None:
     """Print a channel's events as JSON lines, then unsubscribe and disconnect.
 
-    Ends when a signal requests a stop, after *max_events* events, or after *idle_timeout* seconds
-    without an event. An event's position is stored once its line has been flushed.
+    The function returns when a signal requests a stop, after *max_events* events, or after
+    *idle_timeout* seconds without an event. An event's position is stored once its line has been
+    flushed.
     """
     start = _start(replay)
     count, silent_since = 0, time.monotonic()
@@ -74,9 +75,7 @@ def run(
 
 
 def line_of(message: StreamingMessage) -> dict[str, Any]:
-    """Return an event with the same keys as an event of a topic, plus ``subscription`` and
-    ``type``.
-    """
+    """Return an event with the keys that ``subscribe --topic`` prints, plus ``type``."""
     data = message.data if isinstance(message.data, dict) else {"payload": message.data}
     about = data.get("event")
     return {

@@ -50,10 +50,12 @@ def install(shell: str | None) -> None:
     path.write_text(script + "\n", encoding="utf-8")
     click.echo(str(path))
     if shell == "zsh":
-        click.echo(f"add this to ~/.zshrc, before compinit: fpath=({path.parent} $fpath)", err=True)
+        click.echo(
+            f"add this line to ~/.zshrc, before compinit: fpath=({path.parent} $fpath)", err=True
+        )
     elif shell == "bash":
         click.echo(
-            "completion needs the package bash-completion, which most systems have", err=True
+            "completion requires the package bash-completion, which most systems include", err=True
         )
 
 
@@ -82,5 +84,7 @@ def _script(shell: str) -> str:
 
     found = get_completion_class(shell)
     if found is None:
-        raise click.ClickException(f"this version of click has no completion for {shell}")
+        raise click.ClickException(
+            f"this version of click does not support completion for {shell}: upgrade click"
+        )
     return found(cli, {}, "sfpubsub", VARIABLE).source()

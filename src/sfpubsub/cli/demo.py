@@ -51,7 +51,7 @@ Table = dict[str, int]
 def demo(events: int, directory: Path | None) -> None:
     """Run an ingest job on the emulator: publish, ingest, kill -9, resume, count.
 
-    Ends with a table of counts. The exit code is 0 only if no event is lost or duplicated.
+    Prints a table of counts at the end. The exit code is 0 only if no event is lost or duplicated.
     """
     try:
         import pyarrow  # noqa: F401
@@ -78,7 +78,7 @@ def _show(counts: Table) -> None:
     meaning = {
         "published": "events accepted by the service",
         "delivered": "events that the service sent in both runs",
-        "redelivered": "of the delivered events: sent again after the kill",
+        "redelivered": "delivered events that were sent again after the kill",
         "written": "rows in the table",
         "lost": "published, but not in the table",
         "duplicated": "in the table more than once",
@@ -108,7 +108,7 @@ class _Demo:
                 _say(f"kill -9 {job.pid}, with {self._batches()} batches in the table")
                 job.kill()
                 job.wait()
-            _say(f"publishing {self._events - half} more while no job is running")
+            _say(f"publishing {self._events - half} more events while no job is running")
             self._publish(self._events - half)
             _say("second run: the same command again")
             with self._ingest("--once", "--idle-timeout", str(IDLE)) as job:
@@ -208,7 +208,7 @@ class _Demo:
 def _running(
     arguments: list[Any], env: dict[str, str], *, stdout: int
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run an sfpubsub command, show its output, and stop it when the block ends."""
+    """Run an sfpubsub command, print its stderr, and stop it when the block ends."""
     process = subprocess.Popen(  # noqa: S603  # our own command
         [sys.executable, "-m", "sfpubsub", *map(str, arguments)],
         stdout=stdout,
@@ -229,7 +229,7 @@ def _running(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        # A killed job's orphaned JVM holds the pipe for a moment; its output does not matter.
+        # A killed job's orphaned JVM keeps the pipe open for a moment; its output does not matter.
         echo.join(1.0)
         if process.stdout is not None:
             process.stdout.close()

@@ -1,7 +1,7 @@
 """``sfpubsub doctor``: check each requirement of a subscription, one by one.
 
-The command changes nothing and opens no stream. Every line is printed through `_Report.add` or
-`Settings.describe`, which remove secrets. Each step has a timeout.
+The command changes nothing and opens no stream. All output passes through `_Report.add` or
+`Settings.describe`, which mask secrets. Each step has a timeout.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def doctor(
 
 
 class _Report:
-    """Prints each result immediately."""
+    """Prints the result of each check immediately, with secrets masked."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -131,7 +131,7 @@ class _Report:
         self.failed = False
 
     def hide(self, *secrets: str) -> None:
-        """Mask these values in all output."""
+        """Mask *secrets* in all later output."""
         self._secrets += secrets
 
     def settings(self, settings: Settings) -> None:
@@ -147,7 +147,7 @@ class _Report:
             click.echo()
 
     def add(self, name: str, result: Result, detail: str, cure: str = "") -> None:
-        """Print the outcome of a check."""
+        """Print the result of a check, and *cure*, the suggested fix, if it is not empty."""
         detail, cure = (self._hiding(text) for text in (detail, cure))
         self.failed = self.failed or result == "failed"
         if self._as_json:
@@ -165,14 +165,16 @@ class _Report:
         return " ".join(text.split())
 
     def skip(self, names: list[str], why: str) -> None:
-        """Report checks as skipped."""
+        """Report each check in *names* as skipped, with the reason *why*."""
         for name in names:
             self.add(name, "skipped", why)
 
     @contextmanager
     def trying(self, name: str, cure: str = "") -> Iterator[None]:
-        """Report an error raised in the block as a failure of check *name*. The block must report
-        success.
+        """Report an error raised in the block as a failure of the check *name*.
+
+        The block itself must report success. *cure* is the suggested fix, unless the error has its
+        own.
         """
         try:
             yield
@@ -182,12 +184,14 @@ class _Report:
             self.add(name, "failed", str(error), cure)
 
 
-# Without a session.
+# Checks without a session.
 
 
 def _check_network(report: _Report, settings: Settings) -> bool:
-    """Check the network. Return whether the configured port can be reached, with TLS
-    if required.
+    """Check the endpoint, name resolution, port and TLS.
+
+    Returns:
+        Whether the configured port can be reached, with TLS if required.
     """
     way = None
     with report.trying("endpoint", "set SFPUBSUB_ENDPOINT to host:port"):
@@ -218,8 +222,10 @@ def _check_network(report: _Report, settings: Settings) -> bool:
 
 
 def _check_ports(report: _Report, way: Way) -> bool:
-    """Check the configured port and, for the real service, its other port. Return whether the
-    configured port is open.
+    """Check the configured port and, for the real service, its other port.
+
+    Returns:
+        Whether the configured port is open.
     """
     through = f" through the proxy {':'.join(map(str, way.first))}" if way.proxy else ""
     others = [port for port in _PORTS if way.host.endswith(_SERVICE) and port != way.port]
@@ -244,7 +250,7 @@ def _check_ports(report: _Report, way: Way) -> bool:
     return False
 
 
-# With a session.
+# Checks with a session.
 
 
 def _check_session(report: _Report, settings: Settings) -> CurrentSession | None:
@@ -309,7 +315,7 @@ def _check_managed(
             record = tooling.show(name_or_id)
         except PermissionDeniedError as error:
             # Subscribing may still be allowed.
-            report.add(name, "skipped", f"you are not allowed to view it: {error}")
+            report.add(name, "skipped", f"you are not allowed to view the subscription: {error}")
             return
         found = f"{record.developer_name} ({record.id}) of {record.topic_name} is in {record.state}"
         if record.state == "RUN":

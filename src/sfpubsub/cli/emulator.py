@@ -1,8 +1,8 @@
 """``sfpubsub emulator``: run the local emulator until it is stopped.
 
 This module reads options, prints one JSON line, and converts signals to exit codes. The emulator is
-in sfpubsub.emulator, which is imported only when the command runs. The subcommands for a running
-emulator are in emulator_admin and emulator_records.
+implemented in sfpubsub.emulator, which is imported only when the command runs. The subcommands for
+a running emulator are in emulator_admin and emulator_records.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _COMMANDS = ("clock", "faults", "publish", "records", "subscriptions", "topics")
 
 
 class _Commands(click.Group):
-    """Command group that imports a subcommand only when it is used, so that the start is fast."""
+    """Command group that imports a subcommand only when it is used, to start quickly."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
+        """Return the names of all subcommands."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command."""
+        """Import and return a subcommand; None if *cmd_name* is unknown."""
         if cmd_name not in _COMMANDS:
             return None
         from sfpubsub.cli import emulator_admin, emulator_records
@@ -60,14 +60,14 @@ class _Commands(click.Group):
     type=click.IntRange(0, 65535),
     default=_GRPC_PORT,
     show_default=True,
-    help="Port of the Pub/Sub API; 0 picks a free one.",
+    help="Port of the Pub/Sub API; 0 selects a free port.",
 )
 @click.option(
     "--http-port",
     type=click.IntRange(0, 65535),
     default=_HTTP_PORT,
     show_default=True,
-    help="Port of sign-in, the Tooling API and the health page; 0 picks a free one.",
+    help="Port of sign-in, the Tooling API and the health page; 0 selects a free port.",
 )
 @click.option(
     "--data-dir",
@@ -95,8 +95,8 @@ class _Commands(click.Group):
 @click.option(
     "--advertise",
     metavar="HOST[:PORT]",
-    help="Host announced to clients instead of --host, such as in a container with --host 0.0.0.0."
-    " PORT is the HTTP port that clients use, if it differs.",
+    help="Host announced to clients instead of --host, for instance in a container with --host "
+    "0.0.0.0. PORT is the HTTP port that clients use, if it differs from --http-port.",
 )
 @click.option(
     "--ready-file",
@@ -130,10 +130,10 @@ def emulator(
 ) -> None:
     """Run a local emulator of the Pub/Sub API.
 
-    When ready, it prints one JSON line with everything that a client needs to connect. The file
-    client.toml in the data directory contains the same values as a settings file for --config.
-    SIGTERM and Ctrl-C shut it down cleanly; if it is killed in another way, no acknowledged data is
-    lost.
+    When ready, the command prints one JSON line with everything that a client needs to connect. The
+    file client.toml in the data directory contains the same values as a settings file for --config.
+    SIGTERM and Ctrl-C shut the emulator down cleanly. If it is killed in another way, no
+    acknowledged data is lost.
 
     A subcommand controls a running emulator instead of starting one.
     """
@@ -177,13 +177,13 @@ def emulator(
 
 
 def _refuse_options(context: click.Context) -> None:
-    """Reject options for starting an emulator if a subcommand follows, which would ignore them."""
+    """Reject options for starting an emulator, because the invoked subcommand would ignore them."""
     for name in context.params:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(
-                f"{option} configures a new emulator, but {context.invoked_subcommand} controls"
-                " a running one: use --url after the subcommand to select it"
+                f"{option} configures a new emulator, but {context.invoked_subcommand} controls a "
+                "running one: use --url after the subcommand to select the emulator"
             )
 
 
@@ -196,7 +196,10 @@ def _end_with_stdin() -> None:
 
 @contextlib.contextmanager
 def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
-    """Write the ready line to a file atomically, and remove the file when the block ends."""
+    """Write the ready line to *ready_file* atomically, and delete the file when the block ends.
+
+    Does nothing if *ready_file* is None.
+    """
     if ready_file is None:
         yield
         return
@@ -208,7 +211,7 @@ def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
 
 
 def _write_privately(path: Path, text: str) -> None:
-    """Write a secret atomically to a file that only its owner can read."""
+    """Write *text*, which contains secrets, atomically to a file that only its owner can read."""
     beside = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -220,8 +223,10 @@ def _write_privately(path: Path, text: str) -> None:
 
 
 def _client_settings(server: EmulatorServer) -> str:
-    """Return the content of a settings file for a client. It signs in with the default app if the
-    org has that app, otherwise with an access token.
+    """Return the content of a client's settings file, in TOML.
+
+    The client signs in with the default app if the org has that app, otherwise with an access
+    token.
     """
     from sfpubsub.emulator.org.accounts import DEFAULT_APP
 

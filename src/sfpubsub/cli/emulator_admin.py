@@ -47,7 +47,10 @@ class Duration(click.types.FloatParamType):
 
 
 def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
-    """Add options that select a running emulator, and pass the emulator as the first argument."""
+    """Return *command* with options that select a running emulator.
+
+    *command* receives the emulator as its first argument.
+    """
 
     @click.option(
         "--url",
@@ -61,7 +64,8 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
         "--ca-file",
         envvar="SFPUBSUB_EMULATOR_CA_FILE",
         show_envvar=True,
-        help="Certificate authority to trust: `ca_file` in the ready line. Only with --tls.",
+        help="Certificate authority to trust: `ca_file` in the ready line. Needed only if the "
+        "emulator runs with --tls.",
     )
     # Secrets are not options, because other users of a machine can see command lines.
     @click.option("--token", envvar="SFPUBSUB_EMULATOR_TOKEN", hidden=True, default="")
@@ -86,7 +90,7 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
 )
 @of_an_emulator
 def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
-    """Publish one event per JSON line, as the org itself.
+    """Publish one event per JSON line, on behalf of the org.
 
     Each line contains the fields of the topic's schema; CreatedDate, CreatedById and the members of
     a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this command can publish change
@@ -96,7 +100,7 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
         try:
             results = emulator.publish(topic, events)
         except EmulatorProblem as problem:
-            raise click.ClickException(f"{where}, not published: {problem}") from problem
+            raise click.ClickException(f"{where} could not be published: {problem}") from problem
         for result in results:
             show(result)
 
@@ -104,7 +108,7 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
 @click.command()
 @of_an_emulator
 def topics(emulator: RemoteEmulator) -> None:
-    """List topics, with counts of published and delivered events, and their readers."""
+    """List topics with their readers, and with counts of published and delivered events."""
     _show_named(emulator.health()["topics"])
 
 
@@ -116,10 +120,10 @@ def subscriptions(emulator: RemoteEmulator) -> None:
 
 
 class ListFirst(click.Group):
-    """A group whose default subcommand is `list`."""
+    """A command group whose default subcommand is `list`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, inserting `list` if no subcommand is given."""
+        """Parse the arguments, with `list` inserted if they do not begin with a subcommand."""
         if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
             args = ["list", *args]
         return super().parse_args(ctx, args)
@@ -191,7 +195,7 @@ def clock(emulator: RemoteEmulator, jump: float | None) -> None:
 
 
 def show(value: Mapping[str, Any]) -> None:
-    """Print a JSON line."""
+    """Print *value* as a JSON line."""
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
@@ -201,7 +205,11 @@ def _show_named(rows: dict[str, dict[str, Any]]) -> None:
 
 
 def _parts(file: TextIO) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the events of each request, preceded by a description of their lines."""
+    """Split the events in *file* into requests.
+
+    Yields a description of each request's lines, such as ``lines 1 to 200 of events.jsonl``, and
+    its events.
+    """
     part: list[dict[str, Any]] = []
     size = first = last = 0
 
@@ -233,7 +241,7 @@ def _event(line: str, where: str) -> dict[str, Any]:
 
 
 def _parameter(text: str) -> tuple[str, Any]:
-    """Return the name and value of a parameter. Numbers, true and false are parsed as JSON."""
+    """Parse ``NAME=VALUE``. The value becomes a bool or a number if it looks like one."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise click.UsageError(f"{text!r} is not a valid parameter: use NAME=VALUE")

@@ -52,7 +52,7 @@ def query(emulator: RemoteEmulator, soql: str) -> None:
 @click.argument("record_id", metavar="ID")
 @of_an_emulator
 def show_(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
-    """Print one record."""
+    """Print one record as a JSON line."""
     show(_plain(emulator.call("GET", _path(object_, record_id))))
 
 
@@ -72,7 +72,7 @@ def create(emulator: RemoteEmulator, object_: str, values: tuple[str, ...]) -> N
 @_values
 @of_an_emulator
 def update(emulator: RemoteEmulator, object_: str, record_id: str, values: tuple[str, ...]) -> None:
-    """Update fields of a record. An empty value clears a field."""
+    """Update fields of a record, and print its id. An empty value clears a field."""
     emulator.call("PATCH", _path(object_, record_id), _given(values))
     show({"id": record_id})
 
@@ -82,7 +82,7 @@ def update(emulator: RemoteEmulator, object_: str, record_id: str, values: tuple
 @click.argument("record_id", metavar="ID")
 @of_an_emulator
 def delete(emulator: RemoteEmulator, object_: str, record_id: str) -> None:
-    """Move a record to the Recycle Bin."""
+    """Move a record to the Recycle Bin, and print its id."""
     emulator.call("DELETE", _path(object_, record_id))
     show({"id": record_id})
 
@@ -96,7 +96,10 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _given(values: tuple[str, ...]) -> dict[str, str | None]:
-    """Return the values by field name, as text. The org parses numbers and dates."""
+    """Parse ``FIELD=VALUE`` arguments; an empty value becomes None.
+
+    Other values remain text, because the org parses numbers and dates.
+    """
     given = {}
     for text in values:
         name, equals, value = text.partition("=")

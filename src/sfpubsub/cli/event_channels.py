@@ -1,5 +1,7 @@
-"""``sfpubsub topics``, ``sfpubsub channel`` and ``sfpubsub usage``: topics, channels and event
-usage.
+"""Commands for an org's topics, event channels and event allocations.
+
+``sfpubsub topics`` lists topics, ``sfpubsub channel`` administers channels, and ``sfpubsub usage``
+shows the usage of event allocations.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def topics(**service: str | None) -> None:
     """List all topics that you can subscribe to.
 
     Prints a JSON line per topic: custom platform events, change events of the selected objects, and
-    channels with the names of their members. Standard platform events are missing, because an org
-    does not report which of them it publishes. Requires the permission View Setup and
+    channels with the names of their members. Standard platform events are not listed, because an
+    org does not report which of them it publishes. Requires the permission View Setup and
     Configuration.
     """
     for topic in EventChannels(_org(service), API_VERSION).topics():
@@ -41,8 +43,8 @@ def topics(**service: str | None) -> None:
 def channel() -> None:
     """Administer event channels, which combine several events under one topic.
 
-    Changing them requires the permission Customize Application, viewing them requires View Setup
-    and Configuration. Changes take some minutes to reach open streams.
+    Changing channels requires the permission Customize Application. Viewing them requires View
+    Setup and Configuration. A change takes some minutes to reach open streams.
     """
 
 
@@ -102,7 +104,7 @@ def add(
     """Add the event ENTITY to a channel.
 
     Prints the channel as a JSON line. For a channel of change events, ENTITY may be an object such
-    as Account; adding it to ChangeEvents turns on its change events.
+    as Account; adding an object to ChangeEvents turns on its change events.
     """
     _print(
         _channels(service).add(
@@ -119,8 +121,8 @@ def add(
 def remove(name: str, entity: str, yes: bool, **service: str | None) -> None:
     """Remove the event ENTITY from a channel.
 
-    Prints the channel as a JSON line. Its subscribers no longer receive these events; removing an
-    object from ChangeEvents turns off its change events.
+    Prints the channel as a JSON line. Subscribers of the channel no longer receive the event.
+    Removing an object from ChangeEvents turns off its change events.
     """
     channels = _channels(service)
     found = channels.show(name)
@@ -137,8 +139,8 @@ def remove(name: str, entity: str, yes: bool, **service: str | None) -> None:
 def delete(name: str, yes: bool, **service: str | None) -> None:
     """Delete a channel and its members.
 
-    Prints the deleted channel as a JSON line. Its subscribers are disconnected; the events remain
-    available on their own topics.
+    Prints the deleted channel as a JSON line. Subscribers of the channel are disconnected. The
+    events remain available on their own topics.
     """
     channels = _channels(service)
     found = channels.show(name)
@@ -149,11 +151,11 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
 
 @click.command()
 @click.option(
-    "--by-event", is_flag=True, help="Also print a line per event, for the last 24 hours."
+    "--by-event", is_flag=True, help="Also print a line per event type, for the last 24 hours."
 )
 @service_options
 def usage(by_event: bool, **service: str | None) -> None:
-    """Show how much of the org's event allocations is used, as reported by the org.
+    """Show how much of its event allocations the org has used, as reported by the org.
 
     Prints a JSON line per limit. The figures lag by some minutes. --by-event requires Enhanced
     Usage Metrics in the org and the permission View All Data.
@@ -191,6 +193,8 @@ def _confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("confirmation requires a terminal: use --yes to skip it")
+        raise click.UsageError(
+            "confirmation requires a terminal: use --yes to skip the confirmation"
+        )
     if not click.confirm(question, err=True):
-        raise click.ClickException("nothing was changed")
+        raise click.ClickException("not confirmed: nothing was changed")

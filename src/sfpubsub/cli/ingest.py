@@ -44,22 +44,23 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     type=Topic(),
     metavar="TOPIC",
     multiple=True,
-    help="Topic to read; its position is stored in the table; can be repeated.",
+    help="Topic to read, whose position is stored in the table; can be repeated.",
 )
 @click.option(
     "--channel",
     type=Channel(),
     metavar="CHANNEL",
     multiple=True,
-    help="Channel of the Streaming API to read, such as /topic/NAME of a PushTopic; its position "
-    "is stored in the table; can be repeated.",
+    help="Channel of the Streaming API to read, such as /topic/NAME of a PushTopic, whose "
+    "position is stored in the table; can be repeated.",
 )
 @click.option(
     "--to",
     "to",
     metavar="PATH",
     required=True,
-    help="Table to write all events to.",
+    help="Table to write all events to: a path; for delta and iceberg also a URL, SCHEMA.TABLE or "
+    "CATALOG.SCHEMA.TABLE.",
 )
 @click.option(
     "--format",
@@ -72,7 +73,7 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 @click.option(
     "--staging",
     metavar="DIR",
-    help="With parquet: where to create .NAME.sfpubsub, which holds unfinished writes and the "
+    help="With parquet: where to create .NAME.sfpubsub, the directory of unfinished writes and "
     "side tables.  [default: the directory that contains the table]",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
@@ -89,7 +90,7 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     "--max-events",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Stop after receiving N events from each source, including those already written.",
+    help="Stop after receiving N events from each source, including those already in the table.",
 )
 @click.option(
     "--idle-timeout",
@@ -147,8 +148,8 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     type=click.Choice(["quarantine", "keep", "skip", "fail"]),
     default="quarantine",
     show_default=True,
-    help="What to do with an event that cannot be decoded: quarantine it with the table, write a "
-    "row without JSON, only count it, or stop the job.",
+    help="What to do with an event that cannot be decoded: store it in the table's quarantine, "
+    "write a row without JSON, only count it, or stop the job.",
 )
 @http_option
 @service_options
@@ -270,7 +271,7 @@ def _table(sources: tuple[Source, ...], to: str, format_: str, staging: str | No
     """Return the destination table.
 
     Raises:
-        ConfigurationError: The destination is not valid.
+        ConfigurationError: The destination is not valid, or is inside another table.
     """
     from sfpubsub.spark.raw.destination import Destination
 

@@ -27,7 +27,7 @@ class Report:
 
     def __init__(self, sources: Sequence[Source]) -> None:
         self._several = len(sources) > 1
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._progress: dict[Source, Progress] = {}
 
     def say(self, text: str, source: Source | None = None) -> None:
@@ -35,7 +35,7 @@ class Report:
         echo(f"{source}: {text}" if self._several and source else text)
 
     def progress(self, source: Source, progress: Progress) -> None:
-        """Record the progress of a source, for `text`."""
+        """Record the progress of a source, so that `text` includes it."""
         with self._lock:
             self._progress[source] = progress
 

@@ -60,9 +60,9 @@ class Run:
     """The sources, their table, and the jobs that connect them.
 
     Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
-    The client comes second, so that a missing topic does not leave a table behind; the table third,
-    because its positions determine where to subscribe. The subscriptions come last, so that they
-    are drained while the table is still leased.
+    The client is opened second, so that a missing topic does not leave a table behind. The table is
+    opened third, because its positions determine where to subscribe. The subscriptions are opened
+    last, so that they are drained while the table is still leased.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Run:
         stop: StopRequest,
         http: Address | None = None,
     ) -> None:
-        """Run until every source has ended."""
+        """Open everything, and read until every source has ended."""
         from sfpubsub.spark.ingest.streams import Streams
 
         with ExitStack() as opened:
@@ -158,9 +158,12 @@ class Run:
         return spark
 
     def _check_names(self, client: PubSubClient) -> None:
-        """Look up the topics, so that a wrong name does not leave a table behind.
+        """Look up the topics first, so that a wrong name does not leave a table behind.
 
         Managed subscriptions and channels cannot be looked up in this way.
+
+        Raises:
+            SfPubSubError: A topic cannot be read, and the error is not transient.
         """
         failures: list[SfPubSubError] = []
         for source in self._sources:
@@ -293,7 +296,7 @@ class Run:
             )
         client = table.client
         if client is None:
-            raise AssertionError("every source except channels has a client")
+            raise AssertionError("a managed subscription or a topic requires a client")
         if source.kind == "managed":
             return client.subscribe_managed(source.name, ack="manual", max_unacked=unacked)
         return client.subscribe(
@@ -328,9 +331,9 @@ def _block(subscription: Subscription | ChannelSubscription, status: StatusFile)
 
 
 class _Schemas(SchemaStore):
-    """The table's schemas, which the client looks up before it requests one from the service.
+    """Schema store for the client. Looks up schemas in the table.
 
-    Stores no schemas; each job does so before it writes a row.
+    `put` does nothing, because each job stores an event's schema before it writes the event.
     """
 
     def __init__(self) -> None:

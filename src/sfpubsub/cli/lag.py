@@ -23,11 +23,14 @@ _DECIMALS = 1
     "--managed",
     type=ManagedName(),
     metavar="NAME_OR_ID",
-    help="Only this managed subscription. Use the name or id that the running command uses.",
+    help="Show only runs that read this managed subscription. Use the name or id that the running "
+    "command uses.",
 )
-@click.option("--topic", type=Topic(), metavar="TOPIC", help="Only this topic.")
-@click.option("--channel", type=Channel(), metavar="CHANNEL", help="Only this channel.")
-@click.option("--endpoint", metavar="HOST:PORT", help="Only runs that use this endpoint.")
+@click.option("--topic", type=Topic(), metavar="TOPIC", help="Show only runs that read this topic.")
+@click.option(
+    "--channel", type=Channel(), metavar="CHANNEL", help="Show only runs that read this channel."
+)
+@click.option("--endpoint", metavar="HOST:PORT", help="Show only runs that use this endpoint.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line per run.")
 def lag(
     managed: str | None,
@@ -58,8 +61,8 @@ def lag(
     if not chosen:
         what = next(iter(meant.values()), "any subscription")
         raise ConfigurationError(
-            f"{directory} has no status file of a subscribe, ingest or mirror of {what}: run "
-            f"sfpubsub lag on the same machine and as the same user"
+            f"{directory} contains no status file of a subscribe, ingest or mirror of {what}: run "
+            "sfpubsub lag on the same machine and as the same user as that command"
         )
     now = time.time()
     records = [_record(status, now) for status in chosen]

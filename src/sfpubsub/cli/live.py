@@ -1,6 +1,6 @@
 """Output of long-running commands: messages, and a status line.
 
-On a terminal, the status line is updated in place. Elsewhere, a new line is printed every `EVERY`
+On a terminal, the status line is updated in place. Otherwise, a new line is printed every `EVERY`
 seconds.
 """
 
@@ -21,8 +21,9 @@ _CLEAR = "\r\033[K"
 
 
 class LiveLine:
-    """The status line of one command. Thread-safe. A context manager: within its block, `echo`
-    prints messages above the line.
+    """The status line of one command. Thread-safe.
+
+    Use it as a context manager: within the block, `echo` prints messages above the line.
 
     Args:
         text: Returns the current text of the line; empty to show no line.
@@ -50,7 +51,7 @@ class LiveLine:
         self._is_shown = False
 
     def look(self) -> None:
-        """Update the line if it is due."""
+        """Update the line if an update is due."""
         with self._lock:
             if self._clock() < self._due:
                 return

@@ -54,7 +54,7 @@ def set_up(verbose: int, log_format: LogFormat) -> None:
 
 
 class _ToStderr(logging.Handler):
-    """Writes to the current stderr, with `Limit`."""
+    """Writes records to the current ``sys.stderr``, with repetitions suppressed by `Limit`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class JsonFormatter(logging.Formatter):
     """Formats records as JSON objects with time, level, logger, message and, if known, RPC id."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as one line."""
+        """Return *record* as one line of JSON."""
         message = record.getMessage()
         values: dict[str, Any] = {
             "time": _iso(record.created),
@@ -89,17 +89,17 @@ class JsonFormatter(logging.Formatter):
 class Limit:
     """Limits warnings and errors to `LINES` of a kind within `WITHIN` seconds.
 
-    Not thread-safe; the handler calls it with its own lock held.
+    Messages that differ only in numbers and RPC ids are of the same kind. The first message of the
+    kind after that time includes the number of suppressed messages.
 
-    Messages that differ only in numbers and RPC ids are of the same kind. After that time, the next
-    message of the kind includes the number of suppressed ones.
+    Not thread-safe; the handler's lock serialises calls.
     """
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # start time and count
 
     def told(self, record: logging.LogRecord) -> logging.LogRecord | None:
-        """Return the record to write; None if it must be suppressed."""
+        """Return *record* or a copy with the number of suppressed messages; None to suppress it."""
         if record.levelno < logging.WARNING:
             return record
         kind = record.name, _DIFFERS.sub("#", record.getMessage())
@@ -122,8 +122,9 @@ class Limit:
 
 
 class JsonStderr(io.TextIOBase):
-    """Converts every line that is not JSON to a JSON line. Thread-safe and reentrant for signal
-    handlers.
+    """Text stream that converts every line that is not JSON to a JSON line.
+
+    Thread-safe. A signal handler may write to it, even while its thread is writing.
 
     Args:
         out: Stream to write to.
@@ -136,20 +137,20 @@ class JsonStderr(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]  # click reads it
-        """Attribute of the underlying stream."""
+        """Encoding of the underlying stream."""
         return self._out.encoding
 
     @property
     def errors(self) -> str | None:  # type: ignore[override]  # click reads it
-        """Attribute of the underlying stream."""
+        """Encoding error handler of the underlying stream."""
         return self._out.errors
 
     def fileno(self) -> int:
-        """Attribute of the underlying stream."""
+        """Return the file descriptor of the underlying stream."""
         return self._out.fileno()
 
     def writable(self) -> bool:
-        """Return True."""
+        """Return True, because the stream is always writable."""
         return True
 
     def write(self, text: str) -> int:
@@ -177,7 +178,7 @@ def _wrapped(line: str) -> str:
 
 
 def _rpc_id(record: logging.LogRecord, message: str) -> str | None:
-    """Return the RPC id in a record's error, arguments or message; None without one."""
+    """Return the RPC id in a record's error, arguments or message; None if there is no id."""
     args = record.args if isinstance(record.args, tuple) else ()
     error = record.exc_info[1] if record.exc_info else None
     for each in (error, *args):

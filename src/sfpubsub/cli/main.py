@@ -52,20 +52,20 @@ COMMANDS = {
     "topics": ("sfpubsub.cli.event_channels", "List all topics that you can subscribe to."),
     "usage": (
         "sfpubsub.cli.event_channels",
-        "Show how much of the org's event allocations is used.",
+        "Show how much of its event allocations the org has used.",
     ),
 }
 
 
 class LazyGroup(click.Group):
-    """Imports a command's module when the command is used."""
+    """Command group that imports a command's module when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return every command's name."""
+        """Return the names of all commands, sorted."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command's module and return the command."""
+        """Import a command's module and return the command; None if *cmd_name* is unknown."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
@@ -145,7 +145,7 @@ def run(args: list[str] | None = None) -> int:
 
 
 def exit_code(error: SfPubSubError) -> int:
-    """Return the exit code for an error."""
+    """Return the exit code for an error: `NOT_ALLOWED`, `POSITION_LOST` or `FAILED`."""
     if isinstance(error, (AuthenticationError, PermissionDeniedError)):
         return NOT_ALLOWED
     if isinstance(error, ReplayIdRejectedError):

@@ -1,6 +1,6 @@
 """``sfpubsub managed``: administer managed subscriptions, and wait until a change takes effect.
 
-Only a subscription shows whether a change has reached the Pub/Sub API. So `create` and `start`
+Only subscribing shows whether a change has reached the Pub/Sub API. `create` and `start` therefore
 subscribe briefly, without acking events.
 """
 
@@ -41,7 +41,8 @@ _shown = "|".join(PRESETS)
 _wait_option = click.option(
     "--wait/--no-wait",
     default=True,
-    help="Subscribe briefly until the service accepts the subscription.  [default: wait]",
+    help="Wait until the service accepts the subscription, by subscribing briefly.  [default: "
+    "wait]",
 )
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
@@ -50,8 +51,8 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmat
 def managed() -> None:
     """Administer the org's managed subscriptions.
 
-    Changing them requires the permission Customize Application, viewing them requires View Setup
-    and Configuration.
+    Changing managed subscriptions requires the permission Customize Application. Viewing them
+    requires View Setup and Configuration.
     """
 
 
@@ -73,8 +74,8 @@ def list_(**service: str | None) -> None:
 def show(name_or_id: str, **service: str | None) -> None:
     """Show one managed subscription.
 
-    Prints a JSON line. It does not contain the position, because the API does not expose it;
-    `sfpubsub lag` shows it on the machine that reads the subscription.
+    Prints a JSON line. The position is not included, because the API does not expose it; `sfpubsub
+    lag` shows the position on the machine that reads the subscription.
     """
     tooling = Tooling.from_env(service)
     _show(tooling.show(name_or_id))
@@ -119,10 +120,11 @@ def create(
 ) -> None:
     """Create a managed subscription.
 
-    Creates it in state RUN, and prints the record as a JSON line. NAME and TOPIC cannot be changed
-    later. EARLIEST starts with the oldest event that the service still retains, at most 72 hours
-    back; these deliveries count against the org's allocation. With LATEST, the service stores no
-    position before the first confirmed commit, so a crash before that commit loses events.
+    Sets the state to RUN, and prints the record as a JSON line. NAME and TOPIC cannot be changed
+    later. With EARLIEST, the subscription starts with the oldest event that the service still
+    retains, at most 72 hours back; these deliveries count against the org's allocation. With
+    LATEST, the service stores no position before the first confirmed commit, so a crash before that
+    commit loses events.
     """
     tooling = Tooling.from_env(service)
     record = tooling.create(
@@ -174,7 +176,9 @@ def update(
     take some minutes to take effect.
     """
     if label is None and default_replay is None and error_recovery_replay is None:
-        raise click.UsageError("use --label, --default-replay or --error-recovery-replay")
+        raise click.UsageError(
+            "nothing to change: use --label, --default-replay or --error-recovery-replay"
+        )
     tooling = Tooling.from_env(service)
     record = tooling.update(
         name_or_id,
@@ -219,7 +223,7 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
     record = tooling.stop(record.id)
     _show(record)
     _say(
-        "the client that reads the subscription gets an error within minutes; the committed "
+        "the client that reads the subscription receives an error within minutes; the committed "
         "position is deleted"
     )
 
@@ -232,7 +236,7 @@ def delete(name_or_id: str, yes: bool, **service: str | None) -> None:
     """Delete a managed subscription and its position.
 
     Prints the deleted record as a JSON line. This disconnects the client that reads the
-    subscription, and deletes the committed position. Do not reuse the name soon.
+    subscription, and deletes the committed position. Do not reuse the name for some minutes.
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)
@@ -278,10 +282,11 @@ def _confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(
-            "this deletes a position, and confirmation requires a terminal: use --yes to skip it"
+            "deleting a position requires confirmation in a terminal: use --yes to skip the "
+            "confirmation"
         )
     if not click.confirm(question, err=True):
-        raise click.ClickException("nothing was changed")
+        raise click.ClickException("not confirmed: nothing was changed")
 
 
 # Waiting for the Pub/Sub API.
@@ -292,7 +297,7 @@ def _wait_until_served(
 ) -> None:
     name = record.developer_name
     with connected_client(None, tooling.sessions, **service) as client:
-        _say(f"waiting until {name} is available at the Pub/Sub API, which takes some minutes")
+        _say(f"waiting until {name} is available at the Pub/Sub API, which can take some minutes")
         wait_until(
             f"{name} is available",
             lambda: _is_served(client, name),

@@ -13,7 +13,7 @@ ALL_CHANGES = "/data/ChangeEvents"
 
 
 def unselected(org: OrgClient, topic: str, objects: Sequence[str]) -> list[str]:
-    """Return the objects that have no change events on a channel.
+    """Return the objects whose change events the channel does not deliver.
 
     Args:
         org: Makes the requests.

@@ -45,7 +45,7 @@ class MirrorRun:
     """Runs a mirror: its stream, its tables, and its reads of the org.
 
     Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
-    Then the stream with the raw table is opened, and the tables derived from it.
+    The stream and its raw table are opened next, and the derived tables last.
 
     Raises:
         ConfigurationError: A setting is missing or not valid.
@@ -91,7 +91,7 @@ class MirrorRun:
         once: bool,
         address: Address | None = None,
     ) -> None:
-        """Run until stopped."""
+        """Run until *stop* is requested or, with *once*, until the tables match the org."""
         from sfpubsub.rest import OrgReader
         from sfpubsub.spark.mirror.job import Mirror
         from sfpubsub.spark.mirror.rights import check_rights
@@ -243,5 +243,5 @@ class MirrorRun:
 
 
 def say(text: str) -> None:
-    """Print a message."""
+    """Print a message on stderr, above the status line."""
     echo(text)

@@ -1,5 +1,7 @@
-"""``sfpubsub mirror signal`` and ``sfpubsub mirror verify``: control a mirror, and check its
-tables.
+"""Commands that control a mirror and check its tables.
+
+``sfpubsub mirror signal`` sends a signal to a mirror; ``sfpubsub mirror verify`` compares a table
+with the org.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ margin_option = click.option(
 @click.option(
     "--where", metavar="SOQL", help="With --reread: only records that match this condition."
 )
-@click.option("--add", metavar="OBJECT", help="Start mirroring OBJECT, too.")
+@click.option("--add", metavar="OBJECT", help="Also mirror OBJECT from now on.")
 @click.option("--pause", is_flag=True, help="Pause merging and reading until --resume.")
 @click.option("--resume", is_flag=True, help="Resume after --pause.")
 @spark_options

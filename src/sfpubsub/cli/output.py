@@ -24,7 +24,7 @@ class Output:
     """Writes to a stream and watches its reader. Not thread-safe.
 
     For a file or a terminal, all output counts as taken immediately. The same applies to a pipe
-    unless the system reports how much of it is unread; only Linux is known to do so.
+    unless the system reports how much data in the pipe is unread; only Linux is known to do so.
 
     Args:
         out: Usually stdout. Nothing else may write to it from now on.
@@ -90,7 +90,7 @@ class Output:
         """Return whether the reader has closed its end.
 
         Args:
-            wait: Maximum time to wait for that, in seconds.
+            wait: Maximum time to wait for the reader, in seconds.
         """
         if self._broken:
             return True

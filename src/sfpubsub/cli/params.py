@@ -13,8 +13,9 @@ _CHANNELS = ("/topic/", "/u/")
 
 
 class Seconds(click.FloatRange):
-    """Parameter type of a finite number of seconds. Click's own type also accepts ``nan`` and
-    ``inf``.
+    """Parameter type of a finite number of seconds.
+
+    Click's own type also accepts ``nan`` and ``inf``.
     """
 
     name = "seconds"
@@ -35,7 +36,7 @@ class Topic(click.types.StringParamType):
     name = "topic"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return *value*, which must begin with a slash."""
+        """Return *value*. Fail with a suggestion if it is not the full name of a topic."""
         topic = str(value)
         if topic and not topic.startswith("/"):
             full = " or ".join(full_names(topic))
@@ -46,14 +47,15 @@ class Topic(click.types.StringParamType):
 
 
 class ManagedName(click.types.StringParamType):
-    """Parameter type of a managed subscription's name or id. For a topic, the error suggests the
-    right option.
+    """Parameter type of a managed subscription's name or id.
+
+    For a topic or a channel, the error suggests the right option.
     """
 
     name = "name"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return *value*, which must not begin with a slash."""
+        """Return *value*. Fail with a suggestion if it begins with a slash."""
         if str(value).startswith("/"):
             self.fail(
                 f"{value} is not the name of a managed subscription: did you mean "
@@ -70,7 +72,7 @@ class Channel(click.types.StringParamType):
     name = "channel"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return *value*, which must begin with a slash."""
+        """Return *value*. Fail with a suggestion if it does not begin with a slash."""
         channel = str(value)
         if channel and not channel.startswith("/"):
             self.fail(
@@ -82,12 +84,12 @@ class Channel(click.types.StringParamType):
 
 
 class ReadingCommand(click.Command):
-    """Command whose source is an option. If the option's name is missing, the error suggests it."""
+    """Command whose source is an option. A positional argument is rejected with a suggestion."""
 
     allow_extra_args = True  # rejected here, with a better message than click's
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and reject positional ones with a suggestion."""
+        """Parse the arguments, and reject a positional argument with a suggestion."""
         rest = super().parse_args(ctx, args)
         if ctx.args:
             name = ctx.args[0]
@@ -96,7 +98,7 @@ class ReadingCommand(click.Command):
 
 
 def meant(name: str) -> str:
-    """Return the option that fits a name, judging by its form, followed by the name."""
+    """Return the option and value for a name, judging by its form: ``--topic /event/A__e``."""
     if name.startswith(_CHANNELS):
         return f"subscribe --channel {name}"
     return f"--topic {name}" if name.startswith("/") else f"--managed {name}"

@@ -1,4 +1,4 @@
-"""Probe the connection to the service step by step, each with a timeout.
+"""Probe the connection to the service step by step, with a timeout for each step.
 
 gRPC itself reports only that it could not connect. The probes send no secrets, except the proxy's
 password to the proxy.
@@ -33,7 +33,7 @@ class ProbeError(Exception):
 
     Args:
         message: What failed.
-        cure: What the user can do.
+        cure: Suggested fix.
     """
 
     def __init__(self, message: str, cure: str) -> None:
@@ -76,7 +76,7 @@ def is_plaintext(settings: Settings) -> bool:
 
 
 def resolve(host: str) -> list[str]:
-    """Return the addresses of *host*.
+    """Return the IP addresses of *host*, sorted.
 
     Raises:
         ProbeError: *host* cannot be resolved.
@@ -102,7 +102,10 @@ def connect(way: Way) -> socket.socket:
     try:
         connection = socket.create_connection((host, port), timeout=STEP)
     except OSError as error:
-        what, cure = f"{host}:{port}", "allow it in the firewall, or set SFPUBSUB_PROXY to a proxy"
+        what, cure = (
+            f"{host}:{port}",
+            "allow the connection in the firewall, or set SFPUBSUB_PROXY to a proxy",
+        )
         if way.proxy:
             what, cure = f"the proxy {what}", "check SFPUBSUB_PROXY or https_proxy"
         elif network.is_loopback(host):
@@ -135,7 +138,7 @@ def handshake(way: Way, ca_file: str) -> str:
             return f"{secured.version()}, certificate {described}"
     except ssl.SSLCertVerificationError as error:
         raise ProbeError(
-            f"the certificate is rejected: {error.verify_message}; it is {_seen(way)}",
+            f"the certificate was rejected: {error.verify_message}; it is {_seen(way)}",
             "if it belongs to a proxy or a test server, set SFPUBSUB_CA_FILE to the certificate "
             "of its authority",
         ) from None
@@ -205,7 +208,7 @@ def _words(error: Exception) -> str:
 
 
 def _within(seconds: float, work: Callable[[], T]) -> T:
-    """Run *work* in a thread and return its result; abandon it on timeout.
+    """Run *work* in a thread and return its result. On a timeout, the thread keeps running.
 
     Raises:
         TimeoutError: *work* took longer than *seconds*.

@@ -94,7 +94,7 @@ class Pace:
 @click.option(
     "--created-by",
     metavar="USER_ID",
-    help="Value of CreatedById for lines that omit it. Lines that omit CreatedDate get the "
+    help="Value of CreatedById for lines that omit it. Lines that omit CreatedDate use the "
     "current time.",
 )
 @click.option(
@@ -154,7 +154,7 @@ def publish(
 
 
 def _publish(publisher: Publisher, lines: Iterator[tuple[str, str]]) -> int:
-    """Send every line, print results in the same order, and return the number of failures."""
+    """Publish every line, print results in the same order, and return the number of failures."""
     # A second Ctrl-C stops the publisher immediately; events without a result are printed as well.
     with Printer(PublishProgress(sys.stderr, publisher)) as printer, publisher:
         try:
@@ -172,12 +172,13 @@ def _send(publisher: Publisher, lines: Iterator[tuple[str, str]], printer: Print
         try:
             printer.put(publisher.send(value, **about))
         except EncodeError as error:
-            raise EncodeError(f"{where}, not published: {error}") from error
+            raise EncodeError(f"{where} could not be published: {error}") from error
 
 
 class Printer:
-    """Prints results in the order of their events. Uses a thread, so that results appear even while
-    no input arrives.
+    """Prints results in the order of their events.
+
+    A thread prints them, so that results appear even while no input arrives.
 
     Args:
         progress: Updated with each result.
@@ -192,9 +193,10 @@ class Printer:
         self._thread.start()
 
     def put(self, receipt: Future[PublishResult]) -> None:
-        """Queue a result for printing. Raises the error that printing an earlier result caused.
+        """Queue a receipt; its result is printed after the results of earlier receipts.
 
-        Blocks while `MAX_UNPRINTED` results are waiting.
+        Blocks while `MAX_UNPRINTED` results are waiting. Raises the error with which printing an
+        earlier result failed.
         """
         self._receipts.put(receipt)
         self._raise_broken()
@@ -236,11 +238,11 @@ def _flush(publisher: Publisher) -> None:
 
 
 class _Enough(Exception):  # noqa: N818  # not an error, but the end of a wait
-    """A signal arrived while waiting for a line or for the pace."""
+    """A signal arrived while the command was waiting for a line or for its pace."""
 
 
 def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple[str, str]]:
-    """Yield lines with their location, at the given pace, until a signal arrives."""
+    """Yield each line, preceded by its location, at the given pace, until a signal arrives."""
     is_waiting = False
 
     def interrupt() -> None:
@@ -281,7 +283,7 @@ def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple
 
 
 def _event(line: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the field values in a line, and the event's id and headers."""
+    """Return the field values in a line, and its event id and headers as keyword arguments."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""A progress line for publishing, on a terminal."""
+"""A progress line for ``sfpubsub publish``, shown on a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PublishProgress:
 
     Args:
         out: Stream to write to, usually stderr.
-        publisher: Supplies the counts.
+        publisher: Publisher whose counts are printed.
         clock: Monotonic clock, in seconds.
     """
 
@@ -33,7 +33,7 @@ class PublishProgress:
         self._due = self._begun
 
     def look(self) -> None:
-        """Update the line if it is due."""
+        """Update the line if an update is due."""
         now = self._clock()
         if self._out is not None and now >= self._due:
             self._due = now + EVERY

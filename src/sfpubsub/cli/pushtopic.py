@@ -107,7 +107,7 @@ def push(
 ) -> None:
     """Push an event with PAYLOAD (default: stdin) to a generic channel such as /u/News.
 
-    Prints a JSON line with the number of users who received it, or -1 for a broadcast.
+    Prints a JSON line with the number of users who received the event, or -1 for a broadcast.
     """
     text = sys.stdin.read() if payload is None else payload
     count = _objects(service)[1].push(channel, text, user_ids)

@@ -41,7 +41,7 @@ _dir_option = click.option(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
     required=True,
-    help="Directory of the quarantine. That of a Parquet table DIR/NAME is "
+    help="Directory of the quarantine; for a Parquet table DIR/NAME, "
     "DIR/.NAME.sfpubsub/_quarantine.",
 )
 
@@ -55,7 +55,7 @@ def quarantine() -> None:
 @_dir_option
 @click.option("--all", "all_", is_flag=True, help="Include redriven events.")
 def list_(directory: Path, all_: bool) -> None:
-    """Print a JSON line per event, in order of arrival."""
+    """Print a JSON line per event that has not been redriven, in order of arrival."""
     kept = _quarantine_at(directory)
     shown = left_out = 0
     for entry in kept.entries():
@@ -95,8 +95,8 @@ def show(directory: Path, key: str) -> None:
     "--to",
     "to",
     metavar="TABLE",
-    help="Write events to this raw table, each once, instead of printing them. The position in "
-    "the table stays unchanged. No other process may be writing to the table.",
+    help="Write events to this raw table, each once, instead of printing them. The position "
+    "stored in the table does not change. No other process may be writing to the table.",
 )
 @click.option(
     "--format",
@@ -114,7 +114,7 @@ def show(directory: Path, key: str) -> None:
     help="Schema store to search; can be repeated.  [default: _schemas next to the quarantine]",
 )
 @click.option(
-    "--fetch", is_flag=True, help="Fetch schemas from the service that are missing locally."
+    "--fetch", is_flag=True, help="Request schemas from the service if they are missing locally."
 )
 @click.option("--again", is_flag=True, help="Include events that were already redriven.")
 @service_options

@@ -1,8 +1,8 @@
 """Decode the events of a quarantine, and write them as lines or to a raw table.
 
 The order matters: decode, write durably, and only then mark as redriven. So a marked event is never
-lost, and an event that was written but not marked is written again. A table drops this duplicate; a
-program that reads the lines must deduplicate by itself.
+lost, and an event that was written but not marked is written again. A table drops the duplicate. A
+program that reads the lines must deduplicate them itself.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _LINES = 100
 _ROWS = 10_000
 _ROW_BYTES = 32 * 2**20
 
-# Errors of fsync for a pipe or a terminal, whose reader has already received the line. None stands
-# for a stream without a descriptor.
+# Errors of fsync for a pipe or a terminal, whose reader has already received the line. None means
+# a stream without a descriptor.
 _NOT_A_FILE = {errno.EINVAL, errno.ENOTSUP, None}
 
 
@@ -55,7 +55,10 @@ class Sink(Protocol):
         ...
 
     def add(self, event: Event, received_at: float) -> bool:
-        """Add an event. Return True once enough events have accumulated to call `write`.
+        """Add an event to the next write.
+
+        Returns:
+            Whether enough events have accumulated to call `write`.
 
         Raises:
             DecodeError: The payload does not match the schema. The event was not added.
@@ -72,7 +75,7 @@ class Sink(Protocol):
 
 
 class Lines:
-    """Writes the lines that ``subscribe`` would have printed to stdout."""
+    """Writes each event to stdout, as the line that ``subscribe`` would have printed."""
 
     name = "stdout"
 
@@ -113,7 +116,9 @@ def _sync(descriptor: Callable[[], int]) -> None:
 
 
 class Table:
-    """Writes to the raw table that the events belong to. The position in the table stays unchanged.
+    """Writes to the raw table that the events belong to.
+
+    The position stored in the table does not change.
 
     Args:
         writer: Writer of the table.
@@ -179,7 +184,7 @@ def source_of(entry: QuarantinedEvent) -> Source:
 def redrive(
     kept: FileQuarantine, entries: Iterator[QuarantinedEvent], decoder: Decoder, sink: Sink
 ) -> tuple[int, int]:
-    """Decode entries, write them to *sink*, and mark them.
+    """Decode *entries*, write their events to *sink*, and mark the entries as redriven.
 
     Returns:
         The number of entries written, and the number of those that could not be written.
@@ -224,8 +229,7 @@ def redrive(
 
 
 class Decoder:
-    """Decodes entries with their stored schemas or, for entries without one, with schemas from
-    *sources*.
+    """Decodes entries with their stored schemas, otherwise with schemas from *sources*.
 
     Args:
         sources: Functions that return a schema by id, or None. Called in order, each once per id.
@@ -236,7 +240,7 @@ class Decoder:
         self._found: dict[str, Codec | None] = {}
 
     def event(self, entry: QuarantinedEvent) -> Event:
-        """Return the event of an entry. Its value is decoded on first access.
+        """Return the event of *entry*. The event's value is decoded on first access.
 
         Raises:
             SchemaNotFoundError: The entry's schema is not available.

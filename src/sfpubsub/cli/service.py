@@ -31,7 +31,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 # excluded, because other users of a machine can see command lines.
 OPTIONS: dict[str, tuple[str, str]] = {
     "config": ("FILE", "TOML file with settings."),
-    "profile": ("NAME", "Use the table [profile.NAME] of that file."),
+    "profile": ("NAME", "Use the table [profile.NAME] of the settings file."),
     "endpoint": ("HOST:PORT", f"Address of the service.  [default: {DEFAULT_ENDPOINT}]"),
     "insecure": ("1|force", "Use plaintext: 1 to loopback only, force to any host."),
     "ca_file": ("PEM", "Certificate authorities to trust instead of the system's."),
@@ -80,7 +80,7 @@ def connected_client(
     Args:
         schema_store: Store that is searched before a schema is requested, and filled afterwards;
             None for no store.
-        sessions: Supplies the session, instead of signing in with the options.
+        sessions: Supplies the session; None to sign in with *options*.
         options: Values of `service_options`.
 
     Raises:
@@ -124,8 +124,8 @@ def client_of(
 class StopRequest:
     """Sets a flag on SIGTERM or the first Ctrl-C. A second Ctrl-C raises KeyboardInterrupt.
 
-    A flag is used instead of an exception, so that no event is interrupted between its write and
-    its ack.
+    A flag is used instead of an exception, so that a signal cannot interrupt the command between
+    writing an event and acking it.
     """
 
     def __init__(self) -> None:
@@ -135,7 +135,7 @@ class StopRequest:
 
     @contextmanager
     def installed(self) -> Iterator[StopRequest]:
-        """Handle both signals within the block. Only for the main thread."""
+        """Handle both signals within the block. Call this in the main thread only."""
         previous = {
             number: signal.signal(number, self._handle)
             for number in (signal.SIGINT, signal.SIGTERM)
@@ -147,8 +147,9 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def tell(self, callback: Callable[[], None]) -> None:
-        """Register *callback* to be called in the signal handler when a stop is requested. Calls it
-        immediately if a stop was already requested.
+        """Set the function that the signal handler calls when a stop is requested.
+
+        If a stop was already requested, *callback* is called immediately.
         """
         self._tell = callback
         if self.requested:

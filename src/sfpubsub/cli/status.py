@@ -36,29 +36,29 @@ class Status:
     """Contents of a status file. Times are in seconds since 1970 UTC, positions in hexadecimal."""
 
     command: str
-    """``subscribe``, ``ingest`` or ``mirror``."""
+    """Command of the run: ``subscribe``, ``ingest`` or ``mirror``."""
     kind: Kind
     name: str
-    """The topic, or the managed subscription's name or id."""
+    """Name of the source: a topic, a channel, or a managed subscription's name or id."""
     endpoint: str
     """``host:port`` of the service."""
     org: str
-    """The org according to the settings: tenant id, instance URL, or login host and user. It is
-    needed because orgs share an endpoint.
+    """The org according to the settings: tenant id, instance URL, or login host and user. Needed
+    because orgs share an endpoint.
     """
     pid: int
     process: str
-    """When the process started, according to the operating system. Distinguishes it from later
-    processes with the same pid.
+    """Start time of the process in the operating system's format. Distinguishes the process from
+    later processes with the same pid.
     """
     host: str
     """Host name of the machine that the process runs on."""
     run: str
-    """Random id of this run among the runs of the same subscription."""
+    """Random id that distinguishes the runs of a subscription."""
     started_at: float
     updated_at: float
     into: str | None = None
-    """The table that events are written to, if any."""
+    """Address of the table that events are written to; None if there is no table."""
     connected: bool = False
     """Whether the service has accepted the subscription in this run."""
     ended_at: float | None = None
@@ -67,17 +67,17 @@ class Status:
     """`Health.state` of the subscription."""
     reason: str | None = None
     acked_position: str | None = None
-    """Position of the last event that was printed or written."""
+    """Position of the last event that was printed or written; None before the first."""
     received_position: str | None = None
     committed_position: str | None = None
     last_message_at: float | None = None
-    """When the service last sent a message, including keepalives."""
+    """When the service last sent a message, including keepalives; None before the first message."""
     last_commit_at: float | None = None
-    """When the last commit was confirmed."""
+    """When the last commit was confirmed; None before the first commit."""
     acked_event_at: float | None = None
-    """When the last acked event occurred, if it has a timestamp."""
+    """When the last acked event occurred; None if it has no timestamp."""
     acked_at: float | None = None
-    """When that event was acked."""
+    """When the last acked event was acked; None before the first ack."""
     delivered: int = 0
     """Number of events delivered in this run."""
     pending: int = 0
@@ -85,8 +85,8 @@ class Status:
     gaps: int = 0
     quarantined: int = 0
     hours: dict[str, int] = field(default_factory=dict)
-    """Number of events delivered, by hour since 1970 UTC. Includes redeliveries, as the service
-    counts them.
+    """Number of events delivered, by hour since 1970 UTC. Redeliveries count, as they do for the
+    service.
     """
 
     def delivered_lately(self, now: float) -> int:
@@ -94,7 +94,7 @@ class Status:
         return sum(recent(self.hours, now).values())
 
     def is_alive(self) -> bool | None:
-        """Return whether the process is still running; None if it is on another machine."""
+        """Return whether the process is still running; None if it runs on another machine."""
         if self.ended_at is not None:
             return False
         if self.host != socket.gethostname():
@@ -102,8 +102,9 @@ class Status:
         return Process(self.pid, self.process).alive()
 
     def is_shown(self) -> bool:
-        """Return whether `lag` shows the run. It omits runs that ended before the service accepted
-        them.
+        """Return whether `lag` shows the run.
+
+        A run that ended before the service accepted the subscription is omitted.
         """
         return self.connected or self.is_alive() is not False
 
@@ -115,7 +116,7 @@ def state_dir() -> Path:
 
 
 def read_all(directory: Path) -> tuple[list[Status], list[str]]:
-    """Return all statuses, and an error message for each file that cannot be read."""
+    """Return the runs that `lag` shows, and an error message for each file that cannot be read."""
     found, unreadable = [], []
     for path in sorted(directory.glob(f"*{SUFFIX}")):
         try:
@@ -146,20 +147,20 @@ def read_status(path: Path) -> Status:
     try:
         values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        raise ValueError("the JSON is nested too deeply") from error
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
-        raise ValueError("it is not a status file of this version")
+        raise ValueError("the file is not a status file of this version")
     for name, kind in _FIELDS.items():
         if name not in values or not isinstance(values[name], kind):
-            raise ValueError(f"its {name} is missing or has a wrong type")
+            raise ValueError(f"{name} is missing or has a wrong type")
         if isinstance(values[name], str):
             values[name].encode()  # fails if the text cannot be printed
         if isinstance(values[name], (int, float)) and not abs(values[name]) <= _MOST:
-            raise ValueError(f"its {name} is not a valid number")
+            raise ValueError(f"{name} is not a valid number")
     if values["kind"] not in get_args(Kind):
-        raise ValueError(f"its kind is not one of {', '.join(get_args(Kind))}")
+        raise ValueError(f"the kind is not one of {', '.join(get_args(Kind))}")
     if not all(_is_count(hour, events) for hour, events in values["hours"].items()):
-        raise ValueError("its hours are not counts")
+        raise ValueError("the hours are not counts of events")
     return Status(**{name: values[name] for name in _FIELDS})
 
 

@@ -1,9 +1,9 @@
 """Write a small status file with the progress of a running command, for ``sfpubsub lag``.
 
-`subscribe`, `ingest` and `mirror run` each update one file in the iterating thread, about once a
-second. Reading it does not involve the service. It is informative only: no decision depends on it,
-it is not flushed to disk, and a failed write does not stop the command. It contains no secrets and
-no event contents.
+`subscribe`, `ingest` and `mirror run` each update one file in the thread that reads events, about
+once a second. Reading the file does not involve the service. The file is informative only: no
+decision depends on it, it is not flushed to disk, and a failed write does not stop the command. It
+contains no secrets and no event contents.
 
 Each run has its own file. Once a run has received a message from the service, it removes the files
 of earlier runs that have ended, and takes over their hourly event counts. A run that exits cleanly
@@ -51,7 +51,7 @@ _DRAFT = ".status.tmp"
 
 
 class StatusFile:
-    """Maintains one status file. Use it as a context manager, in the iterating thread.
+    """Maintains one status file. Use it as a context manager, in the thread that reads events.
 
     ::
 
@@ -146,13 +146,11 @@ class StatusFile:
         self._due = 0.0
 
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
-        """Record that the first *events* events of *batch* were acked; None for all
-        events. Cheap.
-        """
+        """Record that the first *events* events of *batch* were acked; None means all."""
         self.observation.acked(batch, events)
 
     def look(self) -> None:
-        """Write the file if it is due. Call this in every iteration of the loop."""
+        """Write the file if an update is due. Call this in every iteration of the loop."""
         if time.monotonic() >= self._due:
             self._update()
 
@@ -227,7 +225,7 @@ def _remove_ended(directory: Path, key: str, *, silent: bool) -> Iterator[dict[s
     Args:
         directory: Directory of the files.
         key: Key of the subscription.
-        silent: Whether to remove only files of runs that received nothing.
+        silent: Whether to remove only files of runs that received no message.
     """
     for path in directory.glob(f"{key}-*{SUFFIX}"):
         # Ignore a file that was just removed, or is damaged, so that its owner is unknown.

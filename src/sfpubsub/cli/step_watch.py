@@ -19,20 +19,19 @@ _STEP = "table step"
 
 
 class Engine(Protocol):
-    """The engine that runs the steps."""
+    """An engine that builds tables in steps and reports them."""
 
     on_step: Callable[[StepReport], None] | None
 
     def step_seconds(self) -> float | None:
-        """Return how long the current step has been running, in seconds; None if none
-        is running.
-        """
+        """Return the seconds since the current step began; None if no step is running."""
         ...
 
 
 class StepWatch:
-    """Adds up the reports of one engine's steps. Registers a callback that runs in the engine's
-    thread; all other methods are thread-safe.
+    """Adds up the reports of one engine's steps.
+
+    The engine calls a registered callback in its own thread. All public methods are thread-safe.
     """
 
     def __init__(self) -> None:
@@ -41,14 +40,14 @@ class StepWatch:
 
     @property
     def total(self) -> StepReport:
-        """Total of all steps so far."""
+        """Sum of all step reports so far."""
         # Imported here, because it loads pyspark.
         from sfpubsub.spark.tables.engine import StepReport
 
         return self._total or StepReport()
 
     def follow(self, engine: Engine, monitor: Monitor) -> None:
-        """Start watching *engine*."""
+        """Report the steps of *engine* to *monitor* from now on."""
         self._monitor = monitor
         engine.on_step = self._on_step
         monitor.follow_step(_STEP, engine.step_seconds)
@@ -59,9 +58,7 @@ class StepWatch:
         monitor.history.follow(Series("Current step", "s", lambda _: engine.step_seconds() or 0.0))
 
     def text(self) -> str:
-        """Return the total of all steps as text for the status line; empty before the
-        first step.
-        """
+        """Return the total of all steps for the status line; empty before the first step."""
         total = self._total
         return "" if total is None else _text(total)
 

@@ -1,6 +1,4 @@
-"""``sfpubsub subscribe``: print events as JSON lines, and ack them once the reader of stdout has
-taken them.
-"""
+"""``sfpubsub subscribe``: print events as JSON lines, and ack the events that were read."""
 
 from __future__ import annotations
 
@@ -80,8 +78,8 @@ _GRACE = 3.0
 @click.option(
     "--replay",
     metavar="latest|earliest|HEX",
-    help="With --topic or --channel: where to start. A channel takes -1 (latest), -2 (earliest) "
-    "or a replay id.  [default: latest]",
+    help="With --topic or --channel: where to start. For a channel: -1 (latest), -2 (earliest) or "
+    "a replay id.  [default: latest]",
 )
 @click.option(
     "--replay-store",
@@ -232,7 +230,7 @@ def _open(
 
 
 class _Printer:
-    """Prints events as lines, and acks the events whose lines were read."""
+    """Prints events as lines, and acks events once the reader of stdout has read their lines."""
 
     def __init__(
         self,
@@ -340,8 +338,10 @@ def _print(
 
 
 def _wait_for_reader(subscription: Reading, printer: _Printer, stop: StopRequest) -> None:
-    """Wait until all lines were read, the reader has exited, the subscription has ended, or
-    `_GRACE` seconds have passed since a stop request.
+    """Wait until all lines were read, or reading is no longer possible.
+
+    This is the case if the reader has exited or the subscription has ended. After a stop request,
+    wait at most `_GRACE` seconds.
     """
     deadline = math.inf
     while printer.unread and not printer.out.is_gone(_LOOK):

@@ -18,7 +18,7 @@ class Summary:
     """Summarises subscriptions: events, rate, lag, last commit, reconnects.
 
     Args:
-        facts: Returns the current facts of each subscription.
+        facts: Returns the current state of each subscription.
         clock: Wall clock, in seconds since 1970 UTC.
     """
 

@@ -33,8 +33,9 @@ class Subscription(Protocol):
 
 
 class TracedSubscription:
-    """A subscription that creates spans for responses and commits. As thread-safe as the wrapped
-    one.
+    """A subscription that creates spans for responses and commits.
+
+    As thread-safe as the wrapped subscription.
     """
 
     def __init__(self, subscription: Subscription, tracing: SourceTracing) -> None:
@@ -62,7 +63,7 @@ class TracedSubscription:
 
 
 class TracedWriter:
-    """A writer that creates a span for each write. As thread-safe as the wrapped one."""
+    """A writer that creates a span for each write. As thread-safe as the wrapped writer."""
 
     def __init__(self, writer: Writer, tracing: SourceTracing) -> None:
         self._writer = writer
@@ -76,6 +77,6 @@ class TracedWriter:
         return self._writer.is_wanted
 
     def write_read(self, received: EventRows) -> WriteResult:
-        """Write the events durably."""
+        """Write the received events durably."""
         with self._tracing.processing(len(received)):
             return self._writer.write_read(received)

@@ -29,7 +29,7 @@ Listening = Literal["yes", "trying", "no"]
 
 
 class Waiting:
-    """Watches one subscription. Not thread-safe.
+    """Reports why one subscription is waiting. Not thread-safe.
 
     Args:
         say: Prints a message on its own line.
@@ -48,8 +48,8 @@ class Waiting:
             now: Time on a monotonic clock, in seconds.
 
         Returns:
-            Whether an event could have arrived. ``trying`` means that this is not known yet,
-            because a quiet topic looks the same as a network that drops all packets.
+            ``yes`` or ``no``: whether an event could have arrived; or ``trying`` if that is not
+            known yet, because a quiet topic looks the same as a network that drops all packets.
         """
         retrying = health.state == "opening" and health.reason is not None
         if retrying or health.state in ("waiting", "renewing"):

@@ -35,7 +35,7 @@ class Listen(click.types.StringParamType):
     name = "address"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return an `Address`."""
+        """Parse *value* into an `Address`. Without a host, it is a loopback address."""
         if isinstance(value, Address):
             return value
         host, _, port = str(value).rpartition(":")
@@ -69,7 +69,7 @@ def watching(
         address: Address to serve on; None for no server.
         timings: Timings of the client, from which limits for health are derived; None for the
             defaults.
-        also: Returns additional text for the status line, or "".
+        also: Returns additional text for the status line; may be empty.
         ends: Whether to print the status line once more at the end.
 
     Raises:
@@ -98,8 +98,6 @@ def watching(
 
 
 def is_traced() -> bool:
-    """Return whether OpenTelemetry is configured and installed, without importing it, which is
-    slow.
-    """
+    """Return whether OpenTelemetry is configured and installed, without the slow import."""
     is_set_up = any(name.startswith("OTEL_") for name in os.environ)
     return is_set_up and importlib.util.find_spec("opentelemetry") is not None

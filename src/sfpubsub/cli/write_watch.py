@@ -22,7 +22,7 @@ class WriteWatch:
     """Reports the writes of one source. The job's thread calls `wrote`.
 
     Args:
-        monitor: Receives the reports.
+        monitor: Monitor to report to.
         source: The source whose events are written.
     """
 
@@ -43,7 +43,7 @@ class WriteWatch:
         )
 
     def wrote(self, progress: Progress) -> None:
-        """Record a finished write."""
+        """Report a write that has finished. *progress* is the job's progress after it."""
         before, self._seen = self._seen, progress
 
         def new(name: str) -> int:

@@ -1,7 +1,7 @@
-"""Settings: the numbers that the protocol depends on, and the sources of settings.
+"""Configuration: default timings and limits, the settings, and the sources of settings.
 
-`numbers` defines the numbers and `settings` the settings. `sources` reads settings from the
-environment and from files. `network` contains the rules that gRPC and HTTP share: trusted
+`numbers` defines timings and limits. `settings` defines the settings. `sources` reads settings from
+the environment and from files. `network` contains the rules that gRPC and HTTP share: trusted
 certificates, the proxy, and the definition of loopback. Importing this package does not read the
 environment, and imports neither grpc, requests nor pyspark.
 """

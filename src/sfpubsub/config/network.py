@@ -1,7 +1,7 @@
 """Network rules shared by gRPC and HTTP: trusted certificates, the proxy, and loopback.
 
-The libraries for gRPC and HTTP have different defaults; with this module, both follow the same
-rules.
+The libraries for gRPC and HTTP have different defaults. Because both use this module, they follow
+the same rules.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def trusted_roots(ca_file: str = "") -> Path:
     """Return the PEM file of the certificate authorities to trust.
 
     Args:
-        ca_file: The configured file. If empty: ``SSL_CERT_FILE``, else the system's file, else
-            certifi's.
+        ca_file: The configured file. If empty, the file that ``SSL_CERT_FILE`` names is used,
+            otherwise the system's, otherwise certifi's.
 
     Raises:
         ConfigurationError: *ca_file* or ``SSL_CERT_FILE`` cannot be read, or contains no
@@ -73,14 +73,14 @@ def check_pem(ca_file: str) -> None:
     except ssl.SSLError as error:
         raise ConfigurationError(
             f"the CA file {ca_file} contains no PEM certificate: set SFPUBSUB_CA_FILE to a file "
-            f"that does"
+            "with PEM certificates"
         ) from error
     except OSError as error:
         raise ConfigurationError(f"the CA file {ca_file} cannot be read: {error}") from error
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether *host*, a name or an address, can only be this machine."""
+    """Return whether *host*, a name or an IP address, always refers to this machine."""
     if host == "localhost":
         return True
     try:
@@ -93,12 +93,13 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     """Split ``host:port`` into the host, without brackets, and the port.
 
     Raises:
-        ConfigurationError: *endpoint* does not have this form.
+        ConfigurationError: *endpoint* does not have the form ``host:port``.
     """
     found = _ENDPOINT.fullmatch(endpoint)
     if found is None or not 0 < int(found["port"]) <= 65535:
         raise ConfigurationError(
-            f"endpoint {endpoint!r} is not host:port, such as api.pubsub.salesforce.com:7443"
+            f"endpoint {endpoint!r} is not valid: use host:port, such as "
+            "api.pubsub.salesforce.com:7443"
         )
     return found["host"].strip("[]"), int(found["port"])
 
@@ -139,7 +140,7 @@ def proxy_to(host: str, given: str = "") -> str:
 
 
 def proxies_for(url: str, given: str = "") -> dict[str, str]:
-    """Return the ``proxies`` argument for requests; empty for a direct connection.
+    """Return the ``proxies`` argument for ``requests``; empty for a direct connection.
 
     Raises:
         ConfigurationError: The proxy is not valid.
@@ -180,7 +181,9 @@ def check_url(url: str, what: str, *, insecure: str = "", path: bool = False) ->
     found = _URL.fullmatch(url)
     # The value is not shown: it may be anything, even a misplaced secret.
     if found is None or int((found["port"] or ":0")[1:]) > 65535:
-        raise ConfigurationError(f"{what} is not a URL such as https://example.my.salesforce.com")
+        raise ConfigurationError(
+            f"{what} is not a valid URL: use a URL such as https://example.my.salesforce.com"
+        )
     host = found["host"]
     if not path and (found["path"] or "").strip("/"):
         raise ConfigurationError(

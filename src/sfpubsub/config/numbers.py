@@ -1,4 +1,4 @@
-"""Default values of the protocol's numbers, each with its unit and reason."""
+"""Default values of timings and limits, each with its unit and reason."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ LONGEST_EVENT_ID = 36
 
 @dataclass(frozen=True)
 class Timings:
-    """Timings of the service and of this client, in seconds. Tests scale them down."""
+    """Timings of the service and of this client, in seconds. Tests use shorter ones."""
 
     keepalive: float = 270.0
-    """While events are requested, the service sends a message at least this often (Subscribe RPC).
-    """
+    """Maximum time between messages from the service while events are requested (Subscribe RPC)."""
     keepalive_margin: float = 30.0
     """A stream that has been silent for `keepalive` plus this time is replaced."""
     reserve: float = 50.0
@@ -61,7 +60,7 @@ class Timings:
     commit_budget: float = 900.0
     """How long commits may fail before the subscription ends, not counting time without a stream:
     half of the 1,800 s after which the service would end the stream, and long enough to outlast an
-    outage of its store.
+    outage of the service's store.
     """
     session_budget: float = 600.0
     """How long sessions may be refused although each sign-in succeeds: permission changes take up
@@ -83,16 +82,16 @@ class Timings:
     connection attempt ends within 20 s.
     """
     slot_initial: float = 0.5
-    """First delay before retrying a managed subscription that another client holds; after a clean
+    """First delay before retrying a managed subscription that another client uses; after a clean
     close the slot is free within seconds.
     """
     slot_max: float = 15.0
-    """Maximum delay before retrying a managed subscription that another client holds; a retry after
-    15 s has been seen to succeed.
+    """Maximum delay before retrying a managed subscription that another client uses; a retry after
+    15 s has been observed to succeed.
     """
     slot_timeout: float = 1260.0
-    """How long to wait for a managed subscription that another client holds; after a half-open
-    connection loss, one has been seen occupied for 19 minutes.
+    """How long to wait for a managed subscription that another client uses; after a half-open
+    connection loss, a subscription was observed to stay occupied for 19 minutes.
     """
     store_interval: float = 1.0
     """A replay store receives a position at most this often while events keep arriving: a store
@@ -121,19 +120,20 @@ class Timings:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one subscription may hold in memory."""
+    """Limits on the events that one subscription keeps in memory."""
 
     max_pending_count: int = 1000
-    """Events received and not yet delivered. Ten windows, so that a short pause of the handler does
-    not stop the stream. Can be exceeded by the event that keeps a full stream open.
+    """Maximum number of events received and not yet delivered: ten windows, so that a short pause
+    of the handler does not stop the stream. Can be exceeded by the event that keeps a full stream
+    open.
     """
     max_bytes: int = 32 * 1024 * 1024
-    """Payload bytes of the undelivered events. As many events are requested as fit, judging by the
-    sizes seen so far. If they turn out much larger, the stream is closed at twice this value until
-    there is room.
+    """Maximum payload bytes of the undelivered events. As many events are requested as should fit,
+    judging by the sizes of earlier events. If the events turn out to be much larger, the stream is
+    closed at twice this value, until there is room again.
     """
     max_unacked: int = 100_000
-    """Events received and not yet acked; no more are requested beyond this."""
+    """Maximum number of events received and not yet acked, beyond which no more are requested."""
 
     def __post_init__(self) -> None:
         for name in ("max_pending_count", "max_bytes", "max_unacked"):
@@ -143,17 +143,17 @@ class Limits:
 
 @dataclass(frozen=True)
 class PublishLimits:
-    """How much one publisher may hold and send."""
+    """Limits on the events that one publisher keeps in memory, and on its requests."""
 
     max_pending_count: int = 2000
-    """Events accepted from the application and not yet answered. The default is enough for those in
-    flight, and as many waiting to be sent.
+    """Maximum number of events accepted from the application and not yet answered. The default is
+    enough for the events in flight, and for as many waiting to be sent.
     """
     max_pending_bytes: int = 32 * 1024 * 1024
-    """Bytes of the events accepted and not yet answered; can be exceeded by one event."""
+    """Maximum bytes of the events accepted and not yet answered; can be exceeded by one event."""
     max_requests: int = 4
-    """Requests in flight: enough to keep the connection busy while responses return. With 1, the
-    order of events is preserved.
+    """Maximum number of requests in flight: enough to keep the connection busy while responses
+    return. With 1, the order of events is preserved.
     """
 
     def __post_init__(self) -> None:
@@ -167,11 +167,12 @@ class RestTimings:
     """Timings for reading an org over HTTP, in seconds, and the number of attempts."""
 
     request: float = 130.0
-    """Timeout of one request: the service itself gives up a query after 120 s (QUERY_TIMEOUT)."""
+    """Timeout of one request: the service itself abandons a query after 120 s (QUERY_TIMEOUT)."""
     download: float = 900.0
     """Timeout of one page of Bulk results: 50,000 rows of 2 kB at 1 Mbit/s."""
     attempts: int = 5
-    """Attempts for one request, including the first; with the delays below, half a minute at most.
+    """Attempts for one request, including the first. With the delays below, they take half a minute
+    at most, plus the time of the requests.
     """
     backoff_initial: float = 1.0
     """Upper bound of the first random delay before a retry."""

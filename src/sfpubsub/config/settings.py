@@ -56,13 +56,15 @@ _ABOUT = ("sources", "profiles")
 
 
 class Setting(NamedTuple):
-    """One setting in a form that is safe to show."""
+    """The name, value and source of one setting, in a form that is safe to show."""
 
     name: str
     value: str
-    """The value; ``***`` for a secret."""
+    """The value as text; ``***`` for a secret."""
     source: str
-    """``option --x``, ``environment SFPUBSUB_X``, ``FILE: key`` or ``default``."""
+    """Source of the value: ``option --x``, ``environment SFPUBSUB_X``, ``FILE: key`` or
+    ``default``.
+    """
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,9 +76,9 @@ class Settings:
     """
 
     endpoint: str = DEFAULT_ENDPOINT
-    """``host:port``."""
+    """``host:port`` of the Pub/Sub API."""
     insecure: str = ""
-    """``1``: plaintext to loopback only; ``force``: plaintext anywhere."""
+    """Where plaintext is allowed: ``1`` only to loopback, ``force`` to any host; else nowhere."""
     ca_file: str = ""
     """PEM file of certificate authorities to trust instead of the system's."""
     proxy: str = ""
@@ -92,9 +94,11 @@ class Settings:
     access_token: str = ""
     """The access token; used only if `auth` is ``token``."""
     instance_url: str = ""
-    """Scheme and host of the org. Sign-in flows return it; if it is set here, both must match."""
+    """Scheme and host of the org. A sign-in returns this value, which must match the value set
+    here, if any.
+    """
     tenant_id: str = ""
-    """Organisation id. Sign-in flows return it; if it is set here, both must match."""
+    """Organisation id. A sign-in returns this id, which must match the id set here, if any."""
     login_url: str = DEFAULT_LOGIN_URL
     """Where to sign in: My Domain, login.salesforce.com or test.salesforce.com."""
     client_id: str = ""
@@ -153,7 +157,7 @@ class Settings:
 
         Args:
             options: Values by field name; ``config`` and ``profile`` select the file and a table in
-                it. None means "not given".
+                it. None means that the setting is not specified.
             environ: ``SFPUBSUB_…`` variables; None uses the process environment.
 
         Raises:
@@ -162,8 +166,8 @@ class Settings:
         try:
             return cls._load(options or {}, os.environ if environ is None else environ)
         except ConfigurationError as error:
-            # Drop the traceback: local variables in its frames hold secrets, which error reporters
-            # show.
+            # Drop the traceback: local variables in its frames contain secrets, which error
+            # reporters show.
             failure = error.with_traceback(None)
         del options, environ
         raise failure
@@ -193,8 +197,8 @@ class Settings:
             unchosen = () if profile else profiles_in(file)
         elif profile is not None:
             raise ConfigurationError(
-                f"profile {profile.value} ({profile.source}) needs a settings file: name the file "
-                f"with --config or SFPUBSUB_CONFIG"
+                f"profile {profile.value} ({profile.source}) requires a settings file: name the "
+                "file with --config or SFPUBSUB_CONFIG"
             )
         values: dict[str, Any] = {name: item.value for name, item in found.items()}
         sources = {name: item.source for name, item in found.items()}
@@ -202,7 +206,7 @@ class Settings:
 
     @property
     def timings(self) -> Timings:
-        """The default timings, with the configured ones applied."""
+        """Timings of the client: the defaults, except for the configured ping settings."""
         return Timings(ping_interval=self.ping_interval, ping_timeout=self.ping_timeout)
 
     def describe(self) -> list[Setting]:
@@ -256,5 +260,5 @@ class Settings:
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError(
-            "settings hold secrets and cannot be pickled: load them where they are needed"
+            "settings contain secrets and cannot be pickled: load them where they are needed"
         )

@@ -67,7 +67,7 @@ def from_environment(environ: Mapping[str, str], names: Collection[str]) -> dict
     """Return the non-empty settings in the environment, by name.
 
     Raises:
-        ConfigurationError: A variable with our prefix is unknown.
+        ConfigurationError: A variable with the prefix ``SFPUBSUB_`` is unknown.
     """
     known = {name.upper(): name for name in (*names, CONFIG, PROFILE)}
     found = {}
@@ -97,8 +97,8 @@ def from_file(
         path: The file.
         profile: Name of the ``[profile.NAME]`` table; None uses only the top level.
         names: The known settings.
-        secrets: Settings that are secrets; if the file has one, a warning is logged unless only its
-            owner can read it.
+        secrets: Settings that are secrets. If the file contains one, a warning is logged unless
+            only the owner can read the file.
         files: Settings that are paths, resolved relative to the file's directory.
 
     Raises:
@@ -160,7 +160,7 @@ def _check_keys(path: Path, prefix: str, table: dict[str, Any], names: Collectio
 
 def _text(value: object, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-        raise ConfigurationError(f"{where} is not a string or a number")
+        raise ConfigurationError(f"{where} must be a string or a number")
     return str(value)
 
 

@@ -13,7 +13,7 @@ KEPT = 6 * 3600.0
 
 
 class Point(NamedTuple):
-    """One measurement. A value of None leaves a gap in the plot."""
+    """One measurement. `at` is in seconds since 1970 UTC. A value of None is a gap in the plot."""
 
     at: float
     value: float | None
@@ -32,7 +32,7 @@ class Series:
 
 
 class History:
-    """The points of all series. Safe for one writer and any number of readers."""
+    """The points of all series. Thread-safe for one writer and any number of readers."""
 
     def __init__(self) -> None:
         self._points: dict[Series, deque[Point]] = {}

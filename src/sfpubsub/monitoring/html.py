@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element, tostring  # nothing is parsed
 
 
 def element(name: str, /, *children: Element | str, **attributes: object) -> Element:
-    """Return an element.
+    """Return an HTML element.
 
     Args:
         name: Tag name.

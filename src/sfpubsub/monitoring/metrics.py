@@ -1,6 +1,6 @@
 """The metrics: type, unit, meaning, and what to do if a metric looks wrong.
 
-Names follow OpenTelemetry's messaging conventions (1.44) where one applies; our own are under
+Names follow OpenTelemetry's messaging conventions (1.44) where one applies; the others begin with
 ``messaging.salesforce``. Prometheus names are derived by OpenTelemetry's rules, so that a dashboard
 works with either. scripts/metrics_page.sh generates docs/reference/metrics.md from this file.
 """
@@ -34,13 +34,13 @@ _SUFFIXES = {"s": "_seconds", "By": "_bytes"}
 
 
 class Metric(Enum):
-    """All metrics."""
+    """The metrics of this package."""
 
     CONSUMED = (
         "messaging.client.consumed.messages",
         "counter",
         "{message}",
-        "Events delivered to the command or to your program. Repeated events are not counted.",
+        "Events delivered to the command or to your program. Redelivered events are not counted.",
         "If it does not rise although events are published, check the stream's state, then the "
         "user's permission to read the event or the objects of the change events.",
         (*SOURCE, OPERATION),
@@ -50,8 +50,8 @@ class Metric(Enum):
         "counter",
         "{message}",
         "Events that the service sent again and that were dropped as duplicates.",
-        "Some after each reconnect are normal. If it grows all the time, commits are failing: "
-        "look at messaging.salesforce.last_commit.time.",
+        "Some after each reconnect are normal. If the number grows constantly, commits are "
+        "failing: check messaging.salesforce.last_commit.time.",
         SOURCE,
     )
     RESPONSES = (
@@ -84,9 +84,9 @@ class Metric(Enum):
         "messaging.salesforce.last_message.time",
         "gauge",
         "s",
-        "When the service last sent something, keepalives included, in seconds since 1970 UTC.",
-        "After 300 s the client opens a new stream on its own. After 330 s the service cannot be "
-        "reached, or does not accept the session.",
+        "When the service last sent a message, including keepalives, in seconds since 1970 UTC.",
+        "After 300 s without a message, the client opens a new stream. After 330 s, the service "
+        "cannot be reached, or does not accept the session.",
         SOURCE,
     )
     OUTSTANDING = (
@@ -129,7 +129,8 @@ class Metric(Enum):
         "wait; for a minute after that, its age when it was acked; 0 if there is nothing left to "
         "process.",
         "If it grows, events arrive faster than they are processed. Use larger batches, fewer "
-        "sources per process, or a second process; docs/how-to/large-orgs.md has the arithmetic.",
+        "sources per process, or a second process; docs/how-to/large-orgs.md shows how to "
+        "calculate this.",
         SOURCE,
     )
     ACKED_EVENT = (
@@ -137,8 +138,8 @@ class Metric(Enum):
         "gauge",
         "s",
         "When the last acked event occurred, by its own timestamp, in seconds since 1970 UTC.",
-        "The service retains events for 72 h. If this time is nearly that long ago while newer "
-        "events exist, they are about to be lost: get the command running, or make it faster.",
+        "The service retains events for 72 h. If this time is almost 72 h ago and newer events "
+        "exist, those events will soon be lost: start the command, or make it faster.",
         SOURCE,
     )
     SETTLED = (
@@ -155,16 +156,16 @@ class Metric(Enum):
         "s",
         "When the service last confirmed a commit, in seconds since 1970 UTC. Managed "
         "subscriptions only.",
-        "After 1,200 s commits are not being answered; after 1,800 s the service ends the stream.",
+        "After 1,200 s, the service is not answering commits. After 1,800 s, it ends the stream.",
         SOURCE,
     )
     GAPS = (
         "messaging.salesforce.gaps",
         "counter",
         "{gap}",
-        "Positions that were given up, by reason. Events may be missing there.",
+        "Lost positions, by reason. Events may be missing at each of them.",
         "Alert on any gap. The log, the page and the sidecar _gaps of a raw table name the "
-        "positions; a mirror reads the missing data from the org on its own.",
+        "positions; a mirror reads the missing data from the org automatically.",
         (*SOURCE, "messaging.salesforce.gap.reason"),
     )
     QUARANTINED = (
@@ -172,7 +173,7 @@ class Metric(Enum):
         "counter",
         "{message}",
         "Events that were quarantined because they could not be decoded or handled.",
-        "Look at them with `sfpubsub quarantine list`, and redrive them once the cause is fixed.",
+        "List them with `sfpubsub quarantine list`, and redrive them once the cause is fixed.",
         SOURCE,
     )
     SKIPPED = (
@@ -180,16 +181,15 @@ class Metric(Enum):
         "counter",
         "{message}",
         "Events that could not be decoded and were skipped, as configured.",
-        "These events are lost to you. If that is not intended, use a quarantine instead of "
-        "`skip`.",
+        "These events are lost. If that is not intended, use a quarantine instead of `skip`.",
         SOURCE,
     )
     PROCESS_DURATION = (
         "messaging.process.duration",
         "histogram",
         "s",
-        "How long a step took: `write` writes a batch to a raw table, `table step` takes rows of "
-        "a raw table into tables.",
+        "How long a step took: `write` writes a batch to a raw table, `table step` processes rows "
+        "of a raw table into other tables.",
         "If writes keep getting slower, look for many small files (compact the table), slow "
         "storage, or Spark running short of memory.",
         (*SOURCE, OPERATION),
@@ -225,7 +225,7 @@ class Metric(Enum):
         "counter",
         "{message}",
         "Events that were already in the raw table and were not written again.",
-        "Some after a restart are normal. If it grows all the time, two jobs read the same "
+        "Some after a restart are normal. If the number grows constantly, two jobs read the same "
         "source, or an application publishes each event twice with the same id.",
         SOURCE,
     )
@@ -244,7 +244,7 @@ class Metric(Enum):
         "{message}",
         "Events of the raw table that could not be decoded: quarantined, or stored as rows "
         "without JSON.",
-        "Look at them with `sfpubsub quarantine list`; docs/how-to/quarantine.md has the causes.",
+        "List them with `sfpubsub quarantine list`; docs/how-to/quarantine.md lists the causes.",
         SOURCE,
     )
     TABLE_BATCHES = (
@@ -261,7 +261,7 @@ class Metric(Enum):
         "counter",
         "{row}",
         "Rows added to typed tables.",
-        "See the previous metric.",
+        "See messaging.salesforce.tables.batches.",
         (SYSTEM,),
     )
     TABLE_UNDECODABLE = (
@@ -269,7 +269,8 @@ class Metric(Enum):
         "counter",
         "{row}",
         "Rows that could not be decoded; they are in the table _undecodable, with the reason.",
-        "Most often a schema is missing from the raw table's schema store; the reason says which.",
+        "In most cases, a schema is missing from the raw table's schema store; the reason names "
+        "it.",
         (SYSTEM,),
     )
     MIRROR_EVENTS = (
@@ -313,7 +314,7 @@ class Metric(Enum):
         "{entry}",
         "Entries of the re-read queue, by object: records or objects to read from the org again.",
         "If it is not empty for hours, reads are waiting for the budget, or the org refuses them; "
-        "the log says which.",
+        "the log shows which.",
         (SYSTEM, "messaging.salesforce.entity"),
     )
     LOG_RECORDS = (
@@ -329,7 +330,7 @@ class Metric(Enum):
         "gauge",
         "{situation}",
         "1 for each situation that currently makes /health fail, else 0.",
-        "docs/how-to/operations.md has a row for each situation.",
+        "docs/how-to/operations.md explains each situation.",
         (SYSTEM, "situation"),
     )
 
@@ -349,13 +350,13 @@ class Metric(Enum):
 
     @property
     def prometheus(self) -> str:
-        """Name in Prometheus, derived as OpenTelemetry's exporter does."""
+        """Name in Prometheus, derived by the rules of OpenTelemetry's exporter."""
         ending = "_total" if self.kind == "counter" else ""
         return self.otel.replace(".", "_") + _SUFFIXES.get(self.unit, "") + ending
 
 
 def metrics_page() -> str:
-    """Return docs/reference/metrics.md."""
+    """Return the content of docs/reference/metrics.md."""
     return _HEAD + "".join(map(_section, Metric))
 
 

@@ -1,7 +1,8 @@
 """The monitor: collects the state of a running command, in a background thread.
 
-It reads subscriptions (`Observation`), jobs (functions that return counts) and steps. The results
-are shown by `/metrics`, `/health`, the web page, OpenTelemetry and the status line on a terminal.
+The monitor reads subscriptions (`Observation`), jobs (functions that return counts) and steps. The
+results are shown by `/metrics`, `/health`, the web page, OpenTelemetry and the status line on a
+terminal.
 """
 
 from __future__ import annotations
@@ -86,9 +87,14 @@ class Monitor:
     def follow(self, kind: SourceKind, name: str, subscription: Watched) -> Observation:
         """Monitor a subscription.
 
+        Args:
+            kind: Whether *name* is a managed subscription, a topic or a channel.
+            name: Name of the source.
+            subscription: The subscription.
+
         Returns:
-            Its observation. Report acks and loop iterations to it, so that lag and hanging loops
-            can be detected.
+            The subscription's observation. Call its `acked` and `turn`, so that lag and hanging
+            loops can be detected.
         """
         observation = Observation(kind, name, clock=self.clock)
         observation.follow(subscription)
@@ -96,7 +102,7 @@ class Monitor:
         return observation
 
     def observe(self, observation: Observation) -> None:
-        """Monitor an existing observation."""
+        """Monitor the subscription of an existing observation."""
         self._observations = [*self._observations, observation]
         self.registry.read(lambda: samples_of(observation.look(), self.clock()))
         name = observation.look().name
@@ -133,7 +139,8 @@ class Monitor:
 
         Args:
             kind: Kind of step, such as ``write`` or ``table step``.
-            seconds: Returns how long the current step has been running, or None if none is running.
+            seconds: Returns how long the current step has been running, in seconds; None if no step
+                is running.
             labels: Labels of the metrics.
             of: What the steps process, for display.
         """
@@ -144,7 +151,15 @@ class Monitor:
     def step_ended(
         self, kind: str, seconds: float, text: str, labels: Labels = OUR, *, of: str = ""
     ) -> None:
-        """Record a finished step: its kind, its duration in seconds, and what it did."""
+        """Record a finished step.
+
+        Args:
+            kind: Kind of step; see `follow_step`.
+            seconds: Duration of the step.
+            text: What the step did, for display.
+            labels: Labels of the metrics.
+            of: What the step processed, for display.
+        """
         self.steps.ended(Done(_named(kind, of), self.clock(), seconds, text))
         labels = labels_of({**dict(labels), OPERATION: kind})
         self.registry.observe(Metric.PROCESS_DURATION, seconds, labels)
@@ -161,12 +176,15 @@ class Monitor:
         return [sample for read in self._counts for sample in read()]
 
     def problems(self) -> list[Problem]:
-        """Return the current problems, or an empty list."""
+        """Return the current problems; empty if the command is healthy."""
         facts = [observation.look() for observation in self._observations]
         return problems(facts, self.steps.running(), self.bounds, self.clock())
 
     def look(self) -> None:
-        """Update once. The monitor's thread does this about once a second."""
+        """Update the plots' data, the log of stuck steps, and other displays, once.
+
+        The monitor's thread calls this about once a second.
+        """
         self.history.look(self.clock())
         self.steps.tell_stuck(self._running(), self.bounds.stuck)
         for look in self._on_look:
@@ -216,7 +234,7 @@ def _named(kind: str, of: str) -> str:
 
 
 class _Listener(logging.Handler):
-    """Keeps and counts warnings and errors from our loggers."""
+    """Logging handler that keeps and counts warnings and errors of this package."""
 
     def __init__(self, monitor: Monitor) -> None:
         super().__init__(logging.WARNING)

@@ -1,7 +1,7 @@
-"""Observes one subscription over time: its health, and when things last happened.
+"""Observe one subscription over time: its health, and the times of its last message and commit.
 
-A `Health` snapshot describes only the current state. When the service last sent something, or when
-the last commit happened, can be determined only by comparing successive snapshots. The status file,
+A `Health` snapshot describes only the current state. The times of the last message from the service
+and of the last commit can be determined only by comparing successive snapshots. The status file,
 the metrics, `/health`, the page and the terminal's status line all use the result.
 """
 
@@ -29,7 +29,7 @@ NEW = Health("new", None, 0, 0, 0, 0, 0, 0, 0, None, None)
 
 
 class Watched(Protocol):
-    """The part of a subscription that is observed."""
+    """The methods of a subscription that an `Observation` uses."""
 
     def health(self) -> Health:
         """Return the current health. Thread-safe."""
@@ -49,25 +49,25 @@ class Facts:
     turned_at: float | None = None
     """When the application's loop last completed an iteration; None if it does not report this."""
     last_message_at: float | None = None
-    """When the service last sent something, keepalives included."""
+    """When the service last sent a message, including keepalives; None before the first message."""
     heard_at: float | None = None
-    """When the service last sent something, or when no message was last expected: on a paused
-    stream, on one that requests no events, and on a channel, whose keepalives are not visible.
+    """When the service last sent a message, or when none was last expected: on a paused stream, on
+    a stream that requests no events, and on a channel, whose keepalives are not visible.
     """
     last_commit_at: float | None = None
-    """When the last commit was confirmed."""
+    """When the last commit was confirmed; None before the first commit."""
     acked_position: str | None = None
-    """Position of the last acked event, in hexadecimal."""
+    """Position of the last acked event, in hexadecimal; None before the first ack."""
     acked_event_at: float | None = None
     """When the last acked event occurred; None if it has no timestamp."""
     acked_at: float | None = None
-    """When the last acked event was acked."""
+    """When the last acked event was acked; None before the first ack."""
     idle_at: float | None = None
-    """When all events were last known to be acked, both here and at the service."""
+    """When all events were last known to be acked, by the application and by the service."""
     schema_since: float | None = None
     """When events started waiting for a schema; None if none are waiting."""
     error: str | None = None
-    """The error that ended the subscription, if any."""
+    """The error that ended the subscription; None if it has not failed."""
 
     @property
     def is_behind(self) -> bool:
@@ -122,14 +122,14 @@ class Observation:
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
         """Record that the first *events* of *batch* were acked; None means all of them.
 
-        It takes little time. Call it only from the loop's thread, like `turn`.
+        Call this only from the loop's thread, like `turn`.
         """
         self._acked = batch, len(batch) if events is None else events, self._clock()
 
     def turn(self) -> Facts:
         """Record an iteration of the loop, and return the updated facts.
 
-        Call it from the loop's thread about once a second.
+        Call this from the loop's thread about once a second.
         """
         if self._acked is not None:
             batch, events, at = self._acked
@@ -141,11 +141,11 @@ class Observation:
         return self.look()
 
     def failed(self, error: BaseException) -> None:
-        """Record that the subscription failed."""
+        """Record the error with which the subscription failed."""
         self._note(error=" ".join(str(error).split()) or type(error).__name__)
 
     def look(self) -> Facts:
-        """Take a snapshot and return the updated facts."""
+        """Take a snapshot of the subscription's health, and return the updated facts."""
         watched = self._watched
         if watched is None:
             return self._facts

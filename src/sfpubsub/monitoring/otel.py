@@ -1,6 +1,6 @@
-"""Export our metrics through the OpenTelemetry SDK that the program has configured.
+"""Export the metrics through the OpenTelemetry SDK that the program has configured.
 
-Needs ``sfpubsub[otel]``. If no SDK is configured, nothing is exported.
+Requires ``sfpubsub[otel]``. If no SDK is configured, nothing is exported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The web page: status, plots of the last hours, positions, gaps, batches and errors.
 
-It is rendered on the server at each request and refreshes itself. It shows no payloads and no
-secrets.
+The page is rendered on the server at each request, and refreshes itself. It shows no payloads and
+no secrets.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _gaps(facts: list[Facts]) -> Iterator[Element]:
     if facts:
         yield element("h2", "Gaps")
         heads = ("Subscription", "Reason", "After", "Before", "Error code")
-        yield table(heads, rows) if rows else element("p", "None: no position was given up.")
+        yield table(heads, rows) if rows else element("p", "No position was lost.")
 
 
 def _told(monitor: Monitor, now: float) -> Iterator[Element]:

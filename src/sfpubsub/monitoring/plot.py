@@ -46,7 +46,7 @@ class Window(NamedTuple):
         return self.end - self.begin
 
     def x(self, at: float) -> float:
-        """Return the x coordinate of a time."""
+        """Return the x coordinate of a time in the drawing."""
         share = (at - self.begin) / self.seconds
         return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
 
@@ -93,7 +93,7 @@ def _grid(top: float, window: Window) -> list[Element]:
 
 
 def _paths(points: Sequence[Point], top: float, window: Window) -> list[str]:
-    """Return one path for each run of points without gaps."""
+    """Return one SVG path for each run of points without gaps."""
     columns: dict[int, Point] = {}
     width = max(window.seconds / _COLUMNS, 1.5 * EVERY)  # so that no column is empty just by chance
     for point in points:
@@ -125,7 +125,7 @@ def _y(value: float, top: float) -> float:
 
 
 def _round_up(value: float) -> float:
-    """Round up to 1, 2 or 5 times a power of ten; at least 1."""
+    """Return *value* rounded up to 1, 2 or 5 times a power of ten; at least 1."""
     power = 1.0
     while True:
         for factor in (1, 2, 5):

@@ -1,6 +1,6 @@
 """The metrics registry: counters that are updated, and functions that are read on demand.
 
-Nearly all metrics are read on demand from state that a subscription, a job or a table has anyway,
+Nearly all metrics are read on demand from the existing state of a subscription, a job or a table,
 so they cost nothing in a process that is not monitored. The others are updated once per write.
 """
 
@@ -22,12 +22,12 @@ class Histogram:
     """Counts of observed values per bucket."""
 
     counts: tuple[int, ...] = (0,) * (len(BUCKETS) + 1)
-    """Count per bucket (not cumulative); the last bucket is above all bounds."""
+    """Count per bucket (not cumulative); the last bucket counts the values above all bounds."""
     total: float = 0.0
     """Sum of all values."""
 
     def with_value(self, value: float) -> Histogram:
-        """Return a copy with one more value."""
+        """Return a copy of the histogram with *value* added."""
         counts = list(self.counts)
         counts[bisect_left(BUCKETS, value)] += 1
         return Histogram(tuple(counts), self.total + value)
@@ -35,7 +35,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Sample:
-    """One value of a metric."""
+    """One value of a metric, with its labels."""
 
     metric: Metric
     value: float | Histogram
@@ -46,7 +46,7 @@ Reader: TypeAlias = Callable[[], Iterable[Sample]]
 
 
 def labels_of(values: Mapping[str, str]) -> Labels:
-    """Return labels in a canonical order."""
+    """Return labels sorted by name, so that equal labels compare as equal."""
     return tuple(sorted(values.items()))
 
 
@@ -54,20 +54,20 @@ class Registry:
     """All metrics of a process. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._counts: dict[tuple[Metric, Labels], float] = {}
         self._histograms: dict[tuple[Metric, Labels], Histogram] = {}
         self._readers: list[Reader] = []
         self._forwards: dict[Metric, tuple[Callable[[float, Labels], None], ...]] = {}
 
     def add(self, metric: Metric, amount: float = 1.0, labels: Labels = ()) -> None:
-        """Add to a counter."""
+        """Increase a counter by *amount*."""
         with self._lock:
             key = metric, labels
             self._counts[key] = self._counts.get(key, 0.0) + amount
 
     def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        """Add a value to a histogram."""
+        """Add *value* to a histogram, and pass it to the functions registered with `forward`."""
         with self._lock:
             key = metric, labels
             self._histograms[key] = self._histograms.get(key, Histogram()).with_value(value)
@@ -81,12 +81,12 @@ class Registry:
             self._forwards[metric] = (*self._forwards.get(metric, ()), take)
 
     def read(self, reader: Reader) -> None:
-        """Call *reader* on every `collect`. It must not block."""
+        """Call *reader* on every `collect`. *reader* must not block."""
         with self._lock:
             self._readers.append(reader)
 
     def collect(self) -> list[Sample]:
-        """Return all current values."""
+        """Return the current values of all metrics."""
         with self._lock:
             found: list[Sample] = [Sample(m, value, at) for (m, at), value in self._counts.items()]
             found += [Sample(m, value, at) for (m, at), value in self._histograms.items()]

@@ -1,8 +1,8 @@
 """The HTTP server of a monitor: ``/metrics``, ``/health`` and the page.
 
-It is read-only and has no password. By default it listens on loopback only, and then accepts only
-IP addresses and ``localhost`` as host names, so that no foreign web page can read it through DNS
-rebinding.
+The server is read-only and requires no password. By default it listens on loopback only, and then
+accepts only IP addresses and ``localhost`` as host names, so that no foreign web page can read it
+through DNS rebinding.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def serve(monitor: Monitor, host: str = "127.0.0.1", port: int = 0) -> Iterator[
     Args:
         monitor: The monitor to show.
         host: Address to listen on.
-        port: Port to listen on; 0 picks a free one.
+        port: Port to listen on; 0 selects a free port.
 
     Raises:
         ConfigurationError: The server cannot listen on this address and port.

@@ -1,4 +1,7 @@
-"""The situations in which a running command is unhealthy, with their reasons. No I/O, no clock."""
+"""The situations in which a running command is unhealthy, with their reasons.
+
+This module is pure: no I/O, no clock.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +26,20 @@ class Bounds:
     """Limits for `problems`, in seconds."""
 
     silence: float = 330.0
-    """Time without a message from the service. It sends one every 270 s while events are requested,
-    the client opens a new stream after 300 s, and that stream has half a minute to receive
-    something.
+    """Maximum time without a message from the service. The service sends one every 270 s while
+    events are requested, the client opens a new stream after 300 s, and that stream has half a
+    minute to receive a message.
     """
     stuck: float = 600.0
-    """Duration of a step or a loop iteration. A write takes seconds, or a minute on slow storage;
-    the first step over a large raw table may take a few minutes.
+    """Maximum duration of a step or a loop iteration. A write takes seconds, or a minute on slow
+    storage; the first step over a large raw table may take a few minutes.
     """
     retention: float = RETENTION * 2 / 3
-    """Age of the position. At this point a third of the retention time is left: a day to react."""
+    """Maximum age of the position. Beyond it, a third of the retention time is left: a day to
+    react.
+    """
     schema: float = 60.0
-    """Time that events wait because their schema cannot be fetched; long enough for several
+    """Maximum time that events wait because their schema cannot be fetched; long enough for several
     attempts.
     """
 
@@ -55,12 +60,12 @@ class Problem:
 def problems(
     sources: Iterable[Facts], steps: Mapping[str, float | None], bounds: Bounds, now: float
 ) -> list[Problem]:
-    """Return the current problems, or an empty list.
+    """Return the current problems; empty if there are none.
 
     Args:
         sources: Facts about each subscription.
-        steps: How long the current step of each kind has been running, in seconds; None if none is
-            running.
+        steps: How long the current step of each kind has been running, in seconds; None if no such
+            step is running.
         bounds: The limits.
         now: Seconds since 1970 UTC.
     """
@@ -84,7 +89,7 @@ def _of_source(facts: Facts, bounds: Bounds, now: float, *, has_step: bool) -> l
     found = []
     turn = 0.0 if facts.turned_at is None else now - facts.turned_at
     if turn > bounds.stuck and not has_step:  # otherwise the step reports it
-        reason = f"{facts.name}: its loop has made no progress for {span(turn)}"
+        reason = f"{facts.name}: the loop has made no progress for {span(turn)}"
         found.append(Problem("stuck", reason))
     silence = now - (facts.heard_at or facts.since)
     if silence > bounds.silence:

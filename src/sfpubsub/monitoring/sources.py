@@ -23,7 +23,7 @@ _OPEN = ("streaming", "waiting_for_schema")
 
 
 def source_labels(kind: SourceKind, name: str) -> Labels:
-    """Return the attributes that identify a subscription."""
+    """Return the labels that identify a subscription."""
     # The service does not reveal which topic a managed subscription reads.
     return labels_of(
         {SYSTEM: SYSTEM_NAME, SUBSCRIPTION if kind == "managed" else DESTINATION: name}

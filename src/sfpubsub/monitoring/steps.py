@@ -1,4 +1,4 @@
-"""Track steps that may hang: how long running ones have taken, and what finished ones did."""
+"""Track steps that may hang: how long the running steps have taken, and what finished steps did."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Done:
     """A finished step."""
 
     name: str
-    """Kind of step, and what it processed."""
+    """Kind of step, and what the step processed, for display."""
     at: float
     """When it finished, in seconds since 1970 UTC."""
     seconds: float
@@ -42,12 +42,13 @@ class Steps:
 
         Args:
             name: Kind of step, and what it processes.
-            seconds: Returns how long the step has been running, or None if it is not running.
+            seconds: Returns how long the step has been running, in seconds; None if it is not
+                running.
         """
         self._running = {**self._running, name: seconds}
 
     def running(self) -> dict[str, float | None]:
-        """Return how long each kind of step has been running, in seconds; None if not running."""
+        """Return the seconds for which each kind of step has been running; None if it is idle."""
         return {name: seconds() for name, seconds in self._running.items()}
 
     def ended(self, done: Done) -> None:

@@ -1,10 +1,10 @@
 """OpenTelemetry tracing: spans for receiving, processing and settling events.
 
-Follows the messaging conventions, version 1.44. A response contains events of many traces, so its
-span has none of them as parent, but links to the creation context of each event that carries one.
-Needs ``sfpubsub[otel]``.
+Follows the messaging conventions, version 1.44. A response contains events of many traces. Its span
+therefore has no parent, but links to the creation context of each event whose headers contain one.
+Requires ``sfpubsub[otel]``.
 
-Events carry the context in the header ``traceparent``. It is sent only if a program uses
+The context is in the event's header ``traceparent``. The header is sent only if a program uses
 `trace_headers`, because the service reserves event headers for future use.
 """
 
@@ -34,7 +34,7 @@ _KEPT = 10_000
 
 
 def trace_headers() -> dict[str, str]:
-    """Return headers that carry the current span's context, for a publisher's ``send``.
+    """Return headers with the current span's context, for a publisher's ``send``.
 
     Raises:
         MissingExtraError: OpenTelemetry is not installed.
@@ -134,7 +134,7 @@ class SourceTracing:
         self._span("settle", SpanKind.CLIENT, self._processed_at or now, now, events, links)
 
     def _take(self, events: int) -> Iterator[SpanContext]:
-        """Yield the spans in which the next events were received."""
+        """Yield the contexts of the spans in which the next *events* events were received."""
         while events > 0 and self._received:
             count, context = self._received.popleft()
             events -= count
@@ -165,7 +165,7 @@ class SourceTracing:
 
 
 def _created(batch: EventBatch) -> list[Link]:
-    """Return links to the creation contexts of the events that carry one."""
+    """Return links to the creation contexts in the headers of a batch's events."""
     return [link for raw in batch.raw_events if raw.headers for link in _link(raw.headers)]
 
 

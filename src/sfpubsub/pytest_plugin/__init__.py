@@ -4,8 +4,8 @@ pytest loads this module in every run where sfpubsub is installed, so it imports
 until a fixture is used.
 
     salesforce_org          a fresh org for one test, in this process
-    salesforce_faults       its fault plan; the test fails if a fault did not happen
-    salesforce_clock        its clock; time stands still unless the test jumps ahead
+    salesforce_faults       the org's fault plan; the test fails if a fault did not happen
+    salesforce_clock        the org's clock; time stands still unless the test jumps ahead
     salesforce_org_options  arguments of the org; override to set some
     salesforce_emulator     one emulator for the whole run, shared by all xdist workers
     salesforce_emulator_options   options of its command; override to set some
@@ -37,14 +37,12 @@ _RUN: pytest.StashKey[EmulatorRun] = pytest.StashKey()
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Pass the directory of the run's emulator to an xdist worker, whether or not the emulator
-    is already running.
-    """
+    """Pass the directory of the run's emulator to an xdist worker. The emulator may start later."""
     node.workerinput[_DIRECTORY] = str(_run(node.config).directory)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop the run's emulator. Does nothing in an xdist worker, which does not own it."""
+    """Stop the run's emulator. An xdist worker, which does not own the emulator, does nothing."""
     run = config.stash.get(_RUN, None)
     if run is not None:
         run.end()
@@ -52,9 +50,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def salesforce_emulator_options() -> Sequence[str]:
-    """Options of `sfpubsub emulator` for `salesforce_emulator`; override this fixture to
-    set some.
-    """
+    """Options of `sfpubsub emulator` for `salesforce_emulator`; override to set some."""
     return ()
 
 
@@ -65,7 +61,7 @@ def salesforce_emulator(
     """One emulator for the whole run, in a separate process shared by all workers.
 
     From the first use of this fixture until the end of the run, the environment variables
-    `SFPUBSUB_…` point clients to it.
+    `SFPUBSUB_…` point clients to the emulator.
     """
     from sfpubsub.pytest_plugin.run import start_or_find
 
@@ -107,8 +103,9 @@ def salesforce_org(
     monkeypatch: pytest.MonkeyPatch,
     salesforce_org_options: dict[str, Any],
 ) -> Iterator[EmulatorServer]:
-    """A fresh org for this test, in this process. The environment variables `SFPUBSUB_…` point
-    clients to it.
+    """A fresh org for this test, in this process.
+
+    The environment variables `SFPUBSUB_…` point clients to the org.
     """
     from sfpubsub.emulator.server import EmulatorServer
     from sfpubsub.pytest_plugin.run import environment_of

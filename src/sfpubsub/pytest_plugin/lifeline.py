@@ -1,9 +1,11 @@
-"""Directory and lifetime of a run's emulator. Imports nothing expensive: each run with xdist
-creates an `EmulatorRun`, whether or not it needs an emulator.
+"""Directory and lifetime of a run's emulator.
 
-The process that owns the run (pytest itself, or the controller of xdist) creates a directory with a
-pipe in it, and holds the pipe open. The emulator reads the other end as its stdin and exits when
-the pipe closes: at the end of the run, however the run ends.
+This module imports nothing expensive, because each run with xdist creates an `EmulatorRun`, whether
+or not it needs an emulator.
+
+The process that owns the run (pytest itself, or the controller of xdist) creates a directory that
+contains a pipe, and keeps the pipe open. The emulator reads the other end as its stdin and exits
+when the pipe closes: at the end of the run, however the run ends.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ _END_S = 10.0
 """Longest wait for the emulator to exit, in seconds; it normally takes milliseconds."""
 
 _LOOK_S = 0.01
-"""Polling interval for its exit, in seconds: nothing signals the release of a file lock."""
+"""Seconds between checks whether the emulator has exited; the release of a file lock is silent."""
 
 
 class EmulatorRun:
-    """The directory and the lifetime of a run's emulator, held by the process that owns the run.
+    """The directory and the lifetime of a run's emulator, in the process that owns the run.
 
     Attributes:
-        directory: Holds the pipe, the emulator's data and its ready line; the workers receive its
-            path.
+        directory: Contains the pipe, the emulator's data and its ready line. The workers receive
+            its path.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,7 @@ class EmulatorRun:
         self._lifeline = os.open(self.directory / "lifeline", os.O_RDWR)
 
     def end(self) -> None:
-        """Stop the emulator, if one runs, and remove the directory."""
+        """Stop the emulator, if it is running, and remove the directory."""
         os.close(self._lifeline)
         lock = self.directory / "data" / "lock"
         if lock.exists() and not _ended(lock):
@@ -52,7 +54,7 @@ class EmulatorRun:
 
 
 def _ended(lock: Path) -> bool:
-    """Wait until the lock of a data directory is free; return False if that takes too long."""
+    """Return whether the lock of a data directory becomes free within `_END_S` seconds."""
     deadline = time.monotonic() + _END_S
     with lock.open("rb") as file:
         while time.monotonic() < deadline:

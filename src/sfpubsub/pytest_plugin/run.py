@@ -54,9 +54,7 @@ class RunningEmulator(RemoteEmulator):
 
 
 def environment_of(emulator: EmulatorServer | RunningEmulator) -> dict[str, str]:
-    """Return the environment variables that point clients to an emulator, for every way to
-    sign in.
-    """
+    """Return environment variables that point clients to an emulator, for every way to sign in."""
     trust = {"INSECURE": "1"}
     if emulator.ca_file:
         trust = dict.fromkeys(("CA_FILE", "EMULATOR_CA_FILE"), str(emulator.ca_file))
@@ -102,7 +100,7 @@ def start_or_find(directory: Path, options: Sequence[str]) -> RunningEmulator:
 
 
 def _start(directory: Path, options: Sequence[str]) -> str:
-    """Start the emulator, and return its ready line."""
+    """Start the emulator and return its ready line, which is JSON."""
     command = [sys.executable, "-m", "sfpubsub", "emulator", "--until-stdin-closes"]
     places = ["--grpc-port", "0", "--http-port", "0", "--data-dir", str(directory / "data")]
     log = directory / "emulator.log"
@@ -136,7 +134,7 @@ def _first_line(output: IO[bytes]) -> str:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file; the system releases it if the process dies."""
+    """Hold an exclusive lock on a file within the block. The lock ends with the process."""
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

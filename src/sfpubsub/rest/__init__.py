@@ -1,7 +1,7 @@
 """Read an org over HTTP: describe objects, query records, fetch them by id or in bulk.
 
-It changes nothing in the org except for its own query jobs, and opens no stream. Built from
-Salesforce's documentation (docs/reference/emulator-evidence.md has the sources).
+This package changes nothing in the org except for its own query jobs, and opens no stream. It
+follows Salesforce's documentation; docs/reference/emulator-evidence.md lists the sources.
 """
 
 from sfpubsub.rest.describing import (

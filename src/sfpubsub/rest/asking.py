@@ -47,7 +47,7 @@ class Asker:
     Args:
         sessions: Supplies the session.
         http: Makes the requests; its size and time limits are replaced.
-        api_version: Such as ``60.0``.
+        api_version: Version of the REST API, such as ``60.0``.
         timings: Timeouts, delays and the number of attempts.
         sleep: Pauses for the given number of seconds; may raise an error to end the retries.
 
@@ -68,7 +68,8 @@ class Asker:
     ) -> None:
         if not _VERSION.fullmatch(api_version) or float(api_version) < _OLDEST:
             raise ConfigurationError(
-                f"API version {api_version!r} is not supported: bulk reads need {_OLDEST} or later"
+                f"API version {api_version!r} is not supported: bulk reads require {_OLDEST} or "
+                "later"
             )
         self.data: str = f"/services/data/v{api_version}/"
         self.timings = timings
@@ -78,16 +79,12 @@ class Asker:
 
     @property
     def calls(self) -> int:
-        """Number of requests made so far, including retries; each counts against the org's daily
-        limit.
-        """
+        """Number of requests made, including retries. Each counts against the org's daily limit."""
         return self._org.calls + self._bulk.calls
 
     @property
     def org_time(self) -> datetime | None:
-        """The latest time seen in a response, by the org's clock; None before the
-        first response.
-        """
+        """The latest time in a response, by the org's clock; None before the first response."""
         found = [each.org_time for each in (self._org, self._bulk) if each.org_time is not None]
         return max(found, default=None)
 
@@ -110,8 +107,8 @@ class Asker:
         """Send a POST and return the parsed JSON with exact decimals.
 
         Args:
-            path: Starts with a slash.
-            body: Sent as JSON.
+            path: Path, which starts with a slash.
+            body: Content, which is sent as JSON.
             repeat: Whether the request is safe to retry.
         """
 
@@ -129,8 +126,9 @@ class Asker:
         self.again(lambda: self._org.send("DELETE", path))
 
     def download(self, path: str, query: Mapping[str, str], sink: Sink) -> Answer:
-        """Pass the CSV at *path* to *sink*. Not retried, because only the caller can discard what
-        *sink* has received.
+        """Pass the CSV at *path* to *sink*. The request is not retried.
+
+        Only the caller can discard what *sink* has received.
         """
         return self._bulk.send("GET", path, query=query, headers={"Accept": "text/csv"}, sink=sink)
 
@@ -155,7 +153,10 @@ class Asker:
         raise AssertionError("the last attempt returns or raises")
 
     def _delay(self, error: SfPubSubError, attempt: int) -> float | None:
-        """Return the delay in seconds; None if the service asks for a longer one than allowed."""
+        """Return the delay before a retry in seconds; None if the service asks for a longer one.
+
+        The longest allowed delay is `RestTimings.backoff_max`.
+        """
         longest = self.timings.backoff_max
         if isinstance(error, StreamUnavailableError) and error.retry_after is not None:
             return error.retry_after if error.retry_after <= longest else None
@@ -169,7 +170,7 @@ def _exact(answer: Answer) -> Any:
 
 
 def check_name(what: str, name: str) -> str:
-    """Check that *name* is a valid API name, because it becomes part of a path or of SOQL.
+    """Return *name* if it is a valid API name. The name becomes part of a path or of SOQL.
 
     Raises:
         LocalProtocolError: *name* is not valid.
@@ -180,7 +181,7 @@ def check_name(what: str, name: str) -> str:
 
 
 def check_id(what: str, given: str) -> str:
-    """Check that *given* is a record id of 15 or 18 characters.
+    """Return *given* if it is a record id of 15 or 18 characters.
 
     Raises:
         LocalProtocolError: *given* is not valid.

@@ -1,6 +1,6 @@
 """Parse describe responses about objects and fields, accepting only the documented form.
 
-A describe omits fields that the user is not allowed to see, without any sign that they exist.
+A describe response omits fields that the user may not see, and does not indicate that they exist.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FieldDescription:
     name: str
     label: str
     type: str
-    """Type in the describe: ``string``, ``currency``, ``reference``, ``address`` …"""
+    """Type in the describe response: ``string``, ``currency``, ``reference``, ``address`` …"""
     length: int
     """Maximum length in characters; 0 for types other than text."""
     precision: int
@@ -46,13 +46,13 @@ class FieldDescription:
     """The compound field that contains this field, such as ``BillingAddress``; otherwise None."""
     relationship_name: str | None
     reference_to: tuple[str, ...]
-    """Objects that the field may refer to; several for a polymorphic field."""
+    """Objects that the field may refer to; several for a polymorphic field, else at most one."""
     picklist_values: tuple[PicklistValue, ...]
 
 
 @dataclass(frozen=True)
 class ObjectSummary:
-    """One object, without its fields."""
+    """Summary of one object, without its fields."""
 
     name: str
     label: str
@@ -71,9 +71,7 @@ class ObjectDescription(ObjectSummary):
     fields: tuple[FieldDescription, ...]
 
     def field(self, name: str) -> FieldDescription | None:
-        """Return a field by name, ignoring case; None if it does not exist or is not visible to the
-        user.
-        """
+        """Return the field *name*, ignoring case; None if it is missing or hidden from the user."""
         for field in self.fields:
             if field.name.lower() == name.lower():
                 return field
@@ -81,10 +79,10 @@ class ObjectDescription(ObjectSummary):
 
 
 def object_of(found: Any) -> ObjectDescription:
-    """Parse an object describe.
+    """Parse the describe response of an object.
 
     Raises:
-        RemoteProtocolError: The response is not a valid describe.
+        RemoteProtocolError: The response is not valid.
     """
     summary = summary_of(found)
     fields = _items(found, "fields", summary.name)
@@ -94,19 +92,19 @@ def object_of(found: Any) -> ObjectDescription:
 
 
 def summaries_of(found: Any) -> tuple[ObjectSummary, ...]:
-    """Parse a global describe.
+    """Parse the describe response of the whole org.
 
     Raises:
-        RemoteProtocolError: The response is not a valid describe.
+        RemoteProtocolError: The response is not valid.
     """
     return tuple(map(summary_of, _items(found, "sobjects", "the org")))
 
 
 def summary_of(found: Any) -> ObjectSummary:
-    """Parse the summary of an object in a describe.
+    """Parse the summary of an object in a describe response.
 
     Raises:
-        RemoteProtocolError: The response is not a valid describe.
+        RemoteProtocolError: The response is not valid.
     """
     part = _Part(found, "an object")
     name = part.text("name")
@@ -129,7 +127,7 @@ def _field(found: Any, of: str) -> FieldDescription:
     references = _items(found, "referenceTo", part.what)
     if not all(isinstance(target, str) for target in references):
         raise RemoteProtocolError(
-            f"the org's describe of {part.what} has a referenceTo that is not text"
+            f"the org's describe of {part.what} contains a referenceTo that is not text"
         )
     return FieldDescription(
         name=name,
@@ -198,5 +196,5 @@ class _Part:
 def _items(found: Any, member: str, what: str) -> list[Any]:
     items = found.get(member) if isinstance(found, dict) else None
     if not isinstance(items, list):
-        raise RemoteProtocolError(f"the org's describe of {what} has no list {member}")
+        raise RemoteProtocolError(f"the org's describe of {what} contains no list {member}")
     return items

@@ -74,8 +74,8 @@ class QueryJobs:
     def create(self, soql: str, *, all_rows: bool = False) -> QueryJob:
         """Create a job and return it. The org starts it automatically.
 
-        The request is not retried. If there is no response, the job may have been created; delete
-        it in the org then.
+        The request is not retried. If there is no response, the job may exist nevertheless; delete
+        it in the org.
 
         Args:
             soql: Query without aggregates, OFFSET or compound fields (use their parts instead).
@@ -157,7 +157,7 @@ class QueryJobs:
 
         Args:
             job_id: Id of a complete job.
-            file: Open for reading and writing; its content is replaced.
+            file: Binary file, open for reading and writing; its content is replaced.
             columns: Columns of the job's query, in its order; the org reports them only with the
                 results.
             locator: `ResultPage.next_locator` of the previous page; None for the first.
@@ -188,13 +188,13 @@ class QueryJobs:
 
 
 def next_poll(looks: int, now: float, deadline: float, timings: RestTimings) -> float | None:
-    """Return the seconds until the next poll of a job, or None if the deadline has passed.
+    """Return the seconds until the next poll of a job; None if the deadline has passed.
 
     Args:
         looks: Number of polls so far; at least 1.
         now: Current time, on the same clock as *deadline*.
         deadline: Time of the last poll.
-        timings: The initial and the longest delay; the delay doubles in between.
+        timings: Timings with the initial and the longest delay. The delay doubles after each poll.
     """
     if now >= deadline:
         return None

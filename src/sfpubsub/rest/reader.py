@@ -1,8 +1,8 @@
 """Read an org: objects, records by query and by id, the user's access, and the remaining API calls.
 
 Values are the JSON values that the org sends, except that numbers with a decimal point or an
-exponent become `decimal.Decimal`, because a currency of 18 digits does not fit a float. Dates are
-strings.
+exponent become `decimal.Decimal`, because a currency value of 18 digits does not fit a float. Dates
+are strings.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class OrgReader:
         session: A ready session, or an object whose ``get_session`` supplies one.
         http: Makes the requests, with its CA file and proxy; None creates one with default
             settings.
-        api_version: Such as ``60.0``.
+        api_version: Version of the REST API, such as ``60.0``.
         timings: Timeouts, delays and the number of attempts.
         sleep: Pauses for the given number of seconds; may raise an error to end the retries.
 
@@ -111,30 +111,26 @@ class OrgReader:
 
     @property
     def calls(self) -> int:
-        """Number of requests made so far, including retries; each counts against the org's daily
-        limit.
-        """
+        """Number of requests made, including retries. Each counts against the org's daily limit."""
         return self._asker.calls
 
     @property
     def org_time(self) -> datetime | None:
         """The latest server time seen (Date header); None before the first response.
 
-        It is in whole seconds, so the org's clock may be almost a second ahead of it.
+        The header is in whole seconds, so the org's clock may be almost a second ahead.
         """
         return self._asker.org_time
 
     def limits(self) -> ApiLimit:
-        """Return the org's limit and its remaining calls, as the org reports them
-        (DailyApiRequests).
-        """
+        """Return the org's limit of API calls and the remaining calls (DailyApiRequests)."""
         found = self._asker.get(f"{self._data}limits")
         limit = found.get("DailyApiRequests") if isinstance(found, dict) else None
         most, remaining = (
             (limit.get("Max"), limit.get("Remaining")) if isinstance(limit, dict) else (None, None)
         )
         if not isinstance(most, int) or not isinstance(remaining, int):
-            raise RemoteProtocolError("the org's limits have no valid DailyApiRequests")
+            raise RemoteProtocolError("the org's limits contain no valid DailyApiRequests")
         return ApiLimit(most, remaining)
 
     # Objects.
@@ -197,8 +193,8 @@ class OrgReader:
             batch_size: Rows per page, 200 to 2,000; the org may send fewer.
 
         Raises:
-            ReadExpiredError: The org closed the query before its last page; an org keeps ten
-                queries per user open.
+            ReadExpiredError: The org closed the query before its last page; an org keeps at most
+                ten queries per user open.
         """
         if batch_size not in _BATCH:
             raise LocalProtocolError(f"a page must have 200 to 2,000 rows, not {batch_size}")

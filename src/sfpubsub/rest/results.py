@@ -1,8 +1,8 @@
 """A page of a query job's results: downloaded completely to a file, then read row by row.
 
-It is downloaded completely so that a broken connection costs only one page and no row is delivered
-twice, and so that a slow reader does not hold a connection open until the service cuts it. Memory
-use does not depend on the page size.
+A page is downloaded completely for two reasons: a broken connection costs only one page and
+delivers no row twice, and a slow reader does not keep a connection open until the service closes
+it. Memory use does not depend on the page size.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ class ResultPage:
     records: int
     """Number of rows, without the header."""
     next_locator: str | None
-    """Locator of the next page; None for the last page. It is valid as long as the job exists."""
+    """Locator of the next page; None for the last page. The locator is valid as long as the job
+    exists.
+    """
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the rows. A null and an empty string are both ``""``, because the org does not
-        distinguish them.
+        """Yield the rows.
+
+        A null and an empty string are both ``""``, because the org does not distinguish them.
 
         Raises:
             RemoteProtocolError: The file is not valid CSV, or its rows differ in length.
@@ -75,14 +78,14 @@ def _lines(file: BinaryIO) -> Iterator[list[str]]:
 def fetch(
     asker: Asker, path: str, query: Mapping[str, str], columns: Sequence[str], file: BinaryIO
 ) -> ResultPage:
-    """Fetch a page into *file*, replacing its content; starts over if the connection breaks.
+    """Fetch a page into *file*, replacing its content. Start over if the connection breaks.
 
     Args:
         asker: Makes the requests.
         path: Path of the results.
         query: Query parameters that select the page.
         columns: Columns of the job's query, in its order.
-        file: Open for reading and writing.
+        file: Binary file, open for reading and writing.
 
     Raises:
         OSError: The file could not be written.
@@ -125,8 +128,8 @@ def _page(
     records, found = int(count), counter.lines - has_header
     if found == records + 1 and counter.is_whole:
         raise RemoteProtocolError(  # the line is not shown, because it may be a record
-            f"the first line of the org's results has {len(first)} values that are not the "
-            f"requested columns, {', '.join(columns)[:200]}"
+            f"the first line of the org's results contains {len(first)} values that do not match "
+            f"the requested columns {', '.join(columns)[:200]}"
         )
     if found != records or not counter.is_whole:
         raise StreamUnavailableError(
@@ -143,8 +146,9 @@ def _page(
 
 
 class LineCounter:
-    """Counts the lines of a CSV while it is received, almost as fast as copying it. Not
-    thread-safe.
+    """Counts the lines of a CSV file while it is received. Not thread-safe.
+
+    This is almost as fast as copying the data.
     """
 
     def __init__(self) -> None:
@@ -163,7 +167,7 @@ class LineCounter:
         return not self._quoted
 
     def add(self, chunk: bytes) -> None:
-        """Process the next bytes."""
+        """Count the lines in the next bytes of the file."""
         # Only quotes and line ends are left, in order. Two adjacent quotes cancel out. Of the parts
         # between the remaining quotes, every second one is within quotes.
         syntax = chunk.translate(None, _NOT_SYNTAX).replace(b'""', b"")
@@ -176,7 +180,7 @@ class LineCounter:
 
 
 class _Sink:
-    """Writes and counts a page until it is closed. Thread-safe.
+    """Writes a page to a file and counts its lines, until the sink is closed. Thread-safe.
 
     The thread of a timed-out request may keep running for a moment. Its remaining data must not
     reach the file, which the next attempt may already be writing.

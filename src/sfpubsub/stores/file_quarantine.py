@@ -36,20 +36,20 @@ _DRAFT_LIFE = 3600.0
 
 
 class FileQuarantine(Quarantine):
-    """Entries in a directory, one JSON file each. Several processes may share it.
+    """A quarantine in a directory, with one JSON file per entry. Several processes may share it.
 
     A `put` works in these steps:
 
     1. Write each new entry under a temporary name, and flush it.
-    2. Rename each to its final name. The name is derived from the event, so an existing entry is
-       kept, unless its file is damaged.
+    2. Rename each file to its final name. The name is derived from the event, so an existing entry
+       is kept, unless its file is damaged.
     3. Flush the directory. Only now may the events be acked.
 
     If the process is killed before step 3, the event is redelivered and stored then; if it is
     killed after step 3, the event is redelivered and already stored.
 
     Args:
-        directory: Created when the first entry is written.
+        directory: Directory of the files; created when the first entry is written.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -58,7 +58,7 @@ class FileQuarantine(Quarantine):
 
     @property
     def directory(self) -> Path:
-        """The directory that holds the files."""
+        """The directory that contains the files."""
         return self._directory
 
     def put(self, events: Sequence[QuarantinedEvent]) -> None:
@@ -90,7 +90,7 @@ class FileQuarantine(Quarantine):
             ) from error
 
     def get(self, key: str) -> QuarantinedEvent | None:
-        """Return an entry by its key, or None.
+        """Return the entry stored under *key*; None if there is no such entry.
 
         Raises:
             ConfigurationError: The entry's file is damaged or cannot be read.
@@ -155,7 +155,7 @@ class FileQuarantine(Quarantine):
         """Lock the quarantine against other redriving processes. Entries can still be added.
 
         Raises:
-            ConfigurationError: Another process is redriving, or there is no quarantine here.
+            ConfigurationError: Another process is redriving, or the directory cannot be locked.
         """
         try:
             lock = os.open(self._directory / ".redrive.lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -191,7 +191,7 @@ class FileQuarantine(Quarantine):
             ) from error
 
     def _sweep(self) -> None:
-        """Remove drafts left by dead processes, once."""
+        """Remove drafts that crashed processes left. Only the first call does so."""
         if self._is_swept:
             return
         for path in self._directory.glob("*.tmp"):
@@ -208,7 +208,7 @@ class FileQuarantine(Quarantine):
 
 
 def entry_text(event: QuarantinedEvent) -> str:
-    """Return the contents of an entry's file."""
+    """Return the content of an entry's file as JSON text."""
     raw = event.raw
     document = {
         "subscription": event.subscription,
@@ -246,7 +246,7 @@ def _read(path: Path) -> QuarantinedEvent:
     except (ValueError, KeyError, TypeError, AttributeError):
         pass  # reported below
     raise ConfigurationError(
-        f"the quarantined event {path} is damaged: restore it, or move it away"
+        f"the quarantined event {path} is damaged: restore the file, or move it away"
     )
 
 
@@ -276,6 +276,6 @@ def _is_whole(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except SfPubSubError as error:
-        logger.warning("%s; writing it again", error)
+        logger.warning("%s; writing the entry again", error)
         return False
     return True

@@ -17,19 +17,20 @@ from sfpubsub.types import Replay, ReplayId, StartPosition, start_position
 
 
 class FileReplayStore(ReplayStore):
-    """Positions in a small JSON file, one writer at a time.
+    """Stores positions in a small JSON file, with one writer at a time.
 
     Every `set` replaces the file with one rename, flushed before and after, so a crash at any
-    moment leaves either the old or the new positions. A file that gets damaged in another way (by a
-    disk, by an editor) raises an error and is never treated as empty, because starting over may
-    lose events.
+    moment leaves either the old or the new positions. A file that was damaged in another way, such
+    as by a disk or an editor, raises an error. It is never treated as empty, because starting over
+    may lose events.
 
     Thread-safe. Use it as a context manager, or call `close`, to release the file for other
     processes.
 
     Args:
         path: The file; created when the first position is stored.
-        default: Where a topic without a stored position starts; None leaves it to the subscriber.
+        default: Where a topic without a stored position starts; None to use the subscription's
+            ``replay``.
 
     Raises:
         ConfigurationError: The file is damaged, cannot be read, or is in use by another process.
@@ -48,12 +49,12 @@ class FileReplayStore(ReplayStore):
             raise
 
     def get(self, topic: str) -> StartPosition | None:
-        """Return the stored position of *topic*, or the default."""
+        """Return the stored position of *topic*; otherwise the default, which may be None."""
         replay_id = self._positions.get(topic)
         return self._default if replay_id is None else StartPosition.after(replay_id)
 
     def set(self, topic: str, replay_id: ReplayId) -> None:
-        """Store the position durably.
+        """Store *replay_id* durably as the position of *topic*.
 
         Raises:
             ConfigurationError: The file cannot be written, or the store is closed.
@@ -63,11 +64,11 @@ class FileReplayStore(ReplayStore):
 
     def _set(self, topic: str, replay_id: ReplayId) -> None:
         if self._lock is None:
-            raise ConfigurationError(f"the replay store {self._path} is closed")
+            raise ConfigurationError(f"the replay store {self._path} is closed: open another one")
         if os.getpid() != self._process:
             raise ConfigurationError(
-                f"the replay store {self._path} belongs to the parent of this forked process: open "
-                f"another store here"
+                f"the replay store {self._path} belongs to the parent of this forked process: "
+                "open another store in this process"
             )
         positions = {**self._positions, topic: replay_id}
         document = {"positions": {name: positions[name].hex() for name in sorted(positions)}}

@@ -1,7 +1,7 @@
-"""The quarantine: keeps events that could not be decoded or handled until someone deals with them.
+"""The quarantine: stores events that could not be decoded or handled, for processing them later.
 
-An entry holds everything that was received, so it can be processed later once the schema, decoder
-or handler is fixed. It is durable before the event's position can be committed: the event is acked
+An entry contains everything that was received, so it can be processed once the schema, decoder or
+handler is fixed. It is durable before the event's position can be committed: the event is acked
 only after `Quarantine.put` has returned. The library never removes entries.
 """
 
@@ -25,25 +25,25 @@ class QuarantinedEvent:
     """One event as it was received, and why it could not be decoded or handled."""
 
     raw: RawEvent
-    """Payload, schema id, replay id, event id, headers."""
+    """The event as received: payload, schema id, replay id, event id and headers."""
     subscription: str
-    """The topic, or the managed subscription's name or id, that delivered it."""
+    """Source of the event: the topic, or the managed subscription's name or id."""
     topic: str
     """The event's topic; empty if a managed subscription delivered it and its schema is unknown."""
     reason: str
-    """Error of the decoder, the service or the handler."""
+    """Error message of the decoder, the service or the handler."""
     received_at: float
     """When the event was received, in seconds since 1970 UTC."""
     delivery_seq: int = 0
     """Order of arrival among events received at the same time."""
     schema_json: str | None = None
-    """The schema, if it was known."""
+    """The Avro schema as JSON text; None if it was not available."""
     failed_in: FailedIn = "decoding"
-    """Stage that failed."""
+    """Stage that failed: ``decoding`` or ``handler``."""
 
     @cached_property
     def key(self) -> str:
-        """Key of the entry; the same if the same subscription redelivers the same event.
+        """Key of the entry, which stays the same if the subscription redelivers the event.
 
         An event with an id may be redelivered under a different replay id. For an event without an
         id, the replay id distinguishes it from another event with the same bytes. Events with
@@ -70,13 +70,13 @@ class QuarantinedEvent:
 class Quarantine(ABC):
     """Stores events that cannot be decoded or that a handler failed on.
 
-    Called in the iterating thread or a handler thread; the asyncio client calls it in worker
-    threads. A subscription makes one call at a time.
+    `put` is called in the thread that iterates over the subscription, or in a handler thread. The
+    asyncio client calls it in worker threads. A subscription makes one call at a time.
     """
 
     @abstractmethod
     def put(self, events: Sequence[QuarantinedEvent]) -> None:
         """Store events durably. An event that is already stored is not stored twice.
 
-        If it raises, none of the events is acked, and they are redelivered.
+        If this method raises an error, none of the events is acked, and all are redelivered.
         """

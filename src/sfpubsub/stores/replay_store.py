@@ -1,4 +1,4 @@
-"""Replay stores: keep the positions of plain subscriptions on the caller's side.
+"""Replay stores: keep the positions of plain subscriptions, which the service does not store.
 
 The synchronous client uses a store only in threads that iterate, ack, drain or close, never in the
 stream's own thread. That matters for stores that are tied to a thread, such as a shelve on Python
@@ -22,8 +22,8 @@ class ReplayStore(ABC):
 
     `set` is called only after every event up to the position was acked, so a new process that
     starts at the position from `get` misses no event. Events that were not acked, or were acked
-    after the last `set`, are redelivered to it. `set` is called at most `Timings.store_interval`
-    after an ack.
+    after the last `set`, are redelivered. `set` is called at most `Timings.store_interval` after an
+    ack.
     """
 
     may_wait: bool = True
@@ -33,7 +33,7 @@ class ReplayStore(ABC):
 
     @abstractmethod
     def get(self, topic: str) -> StartPosition | None:
-        """Return where a subscription to *topic* starts, or None to use ``replay``."""
+        """Return where a subscription to *topic* starts; None to use ``replay``."""
 
     @abstractmethod
     def set(self, topic: str, replay_id: ReplayId) -> None:
@@ -41,9 +41,9 @@ class ReplayStore(ABC):
 
 
 class MappingReplayStore(ReplayStore):
-    """Positions in any mutable mapping: a dict, a shelve, a key-value database.
+    """Stores positions in any mutable mapping, such as a dict, a shelve or a key-value database.
 
-    Keys are topics, values are the bytes of a replay id; `ReplayId` values are accepted as well.
+    Keys are topics. Values are the bytes of replay ids; `ReplayId` values are accepted as well.
 
     Args:
         mapping: The mapping, which is not copied; the caller opens, flushes and closes it.
@@ -55,7 +55,7 @@ class MappingReplayStore(ReplayStore):
         self._mapping = mapping
 
     def get(self, topic: str) -> StartPosition | None:
-        """Return the stored position of *topic*, or None.
+        """Return the stored position of *topic*; None if no position is stored.
 
         Raises:
             ConfigurationError: The stored value is not a replay id.
@@ -90,21 +90,21 @@ class DefaultMappingReplayStore(MappingReplayStore):
         self._default = start_position(default)
 
     def get(self, topic: str) -> StartPosition:
-        """Return the stored position of *topic*, or the default."""
+        """Return the stored position of *topic*; otherwise the default."""
         return super().get(topic) or self._default
 
 
 class AsyncReplayStore(ABC):
     """A `ReplayStore` whose methods are coroutines. For `AsyncPubSubClient` only.
 
-    They are awaited in the subscription's event loop, one at a time: `get` before the first stream
-    is opened, `set` while `next_batch` or `drain` is awaited. If `set` is cancelled or fails, it is
-    called again with the newest position.
+    The methods are awaited in the subscription's event loop, one at a time: `get` before the first
+    stream is opened, `set` while `next_batch` or `drain` is awaited. If `set` is cancelled or
+    fails, it is called again with the newest position.
     """
 
     @abstractmethod
     async def get(self, topic: str) -> StartPosition | None:
-        """Return where a subscription to *topic* starts, or None to use ``replay``."""
+        """Return where a subscription to *topic* starts; None to use ``replay``."""
 
     @abstractmethod
     async def set(self, topic: str, replay_id: ReplayId) -> None:
@@ -133,7 +133,7 @@ def start_and_store(
     Args:
         replay: Start position for a topic without a stored one; or, for compatibility with
             aiosfstream, the store.
-        replay_store: The store, or None.
+        replay_store: The store; None for no store.
 
     Raises:
         ConfigurationError: Both are stores, or *replay_store* is not a store.
@@ -149,10 +149,10 @@ def start_and_store(
 
 
 def as_store(store: object) -> AnyStore:
-    """Return *store* as a replay store, wrapping a mapping.
+    """Return *store*, wrapped in a `MappingReplayStore` if it is a mapping.
 
     Raises:
-        ConfigurationError: It is neither a mapping nor a store.
+        ConfigurationError: *store* is not a mapping or a replay store.
     """
     if isinstance(store, MutableMapping):
         return MappingReplayStore(store)

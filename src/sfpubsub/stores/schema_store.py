@@ -1,8 +1,9 @@
-"""Schema stores, so that raw events can be decoded offline and after a restart.
+"""Schema stores: keep Avro schemas, so that raw events can be decoded offline and after a restart.
 
 A schema id always refers to the same content, so an entry is written once and never goes stale. The
-schema cache looks here before it asks the service, and stores what the service returns. A store is
-used in the threads that fetch schemas: the iterating thread and the client's worker threads.
+schema cache searches a store before it requests a schema from the service, and stores the schema
+that the service returns. A store is used in the threads that fetch schemas: the thread that
+iterates over a subscription, and the client's worker threads.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _SHOWN = 40
 
 
 class SchemaStore(ABC):
-    """Avro schemas by id. Thread-safe."""
+    """Stores Avro schemas by id. Thread-safe."""
 
     @abstractmethod
     def get(self, schema_id: str) -> str | None:
-        """Return the schema as JSON text, or None if it is not stored."""
+        """Return the schema as JSON text; None if it is not stored."""
 
     @abstractmethod
     def put(self, schema_id: str, schema_json: str) -> None:
@@ -39,15 +40,15 @@ class SchemaStore(ABC):
 
 
 class FileSchemaStore(SchemaStore):
-    """Schemas in a directory, one small JSON file each.
+    """Stores schemas in a directory, one small JSON file each.
 
     Any number of threads and processes may share it: a file is written completely before it is
     renamed into place, and all writers of a schema write the same content. Each file contains a
-    hash of its content, so damage (by a disk, by an editor) is detected, and the schema is fetched
-    and written again.
+    hash of its content, so damage by a disk or an editor is detected, and the schema is fetched and
+    written again.
 
     Args:
-        directory: Created when the first schema is written.
+        directory: Directory of the files; created when the first schema is written.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -55,11 +56,11 @@ class FileSchemaStore(SchemaStore):
 
     @property
     def directory(self) -> Path:
-        """The directory that holds the files."""
+        """The directory that contains the files."""
         return self._directory
 
     def get(self, schema_id: str) -> str | None:
-        """Return the schema as JSON text, or None if it is not stored or its file is damaged.
+        """Return the schema as JSON text; None if it is not stored or its file is damaged.
 
         Raises:
             ConfigurationError: The file cannot be read.
@@ -95,7 +96,7 @@ class FileSchemaStore(SchemaStore):
 
 
 def schema_file_name(schema_id: str) -> str:
-    """Return the name of a schema's file."""
+    """Return the file name for a schema id, which is unique even if a file system ignores case."""
     # Ids may differ only by case, which some file systems ignore: the hash makes the name unique,
     # and the rest makes it readable.
     shown = _NOT_IN_A_NAME.sub("_", schema_id.lower())[:_SHOWN]
@@ -104,7 +105,7 @@ def schema_file_name(schema_id: str) -> str:
 
 
 def schema_text(schema_id: str, schema_json: str) -> str:
-    """Return the contents of a schema's file."""
+    """Return the content of a schema's file: one line of JSON, with a hash."""
     document = {
         "schema_id": schema_id,
         "check": _check(schema_id, schema_json),

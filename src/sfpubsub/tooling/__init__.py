@@ -1,8 +1,9 @@
 """Create, start, stop and delete an org's managed subscriptions.
 
 This package uses the org's Tooling API over HTTP. It opens no stream, and reads no positions,
-because that API does not expose them. A change takes up to a few minutes to reach the Pub/Sub API,
-which only a subscribe call can confirm; `wait_until` polls a check that the caller provides.
+because that API does not expose them. A change takes up to a few minutes to reach the Pub/Sub API.
+Only a subscribe call can confirm that it has arrived; `wait_until` polls a check that the caller
+provides.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Tooling:
     ) -> None:
         if not _VERSION.fullmatch(api_version) or float(api_version) < float(API_VERSION):
             raise ConfigurationError(
-                f"API version {api_version!r} is not supported: managed subscriptions need "
+                f"API version {api_version!r} is not supported: managed subscriptions require "
                 f"{API_VERSION} or later"
             )
         self.sessions: CurrentSession = CurrentSession(session)
@@ -98,8 +99,9 @@ class Tooling:
     # Reading.
 
     def list(self) -> Iterator[ManagedEventSubscription]:
-        """Yield all records, sorted by name. Makes one request per record, because the API allows
-        no more.
+        """Yield all records, sorted by name.
+
+        Makes one request per record, because a query may return the metadata of only one record.
         """
         for record_id, _ in self._heads():
             record = self._find("Id", record_id)
@@ -107,13 +109,13 @@ class Tooling:
                 yield record
 
     def show(self, name_or_id: str) -> ManagedEventSubscription:
-        """Return a record.
+        """Return the record of a managed subscription.
 
         Args:
             name_or_id: Developer name, or record id of 15 or 18 characters.
 
         Raises:
-            ConfigurationError: *name_or_id* is neither.
+            ConfigurationError: *name_or_id* is not a valid name or id.
             SubscriptionNotFoundError: The org has no record with that name or id.
         """
         if records.is_id(name_or_id):
@@ -142,8 +144,8 @@ class Tooling:
         position before the first confirmed commit, so a crash before that commit loses events.
 
         Args:
-            developer_name: Letters, digits and single underscores; it cannot be changed later.
-            topic_name: Full path; it cannot be changed later.
+            developer_name: Name of letters, digits and single underscores. Cannot be changed later.
+            topic_name: Full path of the topic. Cannot be changed later.
             label: Human-readable label; defaults to the name.
             default_replay: Where the subscription starts without a committed position: ``LATEST``
                 or ``EARLIEST``.
@@ -153,7 +155,7 @@ class Tooling:
         Raises:
             ConfigurationError: A name, topic or preset is not valid, or the name is taken.
             QuotaExceededError: The org has reached its limit.
-            StreamUnavailableError: No response; check whether the record was created.
+            StreamUnavailableError: No response; check whether the record exists.
         """
         records.check_name(developer_name)
         records.check_topic(topic_name)
@@ -215,10 +217,10 @@ class Tooling:
         )
 
     def delete(self, name_or_id: str) -> ManagedEventSubscription:
-        """Delete a record and its committed position; return the deleted record. Raises what `show`
-        raises.
+        """Delete a record and its committed position, and return the record.
 
-        Do not reuse the name soon: the service may still associate it with the old record.
+        Raises what `show` raises. Do not reuse the name for some minutes: the service may still
+        associate it with the old record.
         """
         record = self.show(name_or_id)
         with explaining(TO_CHANGE, _missing(name_or_id)):

@@ -1,4 +1,4 @@
-"""Query an org's records page by page, and add advice to its errors."""
+"""Query an org's records page by page, and add advice to errors of the org."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Queries:
 
     Args:
         org: Makes the requests.
-        api_version: Such as ``60.0``.
+        api_version: Version of the REST API, such as ``60.0``.
 
     Attributes:
         data: Path of the API version, ending with a slash.
@@ -74,7 +74,7 @@ class Queries:
 
 @contextmanager
 def explaining(permission: str, missing: SfPubSubError | None = None) -> Iterator[None]:
-    """Add advice to errors that are raised in this context.
+    """Add advice to errors that are raised in the block.
 
     Args:
         permission: Name of the permission that the request needs.

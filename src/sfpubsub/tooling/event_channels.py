@@ -20,7 +20,7 @@ ChannelType = Literal["event", "data"]
 CHANNEL_TYPES: Final[tuple[str, ...]] = ("event", "data")
 
 STANDARD: Final = "ChangeEvents"
-"""The change event channel that every org has. Its members are records, but the channel is not."""
+"""The change event channel of every org. Its members are records, but the channel itself is not."""
 
 _SUFFIX = "__chn"
 _NAME = re.compile(r"[A-Za-z](_?[A-Za-z0-9])*")
@@ -37,11 +37,11 @@ class ChannelMember:
 
     id: str
     entity: str
-    """Name of the event: ``Order_Event__e``, ``AccountChangeEvent``."""
+    """Name of the event, such as ``Order_Event__e`` or ``AccountChangeEvent``."""
     filter_expression: str | None
-    """Filter for its events; None selects all."""
+    """SOQL condition for the events to deliver; None for all events."""
     enriched_fields: tuple[str, ...]
-    """Fields that each of its change events contains, changed or not."""
+    """Fields that every change event includes, whether or not they changed."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class EventChannel:
     """A channel and its members."""
 
     id: str | None
-    """15 or 18 characters; None for the standard channel."""
+    """Record id of 15 or 18 characters; None for the standard channel."""
     name: str
     """Full name with the suffix ``__chn``, or ``ChangeEvents``."""
     channel_type: str
@@ -66,10 +66,12 @@ class EventTopic:
 
     topic: str
     kind: str
-    """``event``, ``change`` or ``channel``."""
+    """Kind of the topic: ``event`` for a platform event, ``change`` for change events, or
+    ``channel``.
+    """
     label: str
     members: tuple[str, ...]
-    """For a channel: the names of its events."""
+    """For a channel: the names of its events; otherwise empty."""
 
 
 class EventChannels:
@@ -80,7 +82,7 @@ class EventChannels:
 
     Args:
         org: Makes the requests.
-        api_version: Such as ``60.0``.
+        api_version: Version of the Tooling API, such as ``60.0``.
     """
 
     def __init__(self, org: OrgClient, api_version: str) -> None:
@@ -102,7 +104,7 @@ class EventChannels:
         return [_standard(members), *sorted(custom, key=lambda item: item.name)]
 
     def show(self, name: str) -> EventChannel:
-        """Return a channel.
+        """Return the channel *name*.
 
         Args:
             name: With or without the suffix ``__chn``; or ``ChangeEvents``.
@@ -120,9 +122,8 @@ class EventChannels:
     def topics(self) -> list[EventTopic]:
         """Return the topics of custom platform events, selected change events, and channels.
 
-        Standard platform events are missing, because the org does not report which of them it
+        Standard platform events are not included, because the org does not report which of them it
         publishes.
-
         """
         rows = self._queries.rows(
             "SELECT QualifiedApiName, Label FROM EntityDefinition"
@@ -184,8 +185,9 @@ class EventChannels:
         return EventChannel(_made(answer), full_name, channel_type, label, topic, ())
 
     def delete(self, name: str) -> EventChannel:
-        """Delete a channel and its members; return the deleted channel. Raises what
-        `show` raises.
+        """Delete a channel and its members, and return the deleted channel.
+
+        Raises what `show` raises, and ConfigurationError for the standard channel.
         """
         channel = self.show(name)
         if channel.id is None:
@@ -213,15 +215,15 @@ class EventChannels:
                 events.
             entity: Name of the event. On a channel of change events, the name of an object, such as
                 ``Account`` or ``Order__c``, selects its change event.
-            filter_expression: Filter for its events, a SOQL condition without WHERE; None selects
-                all.
-            enriched_fields: Fields that every event should contain, changed or not.
+            filter_expression: SOQL condition, without WHERE, for the events to deliver; None for
+                all events.
+            enriched_fields: Fields to include in every event, whether or not they changed.
         """
         channel = self.show(name)
         event = _event_of(channel, entity)
         for member in channel.members:
             if member.entity == event:
-                raise ConfigurationError(f"the channel {channel.name} already has {event}")
+                raise ConfigurationError(f"the channel {channel.name} already contains {event}")
         metadata: dict[str, Any] = {"eventChannel": channel.name, "selectedEntity": event}
         if filter_expression is not None:
             metadata["filterExpression"] = filter_expression
@@ -234,9 +236,7 @@ class EventChannels:
         return self.show(name)
 
     def remove(self, name: str, entity: str) -> EventChannel:
-        """Remove an event from a channel and return the channel. Raises what `show` and `add`
-        raise.
-        """
+        """Remove an event from a channel and return the channel. Raises what `add` raises."""
         channel = self.show(name)
         event = _event_of(channel, entity)
         for member in channel.members:
@@ -244,11 +244,11 @@ class EventChannels:
                 self._remove(channel, member)
                 return self.show(name)
         raise TopicNotFoundError(
-            f"the channel {channel.name} has no {event}: see sfpubsub channel show"
+            f"the channel {channel.name} does not contain {event}: see sfpubsub channel show"
         )
 
     def _remove(self, channel: EventChannel, member: ChannelMember) -> None:
-        gone = TopicNotFoundError(f"the channel {channel.name} no longer has {member.entity}")
+        gone = TopicNotFoundError(f"the channel {channel.name} no longer contains {member.entity}")
         with explaining(TO_CHANGE, gone):
             self._org.delete(f"{self._records}Member/{member.id}")
 
@@ -300,7 +300,7 @@ def _member(member_id: str, metadata: dict[str, Any]) -> ChannelMember:
 
 
 def _event_of(channel: EventChannel, entity: str) -> str:
-    """Return the event name for *entity*, which names an event or an object."""
+    """Return the name of the event for *entity*, the name of an event or of an object."""
     if not _ENTITY.fullmatch(entity):
         raise ConfigurationError(f"{entity!r} is not a valid name of an event or an object")
     if channel.channel_type == "event" or entity.endswith("ChangeEvent"):

@@ -40,9 +40,9 @@ class PushTopic:
     api_version: float
     is_active: bool
     notify_for_fields: str
-    """``Referenced`` (the default), ``All``, ``Select`` or ``Where``."""
+    """Fields whose changes cause events: ``Referenced``, ``All``, ``Select`` or ``Where``."""
     operations: tuple[str, ...]
-    """Any of ``create``, ``update``, ``delete`` and ``undelete``."""
+    """Operations that cause events: any of ``create``, ``update``, ``delete`` and ``undelete``."""
 
 
 class PushTopics:
@@ -88,7 +88,7 @@ class PushTopics:
         return [_topic(row) for row in self._rows("ORDER BY Name")]
 
     def show(self, name: str) -> PushTopic:
-        """Return one PushTopic.
+        """Return the PushTopic *name*.
 
         Raises:
             TopicNotFoundError: No PushTopic has that name.
@@ -150,7 +150,9 @@ class GenericChannels:
 
     def _find(self, channel: str) -> str:
         if not _CHANNEL.fullmatch(channel):
-            raise LocalProtocolError(f"{channel!r} is not a valid generic channel, such as /u/News")
+            raise LocalProtocolError(
+                f"{channel} is not a valid generic channel: use a name such as /u/News"
+            )
         query = f"SELECT Id FROM StreamingChannel WHERE Name = '{channel}'"  # noqa: S608  # checked
         rows = rows_of(self._org.get(f"{self._data}/query", {"q": query}))
         if not rows:
@@ -201,6 +203,6 @@ def _checked(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"{name!r} is not a valid PushTopic name: use a letter, then letters, digits and "
-            f"underscores, 25 characters in total"
+            "underscores, at most 25 characters in total"
         )
     return name

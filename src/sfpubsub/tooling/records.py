@@ -53,7 +53,7 @@ def check_name(developer_name: str) -> None:
     """Check that *developer_name* is valid.
 
     Raises:
-        ConfigurationError: It is not valid.
+        ConfigurationError: *developer_name* is not valid.
     """
     if not _NAME.fullmatch(developer_name):
         raise ConfigurationError(
@@ -66,7 +66,7 @@ def check_topic(topic_name: str) -> None:
     """Check that *topic_name* is a topic that managed subscriptions support.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: *topic_name* is not supported.
     """
     if not _TOPIC.fullmatch(topic_name):
         raise ConfigurationError(
@@ -76,10 +76,10 @@ def check_topic(topic_name: str) -> None:
 
 
 def check_preset(what: str, preset: str) -> None:
-    """Check that *preset* is ``LATEST`` or ``EARLIEST``. *what* names it in the message.
+    """Check that *preset* is ``LATEST`` or ``EARLIEST``. *what* is its name in the message.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: *preset* has another value.
     """
     if preset not in PRESETS:
         raise ConfigurationError(f"{what} must be {' or '.join(PRESETS)}, not {preset!r}")
@@ -103,7 +103,7 @@ def body_of(record: ManagedEventSubscription) -> dict[str, Any]:
 
 
 def head_of(row: dict[str, Any]) -> tuple[str, str]:
-    """Return the id and the developer name in a row.
+    """Return the id and the developer name in a row of a query response.
 
     Raises:
         RemoteProtocolError: One of them is missing or malformed.
@@ -114,7 +114,7 @@ def head_of(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def record_of(row: dict[str, Any]) -> ManagedEventSubscription:
-    """Return the record in a row.
+    """Return the record in a row of a query response.
 
     Raises:
         RemoteProtocolError: A field is missing or malformed.

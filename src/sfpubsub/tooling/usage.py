@@ -26,7 +26,7 @@ class Allocation:
     """One of the org's event limits."""
 
     name: str
-    """Name in the limits resource."""
+    """Name of the limit in the org's limits resource."""
     meaning: str
     most: int
     used: int
@@ -47,7 +47,7 @@ class Usages:
 
     Args:
         org: Makes the requests.
-        api_version: Such as ``60.0``.
+        api_version: Version of the REST API, such as ``60.0``.
     """
 
     def __init__(self, org: OrgClient, api_version: str) -> None:

@@ -18,8 +18,9 @@ _RETRY_FIRST, _RETRY_MOST = 10.0, 600.0
 
 
 class Agenda:
-    """Decides which reads are due, based on the objects' accounts. Immutable except for
-    `end_after`.
+    """Decides which reads are due, based on each object's progress.
+
+    Immutable except for `end_after`.
 
     Args:
         refresh_formulas: Interval in seconds at which objects with formula fields are reread; 0 for
@@ -33,8 +34,9 @@ class Agenda:
         self._end_after: float | None = None
 
     def end_after(self, began: float) -> None:
-        """Make each read due at most once in this run, so that the run ends even if it takes longer
-        than an interval.
+        """Make each read due at most once in this run.
+
+        Otherwise a run that takes longer than an interval would never end.
 
         Args:
             began: Start of the run, in seconds since 1970 UTC.
@@ -42,10 +44,10 @@ class Agenda:
         self._end_after = began
 
     def reason(self, account: Account, columns: Columns, now: float) -> Reason | None:
-        """Return the reason to read a whole object, or None if no read is due.
+        """Return the reason to read a whole object; None if no read is due.
 
         Args:
-            account: The object's account.
+            account: Progress of the object.
             columns: The columns of its table.
             now: Current time, in seconds since 1970 UTC.
         """
@@ -57,8 +59,13 @@ class Agenda:
         return None
 
     def to_sweep(self, accounts: Iterable[tuple[str, Account]], now: float) -> str | None:
-        """Return an object whose ids are due for comparison, or None. A read of the whole object
-        counts as a comparison.
+        """Return an object whose ids must be compared with the org now; None if none is due.
+
+        A read of the whole object counts as a comparison.
+
+        Args:
+            accounts: Names of the objects, each with its progress.
+            now: Current time, in seconds since 1970 UTC.
         """
         for name, account in accounts:
             last = max(account.read_at or 0.0, account.swept_at or 0.0)
@@ -84,13 +91,15 @@ class Patience:
         self._until = float("-inf")
 
     def is_over(self, now: float) -> bool:
-        """Return whether requests are allowed again. *now* is the time on a monotonic clock, in
-        seconds.
+        """Return whether requests are allowed again.
+
+        Args:
+            now: Time on a monotonic clock, in seconds.
         """
         return now >= self._until
 
     def after(self, error: BaseException, now: float) -> float:
-        """Start the backoff after a failure and return its length in seconds."""
+        """Start the backoff after *error*, and return its length in seconds."""
         seconds = self._next
         self._next = min(_RETRY_MOST, 2 * seconds)
         if isinstance(error, QuotaExceededError) and not error.retryable:

@@ -19,7 +19,7 @@ class Budget:
 
     Args:
         most: Maximum number of calls in 24 hours; None for no limit.
-        used: Earlier calls, as pairs of time (seconds since 1970 UTC) and number.
+        used: Earlier calls, as pairs of time (seconds since 1970 UTC) and number of calls.
     """
 
     def __init__(self, most: int | None, used: Iterable[tuple[float, int]] = ()) -> None:
@@ -28,8 +28,7 @@ class Budget:
         self._counted = 0
 
     def count(self, now: float, calls: int) -> int:
-        """Record the calls made so far, and return the number of new calls for the caller to
-        persist.
+        """Record the new calls, and return their number, which the caller must persist.
 
         Args:
             now: Current time, in seconds since 1970 UTC.
@@ -42,13 +41,14 @@ class Budget:
         return new
 
     def spent(self, now: float, calls: int) -> int:
-        """Return the number of calls made in the last 24 hours. Takes the arguments of `count`."""
+        """Return the number of calls made in the last 24 hours; see `count` for the arguments."""
         while self._used and self._used[0][0] <= now - DAY:
             self._used.popleft()
         return sum(used for _, used in self._used) + calls - self._counted
 
     def may_read(self, now: float, calls: int) -> bool:
-        """Return whether another read may begin. A running read may exceed the budget, because its
-        cost is not known in advance.
+        """Return whether another read may begin; see `count` for the arguments.
+
+        A running read may exceed the budget, because its cost is not known in advance.
         """
         return self.most is None or self.spent(now, calls) < self.most

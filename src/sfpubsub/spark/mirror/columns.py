@@ -1,5 +1,4 @@
-"""Columns of a mirrored object: the fields that the org describes, and further fields from its
-events.
+"""Columns of a mirrored object: described fields, and further fields from the object's events.
 
 This module is pure: no Spark session, no I/O. The same table stores reads and change events, so its
 columns follow the describe result, which is more precise: decimals with their scale, dates, labels.
@@ -7,7 +6,7 @@ Event values are converted to these types. Invariant: columns are only added, an
 changes its type.
 
 If the type or scale of a field changes, the field gets a second column for the new type, as in
-typed tables. Only one of the two columns holds the value.
+typed tables. Only one of the two columns contains the value.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class Columns:
 
     @classmethod
     def of(cls, description: ObjectDescription, known: Columns | None = None) -> Columns:
-        """Return the known columns, followed by the new ones of a describe result.
+        """Return the known columns, updated and extended from a describe result.
 
         Args:
             description: The describe result for the object, as visible to the user.
-            known: Columns that the table already has; their order is kept.
+            known: Columns that the table already has, whose order is kept; None for a new table.
         """
         old = () if known is None else known.columns
         found = [replace(each, asked=(), parts=(), described=False) for each in old]
@@ -52,11 +51,11 @@ class Columns:
 
     @classmethod
     def of_table(cls, entity: str, schema: pa.Schema) -> Columns:
-        """Return columns from the schema of a table alone, which contains only names and types.
+        """Return columns from a table's schema, without the details that only the org provides.
 
         Args:
             entity: The object.
-            schema: Schema of the columns that hold fields.
+            schema: Arrow schema of the columns that contain fields.
         """
         found = []
         for each in schema:
@@ -67,10 +66,10 @@ class Columns:
         return cls(entity, tuple(found))
 
     def with_events(self, plan: Plan) -> Columns:
-        """Return these columns plus the columns that only the event type needs.
+        """Return these columns, extended so that they can store all values of an event type.
 
-        These hold fields that the user cannot see over REST, fields whose type does not fit a
-        described column, and further parts of a compound field.
+        New columns are needed for fields that the user cannot see over REST, and for fields whose
+        type does not fit a described column. A compound field may need further members.
         """
         found = list(self.columns)
         for field, sources in sources_of(plan).items():
@@ -87,15 +86,14 @@ class Columns:
 
     @property
     def selected(self) -> tuple[str, ...]:
-        """Fields that a read selects, ``Id`` first."""
+        """Names of the fields that a read selects, ``Id`` first."""
         return ("Id", *(name for each in self.columns for name in each.asked))
 
     def from_events(self, plan: Plan) -> dict[str, str]:
-        """Return, by column, a SQL expression over a row of the typed table that returns the value
-        in exactly the column's type.
+        """Return a SQL expression for each column that an event type fills, by column name.
 
-        A text sent as a diff is returned as a diff. The session must use UTC. Columns that the
-        event type does not have are omitted.
+        The expression is evaluated over a row of the typed table, and has exactly the column's
+        type. The session must use UTC. A text sent as a diff is returned as a diff.
         """
         found: dict[str, list[str]] = {}
         for field, sources in sources_of(plan).items():
@@ -110,7 +108,7 @@ class Columns:
         }
 
     def fields(self, plan: Plan) -> Fields:
-        """Return the columns of each field that the field lists of an event type can contain."""
+        """Return where values of the fields and parts that an event type can report are stored."""
         places = []
         for field, sources in sources_of(plan).items():
             for column in self._of(field):
@@ -162,7 +160,7 @@ def _metadata(column: Column) -> dict[str, str] | None:
 
 
 def _take(columns: list[Column], new: Column) -> None:
-    """Add a described column, or update the existing column that can hold its values."""
+    """Add a described column, or update the existing column that can store its values."""
     for name in names_of(pa.field(new.name, new.type)):
         number = number_of(columns, name)
         if number is None:
@@ -178,8 +176,9 @@ def _take(columns: list[Column], new: Column) -> None:
 
 
 def _both(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
-    """Return the type itself if both are equal, or a struct with the members of both; None if they
-    conflict.
+    """Return a type for the values of both types; None if the types conflict.
+
+    For two structs, the result has the members of both.
     """
     if old == new:
         return old

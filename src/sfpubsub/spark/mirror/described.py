@@ -1,7 +1,8 @@
 """Convert an object's describe result to table columns.
 
-This module is pure: no Spark session, no I/O. Each field becomes a column with its name. The parts
-of a compound field become members of one struct, named as in events (``BillingAddress.City``).
+This module is pure: no Spark session, no I/O. Each field becomes a column of the same name. The
+parts of a compound field become members of one struct, named as in events
+(``BillingAddress.City``).
 """
 
 from __future__ import annotations
@@ -54,22 +55,25 @@ class Column:
     name: str
     type: pa.DataType
     field: str
-    """API name of the field, as in change events. Equal to `name` except for a second column."""
+    """API name of the field, as in change events. Differs from `name` only in the second column of
+    a field whose type changed.
+    """
     comment: str
-    """The label and, in parentheses, the API name."""
+    """Comment of the column: the label and, in parentheses, the API name."""
     asked: tuple[str, ...] = ()
     """API names that a read selects for the column: the field itself, or the parts of a compound
     field. Empty for a column that is not described.
     """
     parts: tuple[str, ...] = ()
-    """For a compound field: the struct member for each of `asked`. If the first one has the name of
-    the field, it holds the whole name of a record whose name has no parts, and is null if another
-    member is set. The struct may have further members that only events fill.
+    """For a compound field: names of the struct members, one for each element of `asked`; otherwise
+    empty. If the first member has the name of the field, it contains the name of a record whose
+    name has no parts, and is null if another member is set. The struct may have further members,
+    which only events fill.
     """
     calculated: bool = False
     """Whether the field is a formula or a roll-up summary, which no event reports."""
     is_time: bool = False
-    """Whether the field is a time of day, stored as in REST: a text such as ``09:30:00.000Z``."""
+    """Whether the field is a time of day, stored as text as in REST, such as ``09:30:00.000Z``."""
     described: bool = True
     """Whether the org describes the field, so that a read fills the column. False for a field that
     only events have, that the org has removed, or whose type has changed.
@@ -77,7 +81,7 @@ class Column:
 
 
 def described(description: ObjectDescription) -> Iterator[Column]:
-    """Yield a column for each described field that is not part of a compound field."""
+    """Yield the columns of all readable fields. The parts of a compound field share one column."""
     parts: dict[str, list[FieldDescription]] = {}
     for field in description.fields:
         if compound := _compound_of(description, field):
@@ -107,8 +111,9 @@ def described(description: ObjectDescription) -> Iterator[Column]:
 
 
 def _compound_of(description: ObjectDescription, field: FieldDescription) -> str | None:
-    """Return the compound field that contains a field, or None. A name field may be declared as its
-    own compound field, which is ignored.
+    """Return the compound field that contains a field; None if it is not part of one.
+
+    A name field that is declared as its own compound field is not part of one.
     """
     name = field.compound_field_name
     found = None if name is None else description.field(name)
@@ -126,16 +131,14 @@ def _part(compound: str, field: str) -> str:
 
 
 def _type(field: FieldDescription) -> pa.DataType:
-    """Return the Arrow type of a field's column. Picklists, references and times of day
-    are texts.
-    """
+    """Return the Arrow type of a field's column. Picklists, references and times are strings."""
     if field.type in _DECIMALS:
         return pa.decimal128(max(_DIGITS, field.precision, field.scale), field.scale)
     return _KINDS.get(field.type, pa.string())
 
 
 def number_of(columns: Sequence[Column], name: str) -> int | None:
-    """Return the index of the column with this name, or None."""
+    """Return the index of the column *name*, ignoring case; None if there is no such column."""
     for number, column in enumerate(columns):
         if column.name.lower() == name.lower():  # Spark compares names case-insensitively
             return number

@@ -22,19 +22,19 @@ from sfpubsub.spark.raw.frames import sql_text
 
 @dataclass(frozen=True)
 class Source:
-    """The place of an event field in one column of its typed table."""
+    """The location of an event field in one column of the typed table."""
 
     name: str
     type: pa.DataType
     parts: Mapping[str, tuple[str, ...]]
-    """Paths of the field's parts inside the column, by the parts' names in events."""
+    """Path of each part of the field inside the column, by the part's name in events."""
 
     @property
     def whole(self) -> tuple[tuple[str, ...], pa.DataType] | None:
-        """Path and type of the value that has no parts; None if the field is a record.
+        """Path and type of the field's undivided value; None if the field has only parts.
 
         For a union, such as a name that is a text or a struct, this is the first member that is not
-        a record.
+        a struct.
         """
         if not pa.types.is_struct(self.type):
             return (self.name,), self.type
@@ -46,9 +46,7 @@ class Source:
 
 
 def sources_of(plan: Plan) -> dict[str, list[Source]]:
-    """Return the places of each event field in the typed table. A field has several places if its
-    type changed.
-    """
+    """Return the sources of each event field. A field whose type changed has several sources."""
     types = {column.name: column.type for column in plan.columns}
     found: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
     for text in plan.schemas.values():
@@ -117,9 +115,7 @@ def _inside(kind: pa.DataType, path: tuple[str, ...]) -> pa.DataType:
 
 
 def member_of(column: Column, part: str, path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the path of a part in a column's struct. A part that only events have keeps its path
-    in the events.
-    """
+    """Return the path of a part in a column's struct; *path* if only events have the part."""
     for member in column.type:
         if member.name.lower() == part.lower():
             return (member.name,)
@@ -142,8 +138,9 @@ def _convertible(old: pa.DataType, new: pa.DataType) -> bool:
 
 
 def _converted(value: str, old: pa.DataType, new: pa.DataType) -> str:
-    """Return SQL that converts a value to another type. Supports `_convertible` types and times of
-    day.
+    """Return SQL that converts *value* from type *old* to type *new*.
+
+    Supports the types that `_convertible` accepts, and times of day.
     """
     if old == new:
         return value
@@ -157,7 +154,7 @@ def _converted(value: str, old: pa.DataType, new: pa.DataType) -> str:
 
 
 def sql_of(column: Column, source: Source) -> str:
-    """Return SQL for the value of a column from a source that it `takes`."""
+    """Return SQL that computes a column's value from a source that the column `takes`."""
     if column.type == source.type:
         return _quoted(source.name)
     if not pa.types.is_struct(column.type):
@@ -182,7 +179,7 @@ def sql_of(column: Column, source: Source) -> str:
 
 def _whole(source: Source) -> tuple[tuple[str, ...], pa.DataType]:
     if source.whole is None:
-        raise AssertionError(f"{source.name} has only parts")
+        raise AssertionError(f"{source.name} has only parts, and no undivided value")
     return source.whole
 
 

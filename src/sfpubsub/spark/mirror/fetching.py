@@ -1,7 +1,7 @@
 """Run reads in a background thread, and queue their pieces for merging.
 
-Pieces are returned in order once they are durable in the log. The thread reads ahead only a limited
-number of pieces.
+Pieces are returned in order once they are durable in the log. The thread reads ahead until `_AHEAD`
+pieces are waiting, and then pauses.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _PATIENCE = 30.0
 
 
 class StoppedError(Exception):
-    """Ends a read because the job is stopping. The next process resumes the read."""
+    """Raised to end a read because the job is stopping. The next process resumes the read."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a read: *error* is None after success or a stop."""
+    """The end of a read. *error* is None if the read succeeded or was stopped."""
 
     entity: str
     error: BaseException | None
@@ -68,7 +68,7 @@ class Fetching:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no read is running and no piece is waiting."""
+        """Whether no read is running and no piece is waiting to be merged."""
         return self._under_way is None and not self._ready
 
     @property
@@ -81,14 +81,12 @@ class Fetching:
         return any(name == entity for name, _ in self._ready)
 
     def unfinished(self, entity: str) -> Marker | None:
-        """Return the newest marker of an interrupted read, which can be resumed; None if there is
-        no such read.
-        """
+        """Return the newest marker of an interrupted read that can resume; None if no read can."""
         last = self._last.get(entity)
         return last if last is not None and not last.is_last else None
 
     def give_up(self, entity: str) -> None:
-        """Forget an interrupted read that cannot be resumed."""
+        """Forget an object's interrupted read, because it cannot be resumed."""
         self._last.pop(entity, None)
 
     def left(self, entity: str, markers: Iterable[Marker], merged: int) -> None:
@@ -105,9 +103,15 @@ class Fetching:
                 self._ready.append((entity, marker))
 
     def start(self, entity: str, read: Callable[[], Iterator[Marker]]) -> None:
-        """Start a read. *read* returns an iterator over the markers of pieces that are durable."""
+        """Start a read in the background thread.
+
+        Args:
+            entity: The object.
+            read: Returns an iterator over the markers of the read's pieces. It must yield a marker
+                only once its piece is durable.
+        """
         if self._under_way is not None:
-            raise AssertionError("one read at a time")
+            raise AssertionError("another read is already running")
 
         def work() -> None:
             for marker in read():
@@ -120,9 +124,7 @@ class Fetching:
         self._under_way = entity, self._background.start(work)
 
     def ended(self) -> Ended | None:
-        """Return the end of the current read, once; None while it runs or if no read
-        was started.
-        """
+        """Return how the current read ended, once; None while it runs or if there is no read."""
         if self._under_way is None or not self._under_way[1].done():
             return None
         (entity, future), self._under_way = self._under_way, None
@@ -130,9 +132,10 @@ class Fetching:
         return Ended(entity, None if isinstance(error, StoppedError) else error)
 
     def take(self) -> tuple[str, list[Marker]] | None:
-        """Remove and return the waiting pieces of one read, with its object; None if none waits.
+        """Remove and return the waiting pieces of one read, with its object; None without pieces.
 
-        Returns all of these pieces, because merging several costs little more than merging one.
+        Returns all of these pieces together, because merging several costs little more than merging
+        one.
         """
         if not self._ready:
             return None

@@ -73,9 +73,9 @@ class Merging:
     events are applied.
     """
     entries: Sequence[Entry] = ()
-    """Open entries about all records, or about all records with a prefix."""
+    """Open entries about all records, or about all records with an id prefix."""
     newest: Read | None = None
-    """The newest read of the whole object that was merged completely."""
+    """The newest read of the whole object that was merged completely; None before the first."""
 
     @property
     def input(self) -> pa.Schema:
@@ -134,7 +134,7 @@ def row_without(merging: Merging, *, until: Any = None) -> tuple[Any, ...] | Non
 
 
 def struct_of(read: Read | None) -> dict[str, Any] | None:
-    """Convert a read to its struct in the table."""
+    """Return *read* as a struct of the table; None for None."""
     if read is None:
         return None
     timestamp, number, sequence = read.since or (None, None, None)
@@ -149,7 +149,7 @@ def struct_of(read: Read | None) -> dict[str, Any] | None:
 
 
 def read_from(found: Mapping[str, Any] | None) -> Read | None:
-    """Convert a struct of the table to a read."""
+    """Return the read in a struct of the table; None if it contains no read."""
     if found is None or found["ingest_seq"] is None:
         return None
     since = None
@@ -160,7 +160,7 @@ def read_from(found: Mapping[str, Any] | None) -> Read | None:
 
 def _read_of(merging: Merging) -> Read:
     if merging.read is None:
-        raise AssertionError("rows of a read can only be merged with the read's as-of")
+        raise AssertionError("merging the rows of a read requires the read")
     return merging.read
 
 
@@ -221,7 +221,7 @@ def _merged(record_id: str, known: _Known, merging: Merging) -> Iterator[tuple[A
 
 
 def _outcome(record_id: str, known: _Known, merging: Merging) -> Outcome | None:
-    """Apply the merge rule to one record."""
+    """Apply the merge rule to one record. Return None if the read does not cover the record."""
     if merging.read is None:
         marks = [each.cue for each in merging.about_all if record_id.startswith(each.prefix)]
         return lay(merging.fields, record_id, known.mirrored, known.changes, marks, merging.newest)

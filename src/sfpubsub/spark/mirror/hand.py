@@ -1,8 +1,8 @@
 """The single worker that runs a mirror's steps: it applies events and executes notes.
 
-After each step, it records which rows are durable and applied, with the time on a monotonic clock.
-A read that begins one margin later contains at least the changes in these rows. The worker makes no
-decisions about records or reads.
+After each step, the worker records which rows are durable and applied, with the time on a monotonic
+clock. A read that begins one margin later contains at least the changes in these rows. The worker
+makes no decisions about records or reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Hand:
 
     Args:
         engine: Performs the steps.
-        ledger: Updated with each note.
+        ledger: Ledger to update with each note.
         queue: The reread queue.
         budget: Counts the requests made.
         calls: Returns the number of requests made to the org so far.
@@ -93,7 +93,7 @@ class Hand:
         return False
 
     def do(self, note: Note) -> None:
-        """Perform the step that *note* describes, which has no raw rows.
+        """Perform the step that *note* describes. The step processes no raw rows.
 
         Raises:
             WriteError: The step failed.
@@ -113,9 +113,7 @@ class Hand:
         return written == self._written and not self._engine.is_waiting
 
     def worth(self) -> AsOf | None:
-        """Return the as-of of a read that begins now; None if the first margin has not
-        passed yet.
-        """
+        """Return the as-of of a read that begins now; None until the first margin has passed."""
         return as_of(self._notes, self._clock(), self._margin)
 
     def laid(self) -> int:

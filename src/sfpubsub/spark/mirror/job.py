@@ -1,9 +1,9 @@
 """The mirror job: merges events and reads of the org in one thread.
 
-The caller's thread runs every step of the engine: it applies events, merges reads and requests new
-ones. A second thread reads the org into the log, a third writes the stream to the raw table. A read
-is guaranteed to contain the changes that were applied one margin before its request. Invariant:
-after a kill at any point, the next process continues from the tables alone.
+The caller's thread runs every step of the engine: it applies events, merges reads, and requests new
+reads. A second thread reads the org into the log. A third thread writes the stream to the raw
+table. A read is guaranteed to contain the changes that were applied one margin before its request.
+Invariant: after a kill at any point, the next process continues from the tables alone.
 """
 
 from __future__ import annotations
@@ -203,9 +203,7 @@ class Mirror:
             self._stopping.wait(_POLL)
 
     def begin(self) -> None:
-        """Complete the unfinished step of a crashed process, and find the pieces that it
-        had read.
-        """
+        """Complete the unfinished step of a crashed process, and queue the pieces that it read."""
         self._hand.finish()
         for name in self._objects:
             markers = self._logs[name].markers()
@@ -308,7 +306,11 @@ class Mirror:
             self._ask(name, Reason.ASKED, self._signals.ids(signal))
 
     def _ask_for_gaps(self, gaps: Sequence[str]) -> bool:
-        """Request a new read of all objects after the stream has lost a position."""
+        """Request a new read of all objects if the stream has lost a position since the last call.
+
+        Returns:
+            Whether reads were requested.
+        """
         if set(gaps) == self._gaps:
             return False
         kept = self.tables.queue.gaps()
@@ -323,7 +325,11 @@ class Mirror:
         return True
 
     def _ask_for_objects(self) -> bool:
-        """Request the reads that are due: first reads, new fields, and stale formulas."""
+        """Request the next read that is due: a first read, or one for new fields or stale formulas.
+
+        Returns:
+            Whether a read was requested.
+        """
         for name in self._objects:
             if any(each.is_about_all for each in self._hand.entries().get(name, ())):
                 continue
@@ -367,7 +373,7 @@ class Mirror:
         return True
 
     def _may_read(self) -> bool:
-        """Return whether the budget has calls left. Report once when it is used up."""
+        """Return whether the API budget allows another read. Report once when it does not."""
         if self._budget.may_read(self._wall(), self._reader.calls):
             self._is_told = False
             return True
@@ -401,7 +407,7 @@ class Mirror:
         self._fetching.start(name, read)
 
     def _end_reading(self) -> bool:
-        """Handle the end of the current read; return whether it ended."""
+        """Handle the end of the current read. Return whether a read has ended."""
         ended = self._fetching.ended()
         if ended is None:
             return False
@@ -421,7 +427,7 @@ class Mirror:
         _log.warning("retrying requests to the org in %.0f s: %s", seconds, error)
 
     def _merge_next(self) -> bool:
-        """Merge the next pieces of a read."""
+        """Merge the waiting pieces of one read. Return whether there were any."""
         found = self._fetching.take()
         if found is None:
             return False

@@ -1,8 +1,8 @@
 """The history of a mirror, read from the plans of its steps.
 
 A plan is durable before its step runs, and the next process finishes an incomplete step first. So
-the plans describe work that is done, or that will be done before any other work. This module only
-reads.
+the plans describe work that is done, or that will be done before any other work. This module never
+writes.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class Account:
     merged: int = 0
     """Number of the newest log piece that was merged."""
     newest: Read | None = None
-    """The newest read of the whole object that was merged completely."""
+    """The newest read of the whole object that was merged completely; None before the first."""
     read_at: float | None = None
-    """Time when that read was merged, in seconds since 1970 UTC."""
+    """Time when `newest` was merged, in seconds since 1970 UTC."""
     selected: tuple[str, ...] = ()
     """Fields that `newest` selected."""
     swept_at: float | None = None
-    """Time of the last comparison of ids, in seconds since 1970 UTC."""
+    """Time of the last comparison of ids, in seconds since 1970 UTC; None before the first."""
 
     def is_through(self, last: Marker) -> bool:
-        """Return whether a read is complete, given that all its pieces are merged.
+        """Return whether a read is complete, assuming that all its pieces are merged.
 
         Args:
             last: Marker of the read's last piece.
@@ -45,7 +45,7 @@ class Account:
         return self.newest is not None and self.newest.as_of == last.as_of
 
     def take(self, note: Note) -> None:
-        """Update the account with the note of the next step."""
+        """Update the account with the note of the object's next step."""
         if isinstance(note, Merge):
             self.merged = max(self.merged, note.last)
             if note.is_last:
@@ -57,7 +57,7 @@ class Account:
 
 
 class Ledger:
-    """The accounts of one target by object. Not thread-safe."""
+    """The progress (`Account`) of each object in one target. Not thread-safe."""
 
     def __init__(self, target: Target) -> None:
         self._accounts: dict[str, Account] = {}
@@ -72,7 +72,7 @@ class Ledger:
             self.take(note_of(json.loads(row["plan"])["note"]))
 
     def calls(self, since: float) -> list[tuple[float, int]]:
-        """Return the numbers of requests made to the org, as pairs of time and number.
+        """Return how many requests were made to the org and when, as pairs of time and number.
 
         Args:
             since: Only requests after this time, in seconds since 1970 UTC.
@@ -87,7 +87,7 @@ class Ledger:
         return [(row["at"], row["calls"]) for row in found]
 
     def of(self, entity: str) -> Account:
-        """Return an object's account."""
+        """Return the account of an object, which is empty if no step has recorded progress."""
         return self._accounts.setdefault(entity, Account())
 
     def take(self, note: Note) -> None:

@@ -56,13 +56,13 @@ class Marker:
     as_of: AsOf
     is_last: bool = False
     until: datetime | None = None
-    """See `Read.until`."""
+    """The piece contains no change committed after this time; see `Read.until`."""
     job: str | None = None
-    """Id of the job of a Bulk read."""
+    """For a Bulk read: id of its job."""
     locator: str | None = None
-    """Locator of the page after this piece."""
+    """For a Bulk read: locator of the page after this piece."""
     after: str | None = None
-    """For a read by queries: the last id of this piece."""
+    """For a read by queries: the last record id of this piece."""
     selected: tuple[str, ...] = ()
     """Selected fields, in the order of the query."""
     rows: int = 0
@@ -158,7 +158,7 @@ class ReadLog:
         return self._table.columns()
 
     def clear(self, last: int) -> None:
-        """Remove all pieces up to and including *last*. Cheap if they were already removed."""
+        """Remove all pieces up to and including *last*, unless they were already removed."""
         if last <= self._cleared or not self._table.exists():
             return
         if self._table.read().where(f.col("_piece") <= last).limit(1).count():

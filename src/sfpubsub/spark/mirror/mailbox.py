@@ -3,7 +3,7 @@
 A sender writes a file; the mirror polls for new files, acts on them, and marks them as done. A file
 is written atomically and stays until it is marked, so a signal survives a kill of either side and
 is processed at least once. The file name is the signal's id: putting a signal twice has no further
-effect, even after it was done. Invariant: a signal is only removed after it was marked.
+effect, even after the signal was marked. Invariant: a signal is only removed after it was marked.
 
 The directory is ``_mailbox`` in the mirror's target. In a catalog it is inside the directory of the
 table `_reread`. Table formats ignore names that begin with an underscore.
@@ -56,7 +56,9 @@ class Signal:
     """A signal to a running mirror."""
 
     kind: Kind
-    """``reread`` records of an object, ``pause`` and ``resume`` all work, ``add`` an object."""
+    """What to do: ``reread`` records of an object, ``pause`` or ``resume`` all work, ``add`` an
+    object.
+    """
     entity: str | None = None
     """For ``reread`` and ``add``: the object; otherwise None."""
     where: str | None = None
@@ -66,8 +68,9 @@ class Signal:
 
 
 class Mailbox:
-    """The mailbox of one mirror. Several processes may put signals, but only one may process them.
-    Not thread-safe.
+    """The mailbox of one mirror. Not thread-safe.
+
+    Several processes may put signals, but only one may process them.
 
     Args:
         spark: Session for accessing locations that are not local; None for a local directory.
@@ -104,7 +107,7 @@ class Mailbox:
             self._files.replace(f"{signal.id}{_SIGNAL}", json.dumps(content))
 
     def waiting(self) -> list[Signal]:
-        """Return the signals not marked as done, in order of arrival. Costs a directory listing.
+        """List the directory, and return the signals not marked as done, in order of arrival.
 
         A file that is not a signal, or has a newer version, is logged and ignored.
 

@@ -38,7 +38,7 @@ class Mirrored:
     """The known state of one record, as stored in its table row."""
 
     record: Record
-    """The record. Its `ingest_seq` is never less than the as-of of `read`."""
+    """The record. Its `ingest_seq` is never less than that of the as-of of `read`."""
     read: Read | None = None
     """The newest merged read; None if only events were merged."""
 
@@ -50,8 +50,8 @@ class Outcome:
     mirrored: Mirrored | None
     """The new state; None if nothing is known about the record."""
     added: tuple[Entry, ...] = ()
-    """New entries. Must be durable before the record, so that no row is marked without an entry.
-    After a crash an entry may be added again; the queue is a set.
+    """New entries. They must be durable before the record, so that no row is marked without an
+    entry. After a crash an entry may be added again; the queue is a set.
     """
     healed: tuple[Entry, ...] = ()
     """The record's own entries that the merged read closes. Remove them only after the record is
@@ -72,7 +72,7 @@ def lay(
     Args:
         fields: Positions of fields in a record's values.
         record_id: Id of the record.
-        mirrored: The state known so far.
+        mirrored: The state known so far; None for an unknown record.
         changes: The record's changes, in order of arrival.
         about_all: Cues from the same raw rows that concern all records, including this one.
         newest: See `is_outdated`. For a record that this read did not return, a change older than
@@ -102,7 +102,7 @@ def merge_row(
     Args:
         fields: Positions of fields in a record's values.
         record_id: Id of the record.
-        mirrored: The state known so far.
+        mirrored: The state known so far; None for an unknown record.
         read: The read.
         row: The returned row.
         changes: All changes of the record after the as-of that were already applied, in order of
@@ -131,12 +131,11 @@ def merge_absence(
     entries: Sequence[Entry],
     newest: Read | None = None,
 ) -> Outcome:
-    """Merge the fact that a read did not return a record which it would have returned if it
-    existed.
+    """Merge the absence of a record from a read that would return the record if it existed.
 
     Args:
         record_id: Id of the record.
-        mirrored: The state known so far.
+        mirrored: The state known so far; None for an unknown record.
         read: A read by id, or of a piece of the object including deleted records, by a user who can
             see all records.
         entries: Open entries that concern the record.
@@ -174,8 +173,9 @@ def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> b
 
 
 def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) -> bool:
-    """Return whether a record that a read did not return is deleted: the read began at least one
-    margin after the record's last event.
+    """Return whether a record that a read did not return counts as deleted.
+
+    It does if the read began at least one margin after the record's last event.
 
     Args:
         mirrored: The known state of the record.
@@ -192,17 +192,16 @@ def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) ->
 def _sorted_out(
     record_id: str, read: Read, entries: Iterable[Entry]
 ) -> tuple[tuple[Entry, ...], list[Entry]]:
-    """Return the record's own entries that a read heals, and all entries concerning it that stay
-    open.
-    """
+    """Return the record's own entries that the read heals, and all its entries that stay open."""
     known = list(entries)
     healed = tuple(each for each in known if each.record_id == record_id and heals(read, each))
     return healed, [each for each in known if not heals(read, each)]
 
 
 def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
-    """Return a record with its position in the order of changes set. A change that arrives later
-    but precedes this position is late.
+    """Return a record with the position of *read* in the order of changes, or its old, later one.
+
+    A change that arrives afterwards but precedes this position is late.
     """
     placed = replace(
         record,

@@ -80,7 +80,7 @@ class MirroredObject:
 
     @property
     def columns(self) -> Columns:
-        """The columns. Describes the object in the org on first use."""
+        """Columns of the table. The first access describes the object in the org."""
         if self._columns is None:
             self.describe()
         if self._columns is None:
@@ -92,7 +92,7 @@ class MirroredObject:
         self._keep(self._described(), self._schemas)
 
     def take_events(self, plan: Plan) -> Columns:
-        """Add the columns that events of some schemas need, and return all columns.
+        """Add the columns that the event schemas of *plan* require, and return all columns.
 
         A new schema may be due to a new field in the org, so the object is described first: the
         describe result has the more precise type.
@@ -162,7 +162,12 @@ class MirroredObject:
         return rows.selectExpr(*self._input(given))
 
     def merging(self, plan: Plan | None, **more: Any) -> Merging:
-        """Return the `Merging` for a plan. *more* contains further arguments of `Merging`."""
+        """Return the parameters for merging rows of the object.
+
+        Args:
+            plan: Plan of the typed table of the merged events; None if no events are merged.
+            **more: Further arguments of `Merging`.
+        """
         fields = Fields(tuple(self.columns.schema.names), {}, {})
         if plan is not None:
             fields = self.columns.fields(plan)
@@ -193,12 +198,11 @@ class MirroredObject:
         return rows.selectExpr(*(f"{sql} AS {name}" for name, sql in given.items()))
 
     def current(self, merged: DataFrame) -> DataFrame:
-        """Return the table rows from the rule's output."""
+        """Return the new table rows from the output of the merge rule."""
         return merged.where(f.col("_kind") == CURRENT).selectExpr(*self._own())
 
     def marked(self, reason: Any, ids: DataFrame | None = None) -> DataFrame:
-        """Return the unmarked rows of the table, except those of some records, marked for
-        rereading.
+        """Return the rows to be marked for rereading, with the mark set.
 
         Args:
             reason: Column with the reason; null for rows that stay unmarked.
@@ -216,11 +220,10 @@ class MirroredObject:
         return [f"`{name}`" for name in names]
 
     def _input(self, given: Mapping[str, str]) -> list[str]:
-        """Return SQL for all input columns of the rule. Columns that *given* does not contain are
-        null.
+        """Return SQL for all input columns of the merge rule; those missing from *given* are null.
 
-        SQL text, because parsing a hundred columns together is ten times as fast as creating them
-        one by one.
+        SQL text is used, because parsing a hundred columns together is ten times as fast as
+        creating them one by one.
         """
         wanted = pa.schema([*_ID, *self.columns.schema.remove_metadata(), *FLAGS, *READ, *PARTS])
         found = []
@@ -233,7 +236,7 @@ class MirroredObject:
 
 
 def _as(name: str, there: DataType, wanted: DataType) -> str:
-    """Return SQL for a log column, whose structs may lack parts that were added later."""
+    """Return SQL for a log column in the type *wanted*. Parts missing from the log are null."""
     if not (isinstance(there, StructType) and isinstance(wanted, StructType)):
         return f"`{name}`"
     members = ", ".join(

@@ -17,20 +17,22 @@ from sfpubsub.spark.tables.records import Reason
 
 @dataclass(frozen=True)
 class Merge:
-    """Merge some pieces of a read. After all pieces, a note with `is_last` merges the absence of
-    the records that the read did not return.
+    """Note of a step that merges some pieces of a read.
+
+    After all pieces, a note with `is_last` merges the absence of the records that the read did not
+    return.
     """
 
     entity: str
     kind: str
-    """See `Marker.kind`."""
+    """Kind of the read; see `Marker.kind`."""
     first: int
     last: int
-    """Numbers of the first and the last piece."""
+    """`first` and `last` are the numbers of the first and the last piece."""
     read: Read
-    """`Read.until` is only used with `is_last`; otherwise each row has its own."""
+    """The read. Its `until` is used only with `is_last`; otherwise each row has its own."""
     newest: Read | None
-    """See `Merging.newest`."""
+    """The newest read of the whole object that was merged completely; None before the first."""
     is_last: bool
     laid: int
     """``ingest_seq`` of the newest raw row that was applied."""
@@ -55,7 +57,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class Ask:
-    """Add entries to the queue that were not caused by an event."""
+    """Note of a step that adds entries to the queue that were not caused by an event."""
 
     entity: str
     record_ids: tuple[str, ...] | None
@@ -73,7 +75,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Compare the org's ids, stored in some pieces, with the ids in the table."""
+    """Note of a step that compares the org's ids, stored in some pieces, with the table's ids."""
 
     entity: str
     first: int

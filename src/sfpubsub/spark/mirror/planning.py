@@ -1,4 +1,7 @@
-"""Choose the next read of the org. This module is pure: no Spark, no I/O, no clock."""
+"""Choose the next read of the org.
+
+This module is pure: no Spark, no I/O, no clock.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def next_read(
     objects: Sequence[str],
     as_of: AsOf | None,
 ) -> Wanted | None:
-    """Return a read that would heal an entry now, or None.
+    """Return a read that would heal an entry if it began now; None if there is no such read.
 
     Args:
         entries: Open entries by object.

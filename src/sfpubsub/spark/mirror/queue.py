@@ -27,8 +27,9 @@ _GAPS = "gaps"
 
 
 class MirrorQueue:
-    """The queue of one target. Caches its rows, because nothing else changes the table. Not
-    thread-safe.
+    """The queue of one target. Not thread-safe.
+
+    Its rows are cached, because no other writer changes the table.
     """
 
     def __init__(self, target: Target) -> None:
@@ -77,7 +78,7 @@ class MirrorQueue:
         self._table.delete(condition, 2 * step + 1)
 
     def entries(self) -> dict[str, list[Entry]]:
-        """Return all open entries by object, in order."""
+        """Return all open entries by object, sorted by `Entry.asked` and `Cue.ingest_seq`."""
         if self._entries is None:
             found: dict[str, list[Entry]] = {}
             for row in self._open():
@@ -93,7 +94,7 @@ class MirrorQueue:
 
         Args:
             entity: The object.
-            before: Only entries of steps before this one.
+            before: Number of a step. Only entries of earlier steps are returned.
         """
         return [
             row for row in self._open() if row["entity_name"] == entity and row["step"] < before
@@ -119,7 +120,7 @@ def entry_row(
 
     Args:
         entity: The object.
-        record_id: See `Entry`.
+        record_id: The record or records that the entry concerns; see `Entry.record_id`.
         cue: Reason for the entry.
         step: Number of the step that adds the entry.
         asked: Whether the entry was not caused by an event.

@@ -1,7 +1,6 @@
-"""Read the org into the log, piece by piece: with Bulk API jobs, by queries over ranges of Id, or
-by ids.
+"""Read the org into the log, piece by piece: with Bulk jobs, by queries over id ranges, or by ids.
 
-This module does not decide what to read, nor the as-of of a read. An interrupted read resumes after
+This module decides neither what to read nor the as-of of a read. An interrupted read resumes after
 its last piece, from the marker alone.
 """
 
@@ -47,7 +46,7 @@ class Reading:
     columns: Columns
     log: ReadLog
     has_bin: bool
-    """Whether the object has ``IsDeleted``."""
+    """Whether the object has the field ``IsDeleted``."""
 
     @property
     def entity(self) -> str:
@@ -55,7 +54,7 @@ class Reading:
         return self.columns.entity
 
     def selected(self, kind: Kind) -> tuple[str, ...]:
-        """Return the fields that a read selects."""
+        """Return the names of the fields that a read of *kind* selects."""
         if kind == "sweep":
             return ("Id",)
         own = self.columns.selected
@@ -235,9 +234,13 @@ def _flagged(table: pa.Table, deleted: pa.Array, *, found: bool) -> pa.Table:
 
 
 def _check_count(job: QueryJob, marker: Marker) -> None:
-    """Check on the last page that a job's results are complete."""
+    """Check that the results of a job are complete, if *marker* is that of the last page.
+
+    Raises:
+        ReadExpiredError: Records are missing, so the read must start over.
+    """
     if marker.is_last and marker.rows != job.records_processed:
         raise ReadExpiredError(
             f"the query job {job.id} of {job.object} has processed {job.records_processed} "
-            f"records, but its results have {marker.rows}: the read starts over"
+            f"records, but its results contain {marker.rows}: the read starts over"
         )

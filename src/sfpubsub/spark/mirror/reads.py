@@ -1,10 +1,10 @@
 """Reads of the org: what they are guaranteed to contain, and which queue entries they heal.
 
-This module is pure: no Spark, no I/O, no clock. An answer of the org may lag behind its own events
-by some seconds, so the time of a read does not determine its content. Its as-of does: the rows that
-were durable in the raw table one margin before the request was sent. Their changes had been
-committed in the org, so an answer that lags by no more than the margin contains it. Invariant: a
-read is never assumed to contain more than its as-of.
+This module is pure: no Spark, no I/O, no clock. An answer of the org may lag behind the org's own
+events by some seconds, so the time of a read does not determine its content. Its as-of does: the
+rows that were durable in the raw table one margin before the request was sent. Their changes had
+been committed in the org, so an answer that lags by no more than the margin contains them.
+Invariant: a read is never assumed to contain more than its as-of.
 
 An as-of has two numbers, because not every read is requested by an event. The number of the newest
 raw row orders reads relative to events. It does not advance while nothing happens in the org, so it
@@ -38,9 +38,7 @@ class AsOf:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The state that was durable at a known time, from which the as-ofs of later reads
-    are derived.
-    """
+    """The state that was durable at a known time. The as-ofs of later reads are derived from it."""
 
     time: float
     """Monotonic clock of this process in seconds, read after the data was durable. A new process
@@ -50,7 +48,7 @@ class Noted:
 
 
 def as_of(notes: Iterable[Noted], sent: float, margin: float) -> AsOf | None:
-    """Return the as-of of a read.
+    """Return the as-of of a read: the newest state that was durable one margin before the request.
 
     Args:
         notes: Notes of this process.
@@ -77,8 +75,8 @@ class Read:
     """
     until: datetime | None
     """The org's time (the answer's Date header) when the answer was complete, plus a margin for
-    differences between its clocks. The answer contains no change committed later. This is a time,
-    not the number of a raw row, because events may be consumed hours after the read.
+    differences between the org's clocks. The answer contains no change committed later. This is a
+    time, not the number of a raw row, because events may be consumed hours after the read.
     """
 
 
@@ -101,15 +99,17 @@ class Entry:
     for all records of the object.
     """
     cue: Cue
-    """For an entry not caused by an event, `Cue.ingest_seq` is that of the newest raw row."""
+    """Why the entry exists. For an entry not caused by an event, `Cue.ingest_seq` is that of the
+    newest raw row.
+    """
     asked: int = 0
     """Number of the step that added an entry not caused by an event; 0 for an entry caused by an
-    event. Assigned once the reason holds: for a lost position, when the new stream is anchored.
+    event. Assigned once the reason applies: for a lost position, when the new stream is anchored.
     """
 
     @property
     def is_about_all(self) -> bool:
-        """Whether the entry concerns all records of the object, or all with a prefix."""
+        """Whether the entry concerns all records of the object, or all with an id prefix."""
         return self.record_id is None or self.record_id.endswith("*")
 
     @property
@@ -148,8 +148,7 @@ def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[
 
 
 def nominated(live: AbstractSet[str], swept: AbstractSet[str]) -> AbstractSet[str]:
-    """Return the ids that are in either the sweep or the table, but not in both. These records must
-    be read.
+    """Return the ids of the records to read: those in the sweep or the table, but not in both.
 
     A sweep alone proves nothing: it has no as-of, takes long, and may miss records that its user
     cannot see. A read by id decides.

@@ -1,5 +1,4 @@
-"""Permission check before a mirror begins: the user must be able to see every record of each
-object.
+"""Permission check before a mirror begins: the user must see every record of each object.
 
 Answers omit records that the user cannot see, and the mirror would treat them as deleted.
 """

@@ -27,7 +27,7 @@ class MirrorSettings:
     """The settings of a mirror."""
 
     margin: float = DEFAULT_MARGIN
-    """Maximum seconds by which answers of the org lag behind its events."""
+    """Maximum time in seconds by which answers of the org lag behind its events."""
     deletes: Deletes = "mark"
     """What to do with the row of a deleted record: ``mark`` or ``remove`` it."""
     bulk_from: int = DEFAULT_BULK_FROM
@@ -37,7 +37,7 @@ class MirrorSettings:
     refresh_formulas: float = DEFAULT_REFRESH
     """Interval in seconds at which objects with formula fields are reread; 0 for never."""
     sweep: float = DEFAULT_SWEEP
-    """Interval in seconds at which purged records are searched for; 0 for never."""
+    """Interval in seconds at which the mirror looks for purged records; 0 for never."""
     api_calls_per_day: int | None = None
     """Maximum number of API calls in 24 hours, after which no new read begins; None for no limit.
     """
@@ -50,8 +50,8 @@ class MirrorReport:
     events: int = 0
     """Number of raw rows applied."""
     records: int = 0
-    """Number of rows of reads that were merged."""
+    """Number of rows merged from reads."""
     reads: int = 0
-    """Number of reads of whole objects that were merged completely."""
+    """Number of reads of whole objects merged completely."""
     api_calls: int = 0
     """Number of requests made to the org."""

@@ -1,4 +1,4 @@
-"""Signals to a running mirror, taken from its mailbox.
+"""Signals to a running mirror, read from its mailbox.
 
 A pause lasts until a resume signal arrives, even across restarts: the pause signal stays in the
 mailbox until then. This module makes no decisions about records.
@@ -12,7 +12,7 @@ from sfpubsub.spark.mirror.planning import MOST_IDS
 
 
 class Signals:
-    """Takes signals from a mirror's mailbox, and tracks pauses. Not thread-safe.
+    """Reads a mirror's signals, and tracks whether the mirror is paused. Not thread-safe.
 
     Args:
         mailbox: Mailbox with the signals.
@@ -48,7 +48,10 @@ class Signals:
         self._mailbox.done([signal.id])
 
     def ids(self, signal: Signal) -> tuple[str, ...] | None:
-        """Return the ids of the records that a signal concerns, or None for the whole object."""
+        """Return the ids of the records that a signal concerns; None for all records of the object.
+
+        If the condition matches more than `MOST_IDS` records, all records are reread.
+        """
         if signal.where is None:
             return None
         found: list[str] = []

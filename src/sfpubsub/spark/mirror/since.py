@@ -16,7 +16,7 @@ _ORDER = ("commit_timestamp", "commit_number", "sequence_number")
 
 
 class Since:
-    """Finds the greatest order of an object's events up to a raw row. Not thread-safe.
+    """Finds the greatest `Change.order` of an object's events up to a raw row. Not thread-safe.
 
     Scans only events added since the previous call, so the cost depends on the number of new
     events.
@@ -27,7 +27,7 @@ class Since:
         self._known: dict[str, tuple[int, Order | None]] = {}
 
     def of(self, entity: str, last: int) -> Order | None:
-        """Return the greatest order; None if the object has no events.
+        """Return the greatest `Change.order`; None if the object has no events.
 
         Args:
             entity: The object.

@@ -139,12 +139,13 @@ class MirrorStream:
         return cast("Watched", self._subscription)
 
     def begin(self) -> None:
-        """Start reading."""
+        """Start ingesting events in the background thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Request a stop. The stream first writes and acks the received events. Safe to call from
-        signal handlers.
+        """Request a stop. The events received so far are still written and acked.
+
+        Safe to call from signal handlers.
         """
         if self._job is not None:
             self._job.stop()
@@ -168,9 +169,7 @@ class MirrorStream:
         return Standing(self._was_anchored, idle, received, gaps, health)
 
     def _position(self, health: Health) -> ReplayId | None:
-        """Return the position from which another process would continue; None if no position is
-        durable.
-        """
+        """Return the position, if one is durable, at which another process would continue."""
         if self._source.keeps_position:
             return self._writer.positions.get(self._source.name)
         return health.committed
@@ -267,8 +266,9 @@ class MirrorStream:
 
 
 class _AnchoredStore(TableReplayStore):
-    """Stores positions in the raw table. Makes the first position durable immediately, because the
-    mirror waits for it.
+    """Stores positions in the raw table.
+
+    Makes the first position durable immediately, because the mirror waits for it.
     """
 
     def __init__(self, member: Member, start: StartPosition) -> None:
@@ -291,8 +291,9 @@ class _AnchoredStore(TableReplayStore):
 
 
 class _Lookup(SchemaStore):
-    """Looks up schemas in the raw table's schema store, once it is open. The job stores schemas
-    before the rows that need them.
+    """Looks up schemas in the raw table's schema store, once that table is open.
+
+    The job stores schemas before the rows that need them.
     """
 
     def __init__(self) -> None:

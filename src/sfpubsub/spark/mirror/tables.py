@@ -89,7 +89,7 @@ class MirrorTables:
 
     @property
     def objects(self) -> Mapping[str, MirroredObject]:
-        """The objects by name."""
+        """The mirrored objects, by API name."""
         return self._objects
 
     def add(self, entity: str, newest: Read | None) -> None:
@@ -97,7 +97,8 @@ class MirrorTables:
 
         Args:
             entity: The object.
-            newest: The newest completely merged read of the whole object; None if no read is.
+            newest: The newest completely merged read of the whole object; None if no read was
+                merged completely.
         """
         if newest is not None:
             self._newest[entity] = newest
@@ -260,7 +261,7 @@ class MirrorTables:
         entries: Sequence[Mapping[str, Any]],
         _plan: Plan | None,
     ) -> tuple[DataFrame | None, DataFrame | None]:
-        """Return the merge results for the records that a read of the object did not return."""
+        """Return the merge results for records missing from an object's read; see `_returned`."""
         as_of = note.read.as_of
         before = (
             f"`_read` IS NULL OR `_read`.ingest_seq < {as_of.ingest_seq} OR "
@@ -325,9 +326,7 @@ class MirrorTables:
     # Tables.
 
     def _has(self, found: MirroredObject, number: int) -> bool:
-        """Return whether a table contains a step, that is, has the last of the step's three
-        numbers.
-        """
+        """Return whether a table contains a step: it has the last of the step's three numbers."""
         return found.table.step() >= 3 * number + 2
 
     def _take(
@@ -338,8 +337,9 @@ class MirrorTables:
         merged: DataFrame | None = None,
         new: DataFrame | None = None,
     ) -> None:
-        """Write a step's rows to a table in up to three changes. The last change has the step's
-        last number.
+        """Write a step's rows to a table in up to three changes.
+
+        The last change has the step's last number.
 
         A repeated step may merge rows that it inserted before a crash, but never inserts rows that
         it merged, because a completed change keeps a number that is at least as high.
@@ -371,8 +371,8 @@ def _among(rows: DataFrame, ids: DataFrame) -> DataFrame:
 def _may_share(table: DataFrame, ids: DataFrame) -> bool:
     """Return whether a table has any id between the lowest and the highest of *ids*.
 
-    Usually not, during a first read: the pieces of a Bulk read are ranges of ids, and files whose
-    range lies outside are not read. A join would read all of the table for each piece.
+    During a first read it usually has none, because the pieces of a Bulk read are ranges of ids.
+    Files outside a range are not read, whereas a join would read the whole table for each piece.
     """
     lowest, highest = ids.selectExpr("min(record_id)", "max(record_id)").collect()[0]
     return not table.where(f.col("record_id").between(lowest, highest)).isEmpty()
@@ -385,7 +385,7 @@ def _ids_of(rows: DataFrame) -> DataFrame:
 
 
 def _cue_rows(entity: str, merged: DataFrame, number: int) -> list[dict[str, Any]]:
-    """Return the queue rows from the rule's output."""
+    """Return the new queue rows from the output of the merge rule."""
     rows = merged.where(f.col("_kind") == CUE).select(*_CUE).toArrow().to_pylist()
     return [
         entry_row(

@@ -46,9 +46,7 @@ def of_json(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def flags_of(texts: pa.ChunkedArray | None, count: int) -> pa.Array:
-    """Convert the texts of a checkbox, such as ``IsDeleted``, to booleans; all False if *texts* is
-    None.
-    """
+    """Convert the texts of a checkbox field to booleans; all False if *texts* is None."""
     if texts is None:
         return pa.array([False] * count, pa.bool_())
     return pc.fill_null(pc.equal(texts, "true"), False).combine_chunks()

@@ -98,7 +98,7 @@ class Verification:
     """Number of differences by `Why`; unexplained ones under ``unexplained``."""
 
     def differences(self) -> Iterator[Difference]:
-        """Yield the differing records.
+        """Yield each record that differs.
 
         Raises:
             ConfigurationError: The table does not exist.
@@ -219,9 +219,7 @@ class _Sides:
         return found
 
     def _look_for_deleted(self, ids: Sequence[str]) -> None:
-        """Record which of the given records are in the Recycle Bin, with the time of their last
-        change.
-        """
+        """Record which of *ids* are in the Recycle Bin, and when these records last changed."""
         fields = ", ".join(["Id", *([self.changed] if self.changed else [])])
         listed = ", ".join(f"'{each}'" for each in ids)
         soql = f"SELECT {fields} FROM {self.entity} WHERE Id IN ({listed})"  # noqa: S608  # SOQL
@@ -232,7 +230,7 @@ class _Sides:
     def compared(
         self, record_id: str, row: Mapping[str, Any], found: Mapping[str, Any] | None
     ) -> Difference | None:
-        """Return the difference of a record that the table has, or None if it is equal."""
+        """Return how a record of the table differs from the org; None if it does not differ."""
         if found is None:
             why = self._queued(record_id) or self._gone(record_id)
             return Difference(record_id, {}, in_org=False, in_table=True, why=why)
@@ -251,7 +249,7 @@ class _Sides:
         return Difference(record_id, differing, in_org=True, in_table=True, why=why)
 
     def missing(self, record_id: str, found: Mapping[str, Any]) -> Difference:
-        """Return the difference of a record that the table does not have."""
+        """Return the difference for a record that only the org has."""
         why = self._queued(record_id)
         if why is None and self._is_recent(found[_AT]):
             why = Why.RECENT
@@ -272,9 +270,7 @@ class _Sides:
         return datetime.fromisoformat(changed) >= self.recent_since
 
     def _gone(self, record_id: str) -> Why | None:
-        """Return why the org does not return a record: purged or recently deleted; None if
-        unexplained.
-        """
+        """Return why the org omits a record: purged or recently deleted; None if unexplained."""
         if record_id not in self._deleted:
             return Why.PURGED
         return Why.RECENT if self._is_recent(self._deleted[record_id]) else None
@@ -285,7 +281,7 @@ _AT = "_changed_at"
 
 
 def _schema(table: DataFrame) -> pa.Schema:
-    """Return the schema of the columns that hold fields."""
+    """Return the schema of the columns that contain fields."""
     if "record_id" not in table.columns or "_reread" not in table.columns:
         raise ConfigurationError(
             "the table does not belong to a mirror, because it has no columns record_id and "
