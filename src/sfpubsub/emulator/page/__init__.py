@@ -11,7 +11,7 @@
                forms generated from Avro schemas; the plot of a subscription's lag
     pages      the routes
 
-The page reads and changes the org as the admin endpoint does, and makes no decisions itself.
+The page reads and changes the org through the package `org`, as the admin endpoint does.
 """
 
 from sfpubsub.emulator.page.pages import Pages
