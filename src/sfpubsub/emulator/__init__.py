@@ -1,7 +1,7 @@
 """A local emulator of the Pub/Sub API, for development and tests.
 
-The package shares no code with the client: a server that used the client's arithmetic would agree
-with the client's bugs. It imports nothing from the rest of sfpubsub.
+The package shares no code with the client, because tests cannot find a bug that client and server
+share. It imports nothing from the rest of sfpubsub.
 
 Start reading at `server.EmulatorServer`, which starts and stops everything and is the interface for
 tests; `remote` is a client for an emulator in another process. Each of these packages imports only

@@ -267,7 +267,7 @@ class EmulatorServer:
                 self._world, self._addresses.host, self._ports[1], context, Pages().routes
             )
             self._pool = Workers(self.settings.max_streams + _SPARE_THREADS, "emulator-call")
-            # Any executor works, whatever the annotation says: only `submit` is called.
+            # The annotation is too narrow: any executor works, because only `submit` is called.
             self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)  # type: ignore[arg-type]
             servicer = PubSubServicer(self._world)
             add_to_server(servicer, self._grpc)
@@ -312,7 +312,8 @@ class EmulatorServer:
     # Changes to the org, for tests.
 
     def publish(self, topic: str, events: Sequence[Mapping[str, Any]]) -> list[Published]:
-        """Encode and publish events as the org itself would, which includes change events.
+        """Encode and publish events as the org itself would; unlike clients, this can publish
+        change events.
 
         Args:
             topic: Name of a topic with a schema; not of a channel.
@@ -361,7 +362,7 @@ class EmulatorServer:
         return self.bus.append(topic, drafts)
 
     def new_token(self) -> str:
-        """Issue and return an access token, as a sign-in would. Earlier tokens remain valid."""
+        """Issue and return an access token, as a sign-in would. Earlier tokens do not change."""
         return self._sessions.new_token()
 
     def change_schema(self, topic: str, schema_json: str) -> str:

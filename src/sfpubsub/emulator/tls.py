@@ -36,7 +36,8 @@ def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
     """Return credentials whose certificate covers `names`, localhost, 127.0.0.1 and ::1.
 
     Args:
-        data_dir: The directory of the certificate authority, which is created if it does not exist.
+        data_dir: The directory in which the certificate authority is stored. A new authority is
+            created if none is stored.
         names: Host names and addresses of the server.
 
     Raises:

@@ -98,7 +98,7 @@ _DELIVERY: dict[str, Kind] = {
         "A stream that starts at LATEST skips the events published in its first seconds.",
     ),
     "split_response": Kind(
-        _STREAMS, {"events": 1}, "The next response with events has at most this many."
+        _STREAMS, {"events": 1}, "The next response with events has at most this many events."
     ),
     "merge_responses": Kind(
         _STREAMS,
@@ -137,7 +137,7 @@ _COMMITS: dict[str, Kind] = {
     "drop_before_commit_answer": Kind(
         _MANAGED,
         {"status": "UNAVAILABLE"},
-        "Accept a commit durably, then end the stream without answering the commit.",
+        "Store a commit durably, then end the stream without answering the commit.",
     ),
     "fail_commit": Kind(
         _MANAGED,
@@ -145,7 +145,7 @@ _COMMITS: dict[str, Kind] = {
         "Answer a commit with an error; the committed position does not change.",
     ),
     "leave_commit_unanswered": Kind(
-        _MANAGED, {}, "Accept a commit durably and never answer it; the stream continues."
+        _MANAGED, {}, "Store a commit durably and never answer it; the stream continues."
     ),
     "coalesce_commits": Kind(
         _MANAGED,

@@ -64,7 +64,10 @@ class Fault:
         if kind not in KINDS:
             raise ValueError(f"unknown fault {kind!r}; valid kinds are {', '.join(KINDS)}")
         if rpc is not None and rpc not in KINDS[kind].rpcs:
-            raise ValueError(f"fault {kind} cannot occur in {rpc!r}")
+            raise ValueError(
+                f"fault {kind} cannot occur in {rpc!r}; it can occur in"
+                f" {', '.join(KINDS[kind].rpcs) or 'no RPC, so omit rpc'}"
+            )
         if type(times) is not int or times < 1:
             raise ValueError(f"fault {kind}: times must be a whole number above 0, not {times!r}")
         if target is not None and not isinstance(target, str):
@@ -325,7 +328,7 @@ _HTTP_FAILURES = frozenset({400, 401, 403, 404, 500, 502, 503, 504})
 
 _FAR = 1_000_000
 """Maximum number of positions by which one keepalive can be ahead: the events of a busy hour in a
-large org. It is small compared with the largest position, 2**53.
+large org. It is small compared with 2**53, the upper bound of positions.
 """
 
 _ALLOWED: dict[str, Callable[[str, Any], bool]] = {

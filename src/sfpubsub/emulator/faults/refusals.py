@@ -188,7 +188,7 @@ FAILURES: dict[str, Failure] = {
     "managed.subscription.fetch.request.auth.request.restricted": Failure(
         "INVALID_ARGUMENT", "The first request can't refresh authentication."
     ),
-    # Status seen live; the suffix is not known.
+    # The status was observed on the real service; the suffix is not known.
     "managed.subscription.commit.deadline.exceeded": Failure(
         "DEADLINE_EXCEEDED",
         "No CommitReplayRequest was received in the last {seconds} seconds. The stream is closed.",

@@ -1,7 +1,7 @@
 """The ManagedSubscribe RPC: a stream whose position the service stores. Does not use gRPC.
 
-To `EventStream`, `ManagedStream` adds the subscription's slot, commits and their responses, and the
-commit deadline.
+`ManagedStream` extends `EventStream` with the subscription's slot, commits and their responses, and
+the commit deadline.
 
 A commit is (1) validated, (2) made durable, (3) answered in a later response without events.
 All commits that are waiting for a response share one response, with the values of the newest
@@ -182,7 +182,9 @@ class ManagedStream(EventStream[ManagedFetch]):
         return due if end is None else min(due, end)
 
     def shown(self, positions: Sequence[int], end: int) -> None:
-        """Record the positions that may be committed."""
+        """Record the positions of the events being sent, or `end`, the position of a keepalive, as
+        positions that the client may commit.
+        """
         if positions:
             first = positions[0] if self._sent is None else self._sent[0]
             self._sent = first, positions[-1]

@@ -38,8 +38,7 @@ from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.world import World
 
 _LONGEST_JUMP_S = 1e9
-"""Largest clock jump in seconds, about 30 years; repeated larger jumps would leave the range of
-dates.
+"""Largest clock jump in seconds, about 30 years; a much larger one would exceed the range of dates.
 """
 
 _USER: dict[str, type] = {
@@ -131,7 +130,9 @@ def jump(world: World, body: Any) -> dict[str, Any]:
 
 
 def token(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/token: issue an access token, or expire one."""
+    """POST /admin/token: issue and return an access token; or expire one, and return whether it was
+    valid.
+    """
     if body == {}:
         return {"access_token": world.sessions.new_token()}
     ended = body.get("expire") if isinstance(body, dict) and len(body) == 1 else None
@@ -207,7 +208,7 @@ def change_object(world: World, body: Any) -> dict[str, Any]:
             case {"remove_field": str(field)}:
                 of = of.without_field(field)
             case _:
-                raise _bad("add_field must be an object, remove_field a name")
+                raise _bad("add_field must be an object, and remove_field the name of a field")
         world.records.put_object(of)
     except (ValueError, RecordProblem) as error:
         raise _bad(str(error)) from error

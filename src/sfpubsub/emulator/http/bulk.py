@@ -116,7 +116,7 @@ def upload(call: Call) -> Answer:
 
 def results(call: Call) -> Answer:
     """GET …/jobs/query/<Id>/results?locator=…&maxRecords=…: return a page of a query's rows as CSV,
-    or 204 if the job is not complete.
+    or status 204 if the job is not complete.
     """
     job = _job(call)
     if job.facts["apiVersion"] != int(call.parts["version"]):
@@ -139,7 +139,8 @@ def results(call: Call) -> Answer:
 
 def ingested(call: Call) -> Answer:
     """GET …/jobs/ingest/<Id>/successfulResults, …/failedResults or …/unprocessedrecords: return the
-    rows of an ingest job with this outcome as CSV, or 204 if the job has not ended or has no rows.
+    rows of an ingest job with this outcome as CSV, or status 204 if the job has not ended or has no
+    uploaded rows.
     """
     job = _job(call)
     jobs = call.world.jobs

@@ -18,8 +18,8 @@ _EXPOSED = "Location, Sforce-Limit-Info, Sforce-Locator, Sforce-NumberOfRecords"
 """Response headers that a page may read, in addition to those that CORS always allows."""
 
 _MAX_AGE_S = 600
-"""How long a browser may cache the response to OPTIONS, in seconds: the longest time that browsers
-allow.
+"""How long a browser may cache the response to OPTIONS, in seconds: the longest time that all
+common browsers allow.
 """
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -1,5 +1,5 @@
-"""Platform events in the REST API: an event is published by creating it like a record. Also the
-resources for event schemas.
+"""Platform events in the REST API: publishing an event by creating it like a record, and reading
+event schemas.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ Handler = Callable[[Call], Answer]
 
 @dataclass(frozen=True)
 class Route:
-    """The handlers of the paths that match a pattern, by HTTP method."""
+    """A pattern for paths, and the handler of these paths for each HTTP method."""
 
     path: re.Pattern[str]
     methods: Mapping[str, Handler]

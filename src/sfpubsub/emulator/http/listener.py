@@ -1,7 +1,7 @@
 """The HTTP server and its limits: body sizes, number of connections, timeouts for slow clients.
 
 `routing` selects the handler of a path. Each connection has a thread, and the number of connections
-is limited. The connection is cut when a request exceeds its time limit, even if bytes still arrive.
+is limited. A connection is cut if a request exceeds its time limit, even while bytes are arriving.
 Time limits are in real time: a jump of the emulator's clock does not cut connections.
 """
 
@@ -42,7 +42,7 @@ job, 50 MB for a request.
 
 _LINE_BYTES = 1024
 _TRAILERS = 10
-"""Maximum bytes of a line, and maximum number of trailers, of a chunked body."""
+"""Maximum size of a line in bytes, and maximum number of trailers, in a chunked body."""
 
 _SILENCE_S = 10.0
 """Seconds after which a silent connection is closed, so that it does not occupy a thread."""
@@ -57,10 +57,11 @@ _REQUEST_S = 30.0
 """Time limit in seconds for waiting for a request and handling it; then the connection is cut."""
 
 _CONNECTIONS = 128
-"""Maximum open connections; further ones are closed immediately. Some tests open dozens."""
+"""Maximum number of open connections; further ones are closed immediately. Some tests open dozens.
+"""
 
 _STREAMS = 32
-"""Maximum open streams, so that pages left open do not use up the connections."""
+"""Maximum number of open streams, so that pages left open do not use up the connections."""
 
 _STREAM_END_S = 2.0
 """Longest wait for a stream to end, in seconds; it normally takes milliseconds."""

@@ -1,5 +1,5 @@
 """The OAuth endpoints. They decode forms and return JSON in the service's formats; `org.signin`
-decides about credentials.
+checks the credentials.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def userinfo(call: Call) -> Answer:
 
 
 def refusal(refused: SignInRefused) -> Answer:
-    """Return the answer to a refused sign-in."""
+    """Return the error response for a refused sign-in."""
     return _error(refused.error, refused.description)
 
 

@@ -52,7 +52,7 @@ class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
 
 
 def refusal(refused: RestRefused) -> Answer:
-    """Return the answer to a refused request."""
+    """Return the error response for a refused request: a JSON array with one error."""
     row: dict[str, Any] = {"message": str(refused), "errorCode": refused.code}
     if refused.status == HTTPStatus.BAD_REQUEST:
         row["fields"] = list(refused.fields)
@@ -68,7 +68,9 @@ def problem(status: HTTPStatus, text: str) -> Answer:
 
 
 def missing() -> Problem:
-    """Return the error for a record or resource that does not exist. It quotes the path."""
+    """Return the error for a record or resource that does not exist. The response contains the
+    method and the path of the request.
+    """
     return Problem(HTTPStatus.NOT_FOUND)
 
 

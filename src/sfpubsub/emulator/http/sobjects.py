@@ -39,7 +39,7 @@ def create(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/sobjects/<object>/<Id>?fields=…: return a record, with all fields or those named."""
+    """GET …/sobjects/<object>/<Id>?fields=…: return the named fields of a record, or all fields."""
     user = user_of(call)
     of, found = _object(call), call.parts["id"]
     return json_answer(record(call, of, call.world.records.get(of, found, _fields(call), user)))

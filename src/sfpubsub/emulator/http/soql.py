@@ -64,7 +64,7 @@ def parse(text: str) -> Query:
     """
     read = soql.parse(text)
     if read.counts or read.offset or any(item.nulls_first is not None for item in read.order):
-        raise Malformed("COUNT(), OFFSET and NULLS are not supported here")
+        raise Malformed("COUNT(), OFFSET and NULLS are not supported for this object")
     order = tuple((item.field, item.descending) for item in read.order)
     return Query(read.fields, read.of, _conditions(read.where), order, read.limit)
 

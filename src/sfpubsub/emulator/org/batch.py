@@ -75,7 +75,8 @@ class Batch:
     Attributes:
         tip: The newest position, including the events added so far.
         at: Time of publication, in seconds since 1970 UTC.
-        added: By name, each topic or channel to which events were added, and how many.
+        added: The topics and channels to which events were added, each with the number of these
+            events, by name.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Batch:
         skip: int = 0,
         only: Sequence[Topic] | None = None,
     ) -> list[Published]:
-        """Add events without checking them; a payload may even be impossible to decode.
+        """Add events without checking them: even payloads that cannot be decoded are accepted.
 
         Args:
             name: Name of a topic; the channels that carry the topic receive the events too.

@@ -46,7 +46,7 @@ class Block(NamedTuple):
 
 
 class BlockFile:
-    """The blocks of one data directory. Thread-safe: one connection behind one lock.
+    """The blocks of one data directory. Thread-safe: a lock guards the only connection.
 
     Args:
         path: The file; created if it does not exist.
@@ -106,7 +106,7 @@ class BlockFile:
         return int(found[0]) if found else 0
 
     def forget(self, position: int) -> None:
-        """Delete the blocks of all topics that begin before a position."""
+        """Delete every block, of whatever topic, that begins before `position`."""
         with self._lock:
             topic_id = -1
             while (found := self._db.execute(_NEXT_TOPIC, (topic_id,)).fetchone()) is not None:

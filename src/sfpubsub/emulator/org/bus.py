@@ -215,7 +215,7 @@ class Bus(Positions):
         return self.append(name, [Draft(schema.encode(row, now), schema.schema_id) for row in rows])
 
     def append(self, name: str, drafts: Sequence[Draft]) -> list[Published]:
-        """Publish events without checking them; a payload may even be impossible to decode.
+        """Publish events without checking them: even payloads that cannot be decoded are accepted.
 
         Returns:
             The result for each event, in order.
@@ -253,7 +253,7 @@ class Bus(Positions):
 
     def on_append(self, listener: Callable[[Topic, int], None]) -> None:
         """Register a function to call for each topic or channel that has received events, with the
-        number of these events, once they are durable. Call this before the first event.
+        number of these events, once they are durable. Call this before any event is published.
         """
         self._on_append.append(listener)
 
@@ -312,8 +312,8 @@ class Bus(Positions):
         return max(self._store.blocks.end(topic.number), self._purged_through)
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
-        """Return at most `limit` of the last events of a topic, newest first, each with its
-        publication time in seconds since 1970 UTC.
+        """Return the last `limit` events of a topic, newest first, each with its publication time
+        in seconds since 1970 UTC.
         """
         with self._lock:
             self._purge()
@@ -330,8 +330,7 @@ class Bus(Positions):
         the position `after`.
 
         Returns:
-            The last new position. None if the topic has events after `after`; no positions are
-            created then.
+            The last new position, or None if no positions were created.
         """
         with self._lock:
             if self._store.events_after(topic.number, after, 1):

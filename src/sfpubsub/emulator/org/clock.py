@@ -39,8 +39,8 @@ class Clock:
         return self._base + time.monotonic()
 
     def timeout(self, deadline: float | None) -> float | None:
-        """Return how many seconds of real time to wait for `deadline`, if no jump comes earlier.
-        None means without limit, for a deadline that is None.
+        """Return how many seconds of real time to wait for `deadline`, unless a jump wakes the
+        caller earlier. Return None, which means no limit, if `deadline` is None.
         """
         if deadline is None:
             return None

@@ -20,7 +20,7 @@ def claim(data_dir: Path) -> int:
         EmulatorProblem: The directory cannot be written, or another emulator uses it.
     """
     try:
-        # 0o700: it contains an access token and the private key of a certificate authority.
+        # 0o700: it contains access tokens and the private key of a certificate authority.
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -134,8 +134,8 @@ class EventChannels:
         records.selected(self.members(), [])
 
     def adopt(self) -> None:
-        """Create missing topics and records of channels, and update the members to the events that
-        each channel carries on the bus.
+        """Make the records and the bus consistent: create missing topics and records of channels,
+        and set the members of each channel to the events that the channel carries on the bus.
         """
         with self._lock:
             topics = {topic.name for topic in self._bus.topics()}

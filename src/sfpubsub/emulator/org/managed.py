@@ -32,11 +32,11 @@ _ID_PREFIX = "18xSB"
 
 
 class NameTaken(ValueError):  # noqa: N818 - an answer, not a bug
-    """Another managed subscription already has this developer name."""
+    """Raised if another managed subscription already has the developer name."""
 
 
 class LimitReached(ValueError):  # noqa: N818 - as NameTaken
-    """The org has reached its limit of managed subscriptions."""
+    """Raised if the org has reached its limit of managed subscriptions."""
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,9 @@ class ManagedSubscriptions:
         error_recovery_replay: Preset,
         state: State,
     ) -> None:
-        """Change the values of a subscription, as the Tooling API does.
+        """Replace the settings of a subscription, as a PATCH of the Tooling API does.
 
-        Streams see STOP as for `set_state`, and everything else after `propagation_s`.
+        For streams, STOP takes effect as with `set_state`, everything else after `propagation_s`.
 
         Raises:
             KeyError: There is no such subscription.
@@ -264,8 +264,8 @@ class ManagedSubscriptions:
             developer_name: Developer name, or blank.
 
         Raises:
-            Refused: The request contains both id and name or none of the two, the id is malformed,
-                or streams do not see such a subscription (yet).
+            Refused: Id and name are both given or both blank, the id is malformed, or streams do
+                not see such a subscription (yet).
         """
         if not (subscription_id or developer_name):
             raise Refused(

@@ -22,7 +22,7 @@ def plant(
     records: Records,
 ) -> None:
     """Load a seed into an emulator. Existing topics, objects, channels, users and apps are updated
-    to match the seed; those that it does not name are kept.
+    to match the seed; those that the seed does not name are kept.
 
     Raises:
         EmulatorProblem: An existing object cannot be changed to match the seed.

@@ -32,7 +32,7 @@ _UNREADABLE = (
 
 
 class SchemaProblem(ValueError):  # noqa: N818 - a report about data, not about the program
-    """A schema, value or payload is not valid; the message gives the reason."""
+    """Raised if a schema, value or payload is not valid; the message gives the reason."""
 
 
 class Schema:

@@ -85,7 +85,8 @@ class Sessions:
     """The org's id and its access tokens. Thread-safe.
 
     A token is valid until it expires, is revoked, or its lifetime is over. Valid tokens survive a
-    restart with the same store. If the emulator's own token is not valid then, a new one is issued.
+    restart with the same store. If the newest of the emulator's own tokens is not valid then, a new
+    one is issued.
 
     Args:
         store: The store for the tokens and the org's id.
@@ -123,7 +124,7 @@ class Sessions:
         return self._newest
 
     def new_token(self) -> str:
-        """Issue and return another token for the emulator itself. Earlier tokens stay valid."""
+        """Issue and return another token for the emulator itself. Earlier tokens do not change."""
         self._newest = self._issue("", "", own=True)
         return self._newest
 
@@ -197,7 +198,9 @@ class Sessions:
             return known.end.expired if known.end else not self._is_good(known)
 
     def expires_at(self, token: str) -> float | None:
-        """Return when a token expires, in seconds since 1970 UTC; None means never."""
+        """Return the time at which a token expires, in seconds since 1970 UTC; None if it never
+        expires or is unknown.
+        """
         with self._lock:
             known = self._tokens.get(token)
             return known.made_at + self._life if known and self._life else None
@@ -232,7 +235,7 @@ class Sessions:
 
     def is_ours(self, token: str) -> bool:
         """Return whether this org has issued a token, even if the token is no longer valid. The
-        admin endpoint accepts such tokens, because clients need it to request a new one.
+        admin endpoint accepts such a token, so that a client can use it to request a new one.
         """
         with self._lock:
             return token in self._tokens

@@ -47,8 +47,8 @@ class Settings:
     """
 
     commits_reset_idle: bool = False
-    """Whether a commit also resets the timer of `idle_close_s`. Not known; False is the harder case
-    for a client.
+    """Whether a commit also resets the timer of `idle_close_s`. Not known for the real service;
+    False is the harder case for a client.
     """
 
     commit_deadline_s: float = 1800.0
@@ -80,8 +80,8 @@ class Settings:
     """
 
     assertion_s: float = 300.0
-    """A JWT of the bearer flow is refused if it expires more than this long from now. Reported: 3
-    or 5 min.
+    """A JWT of the bearer flow is refused if it expires later than this, counted from now.
+    Reported: 3 or 5 min.
     """
 
     managed_limit: int = 200
@@ -212,8 +212,8 @@ class Settings:
     """
 
     rest_lag_s: float = 0.0
-    """Reads of records return the state as of this long ago, while events are sent immediately. On
-    the real service, a lag of 1 to 3 s has been measured.
+    """How far reads of records lag behind, while events are sent immediately. On the real service,
+    a lag of 1 to 3 s has been measured.
     """
 
     max_streams: int = 400
@@ -260,13 +260,24 @@ class Settings:
     def __post_init__(self) -> None:
         for name, low in _LOWEST.items():
             if not getattr(self, name) >= low:
-                raise ValueError(f"setting {name} must be at least {low}")
+                raise ValueError(
+                    f"setting {name} must be at least {low}, not {getattr(self, name)}"
+                )
         if self.keepalive_s > _LONGEST_KEEPALIVE_S:
-            raise ValueError(f"setting keepalive_s must be at most {_LONGEST_KEEPALIVE_S}")
+            raise ValueError(
+                f"setting keepalive_s must be at most {_LONGEST_KEEPALIVE_S}, not"
+                f" {self.keepalive_s}"
+            )
         if self.tip_refresh_s > self.retention_s / 2:
-            raise ValueError("setting tip_refresh_s must be at most half of retention_s")
+            raise ValueError(
+                "setting tip_refresh_s must be at most half of retention_s, which is"
+                f" {self.retention_s}, not {self.tip_refresh_s}"
+            )
         if self.replay_id_bytes not in REPLAY_ID_LENGTHS:
-            raise ValueError(f"setting replay_id_bytes must be one of {REPLAY_ID_LENGTHS}")
+            raise ValueError(
+                f"setting replay_id_bytes must be one of {REPLAY_ID_LENGTHS}, not"
+                f" {self.replay_id_bytes}"
+            )
         for name, kind in (
             ("idle_close", IdleClose),
             ("commit_answer_tip", AnswerTip),
@@ -274,7 +285,9 @@ class Settings:
             ("streaming_advice", StreamingAdvice),
         ):
             if getattr(self, name) not in get_args(kind):
-                raise ValueError(f"setting {name} must be one of {get_args(kind)}")
+                raise ValueError(
+                    f"setting {name} must be one of {get_args(kind)}, not {getattr(self, name)!r}"
+                )
         for suffix, status in self.statuses.items():
             if suffix not in FAILURES or status not in STATUSES:
                 raise ValueError(

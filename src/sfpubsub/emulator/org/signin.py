@@ -1,4 +1,4 @@
-"""Sign-in: checks credentials, and issues access tokens. Independent of the wire protocols.
+"""Sign-in, which checks credentials and issues access tokens. Independent of the wire protocols.
 
 There is one method for each flow. It checks the app, then the credentials of the flow, then the
 user, and fails with the errors of the service. Times in assertions are compared with the machine's

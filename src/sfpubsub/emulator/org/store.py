@@ -128,7 +128,7 @@ class Store:
             raise StoreProblem(f"{path} was created by another version (layout {version})")
 
     def close(self) -> None:
-        """Close the file and all its snapshots."""
+        """Close the database, its snapshots, and the block file."""
         for snapshot in list(self._snapshots):
             snapshot.close()
         self.blocks.close()
@@ -211,8 +211,8 @@ class Store:
         return [tuple.__new__(Event, row) for row in found]
 
     def newest_events(self, topic_id: int, limit: int) -> list[tuple[Event, float]]:
-        """Return at most `limit` of the last events of a topic, newest first, each with its
-        publication time in seconds since 1970 UTC.
+        """Return the last `limit` events of a topic, newest first, each with its publication time
+        in seconds since 1970 UTC.
         """
         found = self.rows(
             "SELECT e.position, e.event_id, e.schema_id, e.payload, e.at FROM topic_log AS l"

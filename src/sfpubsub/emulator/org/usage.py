@@ -93,7 +93,8 @@ def used(store: Store, bus: Bus, now: float, *, since: float, every: int) -> lis
         store: Provides the published events.
         bus: Provides the names of events, and the counts of deliveries.
         now: The current time, in seconds since 1970 UTC.
-        since: Usage before this time is omitted, in seconds since 1970 UTC.
+        since: Start of the reported period, in seconds since 1970 UTC. Deliveries are included from
+            the start of the segment that contains this time.
         every: Length of each interval in seconds; a multiple of `SEGMENT_S`.
     """
     names = {topic.name: topic.name.rpartition("/")[2] for topic in bus.topics() if topic.schema_id}

@@ -24,7 +24,7 @@ from sfpubsub.emulator.org.store import Store
 
 @dataclass(frozen=True)
 class World:
-    """The parts of an emulator that calls use."""
+    """The parts of an emulator that the handlers of calls use."""
 
     bus: Bus
     managed: ManagedSubscriptions

@@ -4,7 +4,7 @@
     shell      the frame of every page: head, navigation, notice
     guard      access control: hosts, origins, the token of a form
     live       updates of open pages, by server-sent events
-    visit      one request of a browser, and the ways to answer it
+    visit      a browser's request, and functions to answer it
     topics, records, subscriptions, streams, faults, clock
                the pages
     fields, plot

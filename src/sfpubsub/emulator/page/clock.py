@@ -1,4 +1,4 @@
-"""The clock page, which shows the org's time and offers jumps."""
+"""The clock page, which shows the org's time and moves the clock forward."""
 
 from __future__ import annotations
 

@@ -84,6 +84,11 @@ class Channels:
     def create(self, kind: str, name: str, fields: Mapping[str, Any]) -> Record:
         """Create a record and its channel.
 
+        Args:
+            kind: PushTopic or StreamingChannel.
+            name: The record's Name; for a StreamingChannel it is the channel's path, /u/….
+            fields: Values of the other fields, by name.
+
         Raises:
             EmulatorProblem: Another record has this name; names are case-insensitive.
         """
@@ -105,7 +110,7 @@ class Channels:
         return Record(record_id, kind, name, fields)
 
     def records(self, kind: str) -> list[Record]:
-        """Return all records of a kind, sorted by name."""
+        """Return all PushTopic or all StreamingChannel records, sorted by name."""
         rows = self._store.rows(
             "SELECT id, kind, name, fields FROM streaming_records WHERE kind = ? ORDER BY name",
             kind,
@@ -252,7 +257,8 @@ class Channels:
             text: The filter after the `?` of the subscription; blank for no filter.
 
         Returns:
-            Pairs of a field name and the required value. An event must match only one of them.
+            Pairs of a field name and a value. An event passes the filter if it matches at least
+            one pair; an empty list lets all events pass.
 
         Raises:
             Refusal: The filter is not valid, or uses a field that is not in the PushTopic's query.

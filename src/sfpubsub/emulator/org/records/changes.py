@@ -103,7 +103,7 @@ class ChangeEvent:
         return {"ChangeEventHeader": self.header, **self.body}
 
     def as_gap(self) -> ChangeEvent:
-        """Return the gap event for this change, which has only a header."""
+        """Return the gap event to publish in place of this event. It has only a header."""
         lists: dict[str, Any] = {"nulledFields": [], "diffFields": [], "changedFields": []}
         header = {**self.header, **lists, "changeType": f"GAP_{self.header['changeType']}"}
         return ChangeEvent(self.of, header, {}, self.rows, self.weight)
@@ -144,9 +144,9 @@ def events(
         changes: The changes, in order.
         commit: The values that the events share.
         schema: Returns the schema of an object's events.
-        most_records: Maximum records in one event.
-        most_changes: Maximum changes that become regular events; each field that an update changed
-            counts as one.
+        most_records: Maximum number of records in one event.
+        most_changes: Maximum number of changes that become regular events; each field that an
+            update changed counts as one change.
     """
     made: list[ChangeEvent] = []
     open_events: dict[str, ChangeEvent] = {}  # by content: events that can include more records
@@ -247,8 +247,8 @@ def _header(of: SObject, kind: str, commit: Commit) -> dict[str, Any]:
 
 
 def _differences(change: Change, changed: Sequence[str], said: dict[str, Any]) -> list[str]:
-    """In `said`, replace the values of large texts with small changes by diffs. Return the names of
-    these fields.
+    """For each long text of which only a small part changed, replace the value in `said` by a diff.
+    Return the names of these fields.
     """
     found = []
     for name in changed:

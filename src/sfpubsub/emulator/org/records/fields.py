@@ -196,14 +196,19 @@ class SObject:
         self.definition: dict[str, Any] = dict(definition)
         self.name: str = str(definition.get("name", ""))
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"{self.name!r} is not a valid object name")
+            raise ValueError(
+                f"{self.name!r} is not a valid object name: use at most 80 letters, digits and"
+                " underscores, beginning with a letter"
+            )
         self.label: str = str(
             definition.get("label", self.name.removesuffix("__c").replace("_", " "))
         )
         self.plural: str = str(definition.get("plural", f"{self.label}s"))
         self.key_prefix: str = str(definition.get("key_prefix", ""))
         if not _PREFIX.fullmatch(self.key_prefix):
-            raise ValueError(f"{self.name}: key_prefix must be three letters or digits")
+            raise ValueError(
+                f"{self.name}: key_prefix must be three letters or digits, not {self.key_prefix!r}"
+            )
         self.change_events: bool = bool(definition.get("change_events", True))
         self.fields: tuple[Field, ...] = tuple(_fields(self.name, definition.get("fields", ())))
         names = [field.name.lower() for field in self.fields]
@@ -219,7 +224,10 @@ class SObject:
             for name in wanted:
                 found = self.field(name)
                 if found is None or found.calculated or not found.is_stored:
-                    raise ValueError(f"{self.name}.{field.name}: the formula cannot use {name}")
+                    raise ValueError(
+                        f"{self.name}.{field.name}: the formula cannot use {name}: use fields of"
+                        " the object that are not formulas or addresses"
+                    )
 
     def field(self, name: str) -> Field | None:
         """Return the field with this name, ignoring case, or None."""
@@ -321,13 +329,16 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
     if name in _SYSTEM:
         return [_system(row)]
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{of}: {name!r} is not a valid field name")
+        raise ValueError(
+            f"{of}: {name!r} is not a valid field name: use at most 80 letters, digits and"
+            " underscores, beginning with a letter"
+        )
     if row.get("type") not in TYPES or row["type"] == "id":
         raise ValueError(f"{of}.{name}: type must be one of {', '.join(TYPES)}")
     if not 0 <= row.get("length", 0) <= _LONGEST:
-        raise ValueError(f"{of}.{name}: length must be at most {_LONGEST}")
+        raise ValueError(f"{of}.{name}: length must be from 0 to {_LONGEST}, not {row['length']}")
     if not 0 <= row.get("scale", 0) <= _MOST_SCALE:
-        raise ValueError(f"{of}.{name}: scale must be at most {_MOST_SCALE}")
+        raise ValueError(f"{of}.{name}: scale must be from 0 to {_MOST_SCALE}, not {row['scale']}")
     if row["type"] == "reference" and not row.get("references"):
         raise ValueError(f"{of}.{name}: a reference needs the key references, a list of objects")
     field = _field(row)

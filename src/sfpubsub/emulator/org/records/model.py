@@ -90,7 +90,9 @@ class Records(Reading):
         """
         other = self.by_prefix(of.key_prefix)
         if other is not None and other.name != of.name:
-            raise ValueError(f"{of.name}: the key prefix {of.key_prefix} belongs to {other.name}")
+            raise ValueError(
+                f"{of.name}: the key prefix {of.key_prefix} belongs to {other.name}: use another"
+            )
         known = self._tables.get(of.name.lower())
         old = {} if known is None else {field.name: field for field in known.of.fields}
         for field in of.fields:

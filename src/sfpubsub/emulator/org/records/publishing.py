@@ -283,8 +283,8 @@ def _parts(of: SObject, name: str) -> list[str]:
 
 
 def _merged(added: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge enriched values with those of the change, which take precedence, part by part in
-    compound fields.
+    """Return the enriched values merged with the values of the change, which take precedence.
+    Compound fields are merged part by part.
     """
     merged = {**added, **body}
     for name, value in body.items():

@@ -35,7 +35,8 @@ _PLACE_DIGITS = 12
 """Maximum number of digits in the position of a locator; no query has that many rows."""
 
 _SNAPSHOTS = 4
-"""Number of snapshots that are taken at most within the time of the lag, besides the first."""
+"""Number of parts into which the time of the lag is divided. At most one snapshot is taken in each.
+"""
 
 
 @dataclass(frozen=True)
