@@ -69,7 +69,7 @@ def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
     except ValueError as error:  # includes UnicodeError
         raise EmulatorProblem(
             f"cannot issue a certificate for {', '.join(sorted(good_for))} ({error}): correct the"
-            " name"
+            " host names"
         ) from error
     chain = b"".join(part.bytes() for part in server.cert_chain_pems)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -309,7 +309,15 @@ def _feed(
     context: grpc.ServicerContext,
     on_end: Callable[[], None] = lambda: None,
 ) -> None:
-    """Read a call's requests into its mailbox, in a separate thread, until the call ends."""
+    """Read a call's requests into its mailbox, in a separate thread, until the call ends.
+
+    Args:
+        mailbox: The mailbox of the call.
+        requests: The requests, as gRPC delivers them.
+        convert: Converts a request for the mailbox.
+        context: The call.
+        on_end: Called when the call has ended, from any thread.
+    """
 
     def ended() -> None:
         mailbox.hang_up()

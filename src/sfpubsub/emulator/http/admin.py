@@ -245,7 +245,7 @@ def app(world: World, body: Any) -> dict[str, Any]:
 
 def _fields(body: Any, known: Mapping[str, type], key: str) -> dict[str, Any]:
     if not isinstance(body, dict) or not body.get(key):
-        raise _bad(f"send {{{key!r}: …}}")
+        raise _bad(f"the body must be an object with the key {key!r}")
     for name, value in body.items():
         if name not in known:
             raise _bad(f"unknown key {name!r}; valid keys are {', '.join(known)}")

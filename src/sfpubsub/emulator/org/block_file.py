@@ -106,7 +106,7 @@ class BlockFile:
         return int(found[0]) if found else 0
 
     def forget(self, position: int) -> None:
-        """Delete every block, of whatever topic, that begins before `position`."""
+        """Delete all blocks that begin before `position`, for all topics."""
         with self._lock:
             topic_id = -1
             while (found := self._db.execute(_NEXT_TOPIC, (topic_id,)).fetchone()) is not None:

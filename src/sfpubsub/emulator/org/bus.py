@@ -55,7 +55,14 @@ class Bus(Positions):
     def put_topic(
         self, name: str, schema: Schema, *, can_publish: bool = True, can_subscribe: bool = True
     ) -> None:
-        """Create a topic, or replace its schema; events published earlier keep their schema."""
+        """Create a topic, or change an existing one. Events published earlier keep their schema.
+
+        Args:
+            name: Name of the topic, such as `/event/Order_Event__e`.
+            schema: The schema of later events.
+            can_publish: Whether clients can publish to the topic.
+            can_subscribe: Whether clients can subscribe to the topic.
+        """
         with self._lock, self._store.transaction():
             self._store.run(
                 "INSERT OR REPLACE INTO schemas VALUES (?, ?, ?)",

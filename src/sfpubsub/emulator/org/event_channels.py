@@ -175,6 +175,11 @@ class EventChannels:
     def create(self, name: str, kind: str, label: str) -> EventChannel:
         """Create a channel without members.
 
+        Args:
+            name: Name, with the suffix `__chn`.
+            kind: "event" for platform events, "data" for change events.
+            label: Label, for display.
+
         Raises:
             BadValue: A value is not valid, the name is taken, or the limit of channels is reached.
         """
@@ -276,6 +281,11 @@ class EventChannels:
 
     def change(self, member_id: str, filter_expression: str, enriched: Sequence[str]) -> None:
         """Replace the filter and enriched fields of a member.
+
+        Args:
+            member_id: The member's id of 18 characters.
+            filter_expression: Condition that selects events; blank for all events.
+            enriched: Fields to add to events of updates and deletions, even if unchanged.
 
         Raises:
             KeyError: There is no such member.

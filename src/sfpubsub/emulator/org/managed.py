@@ -122,7 +122,19 @@ class ManagedSubscriptions:
         error_recovery_replay: Preset = "LATEST",
         state: State = "RUN",
     ) -> ManagedSubscription:
-        """Create a subscription.
+        """Create a managed subscription.
+
+        Args:
+            developer_name: Unique name.
+            topic: Name of the topic.
+            label: Label, for display; blank uses the developer name.
+            default_replay: Where a stream starts if no position is committed.
+            error_recovery_replay: Where a stream starts if the committed position is no longer
+                valid.
+            state: RUN, or STOP to create the subscription stopped.
+
+        Returns:
+            The new record.
 
         Raises:
             Refused: The topic is unknown.

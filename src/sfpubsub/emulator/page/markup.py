@@ -95,7 +95,7 @@ def live(id_: str, content: object) -> Markup:
 
 
 def button(text: str, *, name: str | None = None, value: object = None) -> Markup:
-    """Return a button that submits its form."""
+    """Return a button that submits its form, with `name` and `value` as an additional field."""
     return tag("button", text, type="submit", name=name, value=value)
 
 

@@ -170,6 +170,13 @@ class Records(Reading):
     ) -> None:
         """Change fields of a record.
 
+        Args:
+            name: Name of the object.
+            record_id: Id of 15 or 18 characters.
+            given: Values by field name, as sent by a client.
+            user: The user who makes the change.
+            origin: The changeOrigin for the header of the change event.
+
         Raises:
             RecordProblem: The record does not exist, or the values are not valid.
         """
@@ -185,19 +192,28 @@ class Records(Reading):
         user: User,
         origin: str = "",
     ) -> tuple[str, bool]:
-        """Update the record with this value in an external id field, or create it.
+        """Update the record with a given external id, or create it.
+
+        Args:
+            name: Name of the object.
+            external_field: Name of the external id field.
+            value: The value of that field.
+            given: Values of the other fields by name, as sent by a client.
+            user: The user who makes the change.
+            origin: The changeOrigin for the header of the change event.
 
         Returns:
             The record's id, and whether it was created.
 
         Raises:
-            RecordProblem: As for `create` and `update`.
+            RecordProblem: Several records have the value, the field is not an external id, or the
+                values are not valid.
         """
         with self.transaction(user, origin) as changing:
             return changing.upsert(name, external_field, value, given)
 
     def delete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
-        """Move a record to the Recycle Bin.
+        """Move a record to the Recycle Bin. Arguments as for `update`.
 
         Raises:
             RecordProblem: The record does not exist.
@@ -206,7 +222,7 @@ class Records(Reading):
             changing.delete(name, record_id)
 
     def undelete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
-        """Restore a record from the Recycle Bin.
+        """Restore a record from the Recycle Bin. Arguments as for `update`.
 
         Raises:
             RecordProblem: The record is not in the Recycle Bin.

@@ -270,7 +270,7 @@ class Publishing:
         self._channels.add(batch, f"/topic/{name}", {"type": kind, "sobject": shown})
 
     def _holds(self, of: SObject, record_id: str, asked: soql.Condition) -> bool:
-        """Return whether a row currently meets a condition."""
+        """Return whether the stored row of a record meets the condition `asked`."""
         text, given = queries.condition(of, asked)
         sql = f"SELECT 1 FROM {table_of(of)} WHERE Id = ? AND ({text})"  # noqa: S608 - built here
         return bool(self._store.rows(sql, record_id, *given))

@@ -180,7 +180,9 @@ class Reading:
     # Visibility.
 
     def may_see(self, of: SObject, row: Row, user: User) -> bool:
-        """Return whether a user may see a row."""
+        """Return whether a user may see a row: any row if `User.view_all` is set, otherwise a row
+        that the user owns or that has no owner.
+        """
         return self.sees_all(user) or row.get("OwnerId", user.user_id) == user.user_id
 
     def sees_all(self, user: User) -> bool:

@@ -47,7 +47,9 @@ class Org(Protocol):
         ...
 
     def may_see(self, of: SObject, row: Row, user: User) -> bool:
-        """Return whether a user may see a row."""
+        """Return whether a user may see a row: any row if `User.view_all` is set, otherwise a row
+        that the user owns or that has no owner.
+        """
         ...
 
     def missed(self, record_id: str) -> None:
@@ -109,6 +111,11 @@ class Transaction:
     def update(self, name: str, record_id: str, given: Mapping[str, Any]) -> None:
         """Change fields of a record.
 
+        Args:
+            name: Name of the object.
+            record_id: Id of 15 or 18 characters.
+            given: Values by field name, as sent by a client.
+
         Raises:
             RecordProblem: The record does not exist, or the values are not valid.
         """
@@ -118,7 +125,13 @@ class Transaction:
     def upsert(
         self, name: str, field: str, value: Any, given: Mapping[str, Any]
     ) -> tuple[str, bool]:
-        """Update the record with this value in an external id field, or create it.
+        """Update the record with a given external id, or create it.
+
+        Args:
+            name: Name of the object.
+            field: Name of the external id field, or Id.
+            value: The value of that field; an empty Id creates a record.
+            given: Values of the other fields by name, as sent by a client.
 
         Returns:
             The record's id, and whether it was created.
