@@ -183,8 +183,8 @@ class RemoteEmulator:
 
 
 def _said(error: urllib.error.HTTPError) -> str:
-    """Return the message in an error response. The JSON format depends on the group of paths; for
-    any other body, return the HTTP status, with the text if it is not JSON.
+    """Return the message in an error response, whose JSON format depends on the path. If there is
+    no message, return the HTTP status, followed by the body's text if the body is not JSON.
     """
     text = error.read().decode(errors="replace")
     try:

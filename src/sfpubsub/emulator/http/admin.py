@@ -108,7 +108,7 @@ def publish(world: World, body: Any) -> dict[str, Any]:
     if not isinstance(events, list) or not isinstance(body.get("topic"), str):
         raise _bad('send {"topic": …, "events": […]}')
     if not all(isinstance(event, dict) for event in events):
-        raise _bad("each event must be an object")
+        raise _bad("each item of events must be an object")
     try:
         done = world.bus.publish_values(body["topic"], events)
     except SchemaProblem as error:
@@ -185,7 +185,7 @@ def streaming(world: World, body: Any) -> dict[str, Any]:
     if not isinstance(events, list) or not isinstance(body.get("channel"), str):
         raise _bad('send {"channel": …, "events": […]}')
     if not all(isinstance(event, dict) for event in events):
-        raise _bad("each event must be an object")
+        raise _bad("each item of events must be an object")
     try:
         return {"replay_ids": world.cometd.channels.publish(body["channel"], events)}
     except EmulatorProblem as error:

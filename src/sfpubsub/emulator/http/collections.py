@@ -1,5 +1,5 @@
-"""The collection resources of the REST API: up to 200 records in one request and one transaction,
-each with its own result.
+"""The collection resources of the REST API. One request changes up to 200 records, in one
+transaction and with a result for each record, or reads up to 2,000.
 """
 
 from __future__ import annotations
@@ -195,4 +195,4 @@ def _texts(name: str, given: Any) -> list[str]:
 
 
 def _too_many(most: int) -> RestRefused:
-    return RestRefused("INVALID_INPUT", f"a collection has at most {most} records")
+    return RestRefused("INVALID_INPUT", f"the request has more than {most} records, the maximum")

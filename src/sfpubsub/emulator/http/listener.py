@@ -327,13 +327,13 @@ class _Handler(BaseHTTPRequestHandler):
         for _ in range(_TRAILERS):
             if not self._line():
                 return bytes(body)
-        raise Problem(HTTPStatus.BAD_REQUEST, f"a body has at most {_TRAILERS} trailers")
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the body has more than {_TRAILERS} trailers")
 
     def _read(self, size: int, before: int = 0) -> bytes:
         path = self.path.partition("?")[0]
         most = next((most for one, most in _LARGER_BODIES if one.fullmatch(path)), _BODY_BYTES)
         if before + size > most:
-            text = f"a body has at most {most} bytes"
+            text = f"the body is larger than {most} bytes, the maximum for this path"
             raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
         data = self.rfile.read(size)
         if len(data) < size:

@@ -184,7 +184,7 @@ def _metadata(given: dict[str, Any]) -> dict[str, Any]:
         if not metadata.get(name, "").strip():
             raise _required(name)
     if len(metadata["label"]) > _NAME_CHARS:
-        raise _invalid("label", f"a label has at most {_NAME_CHARS} characters")
+        raise _invalid("label", f"the label is longer than {_NAME_CHARS} characters, the maximum")
     for name in ("defaultReplay", "errorRecoveryReplay"):
         if metadata[name] not in _PRESETS:
             raise _invalid(name, f"{name} must be LATEST or EARLIEST")

@@ -200,7 +200,8 @@ class ManagedSubscriptions:
         error_recovery_replay: Preset,
         state: State,
     ) -> None:
-        """Replace the settings of a subscription, as a PATCH of the Tooling API does.
+        """Replace the settings of a subscription, as a PATCH of the Tooling API does. The settings
+        are those of `create`.
 
         For streams, STOP takes effect as with `set_state`, everything else after `propagation_s`.
 

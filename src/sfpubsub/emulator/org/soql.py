@@ -131,7 +131,7 @@ def parse(text: str) -> Select:
         Malformed: The text is not valid, or uses unsupported syntax.
     """
     if len(text) > _LONGEST:
-        raise Malformed(f"a query has at most {_LONGEST} characters")
+        raise Malformed(f"the query has {len(text)} characters; the maximum is {_LONGEST}")
     return _Parser(text).query()
 
 

@@ -66,10 +66,10 @@ class Commit:
 
     Attributes:
         at: The time of the transaction, in seconds since 1970 UTC.
-        number: The commitNumber.
-        user_id: The commitUser: id of the user who made the changes.
-        origin: The changeOrigin: the API and the client that made the changes; may be blank.
-        key: The transactionKey.
+        number: The commitNumber for the headers.
+        user_id: The commitUser for the headers: id of the user who made the changes.
+        origin: The changeOrigin for the headers: the API and the client; may be blank.
+        key: The transactionKey for the headers, a UUID.
     """
 
     at: float
@@ -86,7 +86,7 @@ class ChangeEvent:
     Attributes:
         of: The object.
         header: The ChangeEventHeader.
-        body: Values by field of the schema.
+        body: Values by field name, in the format of the schema.
         rows: The rows after the change, one for each record in the event.
         weight: How many changes the event counts as, for the limit of a transaction.
     """

@@ -340,7 +340,10 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
     if not 0 <= row.get("scale", 0) <= _MOST_SCALE:
         raise ValueError(f"{of}.{name}: scale must be from 0 to {_MOST_SCALE}, not {row['scale']}")
     if row["type"] == "reference" and not row.get("references"):
-        raise ValueError(f"{of}.{name}: a reference needs the key references, a list of objects")
+        raise ValueError(
+            f"{of}.{name}: a field of type reference needs the key references, with a list of the"
+            " names of objects"
+        )
     field = _field(row)
     if row["type"] == "name":
         parts = [

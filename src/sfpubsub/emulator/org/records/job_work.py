@@ -205,5 +205,5 @@ def _id(given: dict[str, Any]) -> str:
 
 
 def _said(problem: RecordProblem) -> str:
-    """Return the error of a row in the format of the column sf__Error."""
+    """Return the error for a row in the format of the column sf__Error."""
     return f"{problem.code}:{problem.text}:{' '.join(problem.fields)} --"

@@ -61,7 +61,7 @@ class _Special:
 
 
 class Publishing:
-    """Publishes the events of changes. To be used inside a transaction of the bus.
+    """Publishes the events of changes. Call `publish` inside a transaction of the bus.
 
     Args:
         store: The store with the rows.
@@ -92,7 +92,7 @@ class Publishing:
         self._special: Mapping[str, tuple[_Special, ...]] = {}  # by the event's name
 
     def use(self, of: SObject, layout: ChangeSchema, schema: Schema) -> None:
-        """Use another schema for an object's events from now on.
+        """Set the schema of an object's later change events.
 
         Args:
             of: The object.
@@ -102,7 +102,7 @@ class Publishing:
         self._schemas = {**self._schemas, of.name: (layout, schema)}
 
     def select(self, members: Sequence[Member]) -> None:
-        """Use the filters and enriched fields of these members, and no others, from now on."""
+        """Set the members whose filters and enriched fields apply to later change events."""
         special: dict[str, tuple[_Special, ...]] = {}
         for member in members:
             if not (member.filter_expression or member.enriched):

@@ -213,7 +213,7 @@ class Transaction:
     # Internal.
 
     def _row(self, table: Table, record_id: str) -> Row:
-        """Return the row of a record that is to be changed.
+        """Return the row of a record, so that the user can change the record.
 
         Raises:
             RecordProblem: The record does not exist or was deleted, or the user may not see it.
