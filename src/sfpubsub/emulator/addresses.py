@@ -1,6 +1,7 @@
 """The addresses on which an emulator listens, and those announced to clients: hosts, ports, URLs.
 
-They differ in a container, which listens on all interfaces and which clients reach by its name.
+The two differ in a container, for example: it listens on all interfaces, and clients reach it by
+its name.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ class Addresses:
     Args:
         host: Address to listen on.
         advertise: The host announced to clients, optionally with the port for HTTP. None announces
-            `host`, or loopback if `host` stands for all interfaces.
+            `host`, or loopback if `host` means all interfaces (0.0.0.0 or ::).
 
     Attributes:
         host: The address to listen on, as given.
-        names: The hosts that a certificate must cover.
+        names: The hosts that a TLS certificate must cover: `host`, and the host in `advertise`.
 
     Raises:
-        EmulatorProblem: `advertise` is not a host.
+        EmulatorProblem: `advertise` is not a host, with or without a port.
     """
 
     def __init__(self, host: str, advertise: str | None) -> None:
@@ -50,15 +51,17 @@ class Addresses:
         self._http_port = int(found["port"] or 0)
 
     def listening(self, port: int) -> str:
-        """Return the address to listen on: host and port."""
+        """Return the address to listen on, as HOST:PORT."""
         return f"{_bracketed(self.host)}:{port}"
 
     def grpc_target(self, port: int) -> str:
-        """Return the address at which clients reach gRPC on a port: host and port."""
+        """Return the address at which clients reach the gRPC server on `port`, as HOST:PORT."""
         return f"{self._shown}:{port}"
 
     def http_url(self, port: int, tls: bool) -> str:
-        """Return the URL at which clients reach HTTP on a port."""
+        """Return the URL at which clients reach the HTTP server on `port`. If `advertise` contains
+        a port, the URL has that port instead.
+        """
         return f"{'https' if tls else 'http'}://{self._shown}:{self._http_port or port}"
 
 

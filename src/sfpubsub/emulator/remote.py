@@ -1,7 +1,7 @@
-"""A client for an emulator in another process, through its HTTP port. For commands, test suites and
-programs.
+"""A client for an emulator in another process, for commands, test suites and programs.
 
-It sends the requests of the admin endpoint, which are described in docs/reference/emulator.md.
+It uses the emulator's HTTP port and sends the requests of the admin endpoint, which are described
+in docs/reference/emulator.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEFAULT_URL = "http://127.0.0.1:7012"
 """The default address of `sfpubsub emulator`."""
 
 _PATIENCE_S = 30.0
-"""Longest wait for a response in seconds; responses normally take milliseconds."""
+"""Timeout of a request in seconds; responses normally take milliseconds."""
 
 # The app of an org whose seed defines none (docs/reference/emulator.md). It gives access to an
 # emulator and to nothing else.
@@ -37,10 +37,10 @@ class RemoteEmulator:
     """A client for an emulator in another process. Thread-safe.
 
     Args:
-        url: The emulator's HTTP URL, `http` in the ready line.
-        access_token: Any access token of its org; if empty, the client signs in with the default
-            app.
-        ca_file: PEM file of the certificate authority to trust, for TLS.
+        url: The emulator's HTTP URL: the value of `http` in the ready line.
+        access_token: An access token of the emulator's org; if empty, the client signs in with the
+            default app.
+        ca_file: PEM file of the certificate authority to trust for TLS; None trusts the system's.
 
     Raises:
         EmulatorProblem: The URL is not valid, or `ca_file` cannot be read.
@@ -67,7 +67,11 @@ class RemoteEmulator:
 
     @property
     def access_token(self) -> str:
-        """The access token; fetched on first use."""
+        """The access token. If none was given, the client signs in on first use.
+
+        Raises:
+            EmulatorProblem: The client cannot sign in.
+        """
         if not self._token:
             data = urllib.parse.urlencode(_DEFAULT_APP).encode()
             try:
@@ -86,13 +90,13 @@ class RemoteEmulator:
         """Return the response of `GET /health`: topics and managed subscriptions with their counts.
 
         Raises:
-            EmulatorProblem: The emulator does not respond. The methods below raise it as well, and
-                also if the emulator rejects the request.
+            EmulatorProblem: The emulator does not respond. The other methods also raise this error
+                if the emulator rejects the request.
         """
         return dict(self._ask("GET", "/health", None, {}))
 
     def publish(self, topic: str, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Publish events as the org itself does; change events are allowed.
+        """Publish events as the org itself would; unlike a client, this can publish change events.
 
         Args:
             topic: A topic with a schema; not a channel.
@@ -105,11 +109,13 @@ class RemoteEmulator:
         return list(self.call("POST", "/admin/publish", body)["results"])
 
     def faults(self) -> list[dict[str, Any]]:
-        """Return the fault plan and its progress."""
+        """Return the faults of the plan, each with its arguments, its count (`happened`) and
+        whether it was switched off (`off`).
+        """
         return list(self.call("GET", "/admin/faults")["faults"])
 
     def add_fault(self, kind: str, **arguments: object) -> int:
-        """Add a fault; the arguments are those of `Fault`.
+        """Add a fault to the plan. The arguments are those of `Fault`.
 
         Returns:
             The fault's number in the plan, starting from 0.
@@ -117,7 +123,7 @@ class RemoteEmulator:
         return int(self.call("POST", "/admin/faults", {"kind": kind, **arguments})["number"])
 
     def switch_off_fault(self, number: int) -> None:
-        """Switch a fault off.
+        """Disable a fault, so that it no longer occurs.
 
         Args:
             number: The fault's number, as returned by `add_fault`: its index in `faults()`.
@@ -137,8 +143,18 @@ class RemoteEmulator:
         return float(self.call("POST", "/admin/clock", {"jump_s": seconds})["now"])
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request with the token, and return the decoded JSON response; None if it has no
-        body.
+        """Send a request with the access token, and return the decoded JSON response.
+
+        Args:
+            method: HTTP method.
+            path: Path, from the first slash.
+            body: Value to send as JSON; None sends no body.
+
+        Returns:
+            The decoded response body, or None if the response has no body.
+
+        Raises:
+            EmulatorProblem: The emulator does not respond, or rejects the request.
         """
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.access_token}"}
@@ -162,12 +178,14 @@ class RemoteEmulator:
             if isinstance(error, http.client.HTTPException):
                 reason = "this port does not speak HTTP; use the emulator's http port"
             raise EmulatorProblem(
-                f"no emulator answers at {self.http_url} ({reason}): start one, or give its URL"
+                f"no emulator answers at {self.http_url} ({reason}): start one, or use another URL"
             ) from error
 
 
 def _said(error: urllib.error.HTTPError) -> str:
-    """Return the message of an error response; each group of paths has its own JSON format."""
+    """Return the message in an error response, whose JSON format depends on the path. If there is
+    no message, return the HTTP status, followed by the body's text if the body is not JSON.
+    """
     text = error.read().decode(errors="replace")
     try:
         found = json.loads(text)

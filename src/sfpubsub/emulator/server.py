@@ -1,11 +1,10 @@
-"""Start and stop an emulator: the interface for tests and for the command.
+"""Starts and stops an emulator: the interface for tests and for `sfpubsub emulator`.
 
     with EmulatorServer(data_dir=tmp_path, settings=Settings(keepalive_s=0.2)) as emulator:
         emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "1"}])
         channel = grpc.insecure_channel(emulator.grpc_target)
 
-This module connects the parts and makes no decisions itself. Invariant: at most one running
-emulator per data directory.
+This module only connects the parts. Invariant: at most one emulator uses a data directory.
 """
 
 from __future__ import annotations
@@ -52,17 +51,19 @@ from sfpubsub.emulator.page import Pages
 from sfpubsub.emulator.tls import Credentials, credentials
 
 DEFAULT_HOST = "127.0.0.1"
-"""Loopback, because an emulator prints its token and its admin endpoint can move the clock."""
+"""The default address is loopback, because an emulator prints its access token, and its admin
+endpoint can change the org.
+"""
 
 _STOP_S = 5.0
-"""Longest time in seconds that `stop` waits for calls to end; they are cancelled, so it normally
-takes milliseconds.
+"""Longest time in seconds that `stop` waits for calls to end. The calls are cancelled, so this
+normally takes milliseconds.
 """
 
 _SPARE_THREADS = 32
 """Threads reserved for unary calls, and for refusing streams, when all stream threads are in use.
 These calls take milliseconds, so more threads would not make them faster; only a `delay_call` fault
-occupies one for long.
+occupies a thread for long.
 """
 
 _GRPC_OPTIONS = (
@@ -83,27 +84,27 @@ class EmulatorServer:
     """An emulator of the Pub/Sub API in this process. Thread-safe once started.
 
     Args:
-        data_dir: Directory for all durable data; created if it does not exist. A later start on the
-            same directory keeps the events, positions, credentials and certificate authority.
+        data_dir: Directory for all durable data; created if it does not exist. A later start with
+            the same directory keeps the events, positions, credentials and certificate authority.
         host: Address to listen on.
         grpc_port: Port for gRPC; 0 picks a free one.
         http_port: Port for HTTP; 0 picks a free one.
-        tls: Serve gRPC and HTTP with TLS; clients need `ca_file`.
+        tls: Whether to serve gRPC and HTTP with TLS; clients then need `ca_file`.
         tls_names: Names and addresses that the certificate covers, in addition to those of this
             machine and `advertise`.
         advertise: The host announced to clients, if it differs from `host`: for a container, its
-            name in the network. A port in it, such as `localhost:8443`, is the HTTP port that
-            clients use.
-        settings: Times and sizes; they replace the seed's settings completely. None uses those of
-            the seed, or else the defaults.
+            name in the network. If a port is included, as in `localhost:8443`, it is the HTTP port
+            that clients use.
+        settings: Times, limits and behaviours; they replace the seed's settings completely. None
+            uses the settings of the seed or, without a seed, the defaults.
         seed: A loaded seed, or the path of a seed file. An existing directory is updated to match
-            it; managed subscriptions and events are created only once. None uses the default seed
-            if the directory is new.
+            the seed, but managed subscriptions and events are created only once. None uses the
+            default seed if the directory is new.
         faults: Failures to inject.
         clock: The time source; with a ManualClock, time advances only by jumps.
 
     Attributes:
-        bus: The model: topics, events, positions.
+        bus: Topics, events and positions.
         managed: Managed subscriptions: create, stop, delete, inspect.
         event_channels: Custom channels and their members: create, change.
         cometd: The Streaming API: its channels and connected clients.
@@ -117,7 +118,8 @@ class EmulatorServer:
         ca_file: PEM file of the certificate authority to trust; None without TLS.
 
     Raises:
-        EmulatorProblem: The seed or the directory cannot be used, or an extra is not installed.
+        EmulatorProblem: The seed, the directory or `advertise` cannot be used, or the extra
+            `emulator` is not installed but needed.
     """
 
     def __init__(
@@ -212,12 +214,12 @@ class EmulatorServer:
 
     @property
     def grpc_target(self) -> str:
-        """The address at which clients reach gRPC: host and port."""
+        """The address at which clients reach the gRPC server, as HOST:PORT."""
         return self._addresses.grpc_target(self._ports[0])
 
     @property
     def http_url(self) -> str:
-        """The URL at which clients reach HTTP."""
+        """The URL at which clients reach the HTTP server."""
         return self._addresses.http_url(self._ports[1], self._tls is not None)
 
     @property
@@ -227,14 +229,14 @@ class EmulatorServer:
 
     @property
     def access_token(self) -> str:
-        """The emulator's newest access token, even if it has expired. A restart on the same data
-        directory keeps it until it expires.
+        """The emulator's newest access token, which may have expired. Until it expires, a restart
+        with the same data directory keeps the token.
         """
         return self._sessions.access_token
 
     @property
     def tenant_id(self) -> str:
-        """The org's id, 18 characters."""
+        """The org's id of 18 characters, which clients send as the tenant id."""
         return self._sessions.org_id
 
     @property
@@ -244,7 +246,7 @@ class EmulatorServer:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The three headers that every RPC needs."""
+        """The three headers that every RPC needs, as gRPC metadata."""
         return (
             ("accesstoken", self.access_token),
             ("instanceurl", self.instance_url),
@@ -254,10 +256,10 @@ class EmulatorServer:
     # Start and stop.
 
     def start(self) -> EmulatorServer:
-        """Start listening, and return this server. Can be called once.
+        """Start listening, and return this server. This method can be called only once.
 
         Raises:
-            EmulatorProblem: A port is in use.
+            EmulatorProblem: A port is in use, or the address is not allowed.
         """
         try:
             context = self._tls.context if self._tls else None
@@ -265,7 +267,7 @@ class EmulatorServer:
                 self._world, self._addresses.host, self._ports[1], context, Pages().routes
             )
             self._pool = Workers(self.settings.max_streams + _SPARE_THREADS, "emulator-call")
-            # Any executor works, whatever the annotation says: only `submit` is called.
+            # The annotation is too narrow: any executor works, because only `submit` is called.
             self._grpc = grpc.server(self._pool, options=_GRPC_OPTIONS)  # type: ignore[arg-type]
             servicer = PubSubServicer(self._world)
             add_to_server(servicer, self._grpc)
@@ -279,7 +281,9 @@ class EmulatorServer:
         return self
 
     def stop(self) -> None:
-        """End all calls, and release the ports and the directory. Can be called repeatedly."""
+        """End all calls, and release the ports and the directory. This method can be called
+        repeatedly.
+        """
         if self._grpc is not None:
             self._grpc.stop(grace=0).wait(_STOP_S)  # with None, `stop` could wait forever
         if self._http is not None:
@@ -308,11 +312,13 @@ class EmulatorServer:
     # Changes to the org, for tests.
 
     def publish(self, topic: str, events: Sequence[Mapping[str, Any]]) -> list[Published]:
-        """Encode and publish events; change events are allowed.
+        """Encode and publish events as the org itself would; unlike clients, this can publish
+        change events.
 
         Args:
-            topic: A topic with a schema; not a channel.
-            events: Values by field name; `Schema.encode` describes the optional fields.
+            topic: Name of a topic with a schema; not of a channel.
+            events: The values of each event, by field name; `Schema.encode` lists the fields that
+                may be omitted.
 
         Returns:
             One result per event, in order, with event_id and replay_id.
@@ -324,14 +330,15 @@ class EmulatorServer:
         return self.bus.publish_values(topic, events)
 
     def publish_streaming(self, channel: str, events: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Publish to a PushTopic (`type`, `sobject`) or a generic channel (`payload`).
+        """Publish events to a PushTopic or generic channel of the Streaming API.
 
         Args:
             channel: `/topic/…` or `/u/…`; created if it does not exist.
-            events: See `Channels.publish`.
+            events: Each event has, for a PushTopic, `type` and `sobject`; for a generic channel,
+                `payload` and optionally `userIds`.
 
         Returns:
-            The replay ids.
+            The replay ids of the events, in order.
 
         Raises:
             EmulatorProblem: The channel or an event is not valid.
@@ -339,24 +346,39 @@ class EmulatorServer:
         return self.cometd.channels.publish(channel, events)
 
     def publish_raw(self, topic: str, drafts: Sequence[Draft]) -> list[Published]:
-        """Publish bytes without checks, for tests of payloads that cannot be decoded and of unknown
-        schema ids.
+        """Publish payloads without checking them, for tests with payloads that cannot be decoded or
+        with unknown schema ids.
+
+        Args:
+            topic: Name of the topic.
+            drafts: The events.
+
+        Returns:
+            One result per event, in order.
+
+        Raises:
+            Refused: The topic is unknown.
         """
         return self.bus.append(topic, drafts)
 
     def new_token(self) -> str:
-        """Issue an access token, as a sign-in would; valid tokens remain valid."""
+        """Issue and return an access token, as a sign-in would. Earlier tokens do not change."""
         return self._sessions.new_token()
 
     def change_schema(self, topic: str, schema_json: str) -> str:
-        """Change a topic's schema, as adding a field in the org would; existing events keep theirs.
+        """Replace a topic's schema, as adding a field in the org would. Events published earlier
+        keep their schema.
+
+        Args:
+            topic: Name of the topic.
+            schema_json: The new Avro schema as JSON.
 
         Returns:
-            The new schema id.
+            The id of the new schema.
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: The topic is a channel, or the schema is not an event schema.
+            SchemaProblem: The topic is a channel, or the schema is not valid for an event.
         """
         schema = Schema(schema_json)
         self.bus.change_schema(topic, schema)

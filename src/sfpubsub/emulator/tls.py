@@ -1,8 +1,8 @@
-"""TLS for `--tls`, with a certificate authority that belongs to the data directory.
+"""TLS for `--tls`, with a certificate authority that is stored in the data directory.
 
-The authority is created once and kept, so that clients that trust it need no new file after a
-restart; the server's certificate is created at every start. Only this module imports trustme, and
-only if TLS is enabled.
+The authority is created once, so that clients that trust it need no new CA file after a restart;
+the server's certificate is created at every start. Only this module imports trustme, and only if
+TLS is enabled.
 """
 
 from __future__ import annotations
@@ -17,8 +17,13 @@ from sfpubsub.emulator.org.problems import EmulatorProblem
 
 
 class Credentials(NamedTuple):
-    """The key and certificate of a TLS server, as PEM for gRPC and as a context for HTTP, and the
-    CA file for its clients.
+    """The key and certificate of a TLS server.
+
+    Attributes:
+        key: The private key as PEM, for gRPC.
+        chain: The certificate chain as PEM, for gRPC.
+        context: A context with both, for HTTP.
+        ca_file: PEM file of the certificate authority, for clients.
     """
 
     key: bytes
@@ -28,12 +33,16 @@ class Credentials(NamedTuple):
 
 
 def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
-    """Return credentials with a certificate for `names`, localhost, 127.0.0.1 and ::1, signed by
-    the directory's authority.
+    """Return credentials whose certificate covers `names`, localhost, 127.0.0.1 and ::1.
+
+    Args:
+        data_dir: The directory in which the certificate authority is stored. A new authority is
+            created if none is stored.
+        names: Host names and addresses of the server.
 
     Raises:
-        EmulatorProblem: The extra is not installed, a name is not valid in a certificate, or the
-            stored authority cannot be read.
+        EmulatorProblem: The extra `emulator` is not installed, a name is not valid in a
+            certificate, or the stored authority is damaged.
     """
     try:
         import trustme
@@ -60,7 +69,7 @@ def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
     except ValueError as error:  # includes UnicodeError
         raise EmulatorProblem(
             f"cannot issue a certificate for {', '.join(sorted(good_for))} ({error}): correct the"
-            " name"
+            " host names"
         ) from error
     chain = b"".join(part.bytes() for part in server.cert_chain_pems)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

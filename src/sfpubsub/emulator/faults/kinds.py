@@ -1,9 +1,9 @@
 """The kinds of faults, as data: where each can occur and which parameters it takes.
 
 The web page, `sfpubsub emulator faults kinds` and the checks in `plan` read this table; the
-behaviour of each kind is implemented where it occurs. Most kinds wait for a matching call. The
-kinds that `act` change the org immediately when they are added, and are counted each time a client
-encounters the effect.
+behaviour of each kind is implemented where it occurs. A fault of most kinds occurs in the next
+matching call. A fault of an immediate kind (`Kind.acts`) changes the org when it is added, and is
+counted each time a client encounters its effect.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ _STREAMS = ("Subscribe", "ManagedSubscribe")
 _MANAGED = ("ManagedSubscribe",)
 
 AT_START = ("refuse", "drop_call", "delay_call")
-"""Kinds that occur before the call's request is examined."""
+"""Kinds of faults that occur at the start of a call, before its request is examined."""
 
 OPENED_LATER = (*_STREAMS, "PublishStream")
-"""RPCs whose target is not known yet when the stream starts, so faults at the start cannot name a
-target.
+"""RPCs whose target is unknown until the first request, so the kinds in `AT_START` cannot have a
+target there.
 """
 
 OF_A_SUBSCRIPTION = ("stop_managed", "delete_managed")
-"""Kinds that need a target: a managed subscription, by developer name."""
+"""Kinds that require a target: the developer name of a managed subscription."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Where one kind of fault can occur, and its parameters.
+    """A kind of fault: where it can occur, and its parameters.
 
     Attributes:
-        rpcs: Where it can occur; empty for kinds that act.
+        rpcs: The calls in which a fault of this kind can occur: names from `RPCS`, `SIGN_IN`,
+            `BAYEUX` or `CHANGE`. Empty for an immediate kind.
         params: Parameter names and defaults; the type of a default is the type of the parameter.
-        text: What it does, as the web page and the command show it.
-        acts: Whether it changes the org immediately when it is added.
+        text: Description shown on the web page and by `sfpubsub emulator faults kinds`.
+        acts: Whether the kind is immediate: such a fault changes the org when it is added.
     """
 
     rpcs: tuple[str, ...]
@@ -97,7 +98,7 @@ _DELIVERY: dict[str, Kind] = {
         "A stream that starts at LATEST skips the events published in its first seconds.",
     ),
     "split_response": Kind(
-        _STREAMS, {"events": 1}, "The next response with events has at most this many."
+        _STREAMS, {"events": 1}, "The next response with events has at most this many events."
     ),
     "merge_responses": Kind(
         _STREAMS,
@@ -136,7 +137,7 @@ _COMMITS: dict[str, Kind] = {
     "drop_before_commit_answer": Kind(
         _MANAGED,
         {"status": "UNAVAILABLE"},
-        "Accept a commit durably, then end the stream without answering the commit.",
+        "Store a commit durably, then end the stream without answering the commit.",
     ),
     "fail_commit": Kind(
         _MANAGED,
@@ -144,7 +145,7 @@ _COMMITS: dict[str, Kind] = {
         "Answer a commit with an error; the committed position does not change.",
     ),
     "leave_commit_unanswered": Kind(
-        _MANAGED, {}, "Accept a commit durably and never answer it; the stream continues."
+        _MANAGED, {}, "Store a commit durably and never answer it; the stream continues."
     ),
     "coalesce_commits": Kind(
         _MANAGED,

@@ -1,12 +1,13 @@
 """Fault plans: the failures that a test schedules, and how often each occurred.
 
-A test adds faults to a plan, runs, and then asserts that each of them occurred; a test whose fault
-never occurred proves nothing. The behaviour of a fault is implemented where it occurs, in the
-packages `org`, `grpc` and `http`; `kinds` lists the kinds and their parameters. Unknown kinds and
-parameters raise an error when the fault is created, not when it would occur.
+A test adds faults to a plan, runs the client, and then asserts that each fault occurred; a test
+whose fault never occurred proves nothing. The behaviour of a fault is implemented where it occurs,
+in the packages `org`, `grpc` and `http`; `kinds` lists the kinds and their parameters. Unknown
+kinds and parameters raise an error when the fault is created, not when it would occur.
 
-A fault that acts takes effect when it is added. It is counted each time a client encounters its
-effect, so the count can exceed `times`, and stays at 0 if no client encounters the effect.
+A fault of an immediate kind (`Kind.acts`) takes effect when it is added. It is counted each time a
+client encounters its effect, so the count can exceed `times`, and stays at 0 if no client
+encounters the effect.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ class Fault:
 
     Args:
         kind: Key of `KINDS`.
-        times: How often the fault occurs; the plan is consumed once every fault has occurred this
-            often. For a kind that acts: how often clients must encounter the effect, at least.
+        times: How often the fault occurs. For an immediate kind: the minimum number of times that
+            clients must encounter the effect before the fault counts as consumed.
         rpc: Restricts the fault to this RPC; None allows every RPC of the kind.
         target: Restricts the fault to this topic, or to the managed subscription with this
-            developer name; None means any. Among the kinds that act, those of a managed
-            subscription require it and the others do not accept it.
-        **params: The kind's parameters.
+            developer name; None means any. The immediate kinds for managed subscriptions require
+            a target; the other immediate kinds do not accept one.
+        **params: Values of the kind's parameters; those not given have their defaults.
 
     Raises:
-        ValueError: Unknown kind, RPC or parameter, or an invalid value.
+        ValueError: The kind, the RPC or a parameter is unknown, or a value is not valid.
     """
 
     kind: str
@@ -63,7 +64,10 @@ class Fault:
         if kind not in KINDS:
             raise ValueError(f"unknown fault {kind!r}; valid kinds are {', '.join(KINDS)}")
         if rpc is not None and rpc not in KINDS[kind].rpcs:
-            raise ValueError(f"fault {kind} cannot occur in {rpc!r}")
+            raise ValueError(
+                f"fault {kind} cannot occur in {rpc!r}; it can occur in"
+                f" {', '.join(KINDS[kind].rpcs) or 'no RPC, so omit rpc'}"
+            )
         if type(times) is not int or times < 1:
             raise ValueError(f"fault {kind}: times must be a whole number above 0, not {times!r}")
         if target is not None and not isinstance(target, str):
@@ -92,7 +96,7 @@ class Fault:
         """
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
             raise ValueError(  # noqa: TRY004 - a value from outside, not a caller's mistake
-                "a fault must be a JSON object with at least the key kind"
+                'a fault must be a JSON object with at least the key "kind"'
             )
         return cls(**value)
 
@@ -115,17 +119,18 @@ class FaultPlan:
             self.add(fault)
 
     def add(self, fault: Fault) -> int:
-        """Add a fault. A fault that acts takes effect before this returns.
+        """Add a fault. A fault of an immediate kind takes effect before this method returns.
 
         Returns:
             The fault's number in the plan, starting from 0.
 
         Raises:
-            ValueError: The fault acts on something that does not exist; the plan is unchanged.
+            ValueError: The event, record or managed subscription that the fault would change does
+                not exist; the plan is unchanged.
         """
         entry = _Entry(fault)
         with self._adding:
-            with self._lock:  # before it acts, so that `met` counts the first client already
+            with self._lock:  # before it takes effect, so that `met` counts the first client too
                 self._entries.append(entry)
                 number = len(self._entries) - 1
                 if not KINDS[fault.kind].acts:
@@ -150,8 +155,7 @@ class FaultPlan:
             number: The fault's number, as returned by `add`.
 
         Raises:
-            ValueError: There is no such fault, it is no longer active, or it is of a kind that
-                acts.
+            ValueError: There is no such fault, it is no longer active, or its kind is immediate.
         """
         with self._lock:
             if not 0 <= number < len(self._entries):
@@ -172,10 +176,11 @@ class FaultPlan:
             entry.off = entry.happened < entry.fault.times
 
     def carry_out_by(self, act: Callable[[Fault], None]) -> None:
-        """Set the function that applies faults that act, and apply those that were added before.
+        """Set the function that applies faults of immediate kinds, and apply those added earlier.
 
         Raises:
-            ValueError: A fault that was added before acts on something that does not exist.
+            ValueError: The event, record or managed subscription that an earlier fault would change
+                does not exist.
         """
         with self._adding:
             self._act = act
@@ -185,21 +190,23 @@ class FaultPlan:
                 act(fault)
 
     def on_add(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each addition, so that waiting streams check for the new fault."""
+        """Register a function to call after a fault is added, so that waiting streams check it."""
         with self._lock:
             self._on_add.append(listener)
 
     def take(
         self, kind: str, rpc: str, target: str | None = None, *, responses: int = 0
     ) -> Fault | None:
-        """Consume one occurrence of a matching fault, and return the fault, or None if no fault
-        matches.
+        """Consume one occurrence of a matching fault.
 
         Args:
-            kind: The kind that could occur now.
+            kind: The kind of fault that the caller implements at this point.
             rpc: The RPC in progress.
-            target: Topic or managed subscription of the call, if known.
+            target: Topic or managed subscription of the call; None if unknown.
             responses: Number of responses the stream has sent, for kinds with `after_responses`.
+
+        Returns:
+            The fault that occurs now, or None if no fault matches.
         """
         if not self._open.get(kind):  # the usual case, on a hot path
             return None
@@ -214,15 +221,15 @@ class FaultPlan:
         return None
 
     def next(self, kind: str, rpc: str) -> Fault | None:
-        """Return the fault that `take` would consume, or None, without consuming it."""
+        """Return the fault that `take` would consume, or None, without consuming the fault."""
         with self._lock:
             return next(
                 (item.fault for item in self._open.get(kind, []) if item.fits(rpc, None, 0)), None
             )
 
     def met(self, fault: Fault | None) -> None:
-        """Count that a client encountered the effect of a fault; ignore None and faults that are
-        not in the plan.
+        """Add 1 to the count of a fault whose effect a client encountered. None and faults that are
+        not in the plan are ignored.
         """
         with self._lock:
             own = [entry for entry in self._entries if entry.fault is fault]
@@ -249,7 +256,8 @@ class FaultPlan:
         """Check that every fault occurred as often as planned, or was switched off.
 
         Raises:
-            AssertionError: At least one fault did not; the message lists these faults.
+            AssertionError: At least one fault occurred less often than planned. The message lists
+                these faults.
         """
         left = [row for row in self.report() if row["happened"] < row["times"] and not row["off"]]
         if left:
@@ -261,7 +269,7 @@ class _Entry:
     fault: Fault
     happened: int = field(default=0)
     off: bool = field(default=False)
-    """Whether it was switched off before it occurred as often as planned."""
+    """Whether the fault was switched off before it had occurred as often as planned."""
 
     def fits(self, rpc: str, target: str | None, responses: int) -> bool:
         fault = self.fault
@@ -278,9 +286,9 @@ def _check_target(kind: str, rpc: str | None, target: str | None) -> None:
         if target is None:
             raise ValueError(f"fault {kind} needs a target: a managed subscription's name")
     elif target is not None and kind == "refuse_sign_in":
-        raise ValueError(f"fault {kind} affects token requests of any client: it takes no target")
+        raise ValueError(f"fault {kind} affects token requests of every client: omit the target")
     elif target is not None and KINDS[kind].acts:
-        raise ValueError(f"fault {kind} affects the whole org: it takes no target")
+        raise ValueError(f"fault {kind} affects the whole org: omit the target")
     elif target is not None and kind in AT_START and rpc in (None, *OPENED_LATER):
         raise ValueError(
             f"fault {kind} can have a target only if rpc names a unary call, not {rpc!r}"
@@ -319,8 +327,8 @@ _HTTP_FAILURES = frozenset({400, 401, 403, 404, 500, 502, 503, 504})
 """HTTP statuses of an HTML error page."""
 
 _FAR = 1_000_000
-"""Maximum number of positions by which one keepalive can be ahead: a busy hour of a large org. It
-is small compared with 2**53, where positions end.
+"""Maximum number of positions by which one keepalive can be ahead: the events of a busy hour in a
+large org. It is small compared with 2**53, the upper bound of positions.
 """
 
 _ALLOWED: dict[str, Callable[[str, Any], bool]] = {

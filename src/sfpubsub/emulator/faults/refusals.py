@@ -38,12 +38,12 @@ STATUSES = frozenset(
 
 @dataclass(frozen=True)
 class Failure:
-    """One row of the table.
+    """The status and message of one error: a row of `FAILURES`.
 
     Attributes:
         status: Name of the gRPC status.
-        text: Status message, without the rpc id; placeholders are filled with the names passed to
-            `Refused`.
+        text: Status message, without the rpc id. Its placeholders are filled with the keyword
+            arguments of `Refused`.
         confirmed: Whether the status was observed on the real service.
     """
 
@@ -152,8 +152,8 @@ FAILURES: dict[str, Failure] = {
     # ManagedSubscribe.
     "managed.subscription.already.active": Failure(
         "ALREADY_EXISTS",
-        "An active stream holds managed subscription {subscription}. Its end can take a while to "
-        "be noticed: try again later.",
+        "Managed subscription {subscription} is in use by an active stream. If that stream has "
+        "just ended, try again later.",
         confirmed=True,
     ),
     "managed.subscription.config.stopped": Failure(
@@ -188,10 +188,10 @@ FAILURES: dict[str, Failure] = {
     "managed.subscription.fetch.request.auth.request.restricted": Failure(
         "INVALID_ARGUMENT", "The first request can't refresh authentication."
     ),
-    # Status seen live; the suffix is not known.
+    # The status was observed on the real service; the suffix is not known.
     "managed.subscription.commit.deadline.exceeded": Failure(
         "DEADLINE_EXCEEDED",
-        "No CommitReplayRequests came in the last {seconds} seconds. The stream is closed.",
+        "No CommitReplayRequest was received in the last {seconds} seconds. The stream is closed.",
         confirmed=True,
     ),
 }
@@ -203,9 +203,9 @@ class Refused(Exception):  # noqa: N818 - a response of the service, not a bug
 
     Args:
         suffix: Key of `FAILURES`.
-        status: Overrides the row's status; used by faults.
-        text: Overrides the row's text, for a suffix that has several causes.
-        **names: Values for the placeholders of the row's text.
+        status: Name of a gRPC status that replaces the status in `FAILURES`; used by faults.
+        text: Message that replaces the text in `FAILURES`, for a suffix that has several causes.
+        **names: Values for the placeholders in the text.
     """
 
     def __init__(
@@ -223,11 +223,11 @@ class Refused(Exception):  # noqa: N818 - a response of the service, not a bug
 
 
 class Dropped(Exception):  # noqa: N818 - as Refused
-    """Raised to end a call as the infrastructure would, without error-code and rpc-id.
+    """Raised to end a call as the infrastructure would, without the trailers error-code and rpc-id.
 
     Args:
         status: Name of a gRPC status; "OK" for a clean end, "RESET" to cut the HTTP/2 stream.
-        text: Status message; blank for the message of a typical proxy.
+        text: Status message; if blank, the call ends with the message of a typical proxy.
     """
 
     def __init__(self, status: str, text: str = "") -> None:
@@ -237,7 +237,7 @@ class Dropped(Exception):  # noqa: N818 - as Refused
 
 
 class _Names(dict[str, object]):
-    """Placeholder values of a text; a missing one becomes a dash."""
+    """Values for the placeholders in a text; a missing value becomes a dash."""
 
     def __missing__(self, key: str) -> str:
         return "-"

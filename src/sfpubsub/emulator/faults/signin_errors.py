@@ -24,4 +24,4 @@ SIGN_IN_ERRORS: dict[str, tuple[str, str]] = {
     "token": ("unsupported_token_type", "this token is not supported"),
     "server": ("server_error", "the emulator failed"),
 }
-"""error and error_description of a failed sign-in, by an internal key."""
+"""The `error` and `error_description` of a failed sign-in, by an internal key for its cause."""

@@ -1,3 +1,3 @@
 """The Pub/Sub API. `stream`, `managed_stream` and `publish_stream` each implement one kind of
-stream, without gRPC; only `servicer` and `standard` use it.
+stream, independently of gRPC; only `servicer` and `standard` use gRPC.
 """

@@ -1,12 +1,12 @@
-"""Blocks: events encoded for sending, a hundred at a time, when they are published. They are stored
-in addition to the log.
+"""Blocks: groups of 100 consecutive events, encoded for sending when they are published.
 
-The slow part of the first read of an event is not the disk but the row, the objects and the
-protobuf message that each event needs; a block is one row for a hundred events. Blocks duplicate
-the log and never replace it: events that are in no block (the last events of a topic, those of an
-older data directory, large ones) are read from the log. Invariant: a block contains every event of
-its topic between two positions, and none of these events has expired; when the first one expires,
-the store deletes the block.
+When events are read from the log, most of the time is spent not on the disk but on the row, the
+objects and the protobuf message that each event needs; a block is a single row for 100 events.
+Blocks duplicate the log and never replace it: events that are not in a block (the last events of a
+topic, large events, events of an older data directory) are read from the log.
+
+Invariant: a block contains every event of its topic between two positions, and none of these events
+has expired. When the first one expires, the store deletes the block.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ beginning gets whole blocks.
 """
 
 _ENCODING = 1
-"""Version of the block format. Blocks written with another version or with other settings are
-deleted.
+"""Version of the block format. Blocks of another version, and blocks written with different
+settings, are deleted.
 """
 
 _LARGEST_BYTES = 512 * 1024
 """Larger blocks (more than about 5 KiB per event) are not stored: copying their bytes takes longer
-than encoding the events, so they are not worth the disk space.
+than encoding the events, so storing them is not worth the disk space.
 """
 
 _UNKNOWN = sys.maxsize
-"""The number of events that are in no block yet, if it is unknown."""
+"""Marks that the number of events that are not in a block yet is unknown."""
 
 _NUMBERS = struct.Struct(f"={EVENTS}q{EVENTS}I{EVENTS}B")
-"""The fixed part of a block: the position of each event, the offset at which it ends in the wire
-form, and the index of its schema. It is followed by one line per schema: the number of events and
-the schema id.
+"""The fixed part of a block: the position of each event, the offset at which the event ends in the
+encoded bytes, and the index of its schema. After the fixed part there is one line per schema, with
+the number of its events and the schema id.
 """
 
 
 class Piece(NamedTuple):
-    """Consecutive events in wire format.
+    """Consecutive events of a topic, encoded for sending.
 
     Attributes:
         positions: Positions of the events, in order.
         schemas: Number of events by schema id.
-        wire: The events as encoded in a FetchResponse or ManagedFetchResponse.
+        wire: The events, encoded as in a FetchResponse or ManagedFetchResponse.
     """
 
     positions: Sequence[int]
@@ -70,7 +70,7 @@ class Blocks:
     Thread-safe.
 
     Args:
-        bus: The bus that holds the events.
+        bus: The bus whose events are encoded.
         settings: Settings that determine how an event is encoded.
     """
 
@@ -110,8 +110,16 @@ class Blocks:
         return message
 
     def after(self, topic: Topic, position: int, limit: int, size: int) -> Piece | None:
-        """Return the next events of a topic from one block, at most `limit` events and `size`
-        bytes, or None if the next event is in no block or does not fit.
+        """Return the events of a topic that follow `position`, as far as one block contains them.
+
+        Args:
+            topic: The topic to read.
+            position: The position after which to read.
+            limit: Maximum number of events.
+            size: Maximum size of the encoded events, in bytes.
+
+        Returns:
+            The events, or None if the first one is not in a block or is larger than `size`.
         """
         block = self._bus.block_after(topic, position)
         if block is None:
@@ -129,8 +137,9 @@ class Blocks:
         return topic.name.startswith("/event/") or self._settings.change_event_ids
 
     def _appended(self, topic: Topic, added: int) -> None:
-        """Create the blocks that are now full. If a large part of the log has no blocks yet, as in
-        a directory of an older version, each call creates only a few, so that no call takes long.
+        """Create the blocks that are now full. If a large part of the log has no blocks yet, as
+        with a data directory of an older version, each call creates only a few of them, so that no
+        call takes long.
         """
         if not topic.can_subscribe:
             return
@@ -173,7 +182,9 @@ class Blocks:
 
 
 def _part(block: Block, names: Sequence[str], position: int, limit: int, size: int) -> Piece | None:
-    """Return some events of a block, or None if none fits."""
+    """Return the events of a block after `position`: at most `limit` events and `size` bytes.
+    Return None if not a single event fits.
+    """
     numbers = _NUMBERS.unpack_from(block.contents)
     positions, ends = numbers[:EVENTS], numbers[EVENTS : 2 * EVENTS]
     first = bisect.bisect_right(positions, position)
@@ -187,7 +198,7 @@ def _part(block: Block, names: Sequence[str], position: int, limit: int, size: i
 
 
 def _framed(size: int) -> int:
-    """Return the encoded size in bytes of an embedded message, including its one-byte tag and its
-    length prefix.
+    """Return the encoded size in bytes of an embedded message of `size` bytes, including its
+    one-byte tag and its length prefix.
     """
     return 1 + max(1, (size.bit_length() + 6) // 7) + size

@@ -1,13 +1,13 @@
-"""ManagedSubscribe: a stream whose position is kept by the service. Does not use gRPC.
+"""The ManagedSubscribe RPC: a stream whose position the service stores. Does not use gRPC.
 
-`ManagedStream` adds to `EventStream`: the subscription's slot, commits and their responses, and the
-commit deadline.
+`ManagedStream` extends `EventStream` with the subscription's slot, commits and their responses, and
+the commit deadline.
 
 A commit is (1) validated, (2) made durable, (3) answered in a later response without events.
-All commits that are waiting for a response get a single one, with the values of the newest commit;
-a refused commit always gets its own response. A failure between (2) and (3) leaves a committed
-position that the client does not know about, so a new stream may start later than the client
-expects.
+All commits that are waiting for a response share one response, with the values of the newest
+commit; a refused commit always gets its own response. After a failure between (2) and (3), a
+position is committed for which the client received no response, so a new stream may start later
+than the client expects.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PREFIX = "managed.subscription."
 
 @dataclass(frozen=True)
 class Commit:
-    """A CommitReplayRequest."""
+    """A CommitReplayRequest, decoded."""
 
     request_id: str
     replay_id: bytes
@@ -36,7 +36,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class ManagedFetch:
-    """A ManagedFetchRequest; `commit` is None if it contains no commit."""
+    """A ManagedFetchRequest, decoded; `commit` is None if the request contains no commit."""
 
     subscription_id: str
     developer_name: str
@@ -68,8 +68,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         self._endings = 0
 
     def release(self) -> None:
-        """Release the subscription's slot. Called when the connection ends, whatever the stream's
-        thread is doing.
+        """Release the subscription's slot. Called when the connection ends, even while the stream's
+        thread is still running.
         """
         if self.record is not None:
             self.world.managed.release(self.record, self)
@@ -108,7 +108,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         self.ask(fetch.num_requested)
 
     def accept(self, arrival: Arrival[ManagedFetch]) -> None:
-        """Handle a later request, which asks for events, commits, or both.
+        """Handle a request after the first. It requests events, commits a position, or both.
 
         Raises:
             Refused: The request is not valid.
@@ -127,11 +127,11 @@ class ManagedStream(EventStream[ManagedFetch]):
             self._commit(fetch.commit, arrival.at)
 
     def keys(self) -> list[str]:
-        """Return the keys of `EventStream.keys`, and one for changes of the subscription."""
+        """Return the keys of `EventStream.keys`, and the key for changes of the subscription."""
         return [self.topic.name, self._record.subscription_id]
 
     def check(self, now: float) -> None:
-        """Raise if the subscription was stopped or the commit deadline passed."""
+        """Raise Refused if the subscription was stopped or deleted, or the deadline has passed."""
         managed, record = self.world.managed, self._record
         end = managed.end_of(record.subscription_id, self._endings)
         if end is not None and now >= end:
@@ -141,8 +141,8 @@ class ManagedStream(EventStream[ManagedFetch]):
             raise Refused(_PREFIX + "commit.deadline.exceeded", seconds=f"{limit:g}")
 
     def answer(self, now: float, half_closed: bool) -> Reply | None:
-        """Return the response to commits once it is due, or immediately if the client has sent its
-        last request.
+        """Return the response to the pending commits if it is due, or None. Once the client has
+        sent its last request, the response is due immediately.
         """
         if not self._answers:
             return None
@@ -163,8 +163,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         )
 
     def deliver(self, now: float) -> Reply | None:
-        """Return the reply of `EventStream.deliver`, with the commit response that a fault holds
-        back for the next events.
+        """Return the reply of `EventStream.deliver`. If a fault has held back a commit response for
+        the next events, a reply with events includes it.
         """
         reply = super().deliver(now)
         if reply is None or not reply.page.positions or not self._with_events:
@@ -172,8 +172,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         return replace(reply, answer=self._take_answer())
 
     def deadline(self) -> float | None:
-        """Return when a commit response is due, the commit deadline passes or a STOP takes effect,
-        whichever is first.
+        """Return the time of the next commit response, the commit deadline or the end of a stopped
+        subscription, whichever is first, in seconds since 1970 UTC.
         """
         due = self._last_commit + self.world.settings.commit_deadline_s
         if self._answers:
@@ -182,7 +182,9 @@ class ManagedStream(EventStream[ManagedFetch]):
         return due if end is None else min(due, end)
 
     def shown(self, positions: Sequence[int], end: int) -> None:
-        """Record the positions that may be committed."""
+        """Record the positions of the events being sent, or `end`, the position of a keepalive, as
+        positions that the client may commit.
+        """
         if positions:
             first = positions[0] if self._sent is None else self._sent[0]
             self._sent = first, positions[-1]
@@ -217,7 +219,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         if error:
             self.count.commits_refused += 1
         else:
-            if position is not None:  # None: the committed position again, which has expired since
+            if position is not None:  # None: this position is committed already, and has expired
                 world.managed.commit(record.subscription_id, position)
                 world.commits.note(record.subscription_id, position, at)
                 del self._tips[: bisect.bisect_right(self._tips, position)]
@@ -241,7 +243,7 @@ class ManagedStream(EventStream[ManagedFetch]):
         if committed is not None and bus.ids.read(commit.replay_id) == committed:
             return ""
         if position is None:
-            return "The Replay ID to commit is invalid or older than the retention of events."
+            return "The Replay ID to commit is invalid or older than the event retention period."
         if committed is not None and position < committed:
             return "A later Replay ID is already committed."
         if not self._was_shown(position):
@@ -258,8 +260,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         return bool(events) and events[0].position == position
 
     def _take_answer(self) -> CommitAnswer:
-        """Remove and return the next commit response. Consecutive successes share one response,
-        with the values of the newest; an error has its own.
+        """Remove and return the next commit response. Consecutive successful commits share one
+        response, with the values of the newest; each refused commit gets its own.
         """
         count = next((i for i, item in enumerate(self._answers) if item.error), len(self._answers))
         answered = self._answers[: max(1, count)]

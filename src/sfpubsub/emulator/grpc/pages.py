@@ -1,11 +1,11 @@
 """Pages: encoded responses, built once and shared by all streams at the same position.
 
-A stream is fast because its next page is prepared while its client still handles the last one. Many
-streams are cheap because streams that wait for the same event share a page.
+A stream is fast because its next page is built while its client still processes the previous one.
+Many streams are cheap because streams that wait for the same event share a page.
 
-A page is valid as long as the bus has lost no events since it was built, and the page is full or
-the bus has no newer event. A page belongs to one topic and starts after one position; the events
-there never change.
+A page contains events of one topic after one position. It stays valid as long as the bus has lost
+no events since the page was built, and either the page is full or the bus has no newer event.
+Events themselves never change.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ the block.
 """
 
 _PAGE_OVERHEAD_BYTES = 4096
-"""Memory of a page in addition to its bytes: 100 positions of 32 bytes each, and the objects that
-hold them.
+"""Memory of a page in bytes, in addition to its encoded events: 100 positions of 32 bytes each, and
+their containers.
 """
 
 _EVENT_OVERHEAD_BYTES = 128
-"""Size of an event in a response in addition to its payload: ids and the framing of
-three messages.
+"""Estimated size of an event in a response in bytes, in addition to its payload: the ids and the
+framing of three nested messages.
 """
 
 
@@ -74,7 +74,7 @@ class Pages:
     """Builds and caches the pages of one bus. Thread-safe.
 
     Args:
-        bus: The bus that holds the events.
+        bus: The bus whose events are encoded.
         settings: Settings for the size of a response and the ids of change events.
     """
 
@@ -82,15 +82,15 @@ class Pages:
         self._bus = bus
         self._settings = settings
         self._blocks = Blocks(bus, settings)
-        # Guards the attributes below and is held while a page is built: other streams that want the
-        # same page wait for it. Acquire it before the bus's locks.
+        # Guards the attributes below and is held while a page is built, so that other streams that
+        # need the same page wait for it. Acquire it before the bus's locks.
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Key, _Kept] = OrderedDict()  # least recently used first
         self._bytes = 0
 
     def after(self, topic: Topic, position: int, limit: int) -> Page:
-        """Return the next events of a topic after a position: at most `limit`, and no more than
-        fit into a response.
+        """Return a page with the next events of a topic after `position`: at most `limit`, and no
+        more than fit into one response. The page is empty if there are no such events.
         """
         key = topic.number, position, limit
         with self._lock:
@@ -109,7 +109,9 @@ class Pages:
             return page
 
     def _read(self, topic: Topic, position: int, limit: int) -> tuple[Page, bool]:
-        """Return a page, read from blocks where they exist, and whether it is full."""
+        """Return a page, read from blocks where they exist, and whether it is full: whether no
+        later event could be added to it.
+        """
         pieces: list[Piece] = []
         end, left, size = position, limit, self._settings.response_bytes
         while left and (piece := self._blocks.after(topic, end, left, size)):
@@ -159,8 +161,8 @@ def _page(pieces: Sequence[Piece], end: int) -> Page:
 
 
 def _fitting(events: list[Event], size: int, may_be_none: bool) -> list[Event]:
-    """Return the first events that fit into `size` bytes of a response. Unless `may_be_none`,
-    return at least one.
+    """Return the leading events that fit into `size` bytes of a response. Unless `may_be_none` is
+    true, the first event is returned even if it does not fit.
     """
     used = 0
     for index, event in enumerate(events):

@@ -1,6 +1,7 @@
-"""PublishStream: requests for one topic, until the stream ends or stays silent for too long.
+"""The PublishStream RPC: a stream of publish requests for one topic. Does not use gRPC.
 
-Requests are handled one at a time, in order. Does not use gRPC.
+Requests are handled one at a time, in order. A stream without a request for too long ends with an
+error.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from sfpubsub.emulator.org.world import World
 R = TypeVar("R")
 
 _KEY = "PublishStream"
-"""The key under which these streams listen to the bells; no topic has this name."""
+"""The key under which these streams are registered with `Bells`; no topic has this name."""
 
 
 class PublishStream(Generic[R]):
     """One PublishStream call.
 
     Args:
-        world: The emulator.
+        world: The emulator's state.
         mailbox: Receives the requests of this call.
-        topic_of: Returns the topic name of a request.
+        topic_of: Returns the topic name in a request, which may be blank.
         token: The access token of the call.
     """
 
@@ -38,14 +39,14 @@ class PublishStream(Generic[R]):
         self._topic = ""
 
     def run(self) -> Iterator[tuple[str, R]]:
-        """Yield each request with its topic until the call ends.
+        """Yield the topic name and the request, for each request until the call ends.
 
         Raises:
             Refused: The topic is missing or differs from that of the first request, no request
                 arrived for too long, or the token expired.
         """
         bells = self._world.bus.bells
-        bells.listen(_KEY, self._mailbox.wake)  # a jump of the clock rings all bells
+        bells.listen(_KEY, self._mailbox.wake)  # so that a jump of the clock wakes this stream
         try:
             yield from self._serve()
         finally:

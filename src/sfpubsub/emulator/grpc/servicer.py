@@ -1,7 +1,8 @@
-"""The wire protocol: protobuf messages, statuses and trailers. All decisions are made elsewhere.
+"""The gRPC servicer. It translates between protobuf messages, statuses and trailers and the stream
+classes, which contain the logic.
 
-Methods are in the order of the proto file. Each call goes through `_call`, which checks the
-headers, applies faults, and ends the RPC when `Refused` or `Dropped` is raised.
+Methods are in the order of the proto file. Each call runs inside `_call`, which checks the headers,
+applies faults, and ends the RPC when `Refused` or `Dropped` is raised.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
 _log = logging.getLogger(__name__)
 
 _PROXY_TEXT = "upstream connect error or disconnect/reset before headers"
-"""The error text of the proxies in front of the service."""
+"""The status message used by the proxies in front of the service."""
 
 _PRESETS: dict[int, Preset] = {pb.LATEST: "LATEST", pb.EARLIEST: "EARLIEST", pb.CUSTOM: "CUSTOM"}
 
 _DELAYED = "delay_call"
-"""The key under which delayed calls listen to the bells; no topic has this name."""
+"""The key under which delayed calls are registered with `Bells`; no topic has this name."""
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -68,7 +69,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def GetSchema(  # noqa: N802
         self, request: pb.SchemaRequest, context: grpc.ServicerContext
     ) -> pb.SchemaInfo:
-        """Return one schema by id."""
+        """Return the JSON text of the schema with the requested id."""
 
         def work(rpc_id: str) -> pb.SchemaInfo:
             schema = self._world.bus.schema(request.schema_id)
@@ -79,7 +80,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def GetTopic(  # noqa: N802
         self, request: pb.TopicRequest, context: grpc.ServicerContext
     ) -> pb.TopicInfo:
-        """Return one topic by name."""
+        """Return the schema id of a topic, and whether clients can publish and subscribe to it."""
 
         def work(rpc_id: str) -> pb.TopicInfo:
             topic = self._world.bus.topic(request.topic_name)
@@ -97,7 +98,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def Publish(  # noqa: N802
         self, request: pb.PublishRequest, context: grpc.ServicerContext
     ) -> pb.PublishResponse:
-        """Publish the events of one request."""
+        """Publish the events of one request, and return a result for each event."""
 
         def work(rpc_id: str) -> pb.PublishResponse:
             if not request.topic_name.strip():
@@ -109,7 +110,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def PublishStream(  # noqa: N802
         self, request_iterator: Iterator[pb.PublishRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.PublishResponse]:
-        """Publish the events of a stream of requests."""
+        """Publish the events of each request in a stream, and yield one response per request."""
         with self._stream("PublishStream", context):
             mailbox: Mailbox[pb.PublishRequest] = Mailbox(self._world.clock)
             stream = PublishStream(
@@ -138,7 +139,15 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def _publish(
         self, rpc: str, topic: str, request: pb.PublishRequest, rpc_id: str, sent: int
     ) -> pb.PublishResponse:
-        """Publish the events of a request; `sent` is the number of responses before this one."""
+        """Publish the events of a request, and return the response.
+
+        Args:
+            rpc: Name of the RPC, for faults.
+            topic: Name of the topic.
+            request: The request; its topic may be blank in a stream.
+            rpc_id: The id to put in the response.
+            sent: Number of responses that the call has sent before this one.
+        """
         if request.ByteSize() > self._world.settings.publish_request_bytes:
             raise Dropped("UNAVAILABLE")  # a proxy in front of the service does this
         drafts = [Draft(event.payload, event.schema_id, event.id) for event in request.events]
@@ -224,13 +233,13 @@ class PubSubServicer(pb_grpc.PubSubServicer):
             raise Dropped(fault.params["status"])
 
     def _delay(self, seconds: float, context: grpc.ServicerContext) -> None:
-        """Wait for `seconds` of the emulator's clock, or until the call ends."""
+        """Wait for `seconds` on the emulator's clock, or until the call ends."""
         clock, bells = self._world.clock, self._world.bus.bells
         mailbox: Mailbox[None] = Mailbox(clock)
         deadline = clock.now() + seconds
         if not context.add_callback(mailbox.hang_up):
             return
-        bells.listen(_DELAYED, mailbox.wake)  # a jump of the clock rings all bells
+        bells.listen(_DELAYED, mailbox.wake)  # so that a jump of the clock wakes this call
         try:
             while clock.now() < deadline and not mailbox.gone:
                 mailbox.collect()
@@ -300,7 +309,15 @@ def _feed(
     context: grpc.ServicerContext,
     on_end: Callable[[], None] = lambda: None,
 ) -> None:
-    """Read a call's requests into its mailbox, in a separate thread, until the call ends."""
+    """Read a call's requests into its mailbox, in a separate thread, until the call ends.
+
+    Args:
+        mailbox: The mailbox of the call.
+        requests: The requests, as gRPC delivers them.
+        convert: Converts a request for the mailbox.
+        context: The call.
+        on_end: Called when the call has ended, from any thread.
+    """
 
     def ended() -> None:
         mailbox.hang_up()
@@ -310,7 +327,7 @@ def _feed(
         try:
             for request in requests:
                 if isinstance(request, _Malformed):
-                    mailbox.fail(Dropped("INTERNAL", "the request is not a message of this RPC"))
+                    mailbox.fail(Dropped("INTERNAL", "the request cannot be parsed"))
                     return
                 mailbox.put(convert(request))
         except grpc.RpcError:
@@ -325,7 +342,13 @@ def _feed(
 
 
 def _drop(context: grpc.ServicerContext, status: str, text: str) -> None:
-    """End a call as the infrastructure would: without the service's trailers."""
+    """End a call as the infrastructure would: without the service's trailers.
+
+    Args:
+        context: The call.
+        status: Name of a gRPC status; "OK" for a clean end, "RESET" to cut the HTTP/2 stream.
+        text: Status message.
+    """
     if status == "OK":
         return  # the stream ends normally; faults allow this for streams only
     if status == "RESET":
@@ -359,8 +382,8 @@ def _managed_fetch(request: pb.ManagedFetchRequest) -> ManagedFetch:
 
 
 def _message(reply: Reply, rest: pb.FetchResponse | pb.ManagedFetchResponse) -> bytes:
-    """Return an encoded response: its events, which are shared with other streams, followed by the
-    remaining fields.
+    """Return an encoded response: the events of the reply's page, whose bytes other streams share,
+    followed by the remaining fields, which are set in `rest`.
     """
     rest.latest_replay_id = reply.latest or b""
     rest.rpc_id = _rpc_id()

@@ -1,8 +1,9 @@
 """The standard gRPC services: health, and reflection for tools such as grpcurl.
 
-Each is available if its package is installed, and neither requires a token. The real service is
-not known to have them. Reflection is imported on first use, because the import takes longer than
-the rest of the emulator's start.
+Health is available if grpcio-health-checking is installed; reflection also needs
+grpcio-reflection. They require no access token. The real service is not known to offer them.
+Reflection is imported on first use, because the import takes longer than the rest of the emulator's
+start.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ threads reserved for unary calls.
 
 
 def add_standard_services(server: grpc.Server) -> None:
-    """Register health and reflection, if their packages are installed."""
+    """Register the health and reflection services, if their packages are installed."""
     try:
         from grpc_health.v1 import health, health_pb2, health_pb2_grpc
     except ModuleNotFoundError:
-        _log.debug("no health service: grpcio-health-checking is not installed")
+        _log.debug("no health or reflection service: grpcio-health-checking is not installed")
         return
     servicer = health.HealthServicer()
     for name in (SERVICE, _HEALTH):

@@ -1,12 +1,12 @@
 """One stream of events: credit, order, keepalives, and how it ends. Does not use gRPC.
 
-`EventStream` is the base class of both kinds. `PlainStream` implements Subscribe; ManagedSubscribe
-is in managed_stream. A stream is run by one thread, which takes requests from the mailbox and
-yields replies; only that thread accesses the stream's attributes.
+`EventStream` is the base class for the two RPCs that deliver events. `PlainStream` implements
+Subscribe; ManagedSubscribe is in managed_stream. A stream is run by one thread, which reads
+requests from the mailbox and yields replies; only that thread accesses the stream's attributes.
 
 Invariants: 0 <= pending <= max_outstanding; events are sent in the order of their positions, each
-once; a reply with a position is sent only while events are requested; the position of a
-keepalive never passes an event that has not been sent yet.
+once; a reply with a position is sent only while requested events are pending; the position of a
+keepalive is never beyond an event that has not been sent yet.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from sfpubsub.emulator.org.world import World
 Preset = Literal["LATEST", "EARLIEST", "CUSTOM"]
 
 _SILENT = "first request"
-"""The key under which streams without a request listen to the bells; no topic has this name."""
+"""The key under which streams without a request are registered with `Bells`; no topic has this
+name.
+"""
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """A FetchRequest; `preset` is None for a number that is not in the proto file."""
+    """A FetchRequest, decoded; `preset` is None if its number is not in the proto file."""
 
     topic: str
     preset: Preset | None
@@ -65,10 +67,10 @@ R = TypeVar("R")
 
 
 class EventStream(ABC, Generic[R]):
-    """One call, from its first request to its end. The subclasses implement the two RPCs.
+    """One Subscribe or ManagedSubscribe call, from its first request to its end.
 
     Args:
-        world: The emulator.
+        world: The emulator's state.
         mailbox: Receives the requests of this call.
         token: The access token of the call.
         pages: Supplies the events.
@@ -124,18 +126,20 @@ class EventStream(ABC, Generic[R]):
 
     @abstractmethod
     def open(self, arrival: Arrival[R]) -> None:
-        """Handle the first request: set topic, target, count and position, and add its credit."""
+        """Handle the first request: set topic, target, count and position, and add the credit that
+        it requests.
+        """
 
     @abstractmethod
     def accept(self, arrival: Arrival[R]) -> None:
-        """Handle a later request."""
+        """Handle a request after the first: add the credit that it requests."""
 
     def keys(self) -> list[str]:
-        """Return the keys of the bells that wake this stream."""
+        """Return the keys under which this stream is registered with `Bells`, which wakes it."""
         return [self.topic.name]
 
     def check(self, now: float) -> None:
-        """Raise the error that ends the stream, if it must end now."""
+        """Raise the error that ends the stream, if the stream must end at the time `now`."""
 
     def answer(self, now: float, half_closed: bool) -> Reply | None:
         """Return a reply without events if one is due, or None. Once the client has sent its last
@@ -144,27 +148,31 @@ class EventStream(ABC, Generic[R]):
         return None
 
     def deadline(self) -> float | None:
-        """Return when to call `check` or `answer` next, in seconds since 1970 UTC, or None."""
+        """Return the time at which to call `check` or `answer` next, in seconds since 1970 UTC;
+        None if no time is set.
+        """
         return None
 
     def shown(self, positions: Sequence[int], end: int) -> None:
-        """Record the positions of the events being sent, and the stream's new position."""
+        """Record what a reply sends: the positions of its events, and `end`, the stream's new
+        position.
+        """
 
     # Shared by both kinds.
 
     def ask(self, num_requested: int) -> None:
-        """Add credit. Credit above the limit is cut to the limit, without an error."""
+        """Add credit. Credit above `Settings.max_outstanding` is discarded without an error."""
         limit = self.world.settings.max_outstanding
         self.pending = min(limit, self.pending + num_requested)
 
     def _first(self) -> tuple[list[Arrival[R]], bool]:
-        """Wait for the first requests. Return them, and whether the client has sent its last one;
-        the list is empty if the stream must end.
+        """Wait for the first requests. Return them, and whether the client has sent its last
+        request; the list is empty if the stream must end.
         """
         clock, bells, sessions = self.world.clock, self.world.bus.bells, self.world.sessions
         patience = self.world.settings.first_request_s
         due = clock.now() + patience
-        bells.listen(_SILENT, self.mailbox.wake)  # a jump of the clock rings all bells
+        bells.listen(_SILENT, self.mailbox.wake)  # so that a jump of the clock wakes this stream
         try:
             while True:
                 arrivals, half_closed = self.mailbox.collect()
@@ -208,14 +216,18 @@ class EventStream(ABC, Generic[R]):
                 self.accept(arrival)
 
     def start_latest(self, now: float) -> int:
-        """Return the tip, where a LATEST stream starts. A fault can delay the start."""
+        """Return the position at which a LATEST stream starts: the tip. A fault can delay the
+        start.
+        """
         fault = self.world.faults.take("activate_late", self.rpc, self.target)
         if fault:
             self._activates_at = now + fault.params["seconds"]
         return self.world.bus.tip()
 
     def deliver(self, now: float) -> Reply | None:
-        """Return the next events, or a keepalive if one is due; None without credit."""
+        """Return a reply with the next events, or a keepalive if one is due. Return None if there
+        is nothing to send or no credit.
+        """
         if self.pending == 0 or not self._is_active(now):
             return None
         settings, bus = self.world.settings, self.world.bus
@@ -242,8 +254,8 @@ class EventStream(ABC, Generic[R]):
         return self._reply(page, page.end)
 
     def _prepare(self, reply: Reply) -> None:
-        """Build the next page while the client handles this one. The client is expected to request
-        as many events again.
+        """Build the next page while the client processes the page of `reply`, assuming that the
+        client will request the same number of events again.
         """
         if reply.page.positions and not self.pending and not self.mailbox.gone:
             limit = min(len(reply.page.positions), self.world.settings.events_per_response)
@@ -289,7 +301,7 @@ class EventStream(ABC, Generic[R]):
         return min(count, fault.params["events"]) if fault else count
 
     def _keepalive_tip(self, position: int) -> int:
-        """Return the position of a keepalive: the given one unless a fault changes it."""
+        """Return the position to send in a keepalive: `position`, unless a fault changes it."""
         bus, faults = self.world.bus, self.world.faults
         if not bus.is_alive(self.position):  # nothing to repeat
             return position
@@ -325,7 +337,12 @@ class EventStream(ABC, Generic[R]):
         return True
 
     def _close_idle(self, seconds: float) -> None:
-        """End an idle stream, with an error or normally, as `Settings.idle_close` specifies."""
+        """Raise Refused if `Settings.idle_close` is "error". Otherwise return, and the caller ends
+        the stream normally.
+
+        Args:
+            seconds: The idle limit that was exceeded, for the message.
+        """
         if self.world.settings.idle_close == "error":
             raise Refused("subscription.fetch.idle.timeout", seconds=f"{seconds:g}")
 
@@ -345,7 +362,7 @@ class EventStream(ABC, Generic[R]):
 
 
 class PlainStream(EventStream[Fetch]):
-    """Subscribe: the client keeps the position."""
+    """One Subscribe call, in which the client keeps the position."""
 
     rpc = "Subscribe"
 
@@ -366,7 +383,7 @@ class PlainStream(EventStream[Fetch]):
         self.position = self._start(fetch, arrival.at)
 
     def accept(self, arrival: Arrival[Fetch]) -> None:
-        """Handle a later request; its preset and replay id are ignored.
+        """Handle a request after the first; its preset and replay id are ignored.
 
         Raises:
             Refused: The request names another topic, or requests no events.

@@ -1,7 +1,7 @@
-"""A thread pool for calls that starts threads on demand, up to a limit, and ends idle ones.
+"""A thread pool for gRPC calls. It starts threads on demand, up to a limit, and ends idle threads.
 
-The executor of the standard library keeps every thread that it has started; after two hundred
-streams it would keep two hundred threads. This module is independent of calls and streams.
+The executor of the standard library keeps every thread that it has started: after 200 streams it
+would keep 200 threads. This module does not depend on gRPC.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Workers(Executor):
 
     Args:
         most: Maximum number of threads.
-        name: Prefix of the threads' names.
+        name: Name of the threads.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -39,11 +39,11 @@ class Workers(Executor):
         self._closed = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a function in a thread; see `Executor.submit`."""
+        """Schedule a function to run in a thread; see `Executor.submit`."""
         future: Future[T] = Future()
         with self._changed:
             if self._closed:
-                raise RuntimeError("the workers were shut down")
+                raise RuntimeError("this thread pool was shut down and accepts no more work")
             self._work.append((future, lambda: fn(*args, **kwargs)))
             if self._idle >= len(self._work):
                 self._changed.notify()
@@ -77,7 +77,9 @@ class Workers(Executor):
             del future, work, found  # an idle thread must not keep a call alive
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
-        """Return the next work item, or None if this thread has to end."""
+        """Return the next work item, or None if this thread must end because it has been idle for
+        `_IDLE_S` or the pool was shut down.
+        """
         with self._changed:
             self._idle += 1
             try:

@@ -1,4 +1,4 @@
-"""The HTTP port: health, sign-in, REST and Tooling API, CometD, and the admin endpoint.
+"""The HTTP server: health, sign-in, REST and Tooling API, CometD, and the admin endpoint.
 
     GET  /health                                       summary
     /admin/…                                           admin
@@ -9,8 +9,11 @@
     /cometd/…                                          cometd
 
 `listener` implements HTTP and its limits, `routing` selects the handler, and the other modules
-contain the handlers; the package `page` adds the routes of the web page. None of them makes
-decisions about events, subscriptions or credentials.
+contain the handlers; the package `page` adds the routes of the web page. Decisions about events,
+subscriptions and credentials are made in the package `org`.
+
+The docstring of a handler begins with its method and path; … at the start of a path means
+/services/data/vNN.0.
 """
 
 from sfpubsub.emulator.http.listener import HttpServer

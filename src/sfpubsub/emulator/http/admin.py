@@ -1,22 +1,25 @@
-"""The admin endpoint: lets tests control the emulator from outside. Requests and
+"""The admin endpoint, through which tests in other processes control the emulator. Requests and
 responses are JSON.
 
     GET  /admin/faults   the fault plan and its progress
     POST /admin/faults   add a fault: {"kind": …, "times": …}; or switch one off: {"off": number}
     GET  /admin/clock    the current time
-    POST /admin/clock    jump: {"jump_s": …}
+    POST /admin/clock    move the clock forward: {"jump_s": seconds}
     POST /admin/publish  publish events as the org: {"topic": …, "events": [values, …]}
     POST /admin/token    issue an access token: {}; or expire one: {"expire": token}
-    POST /admin/managed  {"name": …, "state": "RUN" | "STOP"} or {"name": …, "delete": true}
+    POST /admin/managed  set the state of a managed subscription: {"name": …, "state": "RUN" or
+                         "STOP"}; or delete it: {"name": …, "delete": true}
     POST /admin/schema   change a topic's schema: {"topic": …, "schema": Avro}
     POST /admin/streaming publish to a PushTopic or generic channel: {"channel": …, "events": …}
-    POST /admin/objects  add or remove a field: {"object": …, "add_field": {…}} or "remove_field"
+    POST /admin/objects  add a field: {"object": …, "add_field": {…}}; or remove one:
+                         {"object": …, "remove_field": name}
     POST /admin/undelete restore a record from the Recycle Bin: {"object": …, "id": …}
     POST /admin/users    create or change a user: {"username": …, "password": …, "active": …}
     POST /admin/apps     create or change an app: {"client_id": …, "public_key": PEM, …}
 
-Requests need `Authorization: Bearer <access token>` and a JSON body, so that a web page open in a
-browser cannot use it. A token that a fault has expired is still accepted here.
+Every request needs `Authorization: Bearer <access token>`, and every POST a JSON body, so that an
+unrelated web page in a browser cannot use the endpoint. A token that a fault has expired is still
+accepted here.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.world import World
 
 _LONGEST_JUMP_S = 1e9
-"""Largest clock jump in seconds, some 30 years; a larger one would leave the range of dates."""
+"""Largest clock jump in seconds, about 30 years; a much larger one would exceed the range of dates.
+"""
 
 _USER: dict[str, type] = {
     "username": str,
@@ -53,17 +57,21 @@ _APP: dict[str, type] = {
 
 
 def faults(call: Call) -> Answer:
-    """GET /admin/faults: the fault plan and its progress."""
+    """GET /admin/faults: return the fault plan, with how often each fault occurred."""
     _authorise(call)
     return json_answer({"faults": call.world.faults.report()})
 
 
 def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], Answer]:
-    """Return a handler for POST that checks the token, parses the body, and passes it to `act`."""
+    """Return a POST handler that checks the token, passes the parsed body to `act`, and answers
+    with the value that `act` returns.
+    """
 
     def answer(call: Call) -> Answer:
         if call.headers.get_content_type() != "application/json":
-            raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send application/json")
+            raise Problem(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "set the Content-Type to application/json"
+            )
         _authorise(call)
         try:
             body = json_body(call)
@@ -76,7 +84,7 @@ def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], An
 
 
 def add_fault(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/faults: add a fault, or switch one off."""
+    """POST /admin/faults: add a fault, or switch one off, and return its number in the plan."""
     try:
         if isinstance(body, dict) and set(body) == {"off"} and type(body["off"]) is int:
             world.faults.switch_off(body["off"])
@@ -87,18 +95,20 @@ def add_fault(world: World, body: Any) -> dict[str, Any]:
 
 
 def clock(call: Call) -> Answer:
-    """GET /admin/clock: the emulator's time, in seconds since 1970 UTC."""
+    """GET /admin/clock: return the emulator's time, in seconds since 1970 UTC."""
     _authorise(call)
     return json_answer({"now": call.world.clock.now()})
 
 
 def publish(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/publish: publish events as the org does, all or none."""
+    """POST /admin/publish: publish events as the org itself would, and return their ids. If one of
+    the events is not valid, none is published.
+    """
     events = body.get("events") if isinstance(body, dict) and len(body) == 2 else None
     if not isinstance(events, list) or not isinstance(body.get("topic"), str):
         raise _bad('send {"topic": …, "events": […]}')
     if not all(isinstance(event, dict) for event in events):
-        raise _bad("each event must be an object")
+        raise _bad("each item of events must be an object")
     try:
         done = world.bus.publish_values(body["topic"], events)
     except SchemaProblem as error:
@@ -111,16 +121,18 @@ def publish(world: World, body: Any) -> dict[str, Any]:
 
 
 def jump(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/clock: move the emulator's clock forward."""
+    """POST /admin/clock: move the emulator's clock forward, and return the new time."""
     seconds = body.get("jump_s") if isinstance(body, dict) and len(body) == 1 else None
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
-        raise _bad('send {"jump_s": seconds}, 0 or more')
+        raise _bad('send {"jump_s": seconds}, with a number that is 0 or more')
     world.clock.jump(min(seconds, _LONGEST_JUMP_S))
     return {"now": world.clock.now()}
 
 
 def token(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/token: issue an access token, or expire one."""
+    """POST /admin/token: issue and return an access token; or expire one, and return whether it was
+    valid.
+    """
     if body == {}:
         return {"access_token": world.sessions.new_token()}
     ended = body.get("expire") if isinstance(body, dict) and len(body) == 1 else None
@@ -147,7 +159,9 @@ def managed(world: World, body: Any) -> dict[str, Any]:
 
 
 def schema(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/schema: change a topic's schema, given as a JSON object or as JSON text."""
+    """POST /admin/schema: replace a topic's schema, given as a JSON object or as JSON text, and
+    return the id of the new schema.
+    """
     if not isinstance(body, dict) or set(body) != {"topic", "schema"}:
         raise _bad('send {"topic": …, "schema": …}')
     topic, avro = body["topic"], body["schema"]
@@ -164,14 +178,14 @@ def schema(world: World, body: Any) -> dict[str, Any]:
 
 
 def streaming(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/streaming: publish to a PushTopic or generic channel, which is created if it does
-    not exist.
+    """POST /admin/streaming: publish events to a PushTopic or generic channel, which is created if
+    it does not exist, and return their replay ids.
     """
     events = body.get("events") if isinstance(body, dict) and len(body) == 2 else None
     if not isinstance(events, list) or not isinstance(body.get("channel"), str):
         raise _bad('send {"channel": …, "events": […]}')
     if not all(isinstance(event, dict) for event in events):
-        raise _bad("each event must be an object")
+        raise _bad("each item of events must be an object")
     try:
         return {"replay_ids": world.cometd.channels.publish(body["channel"], events)}
     except EmulatorProblem as error:
@@ -179,7 +193,9 @@ def streaming(world: World, body: Any) -> dict[str, Any]:
 
 
 def change_object(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/objects: add or remove a field; change events use the new schema from then on."""
+    """POST /admin/objects: add a field to an object or remove one, and return the names of all
+    fields. Later change events use the new schema.
+    """
     members = dict(body) if isinstance(body, dict) else {}
     name = members.pop("object", None)
     if not isinstance(name, str) or len(members) != 1:
@@ -192,7 +208,7 @@ def change_object(world: World, body: Any) -> dict[str, Any]:
             case {"remove_field": str(field)}:
                 of = of.without_field(field)
             case _:
-                raise _bad("add_field must be an object, remove_field a name")
+                raise _bad("add_field must be an object, and remove_field the name of a field")
         world.records.put_object(of)
     except (ValueError, RecordProblem) as error:
         raise _bad(str(error)) from error
@@ -229,7 +245,7 @@ def app(world: World, body: Any) -> dict[str, Any]:
 
 def _fields(body: Any, known: Mapping[str, type], key: str) -> dict[str, Any]:
     if not isinstance(body, dict) or not body.get(key):
-        raise _bad(f"send {{{key!r}: …}}")
+        raise _bad(f"the body must be an object with the key {key!r}")
     for name, value in body.items():
         if name not in known:
             raise _bad(f"unknown key {name!r}; valid keys are {', '.join(known)}")
@@ -240,7 +256,10 @@ def _fields(body: Any, known: Mapping[str, type], key: str) -> dict[str, Any]:
 
 def _authorise(call: Call) -> None:
     if not call.world.sessions.is_ours(call.bearer):
-        raise Problem(HTTPStatus.UNAUTHORIZED, "send Authorization: Bearer <access token>")
+        raise Problem(
+            HTTPStatus.UNAUTHORIZED,
+            "send the header Authorization: Bearer <access token>, with a token of this emulator",
+        )
 
 
 def _bad(text: str) -> Problem:

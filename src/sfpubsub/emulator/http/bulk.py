@@ -1,4 +1,4 @@
-"""The Bulk API 2.0 over HTTP: query jobs and ingest jobs."""
+"""The resources of the Bulk API 2.0: query jobs and ingest jobs. `org.records.jobs` runs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sfpubsub.emulator.org.records.result_file import ResultFile
 
 _CSV = "text/csv; charset=UTF-8"
 _QUERY_API, _INGEST_API = 47, 41
-"""API versions that introduced the two kinds of jobs."""
+"""API versions that introduced query jobs and ingest jobs."""
 
 _MEMBERS = {
     "query": ("operation", "query", "columnDelimiter", "lineEnding", "contentType"),
@@ -34,11 +34,11 @@ _MEMBERS = {
     ),
 }
 _PLACE_DIGITS = 12
-"""Maximum digits of a locator; no number of rows has as many."""
+"""Maximum number of digits in a locator; no result has that many rows."""
 
 _HIDDEN = ("user", "origin", "delimiter", "query", "columns", "assignmentRuleId")
 _NUMBERS = ("numberRecordsProcessed", "numberRecordsFailed", "retries", "totalProcessingTime")
-"""Facts of a job that are never shown, and numbers that are shown only when a single job
+"""Properties of a job that are never returned, and counts that are returned only when a single job
 is read.
 """
 
@@ -49,7 +49,7 @@ _RESULTS = {
 
 
 def create(call: Call) -> Answer:
-    """POST …/jobs/query or …/jobs/ingest: create a job."""
+    """POST …/jobs/query or …/jobs/ingest: create a job, and return it without its counts."""
     user = user_of(call)
     kind, version = call.parts["kind"], int(call.parts["version"])
     facts = _checked(kind, body_of(call))
@@ -70,7 +70,7 @@ def create(call: Call) -> Answer:
 
 
 def every(call: Call) -> Answer:
-    """GET …/jobs/query or …/jobs/ingest: all jobs."""
+    """GET …/jobs/query or …/jobs/ingest: return the jobs that the user may see."""
     user = user_of(call)
     jobs = call.world.jobs.all(queries=call.parts["kind"] == "query")
     rows = [_shown(job, created=True) for job in jobs if _may_see(job, user)]
@@ -78,12 +78,12 @@ def every(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/jobs/<kind>/<Id>: a job, with its counts."""
+    """GET …/jobs/<kind>/<Id>: return a job with its counts."""
     return json_answer(_shown(_job(call)))
 
 
 def change(call: Call) -> Answer:
-    """PATCH …/jobs/<kind>/<Id>: close an ingest job, or abort a job."""
+    """PATCH …/jobs/<kind>/<Id>: close an ingest job (UploadComplete), or abort a job (Aborted)."""
     job = _job(call)
     state = body_of(call).get("state")
     if state == "Aborted":
@@ -109,13 +109,15 @@ def upload(call: Call) -> Answer:
     """PUT …/jobs/ingest/<Id>/batches: upload the rows of an ingest job, as CSV."""
     job = _job(call)
     if call.headers.get_content_type() != "text/csv":
-        raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send text/csv")
+        raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "set the Content-Type to text/csv")
     call.world.jobs.upload(job, call.body)
     return Answer(HTTPStatus.CREATED)
 
 
 def results(call: Call) -> Answer:
-    """GET …/jobs/query/<Id>/results?locator=…&maxRecords=…: a page of a query's rows, as CSV."""
+    """GET …/jobs/query/<Id>/results?locator=…&maxRecords=…: return a page of a query's rows as CSV,
+    or status 204 if the job is not complete.
+    """
     job = _job(call)
     if job.facts["apiVersion"] != int(call.parts["version"]):
         text = "the job was created with another API version: use that version"
@@ -136,8 +138,9 @@ def results(call: Call) -> Answer:
 
 
 def ingested(call: Call) -> Answer:
-    """GET …/jobs/ingest/<Id>/successfulResults, …/failedResults or …/unprocessedrecords: rows of an
-    ingest job, as CSV.
+    """GET …/jobs/ingest/<Id>/successfulResults, …/failedResults or …/unprocessedrecords: return the
+    rows of an ingest job with this outcome as CSV, or status 204 if the job has not ended or has no
+    uploaded rows.
     """
     job = _job(call)
     jobs = call.world.jobs
@@ -174,12 +177,18 @@ def _job(call: Call) -> Job:
 
 
 def _may_see(job: Job, user: User) -> bool:
-    """Return whether a user may see a job, which includes the rows that the job's owner saw."""
+    """Return whether a user may see a job. Only its owner and users who may view all records may,
+    because the results contain the rows that the owner can see.
+    """
     return user.view_all or job.facts["user"] == user.username
 
 
 def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the members of a new job, with defaults for those that are missing."""
+    """Return the members of a new job, with defaults for those that are missing.
+
+    Raises:
+        RestRefused: A member is unknown, required but missing, or not one of the allowed values.
+    """
     for name, value in body.items():
         if name not in _MEMBERS[kind] or not isinstance(value, str):
             raise RestRefused("INVALIDJOB", f"{name[:80]}: unknown, or not a string", name)
@@ -203,8 +212,8 @@ def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(job: Job, *, created: bool = False) -> dict[str, Any]:
-    """Return a job in the format of a response; `created` omits the counts, which only a read of
-    the job returns.
+    """Return a job as the JSON object of a response. `created` omits the counts and the job type,
+    which are returned only when a single job is read.
     """
     facts = {
         name: value
@@ -222,7 +231,12 @@ def _shown(job: Job, *, created: bool = False) -> dict[str, Any]:
 
 
 def _start(locator: str) -> int:
-    """Return the number of the row, counted from 0, at which a page of results starts."""
+    """Return the index of the row, counted from 0, at which the page with this locator starts; an
+    empty locator means the first page.
+
+    Raises:
+        RecordProblem: The locator is not valid.
+    """
     if not locator:
         return 0
     try:

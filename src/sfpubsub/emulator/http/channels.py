@@ -17,7 +17,7 @@ from sfpubsub.emulator.org.sessions import eighteen
 CHANNEL, MEMBER = "PlatformEventChannel", "PlatformEventChannelMember"
 
 _FIRST_VERSION = 47
-"""API version that introduced both as records."""
+"""API version that introduced both objects in the Tooling API."""
 
 _LABEL_CHARS = 80
 
@@ -34,7 +34,7 @@ _METADATA: dict[str, dict[str, tuple[type, ...]]] = {
 
 
 def create(call: Call) -> Answer:
-    """POST …/sobjects/PlatformEventChannel or …/PlatformEventChannelMember: create a record."""
+    """POST …/tooling/sobjects/<object>: create a channel or a member, and return its id."""
     _of_this_version(call)
     name, metadata = _given(call)
     if not name:
@@ -62,7 +62,7 @@ def create(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/sobjects/<object>/<Id>: a channel or a member."""
+    """GET …/tooling/sobjects/<object>/<Id>: return a channel or a member."""
     version = _of_this_version(call)
     found = _record(call)
     if isinstance(found, EventChannel):
@@ -71,8 +71,8 @@ def read(call: Call) -> Answer:
 
 
 def update(call: Call) -> Answer:
-    """PATCH …/sobjects/<object>/<Id>: change a channel's label, or a member's filter and enriched
-    fields.
+    """PATCH …/tooling/sobjects/<object>/<Id>: change a channel's label, or the filter and the
+    enriched fields of a member.
     """
     _of_this_version(call)
     found = _record(call)
@@ -98,7 +98,7 @@ def update(call: Call) -> Answer:
 
 
 def delete(call: Call) -> Answer:
-    """DELETE …/sobjects/<object>/<Id>: delete a channel or a member."""
+    """DELETE …/tooling/sobjects/<object>/<Id>: delete a channel or a member."""
     _of_this_version(call)
     found = _record(call)
     try:
@@ -135,7 +135,11 @@ def _record(call: Call) -> EventChannel | Member:
 
 
 def _given(call: Call) -> tuple[str, Mapping[str, Any]]:
-    """Return FullName and Metadata of a request, with checked types."""
+    """Return the FullName and the Metadata of a request; FullName may be empty.
+
+    Raises:
+        RestRefused: A member is unknown or has the wrong type, or Metadata is missing.
+    """
     kind = call.parts["object"]
     body = body_of(call)
     for name in body:

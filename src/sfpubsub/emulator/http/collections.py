@@ -1,4 +1,6 @@
-"""Collections: up to 200 records in one request and one transaction, each with its own result."""
+"""The collection resources of the REST API. One request changes up to 200 records, in one
+transaction and with a result for each record, or reads up to 2,000.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class _RollBack(Exception):  # noqa: N818 - rolls back a transaction, not an err
 
 
 def create(call: Call) -> Answer:
-    """POST …/composite/sobjects: create records."""
+    """POST …/composite/sobjects: create records, and return a result for each."""
 
     def one(changing: Transaction, given: Any) -> dict[str, Any]:
         kind, values = _typed(given)
@@ -41,7 +43,7 @@ def create(call: Call) -> Answer:
 
 
 def update(call: Call) -> Answer:
-    """PATCH …/composite/sobjects: change fields of records."""
+    """PATCH …/composite/sobjects: change fields of records, and return a result for each."""
 
     def one(changing: Transaction, given: Any) -> dict[str, Any]:
         kind, values = _typed(given)
@@ -55,7 +57,9 @@ def update(call: Call) -> Answer:
 
 
 def upsert(call: Call) -> Answer:
-    """PATCH …/composite/sobjects/<object>/<field>: update or create records by external id."""
+    """PATCH …/composite/sobjects/<object>/<field>: update or create records by external id, and
+    return a result for each.
+    """
 
     def one(changing: Transaction, given: Any) -> dict[str, Any]:
         kind, values = _typed(given)
@@ -70,7 +74,7 @@ def upsert(call: Call) -> Answer:
 
 
 def delete(call: Call) -> Answer:
-    """DELETE …/composite/sobjects?ids=…&allOrNone=…: delete records."""
+    """DELETE …/composite/sobjects?ids=…&allOrNone=…: delete records; return a result for each."""
     user = user_of(call)
     asked = asked_of(call)
     ids = [one for text in asked.get("ids", []) for one in text.split(",") if one]
@@ -87,8 +91,8 @@ def delete(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/composite/sobjects/<object>?ids=…&fields=…, or POST with both in the body: fields of
-    several records; null for a record that does not exist.
+    """GET …/composite/sobjects/<object>?ids=…&fields=…, or POST with both in the body: return
+    fields of several records, with null for each record that does not exist.
     """
     user = user_of(call)
     if call.method == "POST":
@@ -152,7 +156,7 @@ def _check_all(results: list[dict[str, Any]]) -> None:
 
 
 def failed(problem: RecordProblem) -> dict[str, Any]:
-    """Return the result entry of a record that was rejected."""
+    """Return the entry in the response for a record that was rejected."""
     error = {"statusCode": problem.code, "message": problem.text, "fields": list(problem.fields)}
     return {"success": False, "errors": [error]}
 
@@ -162,7 +166,11 @@ def _saved(record_id: str) -> dict[str, Any]:
 
 
 def _typed(given: Any) -> tuple[str, dict[str, Any]]:
-    """Return the object name and the values of one record."""
+    """Return the object name and the values of a record in a request.
+
+    Raises:
+        RecordProblem: The record does not name its object in `attributes`.
+    """
     attributes = given.get("attributes") if isinstance(given, dict) else None
     kind = attributes.get("type") if isinstance(attributes, dict) else None
     if not isinstance(kind, str):
@@ -171,7 +179,9 @@ def _typed(given: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _taken(values: dict[str, Any], name: str) -> Any:
-    """Remove a member by its lower-case name, and return its value."""
+    """Remove the member with this name, ignoring case, and return its value; None if it is missing.
+    `name` must be in lower case.
+    """
     for key in list(values):
         if key.lower() == name:
             return values.pop(key)
@@ -185,4 +195,4 @@ def _texts(name: str, given: Any) -> list[str]:
 
 
 def _too_many(most: int) -> RestRefused:
-    return RestRefused("INVALID_INPUT", f"a collection has at most {most} records")
+    return RestRefused("INVALID_INPUT", f"the request has more than {most} records, the maximum")

@@ -1,6 +1,6 @@
-"""Bayeux over HTTP: requests, responses, and held connects.
+"""The Streaming API: Bayeux messages over HTTP, including connect requests that are held open.
 
-This module handles messages only. `org.cometd.sessions` keeps the connected clients,
+This module handles messages only. `org.cometd.sessions` stores the connected clients, and
 `org.cometd.channels` the channels and their events.
 """
 
@@ -33,7 +33,7 @@ Message = dict[str, Any]
 
 
 class _Instead(Exception):  # noqa: N818 - an answer, not a bug
-    """A fault replaces the response to the whole request."""
+    """Raised to send another HTTP response in place of the replies to a request's messages."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -41,12 +41,12 @@ class _Instead(Exception):  # noqa: N818 - an answer, not a bug
 
 
 def answer(call: Call) -> Answer:
-    """POST /cometd/{version}: handle the messages of a request, in order."""
+    """POST /cometd/<version>: handle the messages of a request in order, and return the replies."""
     return _Exchange(call).answer()
 
 
 class _Exchange:
-    """One request."""
+    """One HTTP request, which contains one or more Bayeux messages."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -172,8 +172,21 @@ class _Exchange:
     def _hold(
         self, session: Session, mail: Mailbox[None], number: int, *, at_once: bool
     ) -> list[Message]:
-        """Hold a connect until events are pending or its timeout ends; return the messages to send
-        with its reply.
+        """Hold a connect message until events are pending or its timeout has passed.
+
+        Args:
+            session: The session of the client.
+            mail: Wakes this thread when the session changes.
+            number: Number of this connect message in its session, counted from 1.
+            at_once: Whether to return immediately, even without events.
+
+        Returns:
+            The messages to send together with the reply to the connect message.
+
+        Raises:
+            _Instead: A newer connect message, a fault or the end of the server replaces the
+                response.
+            Refusal: The session or the token has ended.
         """
         deadline = self._world.clock.now() + self._settings.streaming_timeout_s
         self._call.hold(self._settings.streaming_timeout_s)
@@ -194,7 +207,9 @@ class _Exchange:
             mail.wait(deadline)
 
     def _break_off(self, session: Session, number: int) -> None:
-        """End a held connect if its session or token has ended or a newer connect replaces it."""
+        """Raise the exception that ends a held connect message, if its session or token has ended
+        or a newer connect message replaces it.
+        """
         if self._sessions.is_stopped:
             raise _Instead(Answer(HTTPStatus.OK, reset=True))
         if self._fault("end_cometd_session", "/meta/connect") is not None:
@@ -303,7 +318,9 @@ class _Exchange:
         return found.params if found else None
 
     def _peek(self, kind: str) -> Any:
-        """Return the parameters of a pending fault, or None, without consuming the fault."""
+        """Return the parameters of the next fault of a kind, without consuming the fault; None if
+        there is none.
+        """
         found = self._world.faults.next(kind, "/meta/connect")
         return found.params if found else None
 

@@ -1,7 +1,7 @@
-"""CORS: which web pages of other origins may send requests, and the responses to OPTIONS.
+"""CORS: the response headers that let web pages of other origins use the emulator.
 
-In an org, an administrator lists the origins; here the setting `cors_origins` does. Only the paths
-that an org serves are shared, never the admin endpoint or the health page.
+In an org, an administrator lists the allowed origins; here they are in the setting `cors_origins`.
+Only paths that an org serves are shared, never the admin endpoint or the health page.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ _SHARED = ("/services/", "/id/", "/cometd")
 """Prefixes of the paths that an org serves."""
 
 _EXPOSED = "Location, Sforce-Limit-Info, Sforce-Locator, Sforce-NumberOfRecords"
-"""Response headers that a page may read, in addition to those that every page may."""
+"""Response headers that a page may read, in addition to those that CORS always allows."""
 
 _MAX_AGE_S = 600
-"""How long a browser may cache the response to OPTIONS, in seconds: the longest time that browsers
-allow.
+"""How long a browser may cache the response to OPTIONS, in seconds: the longest time that all
+common browsers allow.
 """
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def shared(call: Call, answer: Answer) -> Answer:
-    """Return an answer with the headers that let a browser pass it to a page, if the origin is
-    allowed.
+    """Return `answer` with CORS headers. If the request's origin is allowed, they let the browser
+    pass the answer to the page. The answer is unchanged if its path is not shared.
     """
     origin = call.headers.get("Origin", "")
     if not call.path.startswith(_SHARED):

@@ -27,7 +27,7 @@ _LONG_TEXT = 255
 
 
 def everything(call: Call) -> Answer:
-    """GET …/sobjects: basic facts about all objects."""
+    """GET …/sobjects: return the basic properties of all objects."""
     version = authorised(call)
     records = call.world.records
     rows = [_brief(records.describe(name), version) for name in records.objects()]
@@ -35,13 +35,13 @@ def everything(call: Call) -> Answer:
 
 
 def basics(call: Call) -> Answer:
-    """GET …/sobjects/<object>: basic facts about an object."""
+    """GET …/sobjects/<object>: return the basic properties of an object."""
     version = authorised(call)
     return json_answer({"objectDescribe": _brief(_found(call), version), "recentItems": []})
 
 
 def whole(call: Call) -> Answer:
-    """GET …/sobjects/<object>/describe: everything about an object, including its fields."""
+    """GET …/sobjects/<object>/describe: return all properties of an object and its fields."""
     version = authorised(call)
     of = _found(call)
     more = {
@@ -151,7 +151,9 @@ def _field(of: SObject, field: Field) -> dict[str, Any]:
 
 
 def _relationship(field: Field) -> str | None:
-    """Return the name of the relationship of a reference field: Account for AccountId."""
+    """Return the relationship name of a reference field, such as Account for AccountId; None for
+    other fields.
+    """
     if field.type != "reference":
         return None
     if field.is_custom:

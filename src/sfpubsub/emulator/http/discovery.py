@@ -1,4 +1,4 @@
-"""The events of the org and the usage of its allocations: EntityDefinition,
+"""Resources that describe the org's events and the usage of its allocations: EntityDefinition,
 PlatformEventUsageMetric, and the limits resource.
 """
 
@@ -18,8 +18,8 @@ _SEGMENTS = {"FifteenMinutes": SEGMENT_S, "Hourly": HOUR_S, "Daily": DAY_S}
 
 
 def limits(call: Call) -> Answer:
-    """GET …/limits: the limits of API calls, event deliveries and publications, and what is left of
-    each.
+    """GET …/limits: return the limits for API calls, event deliveries and event publications, and
+    how much of each remains.
     """
     authorised(call)
     settings, now = call.world.settings, call.world.clock.now()
@@ -47,7 +47,7 @@ def _limit(most: int, count: int) -> dict[str, int]:
 
 
 def _definitions(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
-    """Return the events of the org as entities; its objects are not included."""
+    """Return a row of EntityDefinition for each event of the org. Objects are not included."""
     return [
         {
             "QualifiedApiName": name,
@@ -64,7 +64,9 @@ def _definitions(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
 
 
 def _metrics(call: Call, asked: soql.Query) -> list[dict[str, Any]]:
-    """Return the usage of the last 24 hours, by event and time, as with Enhanced Usage Metrics."""
+    """Return the rows of PlatformEventUsageMetric for the last 24 hours: one for each event, usage
+    type and time segment, as with Enhanced Usage Metrics.
+    """
     wanted = [item.text for item in asked.where if item.field.lower() == "timesegment"]
     segment = next(
         (name for name in _SEGMENTS if [name.lower()] == [w.lower() for w in wanted]), ""
@@ -125,4 +127,4 @@ METRICS = Table(
     first_version=50,
 )
 TABLES = (ENTITIES,)
-"""Tables of the Tooling API; the REST query also has METRICS."""
+"""Tables of the Tooling API; queries of the REST API can also use `METRICS`."""

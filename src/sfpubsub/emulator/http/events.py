@@ -1,4 +1,6 @@
-"""Platform events over REST: publishing an event by creating it as a record, and event schemas."""
+"""Platform events in the REST API: publishing an event by creating it like a record, and reading
+event schemas.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,15 @@ from sfpubsub.emulator.org.problems import BadValue
 from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 
 _EVENT_ID = "e00xx0000000001AAA"
-"""The id in the response: always the same, and without meaning. Documented."""
+"""The id in the response to a publication: a constant without meaning. Documented."""
 
 _FIRST_VERSION = 40
 _FIRST_FORMATS = 43
-"""API versions that introduced event schemas, and their formats."""
+"""API versions that introduced event schemas, and the parameter payloadFormat."""
 
 
 def publish(call: Call) -> Answer:
-    """POST …/sobjects/<event>__e: publish a platform event."""
+    """POST …/sobjects/<event>__e: publish a platform event, and return its event UUID."""
     authorised(call)
     world, name = call.world, call.parts["event"]
     topic = next(
@@ -55,7 +57,7 @@ def publish(call: Call) -> Answer:
 
 
 def schema_of_event(call: Call) -> Answer:
-    """GET …/sobjects/<event>/eventSchema: the current schema of an event."""
+    """GET …/sobjects/<event>/eventSchema: return the current schema of an event."""
     _of_this_version(call)
     wanted = {f"/event/{call.parts['event']}", f"/data/{call.parts['event']}"}
     for topic in call.world.bus.topics():
@@ -65,7 +67,7 @@ def schema_of_event(call: Call) -> Answer:
 
 
 def schema_by_id(call: Call) -> Answer:
-    """GET …/event/eventSchema/<schema id>: a schema by its id."""
+    """GET …/event/eventSchema/<schema id>: return the schema with this id."""
     _of_this_version(call)
     try:
         return _schema(call, call.world.bus.schema(call.parts["id"]))
@@ -82,14 +84,17 @@ def _schema(call: Call, schema: Schema) -> Answer:
     asked = asked_of(call).get("payloadFormat", ["EXPANDED"])[0]
     known = ("EXPANDED", "COMPACT") if int(call.parts["version"]) >= _FIRST_FORMATS else ()
     if asked not in known and "payloadFormat" in call.query:
-        raise RestRefused("INVALID_PARAMETER", "this API version does not have this payloadFormat")
+        raise RestRefused(
+            "INVALID_PARAMETER",
+            "payloadFormat must be EXPANDED or COMPACT, and requires API version 43.0 or later",
+        )
     value = json.loads(schema.text)
     return json_answer(value if asked == "COMPACT" else _expanded(value))
 
 
 def _expanded(compact: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of the event as a subscriber of the Streaming API receives it, described in
-    Avro.
+    """Return an Avro schema of the message in which a subscriber of the Streaming API receives the
+    event; `compact` is the schema of the event itself.
     """
     event = {"type": "record", "name": "Event", "fields": [{"name": "replayId", "type": "long"}]}
     payload = {"type": "record", "name": "Payload", "doc": "", "fields": compact["fields"]}

@@ -1,4 +1,4 @@
-"""A request and its answer as plain values, so that handlers do not need a socket."""
+"""HTTP requests and responses as plain values, so that handlers do not need a socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sfpubsub.emulator.org.world import World
 
 @dataclass(frozen=True)
 class Call:
-    """One request.
+    """An HTTP request.
 
     Attributes:
         world: The emulator's state.
@@ -23,11 +23,11 @@ class Call:
         path: The path, without the query.
         query: The query string, undecoded.
         headers: The headers as sent.
-        body: The body as sent.
-        url: The emulator's own URL.
+        body: The body as sent, without chunk framing.
+        url: The URL of the emulator, as announced to clients.
         named: The URL that the client used, from its Host header.
         hold: Extends the time limit of the request by a number of seconds.
-        parts: The named groups of the route's pattern.
+        parts: The text matched by each named group of the route's pattern.
     """
 
     world: World
@@ -43,13 +43,13 @@ class Call:
 
     @property
     def bearer(self) -> str:
-        """The token in the Authorization header; empty if the header is missing."""
+        """The token in the Authorization header; empty if there is none."""
         kind, _, token = self.headers.get("Authorization", "").partition(" ")
         return token.strip() if kind.lower() in ("bearer", "oauth") else ""
 
 
 class Stream(Protocol):
-    """A response body of unknown length."""
+    """A response body of unknown length, which is sent part by part."""
 
     def __iter__(self) -> Iterator[str]:
         """Yield the parts of the body; each is sent immediately."""
@@ -60,13 +60,19 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """A response; `kind` is its Content-Type, which is empty if it has no body.
+    """An HTTP response.
 
     Attributes:
-        stream: A body that continues until the client or the emulator ends it; instead of `text`.
-        drip_s: Seconds between sending the first and the second half of the body.
-        reset: Reset the connection instead of answering.
-        pieces: The body in pieces, instead of `text`; `length` is its size in bytes.
+        status: The HTTP status.
+        kind: The Content-Type; empty if the response has no body.
+        text: The body.
+        headers: Additional headers, by name.
+        drip_s: Seconds between sending the first and the second half of `text`.
+        reset: Whether to reset the connection instead of answering.
+        stream: Used instead of `text` for a body that continues until the client or the emulator
+            ends it.
+        pieces: Used instead of `text` for a large body: its bytes, in pieces.
+        length: Total size of `pieces` in bytes.
     """
 
     status: HTTPStatus
@@ -85,23 +91,28 @@ Handler = Callable[[Call], Answer]
 
 @dataclass(frozen=True)
 class Route:
-    """The handlers of a path, by method."""
+    """A pattern for paths, and the handler of these paths for each HTTP method."""
 
     path: re.Pattern[str]
     methods: Mapping[str, Handler]
 
 
 def route(path: str, **methods: Handler) -> Route:
-    """Return a route for a pattern that the whole path must match."""
+    """Return a route.
+
+    Args:
+        path: Regular expression that the whole path must match.
+        **methods: The handler for each HTTP method.
+    """
     return Route(re.compile(path), methods)
 
 
 class Problem(Exception):  # noqa: N818 - an answer, not a bug
-    """An error response; its format depends on the area of the path.
+    """Raised to answer with an error. The format of the response depends on the area of the path.
 
     Args:
         status: The HTTP status.
-        text: What is wrong; blank if the request line says it.
+        text: The message; if blank, the response contains the method and the path instead.
     """
 
     def __init__(self, status: HTTPStatus, text: str = "") -> None:
@@ -112,7 +123,7 @@ class Problem(Exception):  # noqa: N818 - an answer, not a bug
 def json_answer(
     value: object, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Answer:
-    """Return an answer in JSON."""
+    """Return an answer whose body is `value` as JSON."""
     text = json.dumps(value, indent=2) + "\n"
     return Answer(status, "application/json;charset=UTF-8", text, headers or {})
 
@@ -126,4 +137,4 @@ def json_body(call: Call) -> Any:
     try:
         return json.loads(call.body)
     except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+        raise ValueError("the JSON is nested too deeply") from error

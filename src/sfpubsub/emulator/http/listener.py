@@ -1,8 +1,8 @@
-"""The HTTP server and its limits: sizes, numbers of connections, and timeouts for slow clients.
+"""The HTTP server and its limits: body sizes, number of connections, timeouts for slow clients.
 
 `routing` selects the handler of a path. Each connection has a thread, and the number of connections
-is limited. A request that exceeds its time limit is cut off, however slowly its bytes arrive. Times
-here are real time: a jump of the emulator's clock does not cut connections.
+is limited. A connection is cut if a request exceeds its time limit, even while bytes are arriving.
+Time limits are in real time: a jump of the emulator's clock does not cut connections.
 """
 
 from __future__ import annotations
@@ -30,35 +30,38 @@ from sfpubsub.emulator.org.world import World
 _log = logging.getLogger(__name__)
 
 _BODY_BYTES = 256 * 1024
-"""Largest body accepted; a wide schema for the admin endpoint has some 50 kB."""
+"""Largest accepted body in bytes; a wide schema for the admin endpoint has some 50 kB."""
 
 _LARGER_BODIES = (
     (re.compile(r"/services/data/v\d+\.0/jobs/ingest/\w+/batches/?"), 150_000_000),
     (re.compile(r"/services/data/v\d+\.0/(composite/)?sobjects\b.*"), 50_000_000),
 )
-"""Paths that accept larger bodies. Documented: 150 MB for a job's rows, 50 MB for a request."""
+"""Paths that accept larger bodies, with the maximum in bytes. Documented: 150 MB for the rows of a
+job, 50 MB for a request.
+"""
 
 _LINE_BYTES = 1024
 _TRAILERS = 10
-"""Maximum bytes of a line, and maximum number of trailers, of a chunked body."""
+"""Maximum size of a line in bytes, and maximum number of trailers, in a chunked body."""
 
 _SILENCE_S = 10.0
 """Seconds after which a silent connection is closed, so that it does not occupy a thread."""
 
 _LINGER_S = 1.0
 _LINGER_BYTES = 1024 * 1024
-"""After refusing a request with an unread body: for how many seconds, and how many bytes, to keep
-reading it.
+"""How long (in seconds) and how much (in bytes) to keep reading after refusing a request with an
+unread body.
 """
 
 _REQUEST_S = 30.0
-"""Time limit of a request in seconds, including the wait for it; then the connection is cut."""
+"""Time limit in seconds for waiting for a request and handling it; then the connection is cut."""
 
 _CONNECTIONS = 128
-"""Maximum open connections; further ones are closed immediately. Some tests open dozens."""
+"""Maximum number of open connections; further ones are closed immediately. Some tests open dozens.
+"""
 
 _STREAMS = 32
-"""Maximum open streams, so that pages left open do not use up the connections."""
+"""Maximum number of open streams, so that pages left open do not use up the connections."""
 
 _STREAM_END_S = 2.0
 """Longest wait for a stream to end, in seconds; it normally takes milliseconds."""
@@ -78,7 +81,8 @@ class HttpServer:
         pages: Routes that take precedence over those of this package.
 
     Raises:
-        EmulatorProblem: The port is in use.
+        EmulatorProblem: The server cannot listen on this address, for example because the port is
+            in use.
     """
 
     def __init__(
@@ -106,7 +110,7 @@ class HttpServer:
         )
 
     def start(self, url: str) -> None:
-        """Start serving; `url` is the one announced to clients."""
+        """Start serving. `url` is the URL announced to clients."""
         self._server.url = url
         self._thread.start()
 
@@ -145,7 +149,7 @@ class _Server(ThreadingHTTPServer):
             if not full:
                 self._due[request] = time.monotonic() + _REQUEST_S
         if full:
-            _log.warning("closed a new connection: %d are already open", _CONNECTIONS)
+            _log.warning("closed a new connection: %d connections are open", _CONNECTIONS)
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -170,14 +174,15 @@ class _Server(ThreadingHTTPServer):
 
     def expect_request(self, held_s: float = 0.0) -> None:
         """Restart the time limit of the calling thread's connection, for the next request or for
-        the rest of the current one; `held_s` extends it while an answer is held.
+        the rest of the current one. `held_s` is the number of seconds to add while an answer is
+        held back.
         """
         with self._lock:
             if self._own.request in self._due:
                 self._due[self._own.request] = time.monotonic() + _REQUEST_S + held_s
 
     def begin_stream(self, stream: Stream) -> bool:
-        """Register a stream that the calling thread sends; return False if there are too many."""
+        """Register a stream that the calling thread sends. Return False if too many are open."""
         with self._lock:
             if len(self._streams) >= _STREAMS:
                 return False
@@ -190,7 +195,7 @@ class _Server(ThreadingHTTPServer):
             self._streams.pop(stream, None)
 
     def end_streams(self) -> None:
-        """End all streams, and wait until none of them reads from the org any more."""
+        """End all streams, and wait up to `_STREAM_END_S` for each to stop reading from the org."""
         with self._lock:
             streams = dict(self._streams)
         for stream in streams:
@@ -215,9 +220,9 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exc_info()[1]
         if isinstance(error, OSError):  # socket and TLS errors are caused by the client
-            _log.debug("connection of %s ended: %r", client_address, error)
+            _log.debug("connection from %s ended: %r", client_address, error)
         else:
-            _log.error("connection of %s failed", client_address, exc_info=error)
+            _log.error("connection from %s failed", client_address, exc_info=error)
 
 
 class _Server6(_Server):
@@ -238,7 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        """Return the Date header in the org's time, which includes jumps."""
+        """Return the value of the Date header, by the emulator's clock, which includes jumps."""
         return super().date_time_string(timestamp or self.server.world.clock.now())
 
     def finish(self) -> None:
@@ -259,8 +264,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PATCH = do_PUT = do_DELETE = do_OPTIONS = do_GET  # noqa: N815 - http.server's names
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a request that http.server cannot parse, in our format, and close
-        the connection.
+        """Answer a request that http.server cannot parse, in the error format of its path, and
+        close the connection.
         """
         self.close_connection = self.unread = True
         # Otherwise an unknown version gets no status line.
@@ -309,7 +314,11 @@ class _Handler(BaseHTTPRequestHandler):
         return self._read(_number(length, 10, "the Content-Length"))
 
     def _chunks(self) -> bytes:
-        """Read a chunked body; extensions and trailers are ignored."""
+        """Return a chunked body, without its chunk extensions and trailers, which are ignored.
+
+        Raises:
+            Problem: The body is malformed or too large.
+        """
         body = bytearray()  # grows in place: a large body has thousands of chunks
         while size := _number(self._line().partition(";")[0].strip(), 16, "the size of a chunk"):
             body += self._read(size, len(body))
@@ -318,13 +327,13 @@ class _Handler(BaseHTTPRequestHandler):
         for _ in range(_TRAILERS):
             if not self._line():
                 return bytes(body)
-        raise Problem(HTTPStatus.BAD_REQUEST, f"a body has at most {_TRAILERS} trailers")
+        raise Problem(HTTPStatus.BAD_REQUEST, f"the body has more than {_TRAILERS} trailers")
 
     def _read(self, size: int, before: int = 0) -> bytes:
         path = self.path.partition("?")[0]
         most = next((most for one, most in _LARGER_BODIES if one.fullmatch(path)), _BODY_BYTES)
         if before + size > most:
-            text = f"a body has at most {most} bytes"
+            text = f"the body is larger than {most} bytes, the maximum for this path"
             raise Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
         data = self.rfile.read(size)
         if len(data) < size:

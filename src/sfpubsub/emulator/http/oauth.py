@@ -1,5 +1,5 @@
-"""The OAuth endpoints: forms in, JSON out, in the service's formats. Decisions are made in
-`org.signin`.
+"""The OAuth endpoints. They decode forms and return JSON in the service's formats; `org.signin`
+checks the credentials.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sfpubsub.emulator.org.signin import SignInRefused
 _log = logging.getLogger(__name__)
 
 _MOST_FIELDS = 20
-"""Maximum parameters of a form; the longest flow has five."""
+"""Maximum number of parameters in a form; no sign-in flow needs more than five."""
 
 
 def token(call: Call) -> Answer:
@@ -29,7 +29,7 @@ def token(call: Call) -> Answer:
 
 
 def revoke(call: Call) -> Answer:
-    """POST /services/oauth2/revoke: revoke a token. The answer is 200 without a body."""
+    """POST /services/oauth2/revoke: revoke a token, and answer 200 without a body."""
     form = _form(call)
     if not form.get("token"):
         raise SignInRefused("parameter")
@@ -38,12 +38,16 @@ def revoke(call: Call) -> Answer:
 
 
 def must_post(call: Call) -> Answer:
-    """Refuse a GET where only POST is served."""
+    """Refuse a GET of an endpoint that accepts only POST.
+
+    Raises:
+        SignInRefused: Always.
+    """
     raise SignInRefused("method")
 
 
 def userinfo(call: Call) -> Answer:
-    """GET or POST /services/oauth2/userinfo: the user of the token."""
+    """GET or POST /services/oauth2/userinfo, or /id/<org>/<user>: return the user of the token."""
     sessions = call.world.sessions
     given = call.bearer
     if not given and call.method == "POST":
@@ -80,12 +84,12 @@ def userinfo(call: Call) -> Answer:
 
 
 def refusal(refused: SignInRefused) -> Answer:
-    """Return the answer to a refused sign-in."""
+    """Return the error response for a refused sign-in."""
     return _error(refused.error, refused.description)
 
 
 def problem(status: HTTPStatus, text: str) -> Answer:
-    """Return an error unrelated to credentials, in the format of this area."""
+    """Return an error unrelated to credentials, in the format of the OAuth endpoints."""
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         return _error(*SIGN_IN_ERRORS["server"], status)
     return _error("invalid_request", text, status)
@@ -104,7 +108,7 @@ def _form(call: Call) -> dict[str, str]:
     """Return the parameters of a form, including credentials from a Basic header.
 
     Raises:
-        SignInRefused: The body is not a form, or has a parameter twice.
+        SignInRefused: The body is not a form, or contains a parameter twice.
     """
     if call.headers.get_content_type() != "application/x-www-form-urlencoded":
         raise SignInRefused("form")

@@ -1,6 +1,6 @@
 """The permissions of the current user, as objects that can be queried.
 
-The emulated org has one permission, `view_all`, shown here as the user's View All Data. It has no
+The emulated org has one permission, `User.view_all`, which appears here as View All Data. It has no
 permission sets, and therefore no View All permission for single objects.
 """
 

@@ -1,4 +1,4 @@
-"""Shared by all REST resources: API versions, token checks, and errors as JSON arrays."""
+"""Functions that all REST resources share: API versions, token checks, errors as JSON arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer, 
 
 OLDEST_VERSION = 31
 NEWEST_VERSION = 67
-"""API versions that are served; the newest is the one that this emulator was modelled on."""
+"""Range of API versions that are served. The emulator is modelled on the newest."""
 
 _SEASONS = ("Spring", "Summer", "Winter")
 
@@ -25,16 +25,16 @@ _CODES: dict[HTTPStatus, str] = {
 """Error codes by status; any other status is reported as BAD_REQUEST."""
 
 _FIELDS = 20
-"""Maximum fields of a query string; no request has as many as ten."""
+"""Maximum number of fields in a query string; requests of this API have fewer than ten."""
 
 
 class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
-    """A request of the REST API is refused.
+    """Raised to refuse a request of the REST API.
 
     Args:
-        code: The errorCode.
-        text: The message.
-        *fields: The members of the request that are not valid; sent with status 400 only.
+        code: The errorCode in the response.
+        text: The message in the response.
+        *fields: Names of the fields in the request that are not valid; sent with status 400 only.
         status: The HTTP status.
     """
 
@@ -52,7 +52,7 @@ class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
 
 
 def refusal(refused: RestRefused) -> Answer:
-    """Return the answer to a refused request."""
+    """Return the error response for a refused request: a JSON array with one error."""
     row: dict[str, Any] = {"message": str(refused), "errorCode": refused.code}
     if refused.status == HTTPStatus.BAD_REQUEST:
         row["fields"] = list(refused.fields)
@@ -61,19 +61,21 @@ def refusal(refused: RestRefused) -> Answer:
 
 
 def problem(status: HTTPStatus, text: str) -> Answer:
-    """Return an error unrelated to the content of the request, in the format of this area."""
+    """Return an error unrelated to the content of the request, in the format of the REST API."""
     if status == HTTPStatus.NOT_FOUND:
         text = f"The requested resource does not exist: {text}"
     return json_answer([{"message": text, "errorCode": _CODES.get(status, "BAD_REQUEST")}], status)
 
 
 def missing() -> Problem:
-    """Return the error for a record or resource that does not exist; the answer names its path."""
+    """Return the error for a record or resource that does not exist. The response contains the
+    method and the path of the request.
+    """
     return Problem(HTTPStatus.NOT_FOUND)
 
 
 def versions(call: Call) -> Answer:
-    """GET /services/data: the API versions. No token is needed."""
+    """GET /services/data: return the API versions that are served. No token is needed."""
     return json_answer(
         [
             {
@@ -87,7 +89,7 @@ def versions(call: Call) -> Answer:
 
 
 def resources(call: Call) -> Answer:
-    """GET /services/data/vNN.0: the available resources."""
+    """GET /services/data/vNN.0: return the paths of the available resources."""
     base = f"/services/data/v{authorised(call)}.0"
     sessions = call.world.sessions
     user = call.world.accounts.holder(sessions.user_of(call.bearer) or "")
@@ -133,7 +135,9 @@ def asked_of(call: Call) -> dict[str, list[str]]:
     try:
         return parse_qs(call.query, max_num_fields=_FIELDS, errors="strict")
     except ValueError as error:
-        raise RestRefused("MALFORMED_QUERY", f"the query string: {error}") from error
+        raise RestRefused(
+            "MALFORMED_QUERY", f"the query string cannot be parsed: {error}"
+        ) from error
 
 
 def body_of(call: Call) -> dict[str, Any]:
@@ -145,7 +149,7 @@ def body_of(call: Call) -> dict[str, Any]:
     if call.headers.get_content_type() != "application/json":
         raise RestRefused(
             "UNSUPPORTED_MEDIA_TYPE",
-            "send application/json",
+            "set the Content-Type to application/json",
             status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         )
     try:
@@ -159,7 +163,9 @@ def body_of(call: Call) -> dict[str, Any]:
 
 
 def _label(version: int) -> str:
-    """Return the release name of an API version: three a year, and version 60 was Spring '24."""
+    """Return the release name of an API version. There are three releases a year, and version 60
+    was Spring '24.
+    """
     years, season = divmod(version - 60, len(_SEASONS))
     year = 24 + years + (1 if _SEASONS[season] == "Winter" else 0)
     return f"{_SEASONS[season]} '{year:02d}"

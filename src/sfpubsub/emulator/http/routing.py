@@ -1,4 +1,6 @@
-"""The handler of each request, and the format of errors in each area of paths."""
+"""Routes each request to its handler, and formats errors for the area of its path: OAuth, REST,
+SOAP or admin.
+"""
 
 from __future__ import annotations
 
@@ -152,8 +154,11 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
 
 
 def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
-    """Return the answer to a request; an error is answered in the format of its area. The routes of
-    `pages` take precedence.
+    """Return the answer to a request. An error is answered in the format of the path's area.
+
+    Args:
+        call: The request.
+        pages: Routes that take precedence over those of this package.
     """
     return cors.shared(call, _answer(call, pages))
 
@@ -178,7 +183,7 @@ def _answer(call: Call, pages: Sequence[Route]) -> Answer:
 
 
 def problem(path: str, status: HTTPStatus, text: str) -> Answer:
-    """Return an error in the format of the area that the path belongs to."""
+    """Return an error response in the format of the area to which `path` belongs."""
     shape = next(shape for start, shape in _AREAS if path.startswith(start))
     return shape(status, text)
 
@@ -209,7 +214,11 @@ def _line(call: Call) -> str:
 
 
 def _count(call: Call) -> None:
-    """Count an API call against the daily limit; calls without a valid session do not count."""
+    """Count an API call against the daily limit. Calls without a valid session do not count.
+
+    Raises:
+        RestRefused: The limit is reached.
+    """
     if not call.path.startswith("/services/data/v") or not call.world.sessions.knows(call.bearer):
         return
     if not call.world.api_calls.take(call.world.clock.now()):
@@ -219,4 +228,4 @@ def _count(call: Call) -> None:
 
 
 _SHOWN = 100
-"""Maximum characters of a path that an error quotes."""
+"""Maximum number of characters of a path that an error quotes."""

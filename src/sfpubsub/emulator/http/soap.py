@@ -1,8 +1,8 @@
 """The SOAP calls of old clients: login, which creates a session from a username and a password, and
 logout, which ends it.
 
-Requests are read by an XML parser, so CDATA, character references and all encodings that it
-supports are understood. A document type is refused, and with it any entity definition.
+Requests are read with an XML parser, so CDATA, character references and all encodings that the
+parser supports are accepted. A document type is refused, and with it any entity definition.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ _DEEPEST = 32
 
 @dataclass
 class _Element:
-    """An element: its name as "namespace name", its text, its children."""
+    """An XML element. Its name has the form "namespace name"."""
 
     name: str
     text: str = ""
     children: list[_Element] = field(default_factory=list)
 
     def child(self, *names: str) -> _Element | None:
-        """Return the element at the end of a path of names, or None if it does not exist."""
+        """Return the descendant reached by following a path of element names, or None if it does
+        not exist.
+        """
         found: _Element | None = self
         for name in names:
             if found is None:
@@ -58,15 +60,15 @@ class _Element:
         return found
 
     def value(self, *names: str) -> str | None:
-        """Return the text of the element at the end of a path of names from the partner API, or
-        None if it does not exist.
+        """Return the text of the descendant reached by following a path of element names in the
+        namespace of the partner API, or None if it does not exist.
         """
         found = self.child(*(f"{_PARTNER} {name}" for name in names))
         return None if found is None else found.text
 
 
 class _Unreadable(Exception):  # noqa: N818 - an answer, not a bug
-    """The body is not the XML of a call; the text gives the reason."""
+    """Raised if the body of a request cannot be read as XML; the message gives the reason."""
 
 
 def call(call: Call) -> Answer:
@@ -79,7 +81,7 @@ def call(call: Call) -> Answer:
         return _fault("soapenv:Client", str(error))
     body = envelope.child(f"{_SOAP} Body")
     if envelope.name != f"{_SOAP} Envelope" or body is None or not body.children:
-        return _fault("soapenv:Client", "the request must be a SOAP envelope with a call in it")
+        return _fault("soapenv:Client", "the request must be a SOAP envelope that contains a call")
     asked = body.children[0]
     if asked.name == f"{_PARTNER} login":
         return _login(call, asked)
@@ -160,7 +162,7 @@ def _logout(call: Call, envelope: _Element) -> Answer:
 
 
 def problem(status: HTTPStatus, text: str) -> Answer:
-    """Return an error unrelated to credentials, in the format of this area."""
+    """Return an error unrelated to credentials, as a SOAP fault."""
     return _fault("soapenv:Client", text, status=status)
 
 
@@ -199,7 +201,7 @@ def _xml(values: Mapping[str, str | None]) -> str:
 
 
 def _parsed(body: bytes) -> _Element:
-    """Return the root element of a document.
+    """Parse an XML document, and return its root element.
 
     Raises:
         _Unreadable: The body is not XML, is nested too deeply, or has a document type.

@@ -1,6 +1,6 @@
-"""Records over REST: one at a time, and queries.
+"""The REST resources for single records and for queries.
 
-`org.records` decides what may be changed and what is found; this module handles paths, bodies and
+`org.records` implements the changes and the queries; this module handles paths, bodies and
 statuses.
 """
 
@@ -30,7 +30,7 @@ _UPSERTS_ANSWER = 46
 
 
 def create(call: Call) -> Answer:
-    """POST …/sobjects/<object>: create a record."""
+    """POST …/sobjects/<object>: create a record, and return its id."""
     user = user_of(call)
     name = _object(call)
     made = call.world.records.create(name, body_of(call), user, origin_of(call))
@@ -39,7 +39,7 @@ def create(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/sobjects/<object>/<Id>?fields=…: a record, with all fields or those named."""
+    """GET …/sobjects/<object>/<Id>?fields=…: return the named fields of a record, or all fields."""
     user = user_of(call)
     of, found = _object(call), call.parts["id"]
     return json_answer(record(call, of, call.world.records.get(of, found, _fields(call), user)))
@@ -62,7 +62,7 @@ def delete(call: Call) -> Answer:
 
 def upsert(call: Call) -> Answer:
     """PATCH …/sobjects/<object>/<field>/<value>: update the record with this external id, or create
-    it.
+    it. If several records have it, change none and return their URLs with status 300.
     """
     user = user_of(call)
     name, value = _object(call), unquote(call.parts["value"])
@@ -84,14 +84,18 @@ def upsert(call: Call) -> Answer:
 
 
 def read_by(call: Call) -> Answer:
-    """GET …/sobjects/<object>/<field>/<value>: the record with this external id."""
+    """GET …/sobjects/<object>/<field>/<value>: return the record with this external id. If several
+    records have it, return their URLs with status 300.
+    """
     user = user_of(call)
     found = _one_by(call, user)
     return found if isinstance(found, Answer) else json_answer(record(call, _object(call), found))
 
 
 def delete_by(call: Call) -> Answer:
-    """DELETE …/sobjects/<object>/<field>/<value>: delete the record with this external id."""
+    """DELETE …/sobjects/<object>/<field>/<value>: delete the record with this external id. If
+    several records have it, delete none and return their URLs with status 300.
+    """
     user = user_of(call)
     found = _one_by(call, user)
     if isinstance(found, Answer):
@@ -101,7 +105,9 @@ def delete_by(call: Call) -> Answer:
 
 
 def query(call: Call) -> Answer:
-    """GET …/query?q=… or …/queryAll?q=…: records, PushTopics and generic channels."""
+    """GET …/query?q=… or …/queryAll?q=…: return the first page of a query for records, or for an
+    object that `org.records` does not store.
+    """
     user = user_of(call)
     text = _asked(call).get("q", "")
     try:
@@ -116,7 +122,7 @@ def query(call: Call) -> Answer:
 
 
 def query_more(call: Call) -> Answer:
-    """GET …/query/<locator>: the next page of a query."""
+    """GET …/query/<locator>: return the next page of a query."""
     user = user_of(call)
     return _page(call, call.world.records.next_page(call.parts["locator"], user))
 
@@ -125,21 +131,30 @@ def user_of(call: Call) -> User:
     """Return the user of the request's token.
 
     Raises:
-        RestRefused: The token is not valid, or the version is not served.
+        RestRefused: The token is not valid.
+        Problem: The API version is not served.
     """
     authorised(call)
     return call.world.accounts.holder(call.world.sessions.user_of(call.bearer) or "")
 
 
 def origin_of(call: Call, api: str = "rest") -> str:
-    """Return the change origin for the header of a change event."""
+    """Return the changeOrigin for the header of change events that the request causes."""
     origin = f"com/salesforce/api/{api}/{call.parts['version']}.0"
     client = _CLIENT.search(call.headers.get("Sforce-Call-Options", ""))
     return f"{origin};client={client[1]}" if client else origin
 
 
 def record(call: Call, of: str, values: Mapping[str, Any], record_id: str = "") -> dict[str, Any]:
-    """Return the values of a record, preceded by `attributes` with its type and URL."""
+    """Return a record as the JSON object of a response: `attributes` with its type and URL, then
+    its values.
+
+    Args:
+        call: The request.
+        of: The object's name.
+        values: The values to return, by field name.
+        record_id: The record's id; if empty, it is read from `values` or from the path.
+    """
     name = call.world.records.describe(of).name
     url = _path(call, name, record_id or str(values.get("Id", call.parts.get("id", ""))))
     return {"attributes": {"type": name, "url": url}, **values}
@@ -174,7 +189,7 @@ def _one_by(call: Call, user: User) -> dict[str, Any] | Answer:
 
 
 def _object(call: Call) -> str:
-    """Return the object name of a path.
+    """Return the name of the object in the request's path, as the org spells it.
 
     Raises:
         Problem: The object does not exist.
@@ -186,7 +201,9 @@ def _object(call: Call) -> str:
 
 
 def _fields(call: Call) -> list[str] | None:
-    """Return the fields that a request names, always including the id; None means all."""
+    """Return the fields that a request names, always including the id; None if it names none, which
+    means all fields.
+    """
     names = [name for name in _asked(call).get("fields", "").split(",") if name]
     if not names:
         return None
@@ -198,7 +215,7 @@ def _asked(call: Call) -> dict[str, str]:
 
 
 def _size(call: Call) -> int:
-    """Return the number of rows per page: the client's choice, within limits."""
+    """Return the number of rows per page: the client's requested batch size, within limits."""
     wish = re.search(r"batchSize=(\d{1,9})", call.headers.get("Sforce-Query-Options", ""))
     return min(_BATCH, max(_SMALLEST_BATCH, int(wish[1]))) if wish else _BATCH
 

@@ -1,7 +1,7 @@
-"""Queries of the few objects that are not stored as records: kept in memory, compared in Python.
+"""Parses queries for the few objects that are not stored as records, and compares values in memory.
 
 The syntax is that of `org.soql`, limited to a list of fields, and to `=` and LIKE on strings joined
-by AND; anything else is malformed here. Strings are compared without regard to case. Names of
+by AND; anything else raises Malformed. Strings are compared without regard to case. Names of
 objects and fields are not checked here.
 """
 
@@ -18,14 +18,20 @@ __all__ = ["Condition", "Malformed", "Query", "parse"]
 
 @dataclass(frozen=True)
 class Condition:
-    """One comparison of the WHERE clause."""
+    """One comparison of the WHERE clause.
+
+    Attributes:
+        field: Name of the field, as written.
+        like: Whether the operator is LIKE; otherwise it is `=`.
+        text: The string to compare with, as written between the quotes.
+    """
 
     field: str
     like: bool
     text: str
 
     def holds(self, value: str) -> bool:
-        """Return whether a value meets the condition."""
+        """Return whether a value meets the condition, without regard to case."""
         if not self.like:
             return value.casefold() == unescaped(self.text).casefold()
         return _is_like(value.casefold(), self.text.casefold())
@@ -33,9 +39,12 @@ class Condition:
 
 @dataclass(frozen=True)
 class Query:
-    """A query as written; names are not checked.
+    """A parsed query. Names are as written and have not been checked.
 
     Attributes:
+        fields: Names of the selected fields.
+        of: Name of the object.
+        where: Conditions, all of which must be met.
         order: Fields to order by, and whether each is descending.
         limit: Maximum number of rows; None for all.
     """
@@ -55,7 +64,7 @@ def parse(text: str) -> Query:
     """
     read = soql.parse(text)
     if read.counts or read.offset or any(item.nulls_first is not None for item in read.order):
-        raise Malformed("COUNT(), OFFSET and NULLS are not supported here")
+        raise Malformed("COUNT(), OFFSET and NULLS are not supported for this object")
     order = tuple((item.field, item.descending) for item in read.order)
     return Query(read.fields, read.of, _conditions(read.where), order, read.limit)
 
@@ -76,10 +85,10 @@ def _conditions(where: soql.Condition | None) -> tuple[Condition, ...]:
 
 
 def _is_like(value: str, pattern: str) -> bool:
-    """Return whether a value matches a LIKE pattern: % matches anything, _ one character, and a
-    backslash escapes them.
+    """Return whether a value matches a LIKE pattern. `%` matches any text, `_` one character, and a
+    backslash escapes both.
 
-    Backtracks to the last % only, so that the time is bounded by the product of both lengths.
+    Backtracks only to the last `%`, so the time is bounded by the product of both lengths.
     """
     parts = re.findall(r"\\.|.", pattern, re.DOTALL)
     at = here = 0

@@ -1,7 +1,8 @@
-"""PushTopics and generic channels over REST: their records, queries for them, and pushed events.
+"""PushTopics and generic channels in the REST API: their records, queries for them, and the
+publication of generic events.
 
-The values of a new record are validated here. The query of a PushTopic is only checked for its
-form; `org.records.publishing` applies it to changed records.
+The values of a new record are validated here. For the query of a PushTopic, only the syntax is
+checked; `org.records.publishing` applies the query to changed records.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sfpubsub.emulator.org.cometd.channels import Record
 from sfpubsub.emulator.org.problems import EmulatorProblem
 
 _PAYLOAD_CHARS = 3000
-"""Maximum characters of a generic event's payload. Documented."""
+"""Maximum number of characters in the payload of a generic event. Documented."""
 
 _NAME = {
     "PushTopic": re.compile(r"[A-Za-z]\w{0,24}", re.ASCII),
@@ -44,7 +45,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def create(call: Call) -> Answer:
-    """POST …/sobjects/PushTopic or …/StreamingChannel: create a record and its channel."""
+    """POST …/sobjects/<object>: create a PushTopic or StreamingChannel record and its channel, and
+    return the record's id.
+    """
     authorised(call)
     kind, given = call.parts["object"], body_of(call)
     defaults = _DEFAULTS[kind]
@@ -72,7 +75,7 @@ def create(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/sobjects/<object>/<Id>: a PushTopic or StreamingChannel record."""
+    """GET …/sobjects/<object>/<Id>: return a PushTopic or StreamingChannel record."""
     authorised(call)
     return json_answer(_row(call, _record(call), None))
 
@@ -85,7 +88,9 @@ def delete(call: Call) -> Answer:
 
 
 def online(call: Call) -> Answer:
-    """GET …/sobjects/StreamingChannel/<Id>/push: the subscribed users."""
+    """GET …/sobjects/StreamingChannel/<Id>/push: return the ids of the users subscribed to a
+    generic channel.
+    """
     authorised(call)
     record = _record(call)
     users = sorted(call.world.cometd.sessions.users_of(record.name))
@@ -93,7 +98,9 @@ def online(call: Call) -> Answer:
 
 
 def push(call: Call) -> Answer:
-    """POST …/sobjects/StreamingChannel/<Id>/push: publish events to a generic channel."""
+    """POST …/sobjects/StreamingChannel/<Id>/push: publish events to a generic channel. Return for
+    each event how many of the named users are subscribed, or -1 if it names none.
+    """
     authorised(call)
     record, events = _record(call), body_of(call).get("pushEvents")
     if not isinstance(events, list) or not events:
@@ -115,8 +122,8 @@ def push(call: Call) -> Answer:
 
 
 def query(call: Call) -> Answer:
-    """GET …/query?q=SELECT …: rows of an object that `org.records` does not store: PushTopic,
-    StreamingChannel, or one of the tables.
+    """GET …/query?q=SELECT …: return rows of an object that `org.records` does not store:
+    PushTopic, StreamingChannel, or a `Table` of `discovery` or `permissions`.
     """
     version = authorised(call)
     asked = tables.parsed(call)

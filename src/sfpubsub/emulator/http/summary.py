@@ -10,17 +10,19 @@ from sfpubsub.emulator.org.world import World
 
 
 def as_json(call: Call) -> Answer:
-    """GET /health, and GET / from a client that is not a browser: the state of the org."""
+    """GET /health, and GET / from a client that is not a browser: return the state of the org."""
     return json_answer(health(call.world))
 
 
 def problem(status: HTTPStatus, text: str) -> Answer:
-    """Return an error in the format of this endpoint and of the admin endpoint."""
+    """Return an error in the format of /health and of the admin endpoint."""
     return json_answer({"error": text}, status)
 
 
 def health(world: World) -> dict[str, Any]:
-    """Return the content of /health; tests and the demo rely on its keys."""
+    """Return the content of /health: topics and managed subscriptions, with their counts. Tests and
+    the demo rely on its keys.
+    """
     bus = world.bus
     topics = {}
     for topic in bus.topics():

@@ -1,4 +1,4 @@
-"""Queries of objects whose rows are computed in memory, and the format of the answer.
+"""Queries for objects whose rows are computed in memory, and the format of the response.
 
 The objects are defined in other modules, each as a `Table`.
 """
@@ -19,12 +19,12 @@ from sfpubsub.emulator.org.sessions import eighteen
 Row = Mapping[str, Any]
 
 _SHOWN = 80
-"""Maximum characters of a name that an error quotes."""
+"""Maximum number of characters of a name that an error quotes."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """An object that can be queried.
+    """An object that can be queried, although `org.records` does not store it.
 
     Attributes:
         name: The object's name.
@@ -46,11 +46,11 @@ class Table:
     path: str = ""
 
     def answer(self, call: Call, version: int, asked: soql.Query) -> Answer:
-        """Return the answer to a query of this object.
+        """Return the response to a query for this object.
 
         Raises:
-            RestRefused: The query names a column that does not exist or cannot be used there, or it
-                selects a column in `single` but finds several rows.
+            RestRefused: A column in the query does not exist or cannot be used in its clause, or
+                the query selects a column of `single` and finds several rows.
         """
         columns = [self._column(name, self.columns) for name in asked.fields]
         where = [(self._column(item.field, self.comparable), item) for item in asked.where]
@@ -79,7 +79,13 @@ class Table:
         )
 
     def shown(self, row: Row, version: int, columns: Iterable[str] | None = None) -> dict[str, Any]:
-        """Return a record in the format of a response, with these columns; None means all."""
+        """Return a record as the JSON object of a response.
+
+        Args:
+            row: The record's value for each column.
+            version: The API version in the record's URL.
+            columns: The columns to include; None means all.
+        """
         attributes = {"type": self.name}
         if self.path:
             attributes["url"] = f"/services/data/v{version}.0/{self.path}/{row['Id']}"
@@ -92,15 +98,15 @@ class Table:
         for column in known:
             if column.lower() == name.lower():
                 return column
-        text = f"No such column '{name[:_SHOWN]}' on {self.name} here"
+        text = f"No such column '{name[:_SHOWN]}' on {self.name} in this clause"
         raise RestRefused("INVALID_FIELD", text)
 
 
 def parsed(call: Call) -> soql.Query:
-    """Return the query of a request.
+    """Parse the query in a request.
 
     Raises:
-        RestRefused: The query is not valid.
+        RestRefused: The query is missing or not valid.
     """
     try:
         texts = parse_qs(call.query, max_num_fields=10, errors="strict").get("q", [""])
@@ -110,7 +116,7 @@ def parsed(call: Call) -> soql.Query:
 
 
 def find(tables: Iterable[Table], asked: soql.Query, version: int) -> Table | None:
-    """Return the table that a query names, or None if no table of this API version has the name."""
+    """Return the table that a query names, or None if this API version has no such table."""
     for table in tables:
         if table.name.lower() == asked.of.lower() and version >= table.first_version:
             return table

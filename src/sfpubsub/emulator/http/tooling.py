@@ -1,7 +1,7 @@
 """The Tooling API: queries, and the records of managed subscriptions.
 
-ManagedSubscribe uses the same records. A PATCH replaces the whole Metadata, like the Metadata
-column of the real API: members that it omits are reset to their defaults, except for the state.
+The RPC ManagedSubscribe uses the same records. As in the real API, a PATCH replaces the whole
+Metadata: members that it omits are reset to their defaults. The state is an exception and is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIRST_VERSION = 60
 
 _NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
 _NAME_CHARS = 80
-"""Maximum characters of developer names and labels in an org."""
+"""Maximum number of characters of a developer name or label in an org."""
 
 _PRESETS = ("LATEST", "EARLIEST")
 _STATES = ("RUN", "STOP")
@@ -55,7 +55,9 @@ _SINGLE = ("FullName", "Metadata")
 
 
 def create(call: Call) -> Answer:
-    """POST …/sobjects/ManagedEventSubscription: create a managed subscription."""
+    """POST …/tooling/sobjects/ManagedEventSubscription: create a managed subscription, and return
+    its id.
+    """
     _of_this_version(call)
     body = _members(body_of(call), {"FullName": (str,), "Metadata": (dict,)})
     for name in ("FullName", "Metadata"):
@@ -100,13 +102,15 @@ def create(call: Call) -> Answer:
 
 
 def read(call: Call) -> Answer:
-    """GET …/sobjects/ManagedEventSubscription/<Id>: a managed subscription."""
+    """GET …/tooling/sobjects/ManagedEventSubscription/<Id>: return a managed subscription."""
     version = _of_this_version(call)
     return json_answer(TABLE.shown(_values(_record(call)), version))
 
 
 def update(call: Call) -> Answer:
-    """PATCH …/sobjects/ManagedEventSubscription/<Id>: replace the Metadata of a subscription."""
+    """PATCH …/tooling/sobjects/ManagedEventSubscription/<Id>: replace the Metadata of a managed
+    subscription.
+    """
     _of_this_version(call)
     record = _record(call)
     body = _members(body_of(call), {"FullName": (str,), "Metadata": (dict,)})
@@ -131,7 +135,7 @@ def update(call: Call) -> Answer:
 
 
 def delete(call: Call) -> Answer:
-    """DELETE …/sobjects/ManagedEventSubscription/<Id>: delete a managed subscription."""
+    """DELETE …/tooling/sobjects/ManagedEventSubscription/<Id>: delete a managed subscription."""
     _of_this_version(call)
     try:
         call.world.managed.delete(_record(call).subscription_id)
@@ -141,7 +145,7 @@ def delete(call: Call) -> Answer:
 
 
 def query(call: Call) -> Answer:
-    """GET …/tooling/query?q=SELECT …: the rows of a table of the Tooling API."""
+    """GET …/tooling/query?q=SELECT …: return rows of an object of the Tooling API."""
     version = authorised(call)
     asked = tables.parsed(call)
     table = tables.find((TABLE, *channels.TABLES, *discovery.TABLES), asked, version)
@@ -166,7 +170,11 @@ def _record(call: Call) -> ManagedSubscription:
 
 
 def _metadata(given: dict[str, Any]) -> dict[str, Any]:
-    """Return checked Metadata, with defaults for missing members except the state."""
+    """Return the Metadata of a request, with defaults for missing members except the state.
+
+    Raises:
+        RestRefused: A member is unknown, required but missing, or has a value that is not valid.
+    """
     metadata = {
         "defaultReplay": "LATEST",
         "errorRecoveryReplay": "LATEST",
@@ -176,7 +184,7 @@ def _metadata(given: dict[str, Any]) -> dict[str, Any]:
         if not metadata.get(name, "").strip():
             raise _required(name)
     if len(metadata["label"]) > _NAME_CHARS:
-        raise _invalid("label", f"a label has at most {_NAME_CHARS} characters")
+        raise _invalid("label", f"the label is longer than {_NAME_CHARS} characters, the maximum")
     for name in ("defaultReplay", "errorRecoveryReplay"):
         if metadata[name] not in _PRESETS:
             raise _invalid(name, f"{name} must be LATEST or EARLIEST")
@@ -225,7 +233,7 @@ def _rows(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
 TABLE = Table(
     _OBJECT, _COLUMNS, _COMPARABLE, _rows, _SINGLE, _FIRST_VERSION, f"tooling/sobjects/{_OBJECT}"
 )
-"""Managed subscriptions as a table for queries."""
+"""Managed subscriptions as an object that can be queried."""
 
 
 def _required(name: str) -> RestRefused:

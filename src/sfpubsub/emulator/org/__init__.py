@@ -13,6 +13,6 @@ store      the database in the data directory
 seed, settings, clock
            initial contents of an org; the service's times and limits; the clock
 mailbox    wake-ups and requests for a stream
-carry_out  faults that act on the org immediately
+carry_out  faults that change the org immediately
 world      all of the above, passed to every call
 """

@@ -1,9 +1,9 @@
 """The users of the org, its connected apps, and their refresh tokens. Independent of the wire
 protocols.
 
-Everything is kept in the store, so that credentials survive a restart of the emulator.
-An org without users and apps gets the default ones. `signin` decides who gets a token.
-Invariant: every stored public key is valid.
+All data is in the store, so that credentials survive a restart of the emulator. An org without
+users and apps gets default ones. `signin` checks credentials and issues tokens. Invariant: every
+stored public key is valid.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ _REFRESH_BYTES = 48
 
 @dataclass(frozen=True)
 class User:
-    """A user.
+    """A user of the org.
 
     Attributes:
-        password: With the security token appended, if there is one; blank for no password.
+        username: The name with which the user signs in.
+        password: The password, followed by the security token if there is one; blank if the user
+            cannot sign in with a password.
         active: Whether the user may sign in.
-        user_id: 18 characters.
+        user_id: The user's id of 18 characters.
         view_all: Whether the user sees records that other users own.
     """
 
@@ -56,8 +58,8 @@ class App:
 
     Attributes:
         client_id: The consumer key.
-        client_secret: Blank for none.
-        run_as: User of the client credentials flow; blank if that flow is off.
+        client_secret: The consumer secret; blank if the app has none.
+        run_as: Username for the client credentials flow; blank if that flow is off.
         public_key: PEM that verifies assertions of the JWT bearer flow; blank if that flow is off.
     """
 
@@ -71,7 +73,7 @@ class Accounts:
     """The users and apps of one org. Thread-safe.
 
     Args:
-        store: The store that holds them.
+        store: The org's store.
     """
 
     def __init__(self, store: Store) -> None:
@@ -91,7 +93,16 @@ class Accounts:
         active: bool | None = None,
         view_all: bool | None = None,
     ) -> None:
-        """Create or change a user; arguments that are None leave the value unchanged."""
+        """Create a user, or change an existing one; None leaves an existing value unchanged.
+
+        Args:
+            username: The name with which the user signs in.
+            password: The password, followed by the security token if there is one. A new user has
+                none by default.
+            active: Whether the user may sign in. True by default for a new user.
+            view_all: Whether the user sees records that other users own. True by default for a new
+                user.
+        """
         with self._lock, self._store.transaction():
             (made,) = self._store.rows("SELECT coalesce(max(number), 0) FROM users")
             self._store.run(
@@ -116,19 +127,19 @@ class Accounts:
         refresh_token: str | None = None,
         public_key: str | None = None,
     ) -> None:
-        """Create or change an app; arguments that are None leave the value unchanged.
+        """Create an app, or change an existing one; None leaves an existing value unchanged.
 
         Args:
             client_id: The consumer key.
             client_secret: The consumer secret; blank for none.
-            run_as: User of the client credentials flow; blank switches that flow off.
+            run_as: Username for the client credentials flow; blank switches that flow off.
             refresh_token: A refresh token for `run_as`. A token that was used up or revoked stays
                 invalid.
             public_key: PEM that verifies assertions of the JWT bearer flow; blank switches that
                 flow off.
 
         Raises:
-            EmulatorProblem: The public key is not valid, or the extra is not installed.
+            EmulatorProblem: The public key is not valid, or the extra `emulator` is not installed.
         """
         if public_key:
             check_public_key(public_key)
@@ -165,7 +176,7 @@ class Accounts:
         return not rows
 
     def user(self, username: str) -> User | None:
-        """Return the user of this name, or None; names are case-insensitive, as in an org."""
+        """Return the user with this name, or None; names are case-insensitive, as in an org."""
         rows = self._store.rows(
             "SELECT username, password, active, number FROM users"
             " WHERE username = ? COLLATE NOCASE",
@@ -177,8 +188,14 @@ class Accounts:
         return User(name, password, bool(active), user_id(number), self._sees_all(name))
 
     def holder(self, username: str) -> User:
-        """Return the user with this name; for a blank name (the emulator's own tokens), the org's
-        first user. Without any user, return a placeholder with the default name.
+        """Return the user to whom a token was issued.
+
+        Args:
+            username: The username of the token; blank for the emulator's own tokens.
+
+        Returns:
+            The user with this name; for a blank name, the org's first user. If there is no such
+            user, a placeholder with the default username.
         """
         rows = self._store.rows("SELECT username FROM users ORDER BY number LIMIT 1")
         found = self.user(username or (rows[0][0] if rows else ""))
@@ -192,8 +209,8 @@ class Accounts:
     # Refresh tokens.
 
     def refresh_user(self, token: str, client_id: str) -> str | None:
-        """Return the username of an app's valid refresh token, or None if the token is
-        not valid.
+        """Return the username for which a refresh token of an app was issued, or None if the token
+        is not valid.
         """
         rows = self._store.rows(
             "SELECT username FROM refresh_tokens WHERE token = ? AND client_id = ? AND good",
@@ -206,7 +223,7 @@ class Accounts:
         """Revoke a refresh token.
 
         Returns:
-            Whether it was valid.
+            Whether the token was valid.
         """
         with self._lock:
             good = self._store.rows("SELECT 1 FROM refresh_tokens WHERE token = ? AND good", token)
@@ -214,7 +231,7 @@ class Accounts:
             return bool(good)
 
     def rotate(self, token: str, client_id: str) -> str | None:
-        """Invalidate a refresh token and return its replacement, or None if it was not valid."""
+        """Replace a refresh token, and return the new one; None if the old one is not valid."""
         new = secrets.token_urlsafe(_REFRESH_BYTES)
         with self._lock, self._store.transaction():
             username = self.refresh_user(token, client_id)
@@ -231,7 +248,7 @@ class Accounts:
 
 
 def user_id(number: int) -> str:
-    """Return the id of the user with this number."""
+    """Return the 18-character id of the user with this number in the store."""
     return eighteen(f"005SB{number:010d}")
 
 
@@ -239,23 +256,24 @@ def check_public_key(text: str) -> None:
     """Check that a PEM public key or certificate can verify assertions.
 
     Raises:
-        EmulatorProblem: The text does not contain such a key, or the extra is not installed.
+        EmulatorProblem: The text does not contain such a key, or the extra `emulator` is not
+            installed.
     """
     try:
         read_public_key(text)
     except ValueError as error:
         raise EmulatorProblem(
-            "the public key is not an RSA key in PEM format: give the text that begins with"
+            "the public key is not an RSA key in PEM format: use the text that begins with"
             " -----BEGIN PUBLIC KEY----- or -----BEGIN CERTIFICATE-----"
         ) from error
 
 
 def read_public_key(text: str) -> Any:
-    """Return the RSA key of a PEM public key or certificate.
+    """Return the RSA public key in a PEM public key or certificate.
 
     Raises:
         ValueError: The text does not contain such a key.
-        EmulatorProblem: The extra is not installed.
+        EmulatorProblem: The extra `emulator` is not installed.
     """
     try:
         import jwt  # noqa: F401 - report a missing package now, not at the first sign-in

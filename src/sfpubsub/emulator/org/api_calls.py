@@ -1,4 +1,4 @@
-"""Counts the HTTP API calls that an org has answered in the last 24 hours, in memory only."""
+"""Counts the HTTP API calls to an org in the last 24 hours. The counts are lost on a restart."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from sfpubsub.emulator.org.usage import DAY_S, SEGMENT_S
 
 
 class ApiCalls:
-    """Counts calls in segments of 15 minutes, so that a day takes about a hundred numbers.
-    Thread-safe.
+    """Counts API calls, and enforces a limit. Thread-safe.
+
+    Calls are counted in segments of 15 minutes, so a day needs about a hundred numbers.
 
     Args:
-        most: The limit of calls in 24 hours.
+        most: Maximum number of calls in 24 hours.
     """
 
     def __init__(self, most: int) -> None:
@@ -23,7 +24,9 @@ class ApiCalls:
         self._used = 0
 
     def take(self, now: float) -> bool:
-        """Count a call unless the limit is reached; return whether it was counted."""
+        """Count a call at `now` (seconds since 1970 UTC) unless the limit is reached. Return
+        whether it was counted.
+        """
         segment = int(now // SEGMENT_S)
         with self._lock:
             self._forget(now)
@@ -38,7 +41,7 @@ class ApiCalls:
             return True
 
     def remaining(self, now: float) -> int:
-        """Return how many more calls are allowed now."""
+        """Return how many more calls are allowed at `now`, in seconds since 1970 UTC."""
         with self._lock:
             self._forget(now)
             return self.most - self._used

@@ -1,4 +1,4 @@
-"""Events being published, and batches that become durable in one transaction."""
+"""The data types for publishing, and batches of events that become durable in one transaction."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from sfpubsub.emulator.org.replay_ids import ReplayIds
 from sfpubsub.emulator.org.store import Event, Store
 
 _EVENT_ID_CHARS = 36
-"""Maximum characters of an event id; a longer or blank id is replaced by a UUID. Documented."""
+"""Maximum number of characters in an event id. A longer or blank id is replaced by a UUID.
+Documented.
+"""
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic, or a channel made of topics.
+    """A topic of the bus, or a channel that carries the events of other topics.
 
     Attributes:
         number: Key of the topic's log in the store.
-        schema_id: Current schema; blank for a channel.
-        published: Total number of events published to it.
+        name: Name, such as `/event/Order_Event__e`.
+        schema_id: Id of the current schema; blank for a channel.
+        can_publish: Whether clients can publish to the topic.
+        can_subscribe: Whether clients can subscribe to the topic.
+        published: Total number of events published to the topic.
     """
 
     number: int
@@ -33,7 +38,7 @@ class Topic:
 
 @dataclass(frozen=True)
 class Draft:
-    """An event as its publisher sent it."""
+    """An event as its publisher sent it. `event_id` is blank if the publisher set none."""
 
     payload: bytes
     schema_id: str
@@ -46,8 +51,9 @@ class Published:
 
     Attributes:
         event_id: The publisher's id, or a generated one. Also set if the event was rejected.
-        replay_id: Its position as clients see it; empty if it was rejected.
-        problem: Why it was rejected; None if it was published.
+        replay_id: The event's replay id; empty if the event was rejected.
+        schema_id: Id of the schema with which the event was encoded.
+        problem: Why the event was rejected; None if it was published.
     """
 
     event_id: str
@@ -60,16 +66,17 @@ class Batch:
     """Events that become durable together. Created and completed by `Bus.together`.
 
     Args:
-        carriers: Returns the topic of a name and the channels that carry it.
+        carriers: Returns the topic with a given name, and the channels that carry it.
         ids: Converts positions to replay ids.
         store: The store, with its transaction open.
         tip: The newest position before this batch.
         at: Time of publication, in seconds since 1970 UTC.
 
     Attributes:
-        tip: The newest position so far.
-        at: Time of publication.
-        added: Topics and channels that have received events so far, and how many, by name.
+        tip: The newest position, including the events added so far.
+        at: Time of publication, in seconds since 1970 UTC.
+        added: The topics and channels to which events were added, each with the number of these
+            events, by name.
     """
 
     def __init__(
@@ -95,13 +102,16 @@ class Batch:
         skip: int = 0,
         only: Sequence[Topic] | None = None,
     ) -> list[Published]:
-        """Publish without any check, even bytes that no schema can decode.
+        """Add events without checking them: even payloads that cannot be decoded are accepted.
 
         Args:
-            name: A topic; the channels that carry it receive the events too.
-            drafts: One or more.
-            skip: Number of positions to skip first.
-            only: Publish to these topics instead of `name` and its channels.
+            name: Name of a topic; the channels that carry the topic receive the events too.
+            drafts: The events; at least one.
+            skip: Number of positions to skip before the first event.
+            only: Topics that receive the events instead of `name` and its channels.
+
+        Returns:
+            The result for each event, in order.
 
         Raises:
             Refused: The topic is unknown.
@@ -120,6 +130,6 @@ class Batch:
 
 
 def event_id(draft: Draft) -> str:
-    """Return the id of an event: the publisher's if it is valid, else a new one."""
+    """Return the event id that the publisher set, or a new UUID if that id is not valid."""
     fits = 0 < len(draft.event_id) <= _EVENT_ID_CHARS
     return draft.event_id if fits else str(uuid.uuid4())

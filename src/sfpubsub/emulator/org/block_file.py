@@ -1,11 +1,11 @@
 """A cache of encoded events, stored in blocks in a separate file next to the database.
 
-It contains nothing that the database does not have, so it can be deleted whenever the emulator is
-stopped, and it may lag behind. The callers define the contents of a row and whether it is still
+The file contains only copies of data in the database, so it can be deleted whenever the emulator is
+stopped, and it may lag behind. The callers define the contents of a row and whether a row is still
 valid.
 
-It is a separate file because its rows are large: with four times the usual page size they are read
-in a third less time, but every small change of the database would write four times as much.
+The file is separate because its rows are large: with four times the usual page size they are read
+in a third less time, but in the database every small change would then write four times as much.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PAGE_BYTES = 16 * 1024
-"""Page size of the file. A row of 100 change events takes five pages. With 64 KiB a read takes a
-fifth less time, but a write takes twice as many bytes.
+"""Page size of the file in bytes. A row of 100 change events takes five pages. With 64 KiB, a read
+takes a fifth less time, but a write twice as many bytes.
 """
 
 _TABLES = """
@@ -30,10 +30,13 @@ CREATE TABLE IF NOT EXISTS blocks (
 
 
 class Block(NamedTuple):
-    """All events of a topic in the range (behind, last], ready to be sent.
+    """All events of a topic in the range of positions (behind, last], encoded for sending.
 
     Attributes:
+        behind: The position after which the block begins.
+        last: Position of the last event.
         contents: An index of the events in `wire`, in the caller's format.
+        wire: The encoded events.
     """
 
     behind: int
@@ -43,7 +46,7 @@ class Block(NamedTuple):
 
 
 class BlockFile:
-    """The blocks of one data directory. Thread-safe: one connection behind one lock.
+    """The blocks of one data directory. Thread-safe: a lock guards the only connection.
 
     Args:
         path: The file; created if it does not exist.
@@ -63,7 +66,7 @@ class BlockFile:
             self._db.close()
 
     def use(self, form: str) -> None:
-        """Keep only blocks of this format; delete all others."""
+        """Set the format of the blocks to store, and delete stored blocks of another format."""
         with self._lock:
             if self._form() == form:
                 return
@@ -75,15 +78,15 @@ class BlockFile:
             self._db.execute("INSERT INTO form VALUES (?)", (form,))
 
     def put(self, topic_id: int, block: Block) -> None:
-        """Store a block."""
+        """Store a block of a topic; a block that begins at the same position is replaced."""
         with self._lock:
             self._db.execute(
                 "INSERT OR REPLACE INTO blocks VALUES (?, ?, ?, ?, ?)", (topic_id, *block)
             )
 
     def after(self, topic_id: int, position: int) -> Block | None:
-        """Return the block that contains the next event of a topic, or None if no block contains
-        it.
+        """Return the block that contains the first event of a topic after `position`, or None if no
+        block contains that event.
         """
         with self._lock:
             found = self._db.execute(
@@ -94,7 +97,7 @@ class BlockFile:
         return Block._make(found) if found and found[1] > position else None
 
     def end(self, topic_id: int) -> int:
-        """Return the position where the last block of a topic ends; 0 if it has none."""
+        """Return the position at which the last block of a topic ends; 0 if it has no blocks."""
         with self._lock:
             found = self._db.execute(
                 "SELECT last FROM blocks WHERE topic_id = ? ORDER BY behind DESC LIMIT 1",
@@ -103,7 +106,7 @@ class BlockFile:
         return int(found[0]) if found else 0
 
     def forget(self, position: int) -> None:
-        """Delete the blocks that begin before a position."""
+        """Delete all blocks that begin before `position`, for all topics."""
         with self._lock:
             topic_id = -1
             while (found := self._db.execute(_NEXT_TOPIC, (topic_id,)).fetchone()) is not None:
@@ -113,7 +116,7 @@ class BlockFile:
                 )
 
     def forget_topic(self, topic_id: int) -> None:
-        """Delete the blocks of a topic."""
+        """Delete all blocks of a topic."""
         with self._lock:
             self._db.execute("DELETE FROM blocks WHERE topic_id = ?", (topic_id,))
 

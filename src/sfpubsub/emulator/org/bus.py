@@ -5,8 +5,8 @@ All topics share one sequence of positions, as on the real bus: an event has the
 its topic and on every channel that carries the topic, and the positions of one topic have gaps.
 `positions` tracks which positions exist and which are deleted.
 
-Locking: one lock guards the topics, the log and the tip; it is held for a read or an append, never
-    while waiting. Streams are notified through the bells of `Positions`.
+Locking: one lock guards the topics, the log and the tip. It is held during a read or an append,
+never while waiting. Streams are notified through `Positions.bells`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Bus(Positions):
     """One org's event bus. Thread-safe.
 
     Args:
-        store: The store that holds everything.
+        store: The store for topics, schemas and events.
         clock: The org's clock.
         settings: Times and limits.
         tenant: The org's name in error messages and TopicInfo.
@@ -55,7 +55,14 @@ class Bus(Positions):
     def put_topic(
         self, name: str, schema: Schema, *, can_publish: bool = True, can_subscribe: bool = True
     ) -> None:
-        """Create a topic, or replace its schema; events published earlier keep their schema."""
+        """Create a topic, or change an existing one. Events published earlier keep their schema.
+
+        Args:
+            name: Name of the topic, such as `/event/Order_Event__e`.
+            schema: The schema of later events.
+            can_publish: Whether clients can publish to the topic.
+            can_subscribe: Whether clients can subscribe to the topic.
+        """
         with self._lock, self._store.transaction():
             self._store.run(
                 "INSERT OR REPLACE INTO schemas VALUES (?, ?, ?)",
@@ -85,8 +92,8 @@ class Bus(Positions):
         )
 
     def put_channel(self, name: str, topics: Sequence[str]) -> None:
-        """Create a channel, or replace its members. From now on, it carries everything that is
-        published to `topics`.
+        """Create a channel, or replace its members. From now on, the channel carries all events
+        that are published to `topics`.
         """
         with self._lock, self._store.transaction():
             self._put(name, "", False, True)
@@ -122,7 +129,7 @@ class Bus(Positions):
             return found is not None and found.number == topic.number
 
     def put_log(self, name: str) -> None:
-        """Create a log without a schema, if it does not exist; gRPC clients cannot read it."""
+        """Create a log without a schema, if it does not exist. gRPC clients cannot read the log."""
         with self._lock, self._store.transaction():
             self._put(name, "", False, False)
         self._load()
@@ -133,7 +140,7 @@ class Bus(Positions):
             return [self._topics[name] for name in sorted(self._topics)]
 
     def topic(self, name: str) -> Topic:
-        """Return a topic.
+        """Return the topic or channel with this name.
 
         Raises:
             Refused: The name is blank or unknown.
@@ -146,7 +153,7 @@ class Bus(Positions):
             return self._topics[name]
 
     def schema(self, schema_id: str) -> Schema:
-        """Return a schema.
+        """Return the schema with this id.
 
         Raises:
             Refused: The id is blank or unknown.
@@ -170,6 +177,9 @@ class Bus(Positions):
         """Publish events from a client. Each event is checked separately: a rejected event does not
         affect the others.
 
+        Returns:
+            The result for each event, in order.
+
         Raises:
             Refused: The topic is unknown or cannot be published to, or there are no events.
         """
@@ -189,8 +199,15 @@ class Bus(Positions):
         ]
 
     def publish_values(self, name: str, rows: Sequence[Mapping[str, Any]]) -> list[Published]:
-        """Encode and publish events from inside the emulator, even on topics where clients cannot
+        """Encode and publish events on behalf of the org, even to topics to which clients cannot
         publish.
+
+        Args:
+            name: Name of the topic.
+            rows: The values of each event, by field name.
+
+        Returns:
+            The result for each event, in order.
 
         Raises:
             Refused: The topic is unknown.
@@ -205,7 +222,10 @@ class Bus(Positions):
         return self.append(name, [Draft(schema.encode(row, now), schema.schema_id) for row in rows])
 
     def append(self, name: str, drafts: Sequence[Draft]) -> list[Published]:
-        """Publish without any check, even bytes that no schema can decode.
+        """Publish events without checking them: even payloads that cannot be decoded are accepted.
+
+        Returns:
+            The result for each event, in order.
 
         Raises:
             Refused: The topic is unknown.
@@ -218,9 +238,10 @@ class Bus(Positions):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[Batch]:
-        """Run the block as one transaction of store statements and events.
+        """Run the body of a `with` statement as one transaction of store statements and events.
 
-        An exception rolls back everything. Streams are notified once everything is durable.
+        Yields the batch to which the body adds events. An exception rolls back everything. Streams
+        are notified once everything is durable.
         """
         with self._lock:
             at = self._clock.now()
@@ -238,8 +259,8 @@ class Bus(Positions):
                 listener(topic, count)
 
     def on_append(self, listener: Callable[[Topic, int], None]) -> None:
-        """Call `listener` with each topic or channel that received events, and the number of
-        events, once they are durable. Register it before the first event.
+        """Register a function to call for each topic or channel that has received events, with the
+        number of these events, once they are durable. Call this before any event is published.
         """
         self._on_append.append(listener)
 
@@ -256,9 +277,10 @@ class Bus(Positions):
     # Reading.
 
     def read(self, topic: Topic, after: int, limit: int) -> tuple[list[Event], int]:
-        """Return the next events of a topic, and the reader's position after them.
+        """Return at most `limit` events of a topic after a position, and the reader's new position.
 
-        Without events this position is the org's tip, because the topic has no events up to there.
+        The new position is that of the last event. If there are no events it is the org's tip,
+        because the topic has no events up to the tip.
         """
         with self._lock:
             self._purge()
@@ -268,12 +290,12 @@ class Bus(Positions):
     # Blocks of encoded events; the bus does not interpret their contents.
 
     def use_blocks(self, form: str) -> None:
-        """Keep only blocks of this format."""
+        """Set the format of the blocks to store, and delete stored blocks of another format."""
         self._store.blocks.use(form)
 
     def put_block(self, topic: Topic, block: Block, losses: int) -> None:
-        """Store a block of a topic's events, unless events were deleted since `losses` was read
-        (see `standing`): the block might contain them.
+        """Store a block of a topic's events, unless events were deleted since `standing` returned
+        `losses`, because the block might contain deleted events.
         """
         with self._lock:
             self._purge()
@@ -281,8 +303,8 @@ class Bus(Positions):
                 self._store.blocks.put(topic.number, block)
 
     def block_after(self, topic: Topic, position: int) -> Block | None:
-        """Return the block that contains the next event of a topic, or None if no block contains
-        it.
+        """Return the block that contains the first event of a topic after `position`, or None if no
+        block contains that event.
 
         A killed process may have left blocks that contain deleted events; these are skipped.
         """
@@ -297,22 +319,25 @@ class Bus(Positions):
         return max(self._store.blocks.end(topic.number), self._purged_through)
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
-        """Return the last events of a topic with their publication times, newest first."""
+        """Return the last `limit` events of a topic, newest first, each with its publication time
+        in seconds since 1970 UTC.
+        """
         with self._lock:
             self._purge()
             return self._store.newest_events(topic.number, limit)
 
     def times_after(self, topic: Topic, position: int, limit: int) -> list[tuple[int, float]]:
-        """Return positions and times of the last `limit` events after a position, in order."""
+        """Return the position and the publication time (seconds since 1970 UTC) of the last `limit`
+        events of a topic after `position`, in order.
+        """
         return self._store.times_after(topic.number, position, limit)
 
     def pass_by(self, topic: Topic, after: int, count: int) -> int | None:
-        """Create `count` positions, as other traffic would, if a topic has no events after a
-        position.
+        """Create `count` positions, as events of other topics would, if a topic has no events after
+        the position `after`.
 
         Returns:
-            The last new position; None, without creating any, if the topic has events after
-            `after`.
+            The last new position, or None if no positions were created.
         """
         with self._lock:
             if self._store.events_after(topic.number, after, 1):
@@ -321,7 +346,9 @@ class Bus(Positions):
             return self._tip
 
     def position_at(self, at: float) -> int | None:
-        """Return the newest retained position created before `at`, or None."""
+        """Return the newest retained position that was created before `at` (seconds since 1970
+        UTC), or None.
+        """
         return self._store.newest_before(at)
 
     # Internal.

@@ -1,7 +1,7 @@
-"""Applies the faults that act on the org immediately, one function per kind.
+"""Applies the faults of immediate kinds (`Kind.acts`), with one function per kind.
 
-The effects are implemented in sessions, positions and managed; they receive the fault so that they
-can count the clients that encounter it.
+The effects are implemented in `sessions`, `positions`, `managed` and `records`. These modules
+receive the fault, so that they can count the clients that encounter its effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def actor(
     bus: Bus, managed: ManagedSubscriptions, sessions: Sessions, records: Records
 ) -> Callable[[Fault], None]:
     """Return the function for `FaultPlan.carry_out_by`. It applies a fault, and raises ValueError
-    if the fault acts on something that does not exist.
+    if the event, record or managed subscription that the fault would change does not exist.
     """
     acts: dict[str, Callable[[Fault], None]] = {
         "expire_token": lambda fault: sessions.end_all(expired=True, cause=fault),

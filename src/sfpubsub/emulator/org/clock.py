@@ -1,7 +1,8 @@
-"""The emulator's clock: injected everywhere, and able to jump forward.
+"""The emulator's clock, which can jump forward.
 
-No other module of the package reads the system time, except the HTTP server, whose sockets use real
-time. Invariant: time never goes backwards within a process, even if the machine's clock is changed.
+It is passed to every module that needs the time. Only the HTTP server also reads the system time,
+because its sockets use real time. Invariant: within a process the clock never goes backwards, even
+if the machine's clock is changed.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from collections.abc import Callable
 
 
 class Clock:
-    """Real time plus all requested jumps.
+    """A clock that shows real time plus all requested jumps.
 
-    A jump of 73 hours makes everything due that is due within 73 hours: retention, keepalives,
-    deadlines. Jumps are lost when the process ends; a restarted emulator starts at real time.
+    After a jump of 73 hours, everything is due that would have become due in that time: the end of
+    the retention period, keepalives, deadlines. Jumps are lost when the process ends; a restarted
+    emulator starts at real time.
 
     Thread-safe.
     """
@@ -37,8 +39,8 @@ class Clock:
         return self._base + time.monotonic()
 
     def timeout(self, deadline: float | None) -> float | None:
-        """Return the real seconds to wait for `deadline` unless woken earlier; None
-        means forever.
+        """Return how many seconds of real time to wait for `deadline`, unless a jump wakes the
+        caller earlier. Return None, which means no limit, if `deadline` is None.
         """
         if deadline is None:
             return None
@@ -46,13 +48,13 @@ class Clock:
         return min(max(0.0, deadline - self.now()), threading.TIMEOUT_MAX)
 
     def jump(self, seconds: float) -> None:
-        """Advance the clock by `seconds` and wake everything that waits for a deadline.
+        """Move the clock forward by `seconds`, and wake everything that waits for a deadline.
 
         Raises:
             ValueError: `seconds` is negative.
         """
         if not seconds >= 0:
-            raise ValueError(f"time cannot go backwards: jump of {seconds} seconds")
+            raise ValueError(f"the clock cannot go back: jump by 0 seconds or more, not {seconds}")
         with self._lock:
             self._jumped += seconds
             listeners = list(self._listeners)
@@ -60,7 +62,7 @@ class Clock:
             listener()
 
     def on_jump(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each jump, in the thread that jumps."""
+        """Register a function to call after each jump, in the thread that calls `jump`."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -81,7 +83,7 @@ class ManualClock(Clock):
         return self._start + self._jumped
 
     def timeout(self, deadline: float | None) -> float | None:
-        """Return 0 if the deadline has passed, else None (wait forever): only a jump can
-        reach it.
+        """Return 0 if the deadline has passed. Otherwise return None, which means to wait without
+        limit, because only a jump can reach the deadline.
         """
         return 0.0 if deadline is not None and deadline <= self.now() else None

@@ -1,4 +1,4 @@
-"""The data directory of an emulator: its lock, which one process holds, and its database."""
+"""The data directory of an emulator: a lock that only one process can acquire, and the database."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sfpubsub.emulator.org.store import Store, StoreProblem
 
 
 def claim(data_dir: Path) -> int:
-    """Create the directory and lock it for this process; the lock ends with the process.
+    """Create the directory if necessary, and lock it for this process until the process ends.
 
     Returns:
-        The file descriptor that holds the lock; closing it releases the lock.
+        The file descriptor of the lock; closing it releases the lock.
 
     Raises:
         EmulatorProblem: The directory cannot be written, or another emulator uses it.
     """
     try:
-        # 0o700: it contains an access token and the private key of a certificate authority.
+        # 0o700: it contains access tokens and the private key of a certificate authority.
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -38,7 +38,7 @@ def claim(data_dir: Path) -> int:
 
 
 def open_store(data_dir: Path) -> Store:
-    """Open the database of a directory, creating it if it does not exist.
+    """Open the database in a data directory, creating it if it does not exist.
 
     Raises:
         EmulatorProblem: The database cannot be used.

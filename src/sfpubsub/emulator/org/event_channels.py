@@ -23,7 +23,7 @@ from sfpubsub.emulator.org.store import Store
 ChannelKind = Literal["event", "data"]
 
 STANDARD = "ChangeEvents"
-"""The channel that every org has."""
+"""Name of the standard channel, which every org has."""
 
 _SUFFIX = "__chn"
 _NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
@@ -31,10 +31,10 @@ _NAME_CHARS = 80
 _FIELD = re.compile(r"[A-Za-z]\w*", re.ASCII)
 
 _MOST_CHANNELS = 100
-"""Channels of each kind that an org can have. Documented."""
+"""Maximum number of channels of each kind in an org. Documented."""
 
 _MOST_ENRICHED = 10
-"""Maximum enriched fields of a member. Reported by others, not documented."""
+"""Maximum number of enriched fields of a member. Reported by users, not documented."""
 
 _CHANNEL_PREFIX, _MEMBER_PREFIX = "0YLSB", "0v8SB"
 
@@ -44,8 +44,10 @@ class EventChannel:
     """A custom channel.
 
     Attributes:
-        name: With its suffix `__chn`.
+        channel_id: Id of 18 characters.
+        name: Name, with the suffix `__chn`.
         kind: "event" for platform events, "data" for change events.
+        label: Label, for display.
     """
 
     channel_id: str
@@ -55,12 +57,12 @@ class EventChannel:
 
     @property
     def developer_name(self) -> str:
-        """Return the name without its suffix."""
+        """The name without the suffix `__chn`."""
         return self.name.removesuffix(_SUFFIX)
 
     @property
     def topic(self) -> str:
-        """Return the topic that carries the channel."""
+        """Name of the bus's topic for this channel, such as `/data/Sales__chn`."""
         return f"/{self.kind}/{self.name}"
 
 
@@ -69,9 +71,11 @@ class Member:
     """A member of a channel: one event that the channel carries.
 
     Attributes:
-        channel: Name of the channel, with the suffix; or `ChangeEvents`.
-        entity: Name of the event: `Order_Event__e`, `AccountChangeEvent`.
-        filter_expression: Blank for all events.
+        member_id: Id of 18 characters; blank before the member is stored.
+        developer_name: Name of the member.
+        channel: Name of the channel, with the suffix `__chn`; or `ChangeEvents`.
+        entity: Name of the event, such as `Order_Event__e` or `AccountChangeEvent`.
+        filter_expression: Condition that selects events; blank for all events.
         enriched: Fields that are added to events of updates and deletions, even if unchanged.
     """
 
@@ -87,24 +91,35 @@ class ChangeSource(Protocol):
     """The source of the change events that channel members select."""
 
     def offer(self, event_name: str) -> None:
-        """Create the topic of an event, if it is a change event."""
+        """Create the topic for an event name, if the name is that of an object's change event and
+        the topic does not exist.
+        """
         ...
 
     def check_member(self, member: Member) -> None:
-        """Check a member's filter and enriched fields; raise BadValue if they are not valid."""
+        """Check a member's filter and enriched fields.
+
+        Raises:
+            BadValue: The filter or one of the fields is not valid.
+        """
         ...
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """Handle a change of members: `members` are all current ones, `gone` the removed ones."""
+        """Handle a change of the members.
+
+        Args:
+            members: All current members.
+            gone: Members that were removed by the change.
+        """
         ...
 
 
 class EventChannels:
-    """The channels of one org. Thread-safe.
+    """The custom channels of one org, and the members of all channels. Thread-safe.
 
     Args:
-        store: The store that holds the records.
-        bus: The bus that holds their topics.
+        store: The store for the records.
+        bus: The bus for the channels' topics.
     """
 
     def __init__(self, store: Store, bus: Bus) -> None:
@@ -114,13 +129,13 @@ class EventChannels:
         self._records: ChangeSource | None = None
 
     def feed(self, records: ChangeSource) -> None:
-        """Connect the source of change events, and send it the current members."""
+        """Connect the source of change events, and pass the current members to it."""
         self._records = records
         records.selected(self.members(), [])
 
     def adopt(self) -> None:
-        """Create missing topics and records of channels, and update the members to the events that
-        each channel carries on the bus.
+        """Make the records and the bus consistent: create missing topics and records of channels,
+        and set the members of each channel to the events that the channel carries on the bus.
         """
         with self._lock:
             topics = {topic.name for topic in self._bus.topics()}
@@ -160,12 +175,17 @@ class EventChannels:
     def create(self, name: str, kind: str, label: str) -> EventChannel:
         """Create a channel without members.
 
+        Args:
+            name: Name, with the suffix `__chn`.
+            kind: "event" for platform events, "data" for change events.
+            label: Label, for display.
+
         Raises:
             BadValue: A value is not valid, the name is taken, or the limit of channels is reached.
         """
         bare = name.removesuffix(_SUFFIX)
         if bare == name or not _NAME.fullmatch(bare) or len(name) > _NAME_CHARS:
-            text = "The name of a channel has letters, digits and single underscores, and ends with"
+            text = "The name of a channel must have letters, digits, single underscores, and end in"
             raise BadValue("INVALID_INPUT", f"{text} {_SUFFIX}", "FullName")
         if kind not in ("event", "data"):
             raise BadValue("INVALID_INPUT", "channelType must be data or event", "channelType")
@@ -182,15 +202,15 @@ class EventChannels:
             return made
 
     def relabel(self, channel_id: str, label: str) -> None:
-        """Change the label of a channel; nothing else can be changed."""
+        """Change the label of a channel."""
         self._store.run("UPDATE event_channels SET label = ? WHERE id = ?", label, channel_id)
 
     def delete(self, channel_id: str) -> None:
-        """Remove a channel; streams that read it end.
+        """Delete a channel. Streams that read the channel end.
 
         Raises:
             KeyError: There is no such channel.
-            BadValue: It has members.
+            BadValue: The channel has members.
         """
         with self._lock:
             found = self.channel(channel_id)
@@ -205,7 +225,7 @@ class EventChannels:
     # Members.
 
     def members(self, channel: str | None = None) -> list[Member]:
-        """Return the members of one channel or of all channels, sorted by name."""
+        """Return the members of one channel, or of all channels if None, sorted by name."""
         rows = self._store.rows("SELECT * FROM channel_selections ORDER BY developer_name")
         found = [
             Member(row[0], row[1], row[2], row[3], row[4], tuple(json.loads(row[5])))
@@ -226,13 +246,20 @@ class EventChannels:
         filter_expression: str = "",
         enriched: Sequence[str] = (),
     ) -> Member:
-        """Add an event to a channel; from now on, the channel carries it.
+        """Add a member to a channel. From now on, the channel carries the member's event.
+
+        Args:
+            developer_name: Name of the member.
+            channel: Name or id of the channel.
+            entity: Name of the event; case-insensitive.
+            filter_expression: Condition that selects events; blank for all events.
+            enriched: Fields to add to events of updates and deletions, even if unchanged.
 
         Raises:
-            BadValue: A value is not valid, or the channel already has the event.
+            BadValue: A value is not valid, the name is taken, or the channel already has the event.
         """
         if not _NAME.fullmatch(developer_name):
-            text = "A name has letters, digits and single underscores"
+            text = "A name must consist of letters, digits and single underscores"
             raise BadValue("INVALID_INPUT", text, "FullName")
         with self._lock:
             if self._records is not None:
@@ -255,6 +282,11 @@ class EventChannels:
     def change(self, member_id: str, filter_expression: str, enriched: Sequence[str]) -> None:
         """Replace the filter and enriched fields of a member.
 
+        Args:
+            member_id: The member's id of 18 characters.
+            filter_expression: Condition that selects events; blank for all events.
+            enriched: Fields to add to events of updates and deletions, even if unchanged.
+
         Raises:
             KeyError: There is no such member.
             BadValue: A value is not valid.
@@ -275,7 +307,7 @@ class EventChannels:
             self._tell()
 
     def remove(self, member_id: str) -> None:
-        """Remove an event from its channel; events already on the channel stay readable.
+        """Remove a member from its channel. Events already on the channel remain readable.
 
         Raises:
             KeyError: There is no such member.
@@ -301,7 +333,11 @@ class EventChannels:
         return checked
 
     def _places(self, channel: str, entity: str) -> tuple[str, str]:
-        """Return the canonical spelling of a channel's topic and of an event's name."""
+        """Return the name of a channel's topic and the name of an event, as the org spells them.
+
+        Raises:
+            BadValue: The channel does not exist, or cannot carry this event.
+        """
         found = self.channel(channel)
         if found is None and channel.lower() != STANDARD.lower():
             text = f"There is no channel {channel[:_NAME_CHARS]}."
@@ -311,7 +347,7 @@ class EventChannels:
             start, _, name = item.name.rpartition("/")
             if item.schema_id and name.lower() == entity.lower() and topic.startswith(f"{start}/"):
                 return topic, name
-        text = f"{entity[:_NAME_CHARS]} is not an event that this channel can have."
+        text = f"{entity[:_NAME_CHARS]} is not an event that this channel can carry."
         raise BadValue("INVALID_INPUT", text, "SelectedEntity")
 
     def _carry(self, name: str) -> None:

@@ -31,11 +31,11 @@ def event_values(
     Args:
         schema: The event's schema.
         given: Values by field name; `attributes`, which some clients include, is ignored.
-        user_id: The publishing user.
-        now: Seconds since 1970 UTC.
+        user_id: Id of the user who publishes the event.
+        now: Time of publication, in seconds since 1970 UTC.
 
     Raises:
-        BadValue: There is no such field, it cannot be set, or the value has the wrong type.
+        BadValue: A field does not exist or cannot be set, or a value has the wrong type.
     """
     fields = {str(item["name"]): item for item in json.loads(schema.text)["fields"]}
     names = {name.lower(): name for name in (*fields, *_SET_BY_THE_ORG)}
@@ -65,7 +65,7 @@ def _value(name: str, field: Mapping[str, Any], value: Any) -> Any:
 
 
 def _converted(kind: str, value: Any) -> Any:
-    """Return the value converted to this type, or None if that is impossible."""
+    """Return a JSON value converted to a field's type, `kind`; None if that is impossible."""
     if kind == "Boolean":
         return value if isinstance(value, bool) else None
     if kind == "Integer" or kind in _NUMBERS:
@@ -80,8 +80,8 @@ def _converted(kind: str, value: Any) -> Any:
 
 
 def _milliseconds(kind: str, value: Any) -> int | None:
-    """Return milliseconds: since 1970 UTC for DateTime and DateOnly, since midnight
-    for TimeOnly.
+    """Return a time in milliseconds: since 1970 UTC for DateTime and DateOnly, since midnight for
+    TimeOnly. Return None if the value is not such a time.
     """
     if not isinstance(value, str):
         return None

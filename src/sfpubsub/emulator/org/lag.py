@@ -1,7 +1,7 @@
 """The lag of managed subscriptions in events, now and over time, for display only.
 
 Past lag is not sampled. It is computed from the publication times in the log and from the commit
-times, which are kept here in memory.
+times, which this module stores in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _COMMITS = 2000
-"""Commits kept for each subscription; at one per second this covers half an hour."""
+"""Number of commits stored for each subscription; at one per second they cover half an hour."""
 
 COUNTED = 10_000
 """Maximum lag that is counted; a larger lag is shown as this number."""
@@ -21,7 +21,7 @@ COUNTED = 10_000
 
 @dataclass(frozen=True)
 class Lag:
-    """The lag of a subscription, in events, at a time in seconds since 1970 UTC."""
+    """The lag of a subscription, in events, at the time `at`, in seconds since 1970 UTC."""
 
     at: float
     events: int
@@ -49,7 +49,9 @@ class CommitHistory:
             known.append((at, position))
 
     def of(self, subscription_id: str) -> list[tuple[float, int]]:
-        """Return times and positions of a subscription's commits, oldest first."""
+        """Return the time (seconds since 1970 UTC) and the position of each stored commit of a
+        subscription, oldest first.
+        """
         with self._lock:
             return list(self._commits.get(subscription_id, ()))
 
@@ -62,8 +64,9 @@ def series(
     """Return the lag at each of the given times.
 
     Args:
-        published: Position and time of each event of the topic, in order.
-        commits: As returned by `CommitHistory.of`; nothing was committed before the first one.
+        published: Position and publication time of each event of the topic, in order.
+        commits: The commits, as returned by `CommitHistory.of`. Before the first of them, the
+            committed position counts as 0.
         times: Times in seconds since 1970 UTC, in order.
     """
     positions = [position for position, _ in published]

@@ -1,4 +1,4 @@
-"""The mailbox that a stream's loop waits on, and the bells that wake it.
+"""The mailbox on which a stream's loop waits, and `Bells`, which wakes waiting streams.
 
 Each stream has one mailbox. Its reader thread adds requests; the bus, the clock and the fault plan
 wake it through `Bells`; the loop collects the requests. Nothing polls. Invariant: whatever happens
@@ -40,7 +40,7 @@ class Mailbox(Generic[R]):
 
     @property
     def gone(self) -> bool:
-        """Return whether the call has ended: it was cancelled, or its connection was lost."""
+        """Whether the call has ended: it is complete, was cancelled, or its connection was lost."""
         return self._gone
 
     def put(self, request: R) -> None:
@@ -50,13 +50,13 @@ class Mailbox(Generic[R]):
             self._stir()
 
     def half_close(self) -> None:
-        """Record that the client has half-closed its side of the stream."""
+        """Record that the client has half-closed the stream: it will send no more requests."""
         with self._condition:
             self._half_closed = True
             self._stir()
 
     def fail(self, failure: Exception) -> None:
-        """Record that the client sent an invalid message: the next `collect` raises `failure`."""
+        """Record an invalid message from the client: from now on, `collect` raises `failure`."""
         with self._condition:
             self._failure = failure
             self._stir()
@@ -73,7 +73,11 @@ class Mailbox(Generic[R]):
             self._stir()
 
     def collect(self) -> tuple[list[Arrival[R]], bool]:
-        """Remove and return the pending requests, and whether the client has half-closed."""
+        """Remove the pending requests, and return them and whether the client has half-closed.
+
+        Raises:
+            Exception: The failure that was passed to `fail`.
+        """
         with self._condition:
             if self._failure is not None:
                 raise self._failure
@@ -82,7 +86,9 @@ class Mailbox(Generic[R]):
             return arrivals, self._half_closed
 
     def wait(self, deadline: float | None) -> None:
-        """Wait for a request or wake-up since the last `collect`, or until `deadline`."""
+        """Return once a request or wake-up has arrived since the last `collect`, the call has
+        ended, or `deadline` (seconds since 1970 UTC; None for no deadline) has passed.
+        """
         with self._condition:
             while not self._news and not self._gone:
                 timeout = self._clock.timeout(deadline)
@@ -96,10 +102,10 @@ class Mailbox(Generic[R]):
 
 
 class Bells:
-    """The listeners to wake for each key. Thread-safe.
+    """Registers functions that wake waiting streams, and calls those of a given key. Thread-safe.
 
     A key is a topic name, a managed subscription's id, or a constant for listeners that only
-    `ring_all` wakes. Listeners must return immediately. Watchers are woken in the same way, but
+    `ring_all` calls. The functions must return immediately. Watchers are called like listeners, but
     `count` does not include them.
     """
 
@@ -109,22 +115,24 @@ class Bells:
         self._watchers: dict[Callable[[], None], frozenset[Hashable]] = {}
 
     def watch(self, keys: Iterable[Hashable], listener: Callable[[], None]) -> None:
-        """Call `listener` when one of `keys` rings; they replace those of an earlier `watch`."""
+        """Register a watcher, which is called when one of `keys` is rung. The keys replace those of
+        an earlier call with the same function.
+        """
         with self._lock:
             self._watchers[listener] = frozenset(keys)
 
     def unwatch(self, listener: Callable[[], None]) -> None:
-        """Undo a `watch`, if there was one."""
+        """Remove a watcher, if it is registered."""
         with self._lock:
             self._watchers.pop(listener, None)
 
     def listen(self, key: Hashable, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever `key` rings, until it is removed with `forget`."""
+        """Register a listener to call whenever `key` is rung, until `forget` removes it."""
         with self._lock:
             self._listeners.setdefault(key, []).append(listener)
 
     def forget(self, key: Hashable, listener: Callable[[], None]) -> None:
-        """Undo one `listen`."""
+        """Remove one registration of a listener for `key`."""
         with self._lock:
             self._listeners[key].remove(listener)
             if not self._listeners[key]:

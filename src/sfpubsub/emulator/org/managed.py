@@ -1,9 +1,9 @@
 """Managed subscriptions: their records, slots and committed positions. Independent of the wire
 protocols and of grpc.
 
-Records are kept in the store. Slots (the stream that is active now) are kept in memory, so that no
-slot stays taken if the emulator is killed. Invariants: at most one stream holds the slot of a
-subscription; the committed position only moves forward, and only to a position that is alive.
+Records are kept in the store. Slots are kept in memory, so that no slot stays taken if the emulator
+is killed. Invariants: at most one stream occupies the slot of a subscription; the committed
+position only moves forward, and only to a retained position.
 
 As on the real service, streams see changes with a delay: `propagation_s` for a creation, RUN or new
 presets, and `state_delay_s` for STOP and deletion.
@@ -32,21 +32,27 @@ _ID_PREFIX = "18xSB"
 
 
 class NameTaken(ValueError):  # noqa: N818 - an answer, not a bug
-    """Another managed subscription already has this developer name."""
+    """Raised if another managed subscription already has the developer name."""
 
 
 class LimitReached(ValueError):  # noqa: N818 - as NameTaken
-    """The org has reached its limit of managed subscriptions."""
+    """Raised if the org has reached its limit of managed subscriptions."""
 
 
 @dataclass(frozen=True)
 class ManagedSubscription:
-    """A managed subscription.
+    """The record of a managed subscription.
 
     Attributes:
-        subscription_id: 18 characters.
+        subscription_id: Id of 18 characters.
+        developer_name: Unique name.
+        label: Label, for display.
+        topic: Name of the topic.
+        default_replay: Where a stream starts if no position is committed.
+        error_recovery_replay: Where a stream starts if the committed position is no longer valid.
+        state: RUN or STOP.
         committed: Committed position; None before the first commit and after STOP.
-        created_at: Seconds since 1970 UTC.
+        created_at: Time of creation, in seconds since 1970 UTC.
     """
 
     subscription_id: str
@@ -72,7 +78,7 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Change:
-    """A change that streams do not see until a time in seconds since 1970 UTC."""
+    """A changed record: until the time `until` (seconds since 1970 UTC), streams see `before`."""
 
     until: float
     before: ManagedSubscription
@@ -82,7 +88,7 @@ class ManagedSubscriptions:
     """The managed subscriptions of one org. Thread-safe.
 
     Args:
-        store: The store that holds the records.
+        store: The store for the records.
         bus: The bus whose positions are committed.
         clock: The org's clock.
         settings: Times and limits.
@@ -116,7 +122,19 @@ class ManagedSubscriptions:
         error_recovery_replay: Preset = "LATEST",
         state: State = "RUN",
     ) -> ManagedSubscription:
-        """Create a subscription.
+        """Create a managed subscription.
+
+        Args:
+            developer_name: Unique name.
+            topic: Name of the topic.
+            label: Label, for display; blank uses the developer name.
+            default_replay: Where a stream starts if no position is committed.
+            error_recovery_replay: Where a stream starts if the committed position is no longer
+                valid.
+            state: RUN, or STOP to create the subscription stopped.
+
+        Returns:
+            The new record.
 
         Raises:
             Refused: The topic is unknown.
@@ -182,9 +200,10 @@ class ManagedSubscriptions:
         error_recovery_replay: Preset,
         state: State,
     ) -> None:
-        """Change the values of a subscription, as the Tooling API does.
+        """Replace the settings of a subscription, as a PATCH of the Tooling API does. The settings
+        are those of `create`.
 
-        Streams see STOP as for `set_state`, and everything else after `propagation_s`.
+        For streams, STOP takes effect as with `set_state`, everything else after `propagation_s`.
 
         Raises:
             KeyError: There is no such subscription.
@@ -214,7 +233,8 @@ class ManagedSubscriptions:
         Args:
             name_or_id: Developer name, or id of 15 or 18 characters.
             state: The new state.
-            cause: The fault to count when a client notices.
+            cause: The fault to count when a client encounters the effect; None if no fault caused
+                the change.
 
         Raises:
             KeyError: There is no such subscription.
@@ -252,9 +272,13 @@ class ManagedSubscriptions:
     def find(self, subscription_id: str, developer_name: str) -> ManagedSubscription:
         """Return the subscription that a stream's first request names.
 
+        Args:
+            subscription_id: Id of 15 or 18 characters, or blank.
+            developer_name: Developer name, or blank.
+
         Raises:
-            Refused: The request does not have exactly one name, the id is malformed, or no such
-                subscription is visible (yet).
+            Refused: Id and name are both given or both blank, the id is malformed, or streams do
+                not see such a subscription (yet).
         """
         if not (subscription_id or developer_name):
             raise Refused(
@@ -281,10 +305,10 @@ class ManagedSubscriptions:
         return record
 
     def running(self, subscription_id: str) -> ManagedSubscription:
-        """Return the record of a running subscription, as streams see it.
+        """Return the record of a running subscription, without changes that streams do not see yet.
 
         Raises:
-            Refused: It was stopped or deleted.
+            Refused: The subscription was stopped or deleted.
         """
         with self._lock:
             record = self.by_id(subscription_id)
@@ -300,21 +324,29 @@ class ManagedSubscriptions:
         raise Refused(_PREFIX + "config.stopped", subscription=record.developer_name)
 
     def endings(self, subscription_id: str) -> int:
-        """Return the number of the last STOP or deletion, or 0; a stream reads it at its start."""
+        """Return how many times a subscription was stopped or deleted since the emulator started. A
+        stream reads this number when it starts, for `end_of`.
+        """
         with self._lock:
             ending = self._endings.get(subscription_id)
             return ending.number if ending else 0
 
     def end_of(self, subscription_id: str, seen: int) -> float | None:
-        """Return when a stream that read `seen` from `endings` must end, in seconds since 1970 UTC,
-        or None.
+        """Return the time at which a stream must end because its subscription was stopped or
+        deleted, in seconds since 1970 UTC; None if it was not.
+
+        Args:
+            subscription_id: Id of 18 characters.
+            seen: The number that `endings` returned when the stream started.
         """
         with self._lock:
             ending = self._endings.get(subscription_id)
             return ending.due if ending and ending.number > seen else None
 
     def end(self, record: ManagedSubscription) -> Refused:
-        """Return the error for a stream that must end now, and count its fault."""
+        """Return the error with which a stream ends after a STOP or deletion, and count the fault
+        that caused it.
+        """
         with self._lock:
             ending = self._endings[record.subscription_id]
         self._faults.met(ending.cause)
@@ -336,10 +368,10 @@ class ManagedSubscriptions:
         return self._bus.tip() if preset == "LATEST" else 0
 
     def acquire(self, record: ManagedSubscription, holder: object) -> None:
-        """Take the slot for a stream.
+        """Acquire the slot of a subscription for a stream.
 
         Raises:
-            Refused: Another stream holds the slot, or the delay after its release is not over.
+            Refused: Another stream occupies the slot, or the delay after its release is not over.
         """
         key = record.subscription_id
         with self._lock:
@@ -349,8 +381,8 @@ class ManagedSubscriptions:
             self._holders[key] = holder
 
     def release(self, record: ManagedSubscription, holder: object) -> None:
-        """Release the slot. Does nothing if `holder` does not hold it, so it can be called
-        repeatedly.
+        """Release the slot of a subscription. If `holder` does not occupy the slot, do nothing, so
+        that this can be called repeatedly.
         """
         key = record.subscription_id
         with self._lock:
@@ -362,12 +394,12 @@ class ManagedSubscriptions:
             self._held_until[key] = self._clock.now() + self._settings.slot_release_s + extra
 
     def is_active(self, subscription_id: str) -> bool:
-        """Return whether a stream holds the slot."""
+        """Return whether a stream occupies the slot of a subscription."""
         with self._lock:
             return subscription_id in self._holders
 
     def commit(self, subscription_id: str, position: int) -> None:
-        """Store a committed position; it is durable when this returns.
+        """Store a committed position, which is durable when this method returns.
 
         The stream has already validated the position. If the subscription has been stopped in the
         meantime, nothing is stored.

@@ -11,8 +11,8 @@ from typing import Protocol
 
 
 class Stream(Protocol):
-    """The part of a stream's state that is shown. The stream's own thread changes it concurrently,
-    one value at a time.
+    """The attributes of a stream that are displayed. The stream's own thread changes them
+    concurrently, one at a time.
     """
 
     rpc: str
@@ -28,11 +28,11 @@ class OpenStream:
 
     Attributes:
         rpc: Subscribe or ManagedSubscribe.
-        target: Its topic, or its managed subscription by developer name.
-        pending: Events requested and not yet sent.
-        position: The position up to which it has been served.
-        responses: Responses sent so far.
-        since: The time it was opened, in seconds since 1970 UTC.
+        target: Name of the topic, or developer name of the managed subscription.
+        pending: Number of events that are requested and not yet sent.
+        position: The position that the stream has reached.
+        responses: Number of responses sent so far.
+        since: The time at which the stream was opened, in seconds since 1970 UTC.
     """
 
     rpc: str
@@ -51,7 +51,7 @@ class OpenStreams:
         self._streams: dict[Stream, float] = {}  # in the order in which they were opened
 
     def add(self, stream: Stream, at: float) -> None:
-        """Add a stream that was opened at `at`."""
+        """Add a stream that was opened at `at`, in seconds since 1970 UTC."""
         with self._lock:
             self._streams[stream] = at
 

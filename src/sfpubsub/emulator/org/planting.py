@@ -21,7 +21,8 @@ def plant(
     accounts: Accounts,
     records: Records,
 ) -> None:
-    """Load a seed into an emulator; existing data is kept.
+    """Load a seed into an emulator. Existing topics, objects, channels, users and apps are updated
+    to match the seed; those that the seed does not name are kept.
 
     Raises:
         EmulatorProblem: An existing object cannot be changed to match the seed.

@@ -1,11 +1,11 @@
-"""The positions of one org's bus: created, alive, deleted. This module is independent of topics.
+"""The positions of one org's bus: which exist, and which were deleted. Independent of topics.
 
-A position p is alive once it has been created, until it or a later position is deleted:
+A position p is alive from its creation until it or a later position is deleted:
 `purged_through < p <= tip`, unless it was corrupted. Positions are deleted by age or by a fault.
-The fault is kept in memory until the process ends, so that a client that uses such a position can
-be counted as having encountered it.
+The fault is kept in memory until the process ends, so that clients that use such a position can be
+counted as having encountered the fault.
 
-Invariant: a deleted position never becomes alive again, and its id is never issued again.
+Invariant: a deleted position never becomes alive again, and its replay id is never issued again.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from sfpubsub.emulator.org.store import Store
 
 
 class Positions:
-    """Positions and their ids. Thread-safe.
+    """The positions of one org's bus, and their replay ids. Thread-safe.
 
     Args:
-        store: The store that holds events and marks.
+        store: The store for events and marks.
         clock: The org's clock.
-        settings: Retention, and the length of ids.
+        settings: The retention period, and the length of replay ids.
 
     Attributes:
-        bells: The bells that wake streams.
+        bells: Wakes waiting streams.
         ids: Converts positions to replay ids and back.
-        moves: How often all positions became invalid; streams that started before the last time
-            must end.
-        moved_by: The fault that caused this the last time.
+        moves: How many times all positions became invalid. Streams that started before the last
+            time must end.
+        moved_by: The fault that made all positions invalid the last time, or None.
     """
 
     def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:
@@ -67,28 +67,33 @@ class Positions:
             return self._tip
 
     def standing(self) -> tuple[int, int]:
-        """Return how often events were deleted since the start, and the newest position.
+        """Return how many times events were deleted or renumbered since the process started, and
+        the newest position.
 
-        As long as both are unchanged, a repeated read returns the same events.
+        As long as both numbers are unchanged, a repeated read returns the same events.
         """
         with self._lock:
             self._purge()
             return self._losses, self._tip
 
     def is_alive(self, position: int) -> bool:
-        """Return whether a stream can start after a position."""
+        """Return whether a position exists and is valid, so that a stream can start after it."""
         with self._lock:
             self._purge()
             minted = self._purged_through < position <= self._tip
             return minted and position not in self._corrupted
 
     def position(self, replay_id: bytes) -> int | None:
-        """Return the position of a client's replay id, or None if it is not alive."""
+        """Return the position of a replay id, or None if the id is malformed or its position is not
+        alive.
+        """
         position = self.ids.read(replay_id)
         return position if position is not None and self.is_alive(position) else None
 
     def dead_by(self, position: int | None) -> Fault | None:
-        """Return the fault that made a position invalid, or None."""
+        """Return the fault that made a position invalid; None if no fault did, or if `position` is
+        None.
+        """
         with self._lock:
             if position is None:
                 return None
@@ -99,50 +104,57 @@ class Positions:
     # Creating positions.
 
     def freshen_tip(self) -> None:
-        """Create a position if the newest one is older than `tip_refresh_s`, as other traffic of
-        the org would.
+        """Create a position, as other events of the org would, if the newest position is older than
+        `Settings.tip_refresh_s`.
         """
         with self._lock:
             if self._clock.now() - self._tip_at >= self._settings.tip_refresh_s:
                 self.skip_positions(1)
 
     def skip_positions(self, count: int) -> None:
-        """Create positions without events, as traffic on other topics of the org would."""
+        """Create `count` positions without events, as events of other topics would."""
         with self._lock, self._store.transaction():
             self._mark(self._tip + count)
 
     # Deleting positions.
 
     def age_out(self, replay_id: bytes | None = None, cause: Fault | None = None) -> None:
-        """Delete all events up to a position, or all events; their ids become invalid.
+        """Delete events, and invalidate their replay ids.
+
+        Args:
+            replay_id: Replay id of the last event to delete; None deletes all events.
+            cause: The fault to count when a client uses one of these ids.
 
         Raises:
-            ValueError: The id was never issued.
+            ValueError: The replay id was never issued.
         """
         with self._lock:
             end = self._tip if replay_id is None else self._minted(replay_id)
             self._forget(end, cause)
 
     def corrupt(self, replay_id: bytes, cause: Fault | None = None) -> None:
-        """Make one id invalid until the process ends; its event is kept.
+        """Invalidate one replay id until the process ends; its event is kept.
+
+        Args:
+            replay_id: The replay id.
+            cause: The fault to count when a client uses this id.
 
         Raises:
-            ValueError: The id was never issued.
+            ValueError: The replay id was never issued.
         """
         with self._lock:
             self._corrupted[self._minted(replay_id)] = cause
 
     def reset(self, cause: Fault | None = None) -> None:
-        """Delete all events, invalidate all ids, and make open streams restart."""
+        """Delete all events, invalidate all replay ids, and end open streams."""
         with self._lock:
             self._forget(self._tip, cause)
             self._move(cause)
         self.bells.ring_all()
 
     def move(self, cause: Fault | None = None) -> None:
-        """Renumber all retained events in the same order, and invalidate the old positions.
-
-        Open streams must restart. Events keep their age.
+        """Renumber all retained events in the same order, invalidate the old positions, and end
+        open streams. The events keep their publication times.
         """
         with self._lock:
             self._purge()

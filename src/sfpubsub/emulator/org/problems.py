@@ -4,20 +4,24 @@ from __future__ import annotations
 
 
 class EmulatorProblem(Exception):  # noqa: N818 - a report to the user, not a bug
-    """An emulator cannot start, or cannot do what was requested; the message says what to do."""
+    """Raised if an emulator cannot start, or cannot do what was requested. The message includes the
+    next step.
+    """
 
 
 class SeedError(EmulatorProblem):
-    """A seed cannot be used; the message names the file, the item in it, and what to do."""
+    """Raised if a seed cannot be used. The message names the file and the item, and includes the
+    next step.
+    """
 
 
 class BadValue(ValueError):  # noqa: N818 - an answer, not a bug
-    """A value from a client is not valid.
+    """Raised if a value from a client is not valid.
 
     Args:
-        code: The REST API's errorCode.
-        text: What is wrong.
-        field: The member of the request that is not valid.
+        code: The errorCode of the REST API.
+        text: The message.
+        field: Name of the field in the request that is not valid.
     """
 
     def __init__(self, code: str, text: str, field: str) -> None:

@@ -1,8 +1,8 @@
 """Converts positions of the bus to the opaque bytes that clients see, and back.
 
 Positions increase, but their bytes must not, so that a client that compares, sorts or counts ids
-fails its tests. Invariant: a bijection, so that equal ids mean equal positions; and the first eight
-bytes are a number below 2**53, so clients that read ids as JavaScript numbers still work.
+fails its tests. Invariants: the conversion is a bijection, so equal ids mean equal positions; the
+first eight bytes are a number below 2**53, so clients that read ids as JavaScript numbers work.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 
 _DOMAIN = 1 << 53
-"""Positions and scrambled numbers are below this."""
+"""Exclusive upper bound of positions, and of the numbers in replay ids."""
 
 _FACTOR = 0x13C6EF372FE951
-"""Odd, hence invertible modulo 2**53; close to 2**53 times the golden ratio's fraction, so four
-consecutive ids are never in order.
+"""Multiplier that scrambles positions. It is odd, hence invertible modulo 2**53, and close to 2**53
+times the fractional part of the golden ratio, so four consecutive ids are never in order.
 """
 
 _INVERSE = pow(_FACTOR, -1, _DOMAIN)
@@ -26,13 +26,11 @@ _NUMBER_BYTES = 8
 
 
 class ReplayIds:
-    """Encodes and decodes replay ids of one length.
+    """Encodes and decodes replay ids of one length. Immutable, thread-safe.
 
     Args:
-        length: 8, 10 (eight bytes of number, two zero bytes), 12 or 24 (number and a digest with
-            0x00 and 0xff in it).
-
-    Immutable, thread-safe.
+        length: Length of the ids in bytes. With 8, an id is a number; with 10, a number and two
+            zero bytes; with 12 or 24, a number and a digest with the bytes 0xff and 0x00 before it.
     """
 
     def __init__(self, length: int) -> None:
@@ -42,17 +40,17 @@ class ReplayIds:
         self._end = bytes(size) if size <= 2 else None
 
     def mint(self, position: int) -> bytes:
-        """Return the id of a position."""
+        """Return the replay id of a position."""
         number = (position * _FACTOR + _SHIFT) % _DOMAIN
         end = self._digest(position) if self._end is None else self._end
         return number.to_bytes(_NUMBER_BYTES, "big") + end
 
     def read(self, replay_id: bytes) -> int | None:
-        """Return the position of an id, or None if the bytes are not a valid id.
+        """Return the position of a replay id, or None if the bytes are not a valid id.
 
-        As on the service, the bare eight bytes are accepted for the ten-byte form. This does not
-        check that the position exists: most random bytes of the right length decode to a position
-        far beyond the end of the bus.
+        As on the service, the first eight bytes of an id of ten bytes are also accepted. This
+        method does not check that the position exists: most random bytes that are accepted decode
+        to a position far beyond the newest one.
         """
         number = int.from_bytes(replay_id[:_NUMBER_BYTES], "big")
         if number >= _DOMAIN:

@@ -1,6 +1,6 @@
 """Avro: schema ids, encoding of Python values, and validation of published payloads.
 
-Uses fastavro directly and is independent of topics and storage. A `Schema` is immutable and
+This module uses fastavro and is independent of topics and storage. A `Schema` is immutable and
 thread-safe.
 """
 
@@ -28,11 +28,11 @@ _UNREADABLE = (
     MemoryError,  # a length larger than any payload
     struct.error,
 )
-"""The exceptions of fastavro for bytes that were not written with the schema."""
+"""The exceptions that fastavro raises for bytes that were not written with the schema."""
 
 
 class SchemaProblem(ValueError):  # noqa: N818 - a report about data, not about the program
-    """A schema, value or payload is not valid; the message gives the reason."""
+    """Raised if a schema, value or payload is not valid; the message gives the reason."""
 
 
 class Schema:
@@ -59,13 +59,13 @@ class Schema:
             is_record = isinstance(value, dict) and value.get("type") == "record"
             fields = value["fields"] if is_record else []
         except json.JSONDecodeError as error:
-            raise SchemaProblem(f"schema is not JSON: {error}") from error
+            raise SchemaProblem(f"the schema is not JSON: {error}") from error
         except fastavro.schema.UnknownType as error:
-            raise SchemaProblem(f"schema uses the unknown type {error}") from error
+            raise SchemaProblem(f"the schema uses the unknown type {error}") from error
         except (fastavro.schema.SchemaParseException, *_UNREADABLE) as error:
-            raise SchemaProblem(f"schema is not Avro: {error!r}") from error
+            raise SchemaProblem(f"the schema is not Avro: {error!r}") from error
         if not is_record:
-            raise SchemaProblem("schema of an event must be a record")
+            raise SchemaProblem("the schema of an event must be an Avro record")
         digest = hashlib.md5(canonical.encode(), usedforsecurity=False).digest()
         self.schema_id: str = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
         self.text = text
@@ -74,7 +74,7 @@ class Schema:
         self._parsed = parsed
 
     def check(self, payload: bytes) -> None:
-        """Check that `payload` is exactly one datum of this schema.
+        """Check that `payload` contains exactly one datum of this schema, and nothing else.
 
         Raises:
             SchemaProblem: The payload does not match the schema, or has extra bytes.
@@ -83,13 +83,13 @@ class Schema:
         try:
             fastavro.schemaless_reader(stream, self._parsed, None)
         except _UNREADABLE as error:
-            raise SchemaProblem(f"payload does not fit schema {self.schema_id}") from error
+            raise SchemaProblem(f"the payload does not match schema {self.schema_id}") from error
         rest = len(payload) - stream.tell()
         if rest:
-            raise SchemaProblem(f"payload has {rest} bytes after the datum")
+            raise SchemaProblem(f"the payload has {rest} bytes after the datum")
 
     def decode(self, payload: bytes) -> dict[str, Any]:
-        """Decode an event's payload.
+        """Return the values in an event's payload, by field name.
 
         Raises:
             SchemaProblem: The payload is not exactly one datum of this schema.
@@ -99,11 +99,11 @@ class Schema:
         return dict(found)
 
     def encode(self, values: Mapping[str, Any], now: float) -> bytes:
-        """Encode an event's values, filling in the fields that an org fills in.
+        """Encode an event's values, and add values for the fields that an org sets itself.
 
-        If missing from a platform event, CreatedDate is `now` (seconds since 1970 UTC) and
-        CreatedById is a user of the org. Missing members of a ChangeEventHeader get default values.
-        Other missing nullable fields are null.
+        If a platform event has no CreatedDate or CreatedById, they are set to `now` (seconds since
+        1970 UTC) and to a user of the org. Missing members of a ChangeEventHeader get default
+        values. Other missing nullable fields are null.
 
         Raises:
             SchemaProblem: The schema does not have a field, or a value has the wrong type.
@@ -115,7 +115,7 @@ class Schema:
         try:
             fastavro.schemaless_writer(stream, self._parsed, self._filled(values, now))
         except (AttributeError, *_UNREADABLE) as error:
-            raise SchemaProblem(f"values do not fit {self.name}: {error!r}") from error
+            raise SchemaProblem(f"the values do not match {self.name}: {error!r}") from error
         return stream.getvalue()
 
     def _filled(self, values: Mapping[str, Any], now: float) -> dict[str, Any]:
@@ -141,4 +141,4 @@ class Schema:
 
 
 _USER_ID = "005SB0000000001YAA"
-"""The first user of the emulated org."""
+"""Id of the first user of the emulated org."""

@@ -115,19 +115,19 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Seed:
-    """The contents of a seed file, checked.
+    """The checked contents of a seed file.
 
     Attributes:
-        org_id: 15 characters; blank for the default id.
-        settings: Values for `Settings`, checked.
-        topics: Name, schema, whether clients can publish, whether they can subscribe; includes the
-            topics of objects.
+        org_id: The org's id of 15 characters; blank for the default id.
+        settings: Values for `Settings`, by name.
+        topics: For each topic, including those of objects: name, schema, whether clients can
+            publish, whether clients can subscribe.
         objects: The objects of the org.
-        channels: Names and members.
-        managed: Arguments of `ManagedSubscriptions.create`.
-        events: Topic and values.
-        users: Arguments of `Accounts.put_user`.
-        apps: Arguments of `Accounts.put_app`.
+        channels: For each channel: name, names of its topics.
+        managed: For each managed subscription: arguments of `ManagedSubscriptions.create`.
+        events: For each event: topic, values by field name.
+        users: For each user: arguments of `Accounts.put_user`.
+        apps: For each app: arguments of `Accounts.put_app`.
     """
 
     org_id: str = ""
@@ -142,7 +142,7 @@ class Seed:
 
 
 def load(path: Path) -> Seed:
-    """Read and check a seed.
+    """Read and check a seed file.
 
     Raises:
         SeedError: The file cannot be read, or its contents are not valid.
@@ -151,7 +151,7 @@ def load(path: Path) -> Seed:
 
 
 class _Reader:
-    """Reads one file; every error message names it."""
+    """Reads and checks one seed file. Every error message names the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -206,7 +206,7 @@ class _Reader:
         try:
             document: dict[str, Any] = tomllib.loads(self._path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise self._error(error.strerror or "cannot be read", "give another file") from error
+            raise self._error(error.strerror or "cannot be read", "use another file") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise self._error(f"is not TOML: {error}", "correct the syntax") from error
         return document
@@ -314,7 +314,7 @@ class _Reader:
         return row
 
     def _beside(self, what: str, row: dict[str, Any], key: str) -> str:
-        """Return the text of the file that a key names, relative to the seed."""
+        """Return the text of the file whose path, relative to the seed, is in `row[key]`."""
         file = self._path.parent / str(row[key])
         try:
             return file.read_text(encoding="utf-8")
@@ -328,7 +328,7 @@ class _Reader:
 
     def _org(self, org: object) -> str:
         if not isinstance(org, dict) or set(org) - {"id"}:
-            raise self._error("[org] takes only id", 'write id = "00D…"')
+            raise self._error("[org] may contain only id", 'write id = "00D…"')
         org_id = org.get("id", "")
         if org_id and not (isinstance(org_id, str) and _ORG_ID.fullmatch(org_id)):
             raise self._error(f"[org]: id is {org_id!r}", "write 15 characters that begin with 00D")

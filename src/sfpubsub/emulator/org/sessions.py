@@ -1,7 +1,7 @@
-"""Authentication of calls: the org, its access tokens, and the three headers of every RPC.
+"""Authentication of calls: the org's id, its access tokens, and the three headers of every RPC.
 
-Valid tokens and the org's id are kept in the store, so that clients stay signed in across a
-restart. `signin` decides who gets a token.
+Valid tokens and the org's id are in the store, so that clients stay signed in when the emulator
+restarts. `signin` checks credentials before a token is issued.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ _INSTANCE_URL = re.compile(r"https?://[^/\s]+/?")
 _HEADERS = ("accesstoken", "instanceurl", "tenantid")
 
 _TOKEN_BYTES = 72
-"""Random bytes of a token: 96 characters, which with the org's id makes the usual 112."""
+"""Number of random bytes in a token. They are encoded in 96 characters; with the org's id, a token
+has the usual 112 characters.
+"""
 
 _MOST_TOKENS = 1000
-"""Maximum number of tokens kept from sign-ins, valid or not; the oldest are deleted first, as an
+"""Maximum number of stored tokens from sign-ins, valid or not. The oldest are deleted first, as an
 org ends its oldest sessions.
 """
 
 
 def eighteen(record_id: str) -> str:
-    """Return the 18-character form of a 15-character record id: each added letter encodes the case
-    of five characters.
+    """Return the 18-character form of a 15-character record id. Each of the three added characters
+    encodes the case of five characters.
     """
     suffix = ""
     for start in (0, 5, 10):
@@ -49,8 +51,11 @@ def eighteen(record_id: str) -> str:
 
 @dataclass(frozen=True)
 class _End:
-    """Why a token is no longer valid: `expired` ends open streams too; `cause` is the fault that
-    caused it.
+    """The reason why a token is no longer valid.
+
+    Attributes:
+        expired: Whether the token expired, which also ends open streams; otherwise it was revoked.
+        cause: The fault that ended the token, if any.
     """
 
     expired: bool
@@ -59,7 +64,15 @@ class _End:
 
 @dataclass
 class _Token:
-    """The state of a token; it is valid until it has an `end` or its lifetime is over."""
+    """The state of an access token. The token is valid until `end` is set or its lifetime is over.
+
+    Attributes:
+        username: The user; blank for the emulator's own tokens.
+        refresh_token: The refresh token for which the token was issued; blank if there is none.
+        own: Whether this is one of the emulator's own tokens.
+        made_at: Time of issue, in seconds since 1970 UTC.
+        end: Why the token was ended; None if it was not.
+    """
 
     username: str
     refresh_token: str
@@ -69,18 +82,19 @@ class _Token:
 
 
 class Sessions:
-    """The org and its tokens. Thread-safe.
+    """The org's id and its access tokens. Thread-safe.
 
-    A token is valid until it is ended or its lifetime is over. Valid tokens survive a restart on
-    the same store; if the emulator's own token is not among them, a new one is issued.
+    A token is valid until it expires, is revoked, or its lifetime is over. Valid tokens survive a
+    restart with the same store. If the newest of the emulator's own tokens is not valid then, a new
+    one is issued.
 
     Args:
-        store: The store that holds them.
+        store: The store for the tokens and the org's id.
         clock: The org's clock.
         settings: The lifetime of tokens.
 
     Attributes:
-        org_id: 18 characters.
+        org_id: The org's id of 18 characters.
     """
 
     def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:
@@ -106,27 +120,27 @@ class Sessions:
 
     @property
     def access_token(self) -> str:
-        """Return the newest of the emulator's own tokens, valid or not."""
+        """The newest of the emulator's own tokens, which may no longer be valid."""
         return self._newest
 
     def new_token(self) -> str:
-        """Issue another token for the emulator itself; earlier ones are not changed."""
+        """Issue and return another token for the emulator itself. Earlier tokens do not change."""
         self._newest = self._issue("", "", own=True)
         return self._newest
 
     def issue(self, username: str, refresh_token: str = "") -> str:
-        """Issue a token to a user who signed in.
+        """Issue and return an access token for a user who signed in.
 
         Args:
             username: The user.
-            refresh_token: The refresh token it was issued for; revoking that also revokes this
-                token.
+            refresh_token: The refresh token for which the access token is issued; revoking the
+                refresh token also revokes the access token. Blank if there is none.
         """
         return self._issue(username, refresh_token, own=False)
 
     def user_of(self, token: str) -> str | None:
-        """Return the username of a valid token, blank for the emulator's own; None if it is not
-        valid.
+        """Return the username of a token: blank for the emulator's own tokens, None if the token is
+        not valid.
         """
         with self._lock:
             known = self._tokens.get(token)
@@ -136,16 +150,17 @@ class Sessions:
         """End all tokens.
 
         Args:
-            expired: Whether open streams that use them end immediately.
-            cause: The fault to count when a client notices.
+            expired: Whether the tokens expire, which ends open streams that use them. Otherwise
+                they are revoked, and open streams continue.
+            cause: The fault to count when a client uses one of the tokens.
         """
         self._end(lambda _token, _known: True, _End(expired, cause))
 
     def revoke(self, token: str) -> bool:
-        """Revoke one token at the request of its holder; open streams that use it continue.
+        """Revoke one token at the request of a client. Open streams that use the token continue.
 
         Returns:
-            Whether it was valid.
+            Whether the token was valid.
         """
         return self._end(lambda item, _known: item == token, _End(False, None))
 
@@ -154,26 +169,28 @@ class Sessions:
         self._end(lambda _token, known: known.refresh_token == refresh_token, _End(False, None))
 
     def expire(self, token: str) -> bool:
-        """Expire one token and end the streams that use it.
+        """Expire one token, and end the streams that use it.
 
         Returns:
-            Whether it was valid.
+            Whether the token was valid.
         """
         return self._end(lambda item, _known: item == token, _End(True, None))
 
     def on_end(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after tokens have ended, so that waiting streams check their token."""
+        """Register a function to call after tokens were ended, so that waiting streams check their
+        tokens.
+        """
         with self._lock:
             self._on_end.append(listener)
 
     def ended_by(self, token: str) -> Fault | None:
-        """Return the fault that ended a token, or None."""
+        """Return the fault that ended a token; None if no fault did."""
         with self._lock:
             known = self._tokens.get(token)
             return known.end.cause if known and known.end else None
 
     def has_expired(self, token: str) -> bool:
-        """Return whether streams that use a token must end now."""
+        """Return whether a token has expired, so that streams that use it must end."""
         with self._lock:
             known = self._tokens.get(token)
             if known is None:
@@ -181,22 +198,24 @@ class Sessions:
             return known.end.expired if known.end else not self._is_good(known)
 
     def expires_at(self, token: str) -> float | None:
-        """Return when a token expires, in seconds since 1970 UTC; None means never."""
+        """Return the time at which a token expires, in seconds since 1970 UTC; None if it never
+        expires or is unknown.
+        """
         with self._lock:
             known = self._tokens.get(token)
             return known.made_at + self._life if known and self._life else None
 
     @property
     def tenant(self) -> str:
-        """Return the org's name as it appears in error messages and TopicInfo."""
+        """The org's name as it appears in error messages and TopicInfo."""
         return f"CORE/prod/{self.org_id}"
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Check the headers of an RPC.
+        """Check the headers accesstoken, instanceurl and tenantid of an RPC.
 
         Raises:
-            Refused: A header is missing, blank or malformed; or the token or tenant is not valid
-                for this org.
+            Refused: A header is missing, blank or malformed; or the token or the tenant is not
+                valid for this org.
         """
         for name in _HEADERS:
             if not headers.get(name, "").strip():
@@ -215,8 +234,8 @@ class Sessions:
         return self.user_of(token) is not None
 
     def is_ours(self, token: str) -> bool:
-        """Return whether a token is or was valid. Expired tokens still give access to the admin
-        endpoint; otherwise nobody could request a new one.
+        """Return whether this org has issued a token, even if the token is no longer valid. The
+        admin endpoint accepts such a token, so that a client can use it to request a new one.
         """
         with self._lock:
             return token in self._tokens

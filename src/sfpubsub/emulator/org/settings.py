@@ -1,7 +1,7 @@
-"""All times, limits and behaviours of the emulated service, in one place.
+"""All times, limits and optional behaviours of the emulated service, in one place.
 
-No other module of the emulator defines such numbers. Tests scale them; the client has a counterpart
-for each. A `Settings` is immutable.
+No other module of the emulator defines such numbers. Tests use smaller values; the client has its
+own constant for each. A `Settings` is immutable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ there and are for testing that a client treats ids as opaque.
 
 @dataclass(frozen=True)
 class Settings:
-    """Times, limits and behaviours of the service. Times are in seconds, sizes in bytes.
+    """Times, limits and optional behaviours of the service. Times are in seconds, sizes in bytes.
 
     Raises:
         ValueError: A value is out of range; the message names the setting.
@@ -47,8 +47,8 @@ class Settings:
     """
 
     commits_reset_idle: bool = False
-    """Whether a commit also resets the timer of `idle_close_s`. Not known; False is the harder case
-    for a client.
+    """Whether a commit also resets the timer of `idle_close_s`. Not known for the real service;
+    False is the harder case for a client.
     """
 
     commit_deadline_s: float = 1800.0
@@ -80,14 +80,16 @@ class Settings:
     """
 
     assertion_s: float = 300.0
-    """A JWT of the bearer flow that expires later than this is refused. Reported: 3 or 5 min."""
+    """A JWT of the bearer flow is refused if it expires later than this, counted from now.
+    Reported: 3 or 5 min.
+    """
 
     managed_limit: int = 200
-    """Maximum managed subscriptions of an org. Documented: 200."""
+    """Maximum number of managed subscriptions in an org. Documented: 200."""
 
     slot_release_s: float = 0.0
-    """The slot of a managed subscription stays taken this long after its stream's end. Seconds on
-    the real service; 0 here so that a restart is immediate.
+    """The slot of a managed subscription stays occupied for this long after its stream has ended.
+    Seconds on the real service; 0 here so that a client can reconnect immediately.
     """
 
     state_delay_s: float = 0.05
@@ -106,33 +108,37 @@ class Settings:
     """
 
     commit_answer_pending: bool = True
-    """Whether a commit answer carries `pending_num_requested`."""
+    """Whether a commit answer contains `pending_num_requested`."""
 
     publish_stream_idle_s: float = 70.0
     """A PublishStream is closed this long after its last request. Documented: 70."""
 
     max_outstanding: int = 100
-    """Maximum outstanding requested events of a stream; larger requests are reduced to this.
-    Documented: 100.
+    """Maximum number of requested events that a stream can have outstanding; what a client requests
+    beyond this is ignored. Documented: 100.
     """
 
     events_per_response: int = 100
-    """Maximum events in one response."""
+    """Maximum number of events in one response."""
 
     response_bytes: int = 3 * 1024 * 1024
     """Maximum size of one response, unless a single event is larger. Reported: 3 MB."""
 
     event_bytes: int = 1024 * 1024
-    """A larger event is rejected; the other events of its request are not. Documented: 1 MB."""
+    """Maximum size of an event. A larger event is rejected; the other events of its request are
+    not. Documented: 1 MB.
+    """
 
     publish_request_bytes: int = 4 * 1024 * 1024
-    """A larger PublishRequest ends the call as a proxy would. Documented: 4 MB."""
+    """Maximum size of a PublishRequest. A larger one ends the call as a proxy would. Documented:
+    4 MB.
+    """
 
     replay_id_bytes: int = 10
     """Length of replay ids: 8, 10, 12 or 24."""
 
     change_event_ids: bool = True
-    """Whether change events have `event.id`. Documented: no. Observed: all captured events do."""
+    """Whether change events have `event.id`. Documented: no. Observed: yes, in all captures."""
 
     accept_old_schemas: bool = True
     """Whether events encoded with an earlier schema of the topic are accepted. Not known for the
@@ -143,7 +149,7 @@ class Settings:
     """The Streaming API holds a connect request for this long. Documented: 110."""
 
     streaming_interval_s: float = 0.0
-    """The delay before the next connect that the Streaming API advises."""
+    """The delay before the next connect request, as the Streaming API advises it to clients."""
 
     streaming_session_s: float = 40.0
     """A Streaming API session ends this long after its last response if no connect is pending.
@@ -155,10 +161,10 @@ class Settings:
     events after `retention_s`. Documented: 24 h."""
 
     streaming_id_gap: int = 2
-    """Maximum unused ids between two events of PushTopics and generic channels."""
+    """Maximum number of unused ids between two events of a PushTopic or generic channel."""
 
     streaming_reply_events: int = 1000
-    """Maximum events of one channel in one response of the Streaming API."""
+    """Maximum number of events of one channel in one response of the Streaming API."""
 
     streaming_old_versions: OldVersions = "newest"
     """How requests to API versions 23 to 36 are handled: like the newest version ("newest"), as
@@ -166,13 +172,19 @@ class Settings:
     """
 
     streaming_events_first: bool = True
-    """Whether events are placed before the connect response in the same message, or after it."""
+    """Whether the events in an HTTP response of the Streaming API come before the reply to the
+    connect message, or after it.
+    """
 
     streaming_events_on_subscribe: bool = False
-    """Whether the response to a subscribe includes its first events."""
+    """Whether the HTTP response to a subscribe message includes the first events of the
+    subscription.
+    """
 
     streaming_event_ids: bool = False
-    """Whether events have an id, which may be the same as the id of a request."""
+    """Whether event messages of the Streaming API have an `id`, which may be the same as the `id`
+    of a client's message.
+    """
 
     streaming_advice: StreamingAdvice = "first"
     """Which connect responses contain advice: the first of a session, all ("always") or none
@@ -180,8 +192,8 @@ class Settings:
     """
 
     change_event_records: int = 20
-    """Maximum records in one change event: the same change to several records in one transaction
-    becomes one event. Largest observed: 20. With 1, each record gets its own event.
+    """Maximum number of records in one change event: the same change to several records in one
+    transaction becomes one event. Largest observed: 20. With 1, each record gets its own event.
     """
 
     change_event_formulas: bool = False
@@ -190,16 +202,18 @@ class Settings:
     """
 
     overflow_changes: int = 100_000
-    """Maximum changes of one transaction that become change events; the rest become one overflow
-    event for each object. Documented: 100,000.
+    """Maximum number of changes in one transaction that become change events; the rest become one
+    overflow event for each object. Documented: 100,000.
     """
 
     bulk_result_records: int = 100_000
-    """Maximum rows of a bulk query's results in one response. The real service limits the bytes."""
+    """Maximum number of rows in one response with results of a bulk query. The real service limits
+    the size in bytes instead.
+    """
 
     rest_lag_s: float = 0.0
-    """Reads of records return the state as of this long ago, while events are sent immediately. On
-    the real service, a lag of 1 to 3 s has been measured.
+    """How far reads of records lag behind, while events are sent immediately. On the real service,
+    a lag of 1 to 3 s has been measured.
     """
 
     max_streams: int = 400
@@ -209,7 +223,7 @@ class Settings:
     """
 
     headers_at_once: bool = False
-    """Whether a stream's response headers are sent as soon as it is open, or with its first
+    """Whether a stream's response headers are sent when the stream opens, or with its first
     message. Not known for the service. With False, a client that waits for the headers (tonic)
     hangs until the first event or keepalive; this is the harder case.
     """
@@ -221,17 +235,17 @@ class Settings:
     """
 
     daily_deliveries: int = 50_000
-    """Event deliveries of the org in 24 hours, as shown by the limits resource; the limit is not
+    """Limit of event deliveries in 24 hours, as shown by the limits resource; the limit is not
     enforced. Documented for Performance and Unlimited Edition.
     """
 
     hourly_publications: int = 250_000
-    """Platform events that the org may publish in an hour, as shown by the limits resource; the
-    limit is not enforced. Documented for the same editions.
+    """Limit of published platform events in an hour, as shown by the limits resource; the limit is
+    not enforced. Documented for the same editions.
     """
 
     daily_api_requests: int = 1_000_000
-    """REST, Tooling and Bulk API calls that the org answers in 24 hours; further calls fail with
+    """Limit of REST, Tooling and Bulk API calls in 24 hours; further calls fail with
     REQUEST_LIMIT_EXCEEDED. Documented: 100,000 for Enterprise Edition plus 1,000 per licence.
     """
 
@@ -241,18 +255,29 @@ class Settings:
     """
 
     statuses: Mapping[str, str] = field(default_factory=dict)
-    """gRPC status names by error-code suffix; they override those of `refusals.FAILURES`."""
+    """gRPC status names by error-code suffix, which override those in `refusals.FAILURES`."""
 
     def __post_init__(self) -> None:
         for name, low in _LOWEST.items():
             if not getattr(self, name) >= low:
-                raise ValueError(f"setting {name} must be at least {low}")
+                raise ValueError(
+                    f"setting {name} must be at least {low}, not {getattr(self, name)}"
+                )
         if self.keepalive_s > _LONGEST_KEEPALIVE_S:
-            raise ValueError(f"setting keepalive_s must be at most {_LONGEST_KEEPALIVE_S}")
+            raise ValueError(
+                f"setting keepalive_s must be at most {_LONGEST_KEEPALIVE_S}, not"
+                f" {self.keepalive_s}"
+            )
         if self.tip_refresh_s > self.retention_s / 2:
-            raise ValueError("setting tip_refresh_s must be at most half of retention_s")
+            raise ValueError(
+                "setting tip_refresh_s must be at most half of retention_s, which is"
+                f" {self.retention_s}, not {self.tip_refresh_s}"
+            )
         if self.replay_id_bytes not in REPLAY_ID_LENGTHS:
-            raise ValueError(f"setting replay_id_bytes must be one of {REPLAY_ID_LENGTHS}")
+            raise ValueError(
+                f"setting replay_id_bytes must be one of {REPLAY_ID_LENGTHS}, not"
+                f" {self.replay_id_bytes}"
+            )
         for name, kind in (
             ("idle_close", IdleClose),
             ("commit_answer_tip", AnswerTip),
@@ -260,7 +285,9 @@ class Settings:
             ("streaming_advice", StreamingAdvice),
         ):
             if getattr(self, name) not in get_args(kind):
-                raise ValueError(f"setting {name} must be one of {get_args(kind)}")
+                raise ValueError(
+                    f"setting {name} must be one of {get_args(kind)}, not {getattr(self, name)!r}"
+                )
         for suffix, status in self.statuses.items():
             if suffix not in FAILURES or status not in STATUSES:
                 raise ValueError(
@@ -291,7 +318,7 @@ class Settings:
 
 
 _LONGEST_KEEPALIVE_S = 270.0
-"""The maximum that the service promises; a longer interval cannot occur."""
+"""Maximum of `keepalive_s`: the longest interval that the service promises."""
 
 _LOWEST: dict[str, float] = {
     "keepalive_s": 0.001,  # zero would cause a busy loop

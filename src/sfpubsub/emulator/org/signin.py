@@ -1,9 +1,8 @@
-"""Sign-in: the credentials that get an access token, and the errors for all others. Independent of
-the wire protocols.
+"""Sign-in, which checks credentials and issues access tokens. Independent of the wire protocols.
 
-There is one function for each flow. It checks the app, then the credentials of the flow, then the
+There is one method for each flow. It checks the app, then the credentials of the flow, then the
 user, and fails with the errors of the service. Times in assertions are compared with the machine's
-clock without jumps, because the client that created the assertion does not see jumps.
+clock without jumps, because the jumps do not affect the client that created the assertion.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 
 class SignInRefused(Exception):  # noqa: N818 - an answer, not a bug
-    """A sign-in is refused.
+    """Raised to refuse a sign-in or the revocation of a token.
 
     Args:
         key: Key of `SIGN_IN_ERRORS`.
@@ -51,7 +50,7 @@ class SignInRefused(Exception):  # noqa: N818 - an answer, not a bug
 
 @dataclass(frozen=True)
 class SignIn:
-    """The flows of one org. Thread-safe.
+    """The sign-in flows of one org. Thread-safe.
 
     Args:
         accounts: The users and apps.
@@ -74,8 +73,8 @@ class SignIn:
 
         Args:
             form: The parameters of the request.
-            url: The emulator's own URL.
-            audiences: The emulator's URLs that are accepted as the audience of an assertion.
+            url: The emulator's URL, for `instance_url` in the response.
+            audiences: Further URLs that are accepted as the audience of an assertion.
 
         Raises:
             SignInRefused: The credentials are not accepted.
@@ -94,6 +93,9 @@ class SignIn:
 
     def login(self, username: str, password: str) -> tuple[User, str]:
         """Sign in without an app, as the SOAP login call does.
+
+        Returns:
+            The user, and a new access token.
 
         Raises:
             SignInRefused: The credentials are not accepted.
@@ -251,8 +253,8 @@ def _same(one: str, other: str) -> bool:
 
 
 def _is_text(value: object) -> TypeGuard[str]:
-    """Return whether a value is a string that the store accepts. It rejects lone surrogates, which
-    JSON can contain.
+    """Return whether a value is a string that the store accepts. The store rejects lone surrogates,
+    which JSON can contain.
     """
     if not isinstance(value, str):
         return False

@@ -4,9 +4,10 @@
         [WHERE condition] [ORDER BY field [ASC | DESC] [NULLS FIRST | LAST], …]
         [LIMIT n] [OFFSET n]
 
-A condition compares a field by = != < <= > >= LIKE, IN (…), NOT IN (…), INCLUDES (…), EXCLUDES (…)
-with texts in single quotes, numbers, true, false, null, dates and times; conditions are joined by
-AND, OR, NOT and parentheses. As in an org, AND and OR cannot be mixed without parentheses.
+A condition compares a field with strings in single quotes, numbers, true, false, null, dates and
+times. The operators are = != < <= > >= LIKE, IN (…), NOT IN (…), INCLUDES (…) and EXCLUDES (…).
+Conditions are combined with AND, OR, NOT and parentheses. As in an org, AND and OR cannot be mixed
+without parentheses.
 Everything else is rejected as malformed. Keywords are case-insensitive. Names of objects and fields
 are not checked.
 """
@@ -29,7 +30,7 @@ _TOKEN = re.compile(
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 _LONGEST_NUMBER = 9
 _LONGEST = 100_000
-"""Maximum characters of a query. Documented."""
+"""Maximum number of characters in a query. Documented."""
 
 _DEEPEST = 50
 """Maximum depth of parentheses and NOTs; more could overflow the stack."""
@@ -41,16 +42,16 @@ T = TypeVar("T")
 
 
 class Malformed(Exception):  # noqa: N818 - an answer, not a bug
-    """A query cannot be parsed; the message gives the reason."""
+    """Raised if a query cannot be parsed; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Literal:
-    """A value as written.
+    """A value in a query, as written.
 
     Attributes:
-        kind: text, number, time or word.
-        text: For a string, the text without its quotes, but with its backslashes.
+        kind: text (a string), number, time, or word (true, false or null).
+        text: The value; of a string, the text without its quotes, but with its backslashes.
     """
 
     kind: str
@@ -59,10 +60,12 @@ class Literal:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One field against one value or a list of them.
+    """The comparison of a field with a value or a list of values.
 
     Attributes:
-        sign: = != < <= > >= LIKE, IN, NOT IN, INCLUDES, EXCLUDES.
+        field: Name of the field, as written.
+        sign: The operator: = != < <= > >= LIKE, IN, NOT IN, INCLUDES or EXCLUDES.
+        values: The values; exactly one, unless the operator accepts a list.
     """
 
     field: str
@@ -72,7 +75,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Joined:
-    """Conditions joined by AND or OR, or one condition under NOT."""
+    """Several conditions combined with AND or OR, or a single condition negated by NOT.
+
+    Attributes:
+        by: AND, OR or NOT.
+        conditions: The conditions.
+    """
 
     by: str
     conditions: tuple[Condition, ...]
@@ -92,11 +100,15 @@ class Order:
 
 @dataclass(frozen=True)
 class Select:
-    """A query as written; names are not checked.
+    """A parsed query. Names are as written and have not been checked.
 
     Attributes:
-        fields: Empty for COUNT().
-        limit: None means all rows.
+        fields: Names of the selected fields; empty for COUNT().
+        of: Name of the object.
+        where: The condition; None selects all records.
+        order: The fields to sort by.
+        limit: Maximum number of rows; None for all.
+        offset: Number of rows to skip.
     """
 
     fields: tuple[str, ...]
@@ -108,7 +120,7 @@ class Select:
 
     @property
     def counts(self) -> bool:
-        """Return whether this is a COUNT() query."""
+        """Whether this is a COUNT() query."""
         return not self.fields
 
 
@@ -119,7 +131,7 @@ def parse(text: str) -> Select:
         Malformed: The text is not valid, or uses unsupported syntax.
     """
     if len(text) > _LONGEST:
-        raise Malformed(f"a query has at most {_LONGEST} characters")
+        raise Malformed(f"the query has {len(text)} characters; the maximum is {_LONGEST}")
     return _Parser(text).query()
 
 
@@ -133,7 +145,7 @@ def parse_condition(text: str) -> Condition:
 
 
 def unescaped(text: str) -> str:
-    """Return a string literal with its escapes resolved."""
+    """Return the text of a string literal with its backslash escapes replaced."""
     return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), text, flags=re.DOTALL)
 
 

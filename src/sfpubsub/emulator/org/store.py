@@ -76,11 +76,11 @@ _LAYOUT = 1
 
 
 class StoreProblem(Exception):  # noqa: N818 - a report about a file, not about the program
-    """The database cannot be used; the message names the file."""
+    """Raised if the database cannot be used; the message names the file."""
 
 
 class Event(NamedTuple):
-    """One event of the log."""
+    """An event in the log; `payload` is encoded with the schema `schema_id`."""
 
     position: int
     event_id: str
@@ -89,7 +89,9 @@ class Event(NamedTuple):
 
 
 class Store:
-    """The tables of one data directory.
+    """The database of one data directory.
+
+    Thread-safe: there is one connection, guarded by a lock that is held during a `transaction`.
 
     Args:
         path: The database file. This file, and the block file in the same directory, are created if
@@ -97,8 +99,6 @@ class Store:
 
     Attributes:
         blocks: Encoded events, in a separate file that `transaction` does not cover.
-
-    Thread-safe: one connection behind one lock, which `transaction` holds.
 
     Raises:
         StoreProblem: The file is not a database of this version, or cannot be written.
@@ -128,7 +128,7 @@ class Store:
             raise StoreProblem(f"{path} was created by another version (layout {version})")
 
     def close(self) -> None:
-        """Close the file and all its snapshots."""
+        """Close the database, its snapshots, and the block file."""
         for snapshot in list(self._snapshots):
             snapshot.close()
         self.blocks.close()
@@ -137,7 +137,9 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Run the block as a transaction: either all changes become durable at its end, or none."""
+        """Run the body of a `with` statement as a transaction: all of its changes become durable at
+        the end, or, after an exception, none.
+        """
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -148,24 +150,24 @@ class Store:
             self._db.execute("COMMIT")
 
     def rows(self, sql: str, *values: object) -> list[Any]:
-        """Return all rows of a query."""
+        """Execute a query, and return all of its rows."""
         with self._lock:
             return self._db.execute(sql, values).fetchall()
 
     def run(self, sql: str, *values: object) -> None:
-        """Execute one statement; outside a transaction it is durable immediately."""
+        """Execute one statement. Outside a transaction its changes are durable immediately."""
         with self._lock:
             self._db.execute(sql, values)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of the database that can be read while it changes."""
+        """Return a snapshot of the database, in which later changes are not visible."""
         with self._lock:
             made = Snapshot(self._path)
             self._snapshots.add(made)
             return made
 
     def meta(self, key: str, default: str = "") -> str:
-        """Return the text stored under a key, or `default`."""
+        """Return the text stored under a key, or `default` if there is none."""
         found = self.rows("SELECT value FROM meta WHERE key = ?", key)
         return str(found[0][0]) if found else default
 
@@ -174,7 +176,13 @@ class Store:
         self.run("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
 
     def append(self, topic_ids: Sequence[int], events: Sequence[Event], at: float) -> None:
-        """Add events to the logs of topics. Call it inside a `transaction`."""
+        """Add events to the log of each topic. Call this inside a `transaction`.
+
+        Args:
+            topic_ids: The topics, and the channels that carry them.
+            events: The events.
+            at: Time of publication, in seconds since 1970 UTC.
+        """
         with self._lock:
             self._db.executemany(
                 "INSERT INTO events VALUES (?, ?, ?, ?, ?)", [(*event, at) for event in events]
@@ -190,7 +198,7 @@ class Store:
                 )
 
     def events_after(self, topic_id: int, position: int, limit: int) -> list[Event]:
-        """Return the next events of a topic, at most `limit`, in order."""
+        """Return at most `limit` events of a topic after `position`, in order."""
         found = self.rows(
             "SELECT e.position, e.event_id, e.schema_id, e.payload FROM topic_log AS l"
             " JOIN events AS e ON e.position = l.position"
@@ -203,7 +211,9 @@ class Store:
         return [tuple.__new__(Event, row) for row in found]
 
     def newest_events(self, topic_id: int, limit: int) -> list[tuple[Event, float]]:
-        """Return the last events of a topic with their publication times, newest first."""
+        """Return the last `limit` events of a topic, newest first, each with its publication time
+        in seconds since 1970 UTC.
+        """
         found = self.rows(
             "SELECT e.position, e.event_id, e.schema_id, e.payload, e.at FROM topic_log AS l"
             " JOIN events AS e ON e.position = l.position"
@@ -214,8 +224,8 @@ class Store:
         return [(Event._make(row[:4]), float(row[4])) for row in found]
 
     def times_after(self, topic_id: int, position: int, limit: int) -> list[tuple[int, float]]:
-        """Return positions and times of the last `limit` events of a topic after a position, in
-        order.
+        """Return the position and the publication time (seconds since 1970 UTC) of the last `limit`
+        events of a topic after `position`, in order.
         """
         found = self.rows(
             "SELECT e.position, e.at FROM topic_log AS l"
@@ -228,10 +238,11 @@ class Store:
         return [(int(row[0]), float(row[1])) for row in reversed(found)]
 
     def purge(self, at: float) -> int | None:
-        """Delete events and marks created at `at` or before.
+        """Delete the events and marks that were created at or before `at`, in seconds since 1970
+        UTC.
 
         Returns:
-            The newest deleted position, or None.
+            The newest deleted position, or None if nothing was deleted.
         """
         with self.transaction():
             newest: int | None = self.rows(
@@ -245,19 +256,23 @@ class Store:
         return newest
 
     def forget_through(self, position: int) -> None:
-        """Delete events and marks up to a position. Call it inside a `transaction`."""
+        """Delete the events and marks up to and including a position. Call this inside a
+        `transaction`.
+        """
         for table in ("topic_log", "events", "marks"):
             self.run(f"DELETE FROM {table} WHERE position <= ?", position)  # noqa: S608 - fixed names
         self.set_meta("purged_through", str(position))
         self.blocks.forget(position)
 
     def renumber(self, above: int) -> int:
-        """Move all events to positions above `above`, keeping the gaps, and delete all marks.
+        """Move all events to positions above `above`, keeping the gaps, and delete all marks. Call
+        this inside a `transaction`.
 
-        `above` must be at least the newest position. Call it inside a `transaction`.
+        Args:
+            above: A position that is not below the newest one.
 
         Returns:
-            The new newest position; `above` if there are no events.
+            The new position of the newest event; `above` if there are no events.
         """
         oldest: int | None
         newest: int | None
@@ -273,7 +288,9 @@ class Store:
         return newest + shift
 
     def newest_before(self, at: float) -> int | None:
-        """Return the newest position of an event or mark created before `at`, or None."""
+        """Return the newest position of an event or mark that was created before `at` (seconds
+        since 1970 UTC), or None.
+        """
         found: int | None = self.rows(
             "SELECT max(position) FROM (SELECT max(position) AS position FROM events WHERE at < ?1"
             " UNION ALL SELECT max(position) FROM marks WHERE at < ?1)",
@@ -282,7 +299,9 @@ class Store:
         return found
 
     def oldest(self) -> float | None:
-        """Return when the oldest event or mark was created, in seconds since 1970 UTC, or None."""
+        """Return the time at which the oldest event or mark was created, in seconds since 1970 UTC;
+        None if there are no events and marks.
+        """
         found = self.rows(
             "SELECT min(at) FROM (SELECT * FROM (SELECT at FROM events ORDER BY position LIMIT 1)"
             " UNION ALL SELECT * FROM (SELECT at FROM marks ORDER BY position LIMIT 1))"
@@ -291,7 +310,7 @@ class Store:
 
 
 class Snapshot:
-    """A read-only snapshot of the database. Thread-safe; it holds a connection until it is closed.
+    """A read-only snapshot of the database. Thread-safe. Its connection is open until `close`.
 
     Args:
         path: The database file.
@@ -310,15 +329,15 @@ class Snapshot:
         self._db.execute("SELECT 1 FROM meta").fetchone()
 
     def rows(self, sql: str, *values: object) -> list[Any]:
-        """Return all rows of a query."""
+        """Execute a query, and return all of its rows."""
         with self._lock:
             return self._db.execute(sql, values).fetchall()
 
     def stream(self, sql: str, *values: object) -> Generator[Any, None, None]:
-        """Yield the rows of a query as they are consumed. Only one query can run at a time.
+        """Execute a query, and yield its rows one by one. Only one query can run at a time.
 
-        Close the generator if it is not consumed completely: until then it blocks the snapshot,
-        including its `close`.
+        The snapshot, including its `close`, is blocked until the generator is exhausted or closed.
+        Close the generator if you do not consume it completely.
         """
         with self._lock:
             yield from self._db.execute(sql, values)

@@ -1,6 +1,6 @@
-"""Counters for display and tests: deliveries, redeliveries and commits.
+"""Counters for display and tests: publications, deliveries, redeliveries and commits.
 
-Counts of deliveries and commits start at zero with the process; `published` covers the lifetime of
+Deliveries and commits are counted from the start of the process, publications over the lifetime of
 the data directory. The counters have no effect on the emulator's behaviour. Invariant: an event is
 counted as redelivered on a topic or managed subscription if and only if it was sent there before,
 on any stream.
@@ -19,12 +19,12 @@ class Count:
     """The counts of one topic or one managed subscription. Thread-safe.
 
     Attributes:
-        published: Events published (topics only).
-        delivered: Events sent, including redeliveries.
-        redelivered: Events sent that had been sent before.
-        commits_accepted: Accepted commits (managed subscriptions only).
-        commits_refused: Commits that were answered with an error.
-        keepalives: Empty responses sent.
+        published: Number of events published (topics only).
+        delivered: Number of events sent, including redeliveries.
+        redelivered: Number of events sent that had been sent before.
+        commits_accepted: Number of accepted commits (managed subscriptions only).
+        commits_refused: Number of commits that were answered with an error.
+        keepalives: Number of empty responses sent.
     """
 
     def __init__(self) -> None:
@@ -41,15 +41,21 @@ class Count:
         self._ends: list[int] = []
 
     def sent(self, after: int, positions: Sequence[int]) -> None:
-        """Count one response: the events of the topic that follow `after`, in order."""
+        """Count the events of one response.
+
+        Args:
+            after: The stream's position before the response.
+            positions: Positions of the events, in order: all events of the topic that follow
+                `after`, up to the last one sent.
+        """
         with self._lock:
             self.delivered += len(positions)
             self.redelivered += self._sent_before(positions)
             self._add(after, positions[-1])
 
     def _sent_before(self, positions: Sequence[int]) -> int:
-        """Return how many of these were sent before, using the ranges they overlap: usually one or
-        none.
+        """Return how many of these positions were sent before. Only the ranges that overlap them
+        are examined, usually one or none.
         """
         count = 0
         index = bisect.bisect_left(self._ends, positions[0])
@@ -74,7 +80,7 @@ class Tally:
     """The counts of one emulator. Thread-safe.
 
     Attributes:
-        usage: Deliveries by event and time.
+        usage: Counts deliveries by schema and time.
     """
 
     def __init__(self) -> None:
@@ -84,7 +90,9 @@ class Tally:
         self._managed: dict[str, Count] = {}
 
     def of_topic(self, name: str) -> Count:
-        """Return the counts of a topic's unmanaged streams and of its published events."""
+        """Return the counts of a topic: its published events, and its deliveries on unmanaged
+        streams.
+        """
         with self._lock:
             return self._topics.setdefault(name, Count())
 

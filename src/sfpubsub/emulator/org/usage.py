@@ -1,8 +1,8 @@
 """Usage of the org's event allocations: published and delivered events, by event and time.
 
-Published events are counted from the log, so they survive a restart; deliveries are counted since
-the start of the process. Allocations are not enforced; the fault `fail_stream` with
-subscription.limit.exceeded simulates that.
+Published events are counted from the log, so their counts survive a restart; deliveries are counted
+since the start of the process. Allocations are not enforced, but the fault `fail_stream` with
+subscription.limit.exceeded simulates an exceeded allocation.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ if TYPE_CHECKING:
     from sfpubsub.emulator.org.bus import Bus
 
 SEGMENT_S = 15 * 60
-"""The shortest interval that usage is reported for. Documented."""
+"""The shortest interval for which usage is reported, in seconds. Documented."""
 
 DAY_S = 24 * 3600
 HOUR_S = 3600
 
 _KEPT_S = DAY_S + SEGMENT_S
-"""Older deliveries are dropped; no request can reach them."""
+"""How long counts of deliveries are stored, in seconds. No request reads older counts."""
 
 UsageType = Literal["PUBLISH", "DELIVERY"]
 
 
 @dataclass(frozen=True)
 class Used:
-    """How often one event was published or delivered in an interval.
+    """How often events of one kind were published or delivered in an interval.
 
     Attributes:
         event: Name of the event, such as `Order_Event__e`.
-        start: Seconds since 1970 UTC.
-        end: Seconds since 1970 UTC, exclusive.
+        usage: PUBLISH or DELIVERY.
+        start: Start of the interval, in seconds since 1970 UTC.
+        end: End of the interval, in seconds since 1970 UTC, exclusive.
+        count: Number of publications or deliveries.
     """
 
     event: str
@@ -48,14 +50,19 @@ class Used:
 
 
 class Usage:
-    """Deliveries of the last day. Thread-safe."""
+    """Counts of the deliveries in the last day, by time segment and schema. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _delivered
         self._delivered: dict[int, Counter[str]] = {}  # by segment: schema id -> deliveries
 
     def delivered(self, now: float, schemas: Mapping[str, int]) -> None:
-        """Count events that are being sent, by schema id; every redelivery counts, as in an org."""
+        """Count events that are being sent. Redeliveries count as well, as in an org.
+
+        Args:
+            now: The current time, in seconds since 1970 UTC.
+            schemas: Number of events by schema id.
+        """
         segment = int(now // SEGMENT_S)
         with self._lock:
             if segment not in self._delivered:
@@ -66,7 +73,9 @@ class Usage:
             self._delivered[segment].update(schemas)
 
     def by_segment(self, since: float) -> Iterable[tuple[int, str, int]]:
-        """Yield segment, schema id and deliveries for segments that end after `since`."""
+        """Return the number of the segment, schema id and number of deliveries, for each segment
+        that ends after `since` (seconds since 1970 UTC).
+        """
         with self._lock:
             return [
                 (segment, schema_id, count)
@@ -77,13 +86,15 @@ class Usage:
 
 
 def used(store: Store, bus: Bus, now: float, *, since: float, every: int) -> list[Used]:
-    """Return the usage in intervals of equal length, by event and time.
+    """Return the usage of each event in intervals of equal length, sorted by event, usage type and
+    time. Intervals without usage are omitted.
 
     Args:
         store: Provides the published events.
-        bus: Maps schemas to events, and counts deliveries.
-        now: Seconds since 1970 UTC.
-        since: Intervals that ended before this time are omitted.
+        bus: Provides the names of events, and the counts of deliveries.
+        now: The current time, in seconds since 1970 UTC.
+        since: Start of the reported period, in seconds since 1970 UTC. Deliveries are included from
+            the start of the segment that contains this time.
         every: Length of each interval in seconds; a multiple of `SEGMENT_S`.
     """
     names = {topic.name: topic.name.rpartition("/")[2] for topic in bus.topics() if topic.schema_id}

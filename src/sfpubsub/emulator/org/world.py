@@ -1,4 +1,4 @@
-"""The org and its services, as passed to every call of every wire protocol."""
+"""The state of an emulator, which is passed to every call of every wire protocol."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sfpubsub.emulator.org.store import Store
 
 @dataclass(frozen=True)
 class World:
-    """The state that every call works with."""
+    """The parts of an emulator that the handlers of calls use."""
 
     bus: Bus
     managed: ManagedSubscriptions

@@ -1,4 +1,4 @@
-"""The clock page: the org's time, and jumps."""
+"""The clock page, which shows the org's time and moves the clock forward."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_S = 366 * 24 * 3600
 
 
 def clock(visit: Visit) -> Answer:
-    """GET /ui/clock: the org's time, and the forms for jumps."""
+    """GET /ui/clock: show the org's time, and the forms for jumps."""
     return _page(visit, "")
 
 
@@ -44,7 +44,7 @@ def jump(visit: Visit) -> Answer:
 
 
 def live_clock(visit: Visit) -> Answer:
-    """GET /ui/clock/live: updates of the times."""
+    """GET /ui/clock/live: send updates of the times."""
     world = visit.world
     return stream(Live(lambda _mark: News(_times(world)), "", world.bus.bells, ()))
 

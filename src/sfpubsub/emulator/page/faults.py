@@ -1,4 +1,4 @@
-"""The fault page: the plan and its progress, and a form for each kind of fault."""
+"""The fault page, with the fault plan, how often each fault occurred, and a form for each kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS = "plan"
 
 
 def faults(visit: Visit) -> Answer:
-    """GET /ui/faults: the plan, and the forms to add faults."""
+    """GET /ui/faults: show the fault plan, and the forms to add faults."""
     return _page(visit, {}, "")
 
 
@@ -38,7 +38,7 @@ def add(visit: Visit) -> Answer:
 
 
 def live(visit: Visit) -> Answer:
-    """GET /ui/faults/live: updates of the plan."""
+    """GET /ui/faults/live: send updates of the plan."""
 
     def look(_mark: str) -> News:
         return News({_ROWS: table_rows(_HEADS, _rows(visit))})
@@ -161,7 +161,11 @@ def _fault(entered: Mapping[str, str]) -> Fault:
 
 
 def _read(kind: str, name: str, text: str, default: object) -> Any:
-    """Convert an entered text to the type of the parameter's default."""
+    """Return an entered text converted to the type of the parameter's default.
+
+    Raises:
+        ValueError: The text is not a value of this type.
+    """
     text = text.strip()
     try:
         if isinstance(default, bool):

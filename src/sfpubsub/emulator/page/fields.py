@@ -1,4 +1,4 @@
-"""Forms generated from Avro schemas: a control for each field, and the values of entered texts."""
+"""Forms generated from Avro schemas, with a control for each field of an event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KINDS: dict[str, Kind] = {
 }
 
 _FILLED_IN = frozenset({"CreatedDate", "CreatedById"})
-"""Fields that the org fills in itself."""
+"""Fields that the org sets itself."""
 
 _HEADER = "ChangeEventHeader"
 
@@ -31,7 +31,7 @@ _EXAMPLES = {_HEADER: {"changeType": "CREATE", "recordIds": ["001SB0000000001AAA
 
 
 class Unreadable(ValueError):  # noqa: N818 - an answer to a person
-    """An entered text is not valid for its field; the message names the field."""
+    """Raised if an entered text is not valid for its field; the message names the field."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Field:
     """One field of an event.
 
     Attributes:
+        name: Name of the field.
+        kind: Kind of text that the control accepts.
         nullable: Whether a blank control means null.
         note: The field's type, as a hint for the user.
         choices: The symbols of an enum.
@@ -56,7 +58,7 @@ class Field:
         return f"field-{self.name}"
 
     def control(self, entered: str) -> Markup:
-        """Return the control of the field, with its label; `entered` is its current text."""
+        """Return a form control for the field, with its label, that shows the text `entered`."""
         shared: dict[str, Any] = {"id": self.id, "name": self.name}
         if self.kind in ("truth", "choice"):
             options = ("true", "false") if self.kind == "truth" else self.choices
@@ -72,7 +74,7 @@ class Field:
         return labelled(self.name, made, self.id, hint)
 
     def value(self, entered: str) -> Any:
-        """Return the value of an entered text.
+        """Return an entered text converted to the type of the field.
 
         Raises:
             Unreadable: The text is not valid for the field.
@@ -93,7 +95,7 @@ _SAID: dict[Kind, str] = {"whole": "a whole number", "number": "a number", "json
 
 
 def fields_of(schema: str) -> list[Field]:
-    """Return the fields of a schema that a user fills in."""
+    """Return the fields of an Avro schema (as JSON) that a user fills in."""
     return [_field(item) for item in json.loads(schema)["fields"] if item["name"] not in _FILLED_IN]
 
 
@@ -105,7 +107,8 @@ def examples(fields: list[Field]) -> dict[str, str]:
 
 
 def values_of(fields: list[Field], entered: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of an event from the texts of a form; blank nullable fields are omitted.
+    """Return the values of an event by field name, converted from the texts of a form. Blank
+    nullable fields are omitted.
 
     Raises:
         Unreadable: A text is not valid for its field.
@@ -129,7 +132,9 @@ def _field(item: Mapping[str, Any]) -> Field:
 
 
 def _note(doc: str, kind: Kind) -> str:
-    """Return the Salesforce type from a field's doc (`Data:Text:00N…`), or else what to enter."""
+    """Return a hint for a field: the Salesforce type in its doc (`Data:Text:00N…`), or, if the doc
+    has none, the kind of text to enter.
+    """
     parts = str(doc).split(":")
     said = parts[1] if len(parts) > 1 else {"text": "Text"}.get(kind, _SAID.get(kind, kind))
     if said in ("DateTime", "Date", "Time") and kind == "whole":

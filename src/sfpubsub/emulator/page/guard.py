@@ -3,10 +3,11 @@
 There is no password: anyone who can reach the port may use the page, just as anyone can sign in
 with the published default credentials. The checks protect against other sites in the same browser:
 
-    a name of theirs that resolves to this address (DNS rebinding)    by the Host header
-    a form of theirs that posts to this page                          by Sec-Fetch-Site, Origin and
-                                                                      the form's token
-    a frame around this page                                          by response headers (`shell`)
+    another site's name that resolves to this address     the Host header is checked
+    (DNS rebinding)
+    another site's form that posts to this page           Sec-Fetch-Site, Origin and the form's
+                                                          token are checked
+    another site's frame around this page                 response headers forbid it (`shell`)
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from sfpubsub.emulator.page.markup import Markup, tag
 _TOKEN = "form-token"  # noqa: S105 - the name of a control; fields of events have no hyphen
 
 _FIELDS = 1000
-"""Maximum fields of a form; a wide schema has a few hundred."""
+"""Maximum number of fields in a form; a wide schema has a few hundred."""
 
 
 class Guard:
@@ -41,7 +42,7 @@ class Guard:
         emulator's own name.
 
         Raises:
-            Problem: It is any other name.
+            Problem: The Host header is any other name.
         """
         host = _parts(call.named).hostname or ""
         if host != urlsplit(call.url).hostname and not _is_ours(host):
@@ -52,10 +53,11 @@ class Guard:
             )
 
     def form(self, call: Call) -> dict[str, str]:
-        """Return the fields of a form, and check that a page of this emulator sent it.
+        """Return the fields of a submitted form, by name, after checking that the form is from a
+        page of this emulator.
 
         Raises:
-            Problem: Another site sent it, its token is not valid, or the body is not a form.
+            Problem: Another site sent the form, its token is not valid, or the body is not a form.
         """
         site = call.headers.get("Sec-Fetch-Site", "same-origin")
         # Without the scheme: a proxy in front may add TLS.
@@ -64,7 +66,10 @@ class Guard:
             text = "this form was sent by another site: use the form on this page"
             raise Problem(HTTPStatus.FORBIDDEN, text)
         if call.headers.get_content_type() != "application/x-www-form-urlencoded":
-            raise Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "send a form")
+            raise Problem(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                "set the Content-Type to application/x-www-form-urlencoded",
+            )
         try:
             text = call.body.decode("ascii")
             fields = dict(parse_qsl(text, True, errors="strict", max_num_fields=_FIELDS))
@@ -79,7 +84,7 @@ class Guard:
 
 
 def _parts(url: str) -> SplitResult:
-    """Split a URL that a browser sent into its parts, which are blank if it is not valid."""
+    """Return the parts of a URL that a browser sent; all are blank if the URL is not valid."""
     try:
         return urlsplit(url)
     except ValueError:  # an incomplete IPv6 address

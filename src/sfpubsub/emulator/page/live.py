@@ -1,8 +1,9 @@
 """Updates of open pages, by server-sent events.
 
-A stream renders its content again when the bell of one of its topics rings, and once a second for
-everything else (credit, commits, the clock); it sends only the parts that have changed. A page that
-is not open costs nothing, and a flood of events costs at most five renderings a second.
+A stream renders its content again when `Bells` wakes it because one of its topics has changed, and
+otherwise once a second (for credit, commits and the clock). It sends only the parts that have
+changed. Pages that are not open cause no work, and a flood of events causes at most five renderings
+a second.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from sfpubsub.emulator.org.mailbox import Bells
 from sfpubsub.emulator.page.markup import Markup
 
 _LOOK_S = 1.0
-"""Seconds after which content is rendered again if no bell rings."""
+"""Seconds after which content is rendered again if no topic has changed."""
 
 _PAUSE_S = 0.2
-"""Shortest time between two renderings, in seconds: faster than anybody reads."""
+"""Shortest time between two renderings, in seconds; nobody could read faster updates."""
 
 _RETRY_MS = 1000
 """Milliseconds after which a browser reconnects when a stream has ended."""
@@ -32,9 +33,9 @@ class News:
 
     Attributes:
         places: Content to replace, by the id of its element.
-        added: New entries of the list `into`, oldest first; they are inserted at its top.
-        into: Id of the list's element.
-        mark: Identifies the last entry of `added`; a browser sends it when it reconnects.
+        added: New entries, oldest first, to insert at the top of the list `into`.
+        into: Id of the element of the list.
+        mark: Identifies the last entry of `added`. A browser sends the mark when it reconnects.
     """
 
     places: Mapping[str, Markup]
@@ -44,13 +45,13 @@ class News:
 
 
 class Live:
-    """One stream of a page. Iterated by one thread; `end` may be called from any.
+    """The stream of updates for one open page. One thread iterates over it; `end` is thread-safe.
 
     Args:
         look: Returns the current content, with the entries added after a given mark.
         mark: The mark for the first call of `look`.
-        bells: The bells of the bus.
-        keys: Keys of the bells that cause an update.
+        bells: Wakes the stream when the org changes.
+        keys: The keys of `bells` that cause an update.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class Live:
         self._over = threading.Event()
 
     def end(self) -> None:
-        """End the iteration."""
+        """End the iteration. Can be called from any thread."""
         self._over.set()
         self._stir.set()
 
     def __iter__(self) -> Iterator[str]:
-        """Yield messages in the wire format; without news, a comment, which fails to be sent once
+        """Yield server-sent events. If nothing has changed, yield a comment: sending it fails if
         the browser has disconnected.
         """
         shown: dict[str, Markup] = {}
@@ -102,5 +103,5 @@ def _message(kind: str, place: str, content: str) -> str:
 
 
 def shown_time(at: float) -> str:
-    """Return a time as the pages show it: in UTC, to the second."""
+    """Return a time (seconds since 1970 UTC) as the pages show it: in UTC, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))

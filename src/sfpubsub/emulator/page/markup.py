@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 
 class Markup(str):
-    """HTML that is safe to put into a page. Use `tag` and `joined`; never convert data directly."""
+    """HTML that is safe to put into a page. Create it with `tag` or `joined`, never directly from
+    data.
+    """
 
     __slots__ = ()
 
@@ -38,7 +40,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def joined(children: Iterable[object]) -> Markup:
-    """Concatenate children, as for `tag`."""
+    """Return the concatenation of children, which are escaped or skipped as in `tag`."""
     return Markup("".join(_escaped(child) for child in children if child is not None))
 
 
@@ -49,7 +51,7 @@ def _escaped(child: object) -> str:
 
 
 def table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[object]], id_: str) -> Markup:
-    """Return a table, which narrow screens show as cards; the first cell of a row is its heading.
+    """Return a table, which narrow screens show as cards. The first cell of each row is a heading.
 
     Args:
         caption: The table's caption.
@@ -88,17 +90,17 @@ def table_rows(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup
 
 
 def live(id_: str, content: object) -> Markup:
-    """Return an element whose content is updated while the page is open."""
+    """Return an element whose content `News.places` can replace while the page is open."""
     return tag("span", content, id=id_)
 
 
 def button(text: str, *, name: str | None = None, value: object = None) -> Markup:
-    """Return a button that submits its form."""
+    """Return a button that submits its form, with `name` and `value` as an additional field."""
     return tag("button", text, type="submit", name=name, value=value)
 
 
 def labelled(label: str, control: Markup, id_: str, hint: str = "") -> Markup:
-    """Return a control with its label and, unless it is blank, a hint."""
+    """Return a form control with its label and, unless `hint` is blank, a hint below it."""
     return tag(
         "div",
         tag("label", label, for_=id_),

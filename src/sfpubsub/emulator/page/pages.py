@@ -1,4 +1,4 @@
-"""The routes of the web page: the handlers of each path, by method."""
+"""The routes of the web page: which function handles each path and method."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ class Pages:
 
 
 def _asset(call: Call) -> Answer:
-    """Return a static file; there are routes for the names in `_ASSETS` only."""
+    """GET /ui/<name>: return a static file. Only the names in `_ASSETS` have routes."""
     name = call.path.rpartition("/")[2]
     return Answer(HTTPStatus.OK, _ASSETS[name], _text(name), HEADERS)
 
 
 @cache
 def _text(name: str) -> str:
-    """Return the text of a static file, which is read only once."""
+    """Return the text of a static file. Each file is read only once."""
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")

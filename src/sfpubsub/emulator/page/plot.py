@@ -10,15 +10,15 @@ from sfpubsub.emulator.page.markup import Markup, tag
 
 _WIDTH, _HEIGHT = 600, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 10, 12, 24
-"""Size of the picture and margins around the curve, in SVG units; the page scales the picture."""
+"""Size of the image and margins around the curve, in SVG units; the page scales the image."""
 
 
 def plot(name: str, points: Sequence[Lag]) -> Markup:
-    """Return a curve of the lag over time, as SVG.
+    """Return a plot of the lag over time, as SVG.
 
     Args:
         name: Developer name of the subscription.
-        points: At least two, in the order of time.
+        points: The lag at two or more times, in chronological order.
     """
     most = max(point.events for point in points)
     top = max(most, 1)

@@ -1,4 +1,4 @@
-"""The record pages: all objects, the records of one object, and one record with its form.
+"""The record pages, which show all objects, the records of one object, and one record with a form.
 
 Forms are generated from the fields of the object; the org validates the values.
 """
@@ -23,28 +23,28 @@ PLACE = "/ui/records"
 ONE = "/ui/record"
 
 _SHOWN = 50
-"""Maximum records that the page of an object lists: those changed last."""
+"""Maximum number of records that the page of an object lists: those that were changed last."""
 
 _COLUMNS = 4
-"""Maximum columns of the list of records."""
+"""Maximum number of columns in the list of records."""
 
 _LONG = 255
 """Text fields longer than this, in characters, get a control with several lines."""
 
 _OBJECT, _ID, _BEFORE = "form-object", "form-id", "form-before"
 """Names of controls that are not fields; the names of fields contain no hyphen. The last control
-holds the values that the form showed initially, as JSON.
+contains the values that the form showed initially, as JSON.
 """
 
 _CHANGES = 5
-"""Maximum change events that are listed above the form of a record."""
+"""Maximum number of change events that are listed above the form of a record."""
 
 _ORIGIN = "com/salesforce/api/rest/62.0;client=page"
 """The `changeOrigin` in the header of change events for changes made on these pages."""
 
 
 def records(visit: Visit) -> Answer:
-    """GET /ui/records: all objects, or with ?object=… the records of one object."""
+    """GET /ui/records: list all objects, or, with ?object=…, the records of one object."""
     name = visit.query.get("object", "")
     if name:
         return _object_page(visit, _describe(visit, name))
@@ -77,7 +77,7 @@ def create(visit: Visit) -> Answer:
 
 
 def record(visit: Visit) -> Answer:
-    """GET /ui/record?object=…&id=…: a record and its form."""
+    """GET /ui/record?object=…&id=…: show a record and its form."""
     return _record_page(visit, _describe(visit, visit.query.get("object", "")))
 
 
@@ -187,8 +187,8 @@ def _record_page(
 
 
 def _changed(fields: Sequence[Field], entered: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the fields that the user changed in a form. The others are not written, because
-    somebody else may have changed them in the meantime.
+    """Return the values of the fields that the user changed in a form, by field name. Other fields
+    are not written, because somebody else may have changed them since the form was loaded.
 
     Raises:
         RecordProblem: The form does not contain the values that it showed initially.
@@ -208,8 +208,9 @@ def _changed(fields: Sequence[Field], entered: Mapping[str, str]) -> dict[str, s
 
 
 def _sent(field: Field, text: str) -> str:
-    """Return a text in a form that a browser's round trip does not change. A browser converts line
-    ends, and removes the first from a text area and all from a control with one line.
+    """Return a text with the line ends that it has after a browser has shown it in a form and sent
+    it back, so that an unchanged text compares equal. A browser converts line ends, removes the
+    first from a text area, and removes all from a control with one line.
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     return lines.removeprefix("\n") if _is_long(field) else lines.replace("\n", "")
@@ -220,8 +221,8 @@ def _is_long(field: Field) -> bool:
 
 
 def _changes(visit: Visit, found: Topic | None, most: int) -> tuple[Markup, ...]:
-    """Return the list of an object's last change events, which is updated live; empty if it has no
-    topic.
+    """Return a heading and the list of an object's last change events, which is updated while the
+    page is open. Return an empty tuple if the object has no topic (`found` is None).
     """
     if found is None:
         return ()
@@ -288,7 +289,7 @@ def _hint(field: Field) -> str:
 
 
 def _asked(of: SObject, *, new: bool) -> list[Field]:
-    """Return the fields that a user can fill in, for a new or an existing record."""
+    """Return the fields that a user can set, in a new record or in an existing one."""
     may: Callable[[Field], bool] = lambda f: f.createable if new else f.updateable  # noqa: E731
     return [field for field in of.fields if may(field) and field.is_stored]
 

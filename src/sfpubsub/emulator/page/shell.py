@@ -1,4 +1,4 @@
-"""The frame of every page: head, navigation, notice and footer; and its security headers."""
+"""The frame of every page (head, navigation, notice and footer), and the security headers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""The headers of every answer to a browser."""
+"""The headers of every response to a browser."""
 
 
 def document(
@@ -43,15 +43,15 @@ def document(
     live: str = "",
     status: HTTPStatus = HTTPStatus.OK,
 ) -> Answer:
-    """Return a page as an answer.
+    """Return a complete HTML page as an answer.
 
     Args:
         title: The heading.
         parts: The content below the heading.
-        path: The navigation entry to mark as current.
+        path: Path of the navigation entry to mark as current.
         tenant: The org's name.
-        notice: The result of a successful change; blank for none.
-        problem: Why a change failed; blank for none.
+        notice: Message about a successful change; blank for none.
+        problem: Message about a failed change; blank for none.
         live: URL of the page's updates; blank for none.
         status: The HTTP status.
     """

@@ -1,4 +1,4 @@
-"""The page of open streams and their credit."""
+"""The page that lists the open streams and their credit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROWS = "streams"
 
 
 def streams(visit: Visit) -> Answer:
-    """GET /ui/streams: all open streams of the Pub/Sub API."""
+    """GET /ui/streams: list the open streams of the Pub/Sub API."""
     return visit.page(
         "Open streams",
         tag("p", "Credit is the number of events requested and not yet sent; at 0, none are sent."),
@@ -26,7 +26,7 @@ def streams(visit: Visit) -> Answer:
 
 
 def live(visit: Visit) -> Answer:
-    """GET /ui/streams/live: updates of the table."""
+    """GET /ui/streams/live: send updates of the list."""
     world = visit.world
     keys = [topic.name for topic in world.bus.topics()]
     look = Live(

@@ -1,4 +1,4 @@
-"""The page of managed subscriptions: their positions and lag, RUN and STOP."""
+"""The page of managed subscriptions, which shows their positions and lag, and sets RUN or STOP."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _POINTS = 120
 
 
 def subscriptions(visit: Visit) -> Answer:
-    """GET /ui/subscriptions: all managed subscriptions."""
+    """GET /ui/subscriptions: show all managed subscriptions."""
     world = visit.world
     records = world.managed.all()
     parts = [_section(visit, record) for record in records]
     return visit.page(
         "Managed subscriptions",
-        *(parts or [tag("p", "None. Create one by a seed or by the Tooling API.")]),
+        *(parts or [tag("p", "None. Create one with a seed or with the Tooling API.")]),
         live=f"{PLACE}/live",
     )
 
 
 def live(visit: Visit) -> Answer:
-    """GET /ui/subscriptions/live: updates of their states."""
+    """GET /ui/subscriptions/live: send updates of each subscription's position, counts and plot."""
     world = visit.world
 
     def look(_mark: str) -> News:
@@ -47,7 +47,7 @@ def live(visit: Visit) -> Answer:
 
 
 def change(visit: Visit) -> Answer:
-    """POST /ui/subscriptions: set a subscription to RUN or STOP."""
+    """POST /ui/subscriptions: set a managed subscription to RUN or STOP."""
     entered = visit.guard.form(visit.call)
     state = entered.get("state")
     if state not in ("RUN", "STOP"):
@@ -90,7 +90,9 @@ def _section(visit: Visit, record: ManagedSubscription) -> Markup:
 
 
 def _state(world: World, record: ManagedSubscription) -> Markup:
-    """Return the part of a section that is updated live: position, counts and plot."""
+    """Return the part of a subscription's section that is updated while the page is open: position,
+    counts and plot.
+    """
     bus, key = world.bus, record.subscription_id
     lags = _lags(world, record)
     count = bus.tally.of_managed(key)

@@ -1,4 +1,4 @@
-"""The topic pages: all topics, and one topic with its last events and a form to publish."""
+"""The topic pages, which show all topics, or one with its last events and a form to publish."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from sfpubsub.emulator.page.shell import HEADERS
 from sfpubsub.emulator.page.visit import Visit, back_to, facts, link
 
 _SHOWN = 20
-"""Maximum events that the page of a topic shows when it is loaded."""
+"""Maximum number of events that the page of a topic shows when it is loaded."""
 
 _SUMMARY = 60
-"""Maximum characters of an event's summary."""
+"""Maximum number of characters in the summary of an event."""
 
 PLACE = "/ui/topic"
 _LIST = "events"
@@ -41,7 +41,7 @@ _NAME = "form-topic"
 
 
 def overview(visit: Visit) -> Answer:
-    """GET /: all topics; JSON for a client that is not a browser."""
+    """GET /: show all topics to a browser; return the org's state as JSON to other clients."""
     if "text/html" not in visit.call.headers.get("Accept", ""):
         return as_json(visit.call)
     world = visit.world
@@ -64,7 +64,7 @@ _COUNTS = {"published": "Published", "delivered": "Delivered", "streams": "Strea
 
 
 def counts(world: World) -> dict[str, Markup]:
-    """Return the counts of all topics, by the id of the element that shows them."""
+    """Return the counts of all topics, each by the id of the element that shows it."""
     found = {}
     for topic in world.bus.topics():
         count = world.bus.tally.of_topic(topic.name)
@@ -79,19 +79,19 @@ def counts(world: World) -> dict[str, Markup]:
 
 
 def overview_live(visit: Visit) -> Answer:
-    """GET /ui/live: updates of the counts of all topics."""
+    """GET /ui/live: send updates of the counts of all topics."""
     world = visit.world
     keys = [topic.name for topic in world.bus.topics()]
     return stream(Live(lambda _mark: News(counts(world)), "", world.bus.bells, keys))
 
 
 def topic(visit: Visit) -> Answer:
-    """GET /ui/topic?name=…: a topic, its last events, and the form to publish."""
+    """GET /ui/topic?name=…: show a topic, its last events, and the form to publish."""
     return _page(visit, _topic(visit, visit.query.get("name", "")))
 
 
 def publish(visit: Visit) -> Answer:
-    """POST /ui/topic: publish the events of the form, as the org does."""
+    """POST /ui/topic: publish the events in the form, as the org itself would."""
     entered = visit.guard.form(visit.call)
     found = _topic(visit, entered.pop(_NAME, ""))
     try:
@@ -103,7 +103,7 @@ def publish(visit: Visit) -> Answer:
 
 
 def topic_live(visit: Visit) -> Answer:
-    """GET /ui/topic/live?name=…&after=…: new events, and updates of the counts."""
+    """GET /ui/topic/live?name=…&after=…: send new events, and updates of the counts."""
     world = visit.world
     found = _topic(visit, visit.query.get("name", ""))
     after = visit.call.headers.get("Last-Event-ID") or visit.query.get("after", "")
@@ -122,12 +122,14 @@ def topic_live(visit: Visit) -> Answer:
 
 
 def stream(source: Live) -> Answer:
-    """Return an answer that sends updates as server-sent events."""
+    """Return an answer that sends the updates of `source` as server-sent events."""
     return Answer(HTTPStatus.OK, "text/event-stream", headers=HEADERS, stream=source)
 
 
 def shown_event(world: World, event: Event, at: float) -> Markup:
-    """Return an event as a collapsed list entry: time and summary; expanded, its ids and values."""
+    """Return an event as a list entry. Collapsed, the entry shows the publication time `at`
+    (seconds since 1970 UTC) and a summary; expanded, also the event's ids and values.
+    """
     try:
         value = decoded(world, event)
         text = json.dumps(value, indent=2, ensure_ascii=False, default=repr)
@@ -150,7 +152,7 @@ def shown_event(world: World, event: Event, at: float) -> Markup:
 
 
 def decoded(world: World, event: Event) -> dict[str, Any]:
-    """Return the values of an event; in a change event, field names replace bitmaps.
+    """Return the values of an event by field name. In a change event, field names replace bitmaps.
 
     Raises:
         Refused: The schema is unknown.
@@ -188,13 +190,18 @@ def _id(found: Topic, what: str) -> str:
 
 
 def _rows(world: World, found: Topic, entered: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the events of a form: those entered as JSON, or else one made of its other fields."""
+    """Return the events in a form: those entered as JSON or, if there are none, one event with the
+    values of the form's other fields.
+
+    Raises:
+        Unreadable: A text is not valid.
+    """
     if not entered.get(_AS_JSON, "").strip():
         return [values_of(_fields(world, found), entered)]
     try:
         value = json.loads(entered[_AS_JSON])
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"this is not JSON: {error}") from error
+        raise Unreadable(f"the text is not JSON: {error}") from error
     rows = value if isinstance(value, list) else [value]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise Unreadable("the JSON must be an object, or a list of objects")
@@ -229,14 +236,16 @@ def _page(
 def last_events(
     world: World, found: Topic, title: str, most: int = _SHOWN
 ) -> tuple[Markup, Markup]:
-    """Return a heading and the list of a topic's last events; updates add new ones at its top."""
+    """Return a heading and a list of at most `most` of a topic's last events. Updates add new
+    events at the top of the list.
+    """
     shown = world.bus.newest(found, most)
     items = [shown_event(world, event, at) for event, at in shown]
     return tag("h2", title), tag("ol", *items, id=_LIST, class_="events", reversed=True)
 
 
 def live_of(world: World, found: Topic) -> str:
-    """Return the URL of a topic's updates, which begin after its current last event."""
+    """Return the URL of a topic's updates, which begin after the topic's current last event."""
     shown = world.bus.newest(found, 1)
     newest = shown[0][0].position if shown else 0
     return link(f"{PLACE}/live", name=found.name, after=str(newest))

@@ -1,4 +1,4 @@
-"""One request of a browser, as the handlers of the pages receive it, and the ways to answer it."""
+"""A browser's request, as the handlers of the pages receive it, and functions to answer it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _DONE = {
     "deleted": "The record was deleted.",
 }
 """The notice after a change, by the value of `done` in the URL. The URL contains only this key, so
-that nobody can put a text on the page by a link.
+that a link cannot put any other text on the page.
 """
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One request of a browser.
+    """A request from a browser.
 
     Attributes:
         call: The request.
         guard: Creates and checks the hidden field of forms.
-        path: The path of the page in the navigation.
+        path: Path of the page's entry in the navigation.
     """
 
     call: Call
@@ -56,7 +56,13 @@ class Visit:
         return dict(parse_qsl(self.call.query, keep_blank_values=True, errors="replace"))
 
     def form(self, action: str, *children: object, label: str) -> Markup:
-        """Return a form that is sent by POST, with the hidden field that proves its origin."""
+        """Return a form that is sent by POST, with the hidden field that `Guard.form` checks.
+
+        Args:
+            action: Path to which the form is sent.
+            *children: The content of the form.
+            label: Name of the form for assistive technology.
+        """
         return tag(
             "form",
             self.guard.field(),
@@ -75,7 +81,15 @@ class Visit:
         live: str = "",
         status: HTTPStatus = HTTPStatus.OK,
     ) -> Answer:
-        """Return a page as an answer; with a `problem`, its default status is 400, not 200."""
+        """Return a page as an answer. With a `problem`, the status is 400 unless `status` is set.
+
+        Args:
+            title: The heading.
+            *parts: The content below the heading.
+            problem: Message about a failed change; blank for none.
+            live: URL of the page's updates; blank for none.
+            status: The HTTP status.
+        """
         return document(
             title,
             parts,
@@ -94,7 +108,13 @@ def link(path: str, **query: str) -> str:
 
 
 def back_to(path: str, done: str, **query: str) -> Answer:
-    """Return a redirect to a page, after a change, so that a reload does not repeat the change."""
+    """Return a redirect to a page, so that reloading the page does not repeat a change.
+
+    Args:
+        path: Path of the page.
+        done: Key of the notice in `_DONE` to show.
+        **query: Other query parameters.
+    """
     place = link(path, **query, done=done)
     return Answer(HTTPStatus.SEE_OTHER, headers={**HEADERS, "Location": place})
 
@@ -112,7 +132,13 @@ Work = Callable[[Visit], Answer]
 
 
 def handler(work: Work, guard: Guard, path: str) -> Callable[[Call], Answer]:
-    """Return a handler that checks the host and then calls `work`; errors become pages, too."""
+    """Return a handler that checks the Host header, calls `work`, and shows errors as pages.
+
+    Args:
+        work: Answers the request.
+        guard: Checks the host and the forms.
+        path: Path of the page's entry in the navigation.
+    """
 
     def answer(call: Call) -> Answer:
         visit = Visit(call, guard, path)

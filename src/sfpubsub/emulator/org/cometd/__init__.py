@@ -1,8 +1,9 @@
-"""The org's side of the legacy Streaming API, `/cometd/{version}`, independent of HTTP.
+"""The org's side of the legacy Streaming API (`/cometd/<version>`), independent of HTTP.
 
     sessions   connected clients, their subscriptions, and their pending events
     channels   PushTopics, generic channels, and the bus's topics in the format of this API
     texts      error messages, word for word
 
-It uses the same bus, clock and fault plan as the gRPC side; its replay ids are the bus's positions.
+The Streaming API uses the same bus, clock and fault plan as the gRPC side. Its replay ids are
+positions of the bus.
 """

@@ -1,8 +1,9 @@
 """The channels of the Streaming API, on the org's bus.
 
 Each PushTopic and generic channel has its own log on the bus, under a name that gRPC clients cannot
-request; `/event/…` and `/data/…` are the bus's topics. An event's id is its position on the bus: an
-increasing number with gaps. Events of PushTopics and generic channels have a shorter retention.
+request; `/event/…` and `/data/…` are the bus's topics. The replay id of an event is its position on
+the bus, an increasing number with gaps. Events of PushTopics and generic channels have a shorter
+retention period.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from sfpubsub.emulator.org.store import Event, Store
 NEW_EVENTS, ALL_EVENTS = -1, -2
 
 _LOG = "cometd:"
-"""Prefix of a channel's log on the bus. It cannot clash with topics, which begin with a slash."""
+"""Prefix of the name of a channel's log on the bus. It cannot clash with the names of topics, which
+begin with a slash.
+"""
 
 _PREFIXES = {"PushTopic": "0IF", "StreamingChannel": "0M6"}
 """Id prefixes of the two kinds of records."""
@@ -35,14 +38,23 @@ _PREFIXES = {"PushTopic": "0IF", "StreamingChannel": "0M6"}
 _OWN = {"/topic/": "PushTopic", "/u/": "StreamingChannel"}
 
 _FACTOR = 0x9E3779B1
-"""Odd and large, so that gaps between ids have no pattern that a client could rely on."""
+"""Multiplier for computing the gaps between ids. It is odd and large, so that the gaps have no
+pattern that a client could rely on.
+"""
 
 _CONDITION = re.compile(r"(\w+)=(?:'([^']*)'|(.*))")
 
 
 @dataclass(frozen=True)
 class Record:
-    """A PushTopic or StreamingChannel record of the REST API."""
+    """A PushTopic or StreamingChannel record of the REST API.
+
+    Attributes:
+        record_id: Id of 18 characters.
+        kind: PushTopic or StreamingChannel.
+        name: The record's Name; for a StreamingChannel it is the channel's path, /u/….
+        fields: Values of the other fields, by name.
+    """
 
     record_id: str
     kind: str
@@ -51,13 +63,13 @@ class Record:
 
 
 class Channels:
-    """All channels. Thread-safe.
+    """The channels of the Streaming API in one org. Thread-safe.
 
     Args:
-        store: The store that holds the records.
-        bus: The bus that holds the events.
+        store: The store for the records.
+        bus: The bus for the events.
         clock: The org's clock.
-        settings: Retention and gaps.
+        settings: The retention period, and the gaps between ids.
     """
 
     def __init__(self, store: Store, bus: Bus, clock: Clock, settings: Settings) -> None:
@@ -70,10 +82,15 @@ class Channels:
     # Records.
 
     def create(self, kind: str, name: str, fields: Mapping[str, Any]) -> Record:
-        """Create a record and its channel; names are case-insensitive.
+        """Create a record and its channel.
+
+        Args:
+            kind: PushTopic or StreamingChannel.
+            name: The record's Name; for a StreamingChannel it is the channel's path, /u/….
+            fields: Values of the other fields, by name.
 
         Raises:
-            EmulatorProblem: The name is taken.
+            EmulatorProblem: Another record has this name; names are case-insensitive.
         """
         with self._lock:
             if any(item.name.lower() == name.lower() for item in self.records(kind)):
@@ -93,7 +110,7 @@ class Channels:
         return Record(record_id, kind, name, fields)
 
     def records(self, kind: str) -> list[Record]:
-        """Return all records of a kind, sorted by name."""
+        """Return all PushTopic or all StreamingChannel records, sorted by name."""
         rows = self._store.rows(
             "SELECT id, kind, name, fields FROM streaming_records WHERE kind = ? ORDER BY name",
             kind,
@@ -101,31 +118,32 @@ class Channels:
         return [Record(row[0], row[1], row[2], json.loads(row[3])) for row in rows]
 
     def delete(self, record_id: str) -> None:
-        """Delete a record; its subscribers stay connected but receive no more events."""
+        """Delete a record. Subscribers of its channel stay connected but receive no more events."""
         self._store.run("DELETE FROM streaming_records WHERE id = ?", record_id)
 
     # Events.
 
     def publish(self, path: str, events: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Publish to a PushTopic or a generic channel, creating it if necessary.
+        """Publish events to a PushTopic or a generic channel, which is created if it does not
+        exist.
 
         Args:
-            path: The channel.
-            events: For a PushTopic `type` and `sobject`; for a generic channel `payload` and
-                optionally `userIds`, the recipients.
+            path: The channel, /topic/… or /u/….
+            events: Each event has, for a PushTopic, `type` and `sobject`; for a generic channel,
+                `payload` and optionally `userIds`, the recipients.
 
         Returns:
             The replay ids of the events, in order.
 
         Raises:
-            EmulatorProblem: The path is not that of such a channel, or an event is not valid.
+            EmulatorProblem: The path does not begin with /topic/ or /u/, or an event is not valid.
         """
         start, kind = next(
             ((start, kind) for start, kind in _OWN.items() if path.startswith(start)), ("", "")
         )
         if not kind:
             raise EmulatorProblem(
-                f"{path} is neither a PushTopic nor a generic channel: use /topic/… or /u/…"
+                f"{path} is not the path of a PushTopic or generic channel: use /topic/… or /u/…"
             )
         known = {"PushTopic": {"type", "sobject"}, "StreamingChannel": {"payload", "userIds"}}
         for event in events:
@@ -146,7 +164,13 @@ class Channels:
             return batch.tip
 
     def add(self, batch: Batch, path: str, event: dict[str, Any]) -> None:
-        """Publish one event within a transaction of the bus; the channel must exist."""
+        """Add one event to a transaction of the bus. The channel must exist.
+
+        Args:
+            batch: The open transaction.
+            path: The channel, /topic/… or /u/….
+            event: The event, as for `publish`; this method removes its `type`.
+        """
         created = datetime.fromtimestamp(self._clock.now(), UTC)
         about = {"createdDate": created.isoformat(timespec="milliseconds").replace("+00:00", "Z")}
         if path.startswith("/topic/"):
@@ -157,7 +181,13 @@ class Channels:
         batch.add(_LOG + path, [Draft(payload, "")], skip=gap)
 
     def message(self, path: str, topic: Topic, event: Event) -> dict[str, Any]:
-        """Return an event as a Bayeux message."""
+        """Return an event as a Bayeux message.
+
+        Args:
+            path: The channel to name in the message.
+            topic: The topic or log that contains the event.
+            event: The event.
+        """
         if topic.name.startswith(_LOG):
             data = json.loads(event.payload)
             data["event"]["replayId"] = event.position
@@ -177,8 +207,13 @@ class Channels:
 
     @staticmethod
     def is_for(topic: Topic, event: Event, user_id: str, wanted: Sequence[tuple[str, str]]) -> bool:
-        """Return whether a subscriber receives an event, based on the event's list of users and the
-        subscription's filter.
+        """Return whether a subscriber receives an event.
+
+        Args:
+            topic: The topic or log that contains the event.
+            event: The event, which may be limited to a list of users.
+            user_id: The subscribing user.
+            wanted: The filter, as returned by `conditions`.
         """
         if not topic.name.startswith(_LOG):
             return True
@@ -191,7 +226,7 @@ class Channels:
     # Subscribing.
 
     def topic(self, path: str) -> Topic:
-        """Return the log of a channel.
+        """Return the topic or log of the bus that contains the events of a channel.
 
         Raises:
             Refusal: There is no such channel.
@@ -215,11 +250,18 @@ class Channels:
         raise Refusal("unknown channel", channel=path)
 
     def conditions(self, path: str, text: str) -> list[tuple[str, str]]:
-        """Return the filter conditions after a PushTopic's name; an event needs to match only one
-        of them.
+        """Parse the filter of a PushTopic subscription.
+
+        Args:
+            path: The channel, /topic/….
+            text: The filter after the `?` of the subscription; blank for no filter.
+
+        Returns:
+            Pairs of a field name and a value. An event passes the filter if it matches at least
+            one pair; an empty list lets all events pass.
 
         Raises:
-            Refusal: The filter uses a field that is not in the topic's query, or is not valid.
+            Refusal: The filter is not valid, or uses a field that is not in the PushTopic's query.
         """
         if not text:
             return []
@@ -239,6 +281,11 @@ class Channels:
 
     def position(self, topic: Topic, replay: object) -> int:
         """Return the position after which a subscription starts.
+
+        Args:
+            topic: The topic or log of the channel.
+            replay: The replay id that the client sent; -1 or None for new events only, -2 for all
+                retained events.
 
         Raises:
             Refusal: The id was never issued, or its event is no longer retained.
@@ -261,8 +308,8 @@ def _path(kind: str, name: str) -> str:
 
 
 def with_names(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a change event in the format of this API: field names instead of bitmaps, and only
-    changed fields.
+    """Return a decoded change event in the format of the Streaming API: with field names instead of
+    bitmaps, and only changed fields.
     """
     header = dict(payload["ChangeEventHeader"])
     names = [str(field["name"]) for field in schema["fields"]]
@@ -277,7 +324,9 @@ def with_names(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
 
 
 def _named(bitmap: str, names: Sequence[str]) -> list[str]:
-    """Return the field names of a bitmap; for a nested bitmap, the name of its compound field."""
+    """Return the names of the fields in a bitmap. For a nested bitmap, return the name of its
+    compound field.
+    """
     parent, _, digits = bitmap.rpartition("-")
     if parent:
         return [names[int(parent)]]

@@ -1,8 +1,8 @@
-"""CometD sessions: their channels, and the position in each.
+"""CometD sessions: the channels to which each is subscribed, and its position in each channel.
 
-A session lives while a connect is pending, and for some time after its last response. Events that
-were put into a response are not sent again, even if the client did not receive it: as on the real
-service, only a replay returns them.
+A session exists while a connect message is pending, and for some time after its last response. An
+event that was put into a response is not sent again, even if the client did not receive the
+response. As on the real service, the client must subscribe again from an earlier replay id.
 """
 
 from __future__ import annotations
@@ -22,12 +22,21 @@ from sfpubsub.emulator.org.mailbox import Mailbox
 from sfpubsub.emulator.org.settings import Settings
 
 BELL = "cometd"
-"""The bell key of all sessions, so that `Bells.ring_all` also wakes one without subscriptions."""
+"""The key under which all sessions are registered with `Bells`, so that `ring_all` also wakes
+sessions without subscriptions.
+"""
 
 
 @dataclass
 class Subscription:
-    """The subscription of a session to one channel."""
+    """The subscription of a session to one channel.
+
+    Attributes:
+        path: The channel.
+        topic: The topic or log that contains the channel's events.
+        position: The position up to which events were collected.
+        conditions: The filter, as returned by `Channels.conditions`.
+    """
 
     path: str
     topic: Topic
@@ -37,7 +46,10 @@ class Subscription:
 
 @dataclass(eq=False)
 class Session:
-    """A client's session. `lock` guards its fields."""
+    """A client's session. `lock` guards the other attributes.
+
+    `seen_at` is the time of the client's last request or response, in seconds since 1970 UTC.
+    """
 
     client_id: str
     cookie: str
@@ -45,24 +57,24 @@ class Session:
     user_id: str
     seen_at: float
     mail: Mailbox[None] | None = None
-    """The mailbox of the newest connect; used to wake it."""
+    """The mailbox of the newest connect message; used to wake the thread that holds it."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
     connects: int = 0
-    """Number of connects received; a pending connect that is not the newest one must end."""
+    """Number of connect messages received. A pending one that is not the newest must end."""
     pending: int = 0
-    """Number of pending connects."""
+    """Number of pending connect messages."""
     is_gone: bool = False
 
     def wake(self) -> None:
-        """Wake the pending connect, if there is one, so that it checks for changes."""
+        """Wake the thread that holds the newest connect message, if any, to check for changes."""
         mail = self.mail
         if mail is not None:
             mail.wake()
 
 
 class CometdSessions:
-    """All sessions. Thread-safe.
+    """The CometD sessions of one org. Thread-safe.
 
     Args:
         bus: The source of events.
@@ -79,10 +91,16 @@ class CometdSessions:
         self._lock = threading.Lock()  # guards the two fields below
         self._sessions: dict[str, Session] = {}
         self.is_stopped: bool = False
-        """Whether the emulator is stopping: pending connects end."""
+        """Whether the emulator is stopping, which ends all pending connect messages."""
 
     def make(self, token: str, user_id: str, cookie: str) -> Session:
-        """Create a session; if the cookie is blank, generate one."""
+        """Create a session.
+
+        Args:
+            token: The client's access token.
+            user_id: Id of the token's user; blank if the token is the emulator's own.
+            cookie: The client's cookie; if blank, a new one is generated.
+        """
         session = Session(
             secrets.token_hex(13),
             cookie or secrets.token_hex(8),
@@ -96,7 +114,11 @@ class CometdSessions:
         return session
 
     def find(self, client_id: object, cookie: str) -> Session:
-        """Return the session of a message.
+        """Return the session to which a message belongs.
+
+        Args:
+            client_id: The clientId of the message.
+            cookie: The cookie of the HTTP request.
 
         Raises:
             Refusal: There is no such session, it has ended, or it has a different cookie.
@@ -114,7 +136,7 @@ class CometdSessions:
         return session
 
     def end(self, session: Session) -> None:
-        """End a session, and wake its pending connect."""
+        """End a session and its pending connect message."""
         with self._lock:
             if self._sessions.pop(session.client_id, None) is None:
                 return
@@ -128,7 +150,7 @@ class CometdSessions:
         session.wake()
 
     def stop(self) -> None:
-        """End all sessions and their pending connects."""
+        """End all sessions and their pending connect messages."""
         self.is_stopped = True
         with self._lock:
             sessions = list(self._sessions.values())
@@ -136,7 +158,7 @@ class CometdSessions:
             self.end(session)
 
     def subscribe(self, session: Session, subscription: Subscription) -> None:
-        """Subscribe a session to a channel, or replace its subscription."""
+        """Subscribe a session to a channel, or replace its subscription to that channel."""
         with session.lock:
             is_new = subscription.path not in session.subscriptions
             session.subscriptions[subscription.path] = subscription
@@ -145,15 +167,22 @@ class CometdSessions:
         session.wake()
 
     def unsubscribe(self, session: Session, path: str) -> None:
-        """Unsubscribe a session from a channel, if it is subscribed."""
+        """Remove a session's subscription to a channel, if there is one."""
         with session.lock:
             found = session.subscriptions.pop(path, None)
         if found is not None:
             self._bus.bells.forget(found.topic.name, session.wake)
 
     def collect(self, session: Session, only: str | None = None) -> list[dict[str, Any]]:
-        """Remove and return a session's pending events, or those of the channel `only`: as many as
-        fit in one response, in the order of the bus.
+        """Return a session's next events as Bayeux messages, and advance its positions.
+
+        Args:
+            session: The session.
+            only: Path of the only channel to read; None reads all channels.
+
+        Returns:
+            At most `Settings.streaming_reply_events` messages for each channel, in the order of the
+            bus.
         """
         found: list[tuple[int, dict[str, Any]]] = []
         with session.lock:
@@ -194,7 +223,7 @@ class CometdSessions:
 
 @dataclass(frozen=True)
 class Cometd:
-    """The Streaming API of one org. Thread-safe."""
+    """The state of the Streaming API in one org. Thread-safe."""
 
     channels: Channels
     sessions: CometdSessions

@@ -1,7 +1,7 @@
 """Error messages of the Streaming API, word for word; names in braces are placeholders.
 
-Source: Salesforce documentation, Streaming API error codes. Errors that the emulator does not
-    produce itself can be injected with the fault `refuse_message`.
+Source: Salesforce documentation, Streaming API error codes. The fault `refuse_message` can inject
+errors that the emulator does not produce otherwise.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ TEXTS: dict[str, str] = {
 
 
 class Refusal(Exception):  # noqa: N818 - a response, not a bug
-    """An error response to one Bayeux message.
+    """Raised to answer one Bayeux message with an error.
 
     Args:
-        key: Key of `TEXTS`, or the whole message if it comes from a fault.
+        key: Key of `TEXTS`; any other text, as set by a fault, is used as the error message.
         reconnect: The `reconnect` value of the advice; blank for no advice.
-        reason: The `failureReason`; blank for none.
-        **names: Values for the placeholders of the message.
+        reason: The `failureReason`; blank to omit it.
+        **names: Values for the placeholders in the message.
     """
 
     def __init__(self, key: str, *, reconnect: str = "", reason: str = "", **names: object) -> None:

@@ -11,7 +11,7 @@
     schemas      the Avro schema of an object's change events
     bitmaps      lists of changed fields in the header of a change event
     changes      contents of the change events of one transaction
-    publishing   their destinations: topics, channels with filters, PushTopics
+    publishing   destinations of change events: topics, channels with filters, PushTopics
     late         events that are published later than their change
     model        `Records`, used by all wire protocols
     result_file  CSV files with random access to rows

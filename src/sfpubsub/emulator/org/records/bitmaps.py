@@ -1,9 +1,10 @@
-"""The lists of fields in the header of a change event.
+"""The bitmaps in the header of a change event, which list fields.
 
-A list of fields is a list of strings: `0x…` has one bit for each field of the schema, the lowest
+A list of fields is a list of strings. `0x…` has one bit for each field of the schema, the lowest
 for the first field; `N-0x…` has one bit for each part of the compound field at position N. The
-hexadecimal digits are upper-case and even in number. The top-level string comes first, and only if
-it has any bits; a compound field's own bit stays clear if only parts of it changed.
+hexadecimal digits are upper-case, and their number is even. The string for the schema's own fields
+is first, and is omitted if no bit is set. If only parts of a compound field changed, the bit of the
+compound field itself is not set.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 
 def bitmaps(places: Iterable[int], parts: Mapping[int, Iterable[int]]) -> list[str]:
-    """Return the strings for a list of fields.
+    """Return the bitmap strings for a list of fields.
 
     Args:
         places: Positions of the fields in the schema.

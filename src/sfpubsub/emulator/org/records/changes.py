@@ -1,9 +1,9 @@
 """Builds the change events of one transaction: their headers, bitmaps and bodies.
 
-Independent of the store and the bus. The same change to several records of an object becomes one
-event that names them all, as the service does; changes beyond the org's limit for a transaction
-become one overflow event for each object; an event that is too large, or selected by a fault,
-becomes a gap event.
+Independent of the store and the bus. As on the service, the same change to several records of an
+object becomes one event that names all of these records. Changes beyond the org's limit for a
+transaction become one overflow event for each object. An event that is too large, or selected by a
+fault, becomes a gap event.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _NO_RECORD = "000000000000000AAA"
 """The record id in an overflow event. Documented."""
 
 _DIFF_CHARS = 1000
-"""Minimum length of a text that is sent as a diff; shorter texts are sent whole. Documented."""
+"""Minimum number of characters of a text that is sent as a diff; shorter texts are sent whole.
+Documented.
+"""
 
 _DIFF_SHARE, _DIFF_LINES = 0.5, 0.25
 """Maximum changed share of a text, and of its lines, for sending a diff instead of the whole text.
@@ -39,7 +41,7 @@ class Change:
 
     Attributes:
         of: The object.
-        record_id: 18 characters.
+        record_id: Id of 18 characters.
         kind: CREATE, UPDATE, DELETE or UNDELETE.
         old: The row before the change; None for CREATE.
         new: The row after the change; for DELETE, the row as it was.
@@ -53,7 +55,7 @@ class Change:
 
     @property
     def changed(self) -> list[str]:
-        """Return the names of the fields that an update changed."""
+        """The names of the fields that an update changed."""
         old = self.old or {}
         return [name for name, value in self.new.items() if value != old.get(name)]
 
@@ -64,10 +66,10 @@ class Commit:
 
     Attributes:
         at: The time of the transaction, in seconds since 1970 UTC.
-        number: The commit's number.
-        user_id: The user who made the changes.
-        origin: The API and client; blank if none.
-        key: The transaction's key.
+        number: The commitNumber for the headers.
+        user_id: The commitUser for the headers: id of the user who made the changes.
+        origin: The changeOrigin for the headers: the API and the client; may be blank.
+        key: The transactionKey for the headers, a UUID.
     """
 
     at: float
@@ -84,9 +86,9 @@ class ChangeEvent:
     Attributes:
         of: The object.
         header: The ChangeEventHeader.
-        body: Values by schema field.
+        body: Values by field name, in the format of the schema.
         rows: The rows after the change, one for each record in the event.
-        weight: The number of changes that it counts as.
+        weight: How many changes the event counts as, for the limit of a transaction.
     """
 
     of: SObject
@@ -97,11 +99,11 @@ class ChangeEvent:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Return the values to encode."""
+        """The values to encode: the header and the body."""
         return {"ChangeEventHeader": self.header, **self.body}
 
     def as_gap(self) -> ChangeEvent:
-        """Return the gap event for this change, which has only a header."""
+        """Return the gap event to publish in place of this event. It has only a header."""
         lists: dict[str, Any] = {"nulledFields": [], "diffFields": [], "changedFields": []}
         header = {**self.header, **lists, "changeType": f"GAP_{self.header['changeType']}"}
         return ChangeEvent(self.of, header, {}, self.rows, self.weight)
@@ -142,9 +144,9 @@ def events(
         changes: The changes, in order.
         commit: The values that the events share.
         schema: Returns the schema of an object's events.
-        most_records: Maximum records in one event.
-        most_changes: Maximum changes that become regular events; each field that an update changed
-            counts as one.
+        most_records: Maximum number of records in one event.
+        most_changes: Maximum number of changes that become regular events; each field that an
+            update changed counts as one change.
     """
     made: list[ChangeEvent] = []
     open_events: dict[str, ChangeEvent] = {}  # by content: events that can include more records
@@ -176,8 +178,8 @@ def events(
 
 
 def body(of: SObject, row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return values of some fields of a row in the format of a change event, with parts nested in
-    their compound field.
+    """Return the values of the fields `names` of a row in the format of a change event: with parts
+    nested in their compound field, and without empty fields.
     """
     found: dict[str, Any] = {}
     for name in names:
@@ -208,8 +210,8 @@ def _event(change: Change, commit: Commit, schema: ChangeSchema) -> ChangeEvent:
 
 
 def _known(of: SObject, schema: ChangeSchema) -> list[str]:
-    """Return the fields whose values an event can contain; a compound field is listed by
-    its parts.
+    """Return the names of the fields whose values an event can contain. For a compound field, these
+    are the names of its parts.
     """
     return [
         item.name
@@ -245,7 +247,9 @@ def _header(of: SObject, kind: str, commit: Commit) -> dict[str, Any]:
 
 
 def _differences(change: Change, changed: Sequence[str], said: dict[str, Any]) -> list[str]:
-    """Replace large texts with small changes by a diff, and return the names of those fields."""
+    """For each long text of which only a small part changed, replace the value in `said` by a diff.
+    Return the names of these fields.
+    """
     found = []
     for name in changed:
         item = change.of.field(name)

@@ -1,8 +1,8 @@
 """Objects and their fields, including the system fields of every object and the parts of compound
 fields.
 
-An `SObject` is created from a definition: plain data as in a seed, which is also stored.
-Immutable, thread-safe.
+An `SObject` is created from a definition: plain data as in a seed, which is also what is stored.
+Fields and objects are immutable and thread-safe.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TYPES: dict[str, int] = {
 
 NUMBERS = ("int", "double", "currency", "percent")
 _LONGEST = 131_072
-"""Maximum characters of a text field in an org."""
+"""Maximum number of characters in a text field of an org."""
 
 _SCALE, _GEO_SCALE, _MOST_SCALE = 2, 15, 17
 """Decimal places: the default of a number, those of latitude and longitude, and the maximum. A
@@ -114,24 +114,24 @@ class Field:
 
     Attributes:
         name: API name.
-        label: Human-readable label.
+        label: Label, for display.
         type: Key of `TYPES`.
-        length: Maximum characters of a text; 0 for other types.
-        scale: Decimal places of a number, as shown by describe; not enforced on writes.
-        nillable: Whether it can be empty.
-        createable: Whether a client can set it when it creates a record.
-        updateable: Whether a client can change it.
+        length: Maximum number of characters of a text; 0 for other types.
+        scale: Number of decimal places, as shown by describe; not enforced on writes.
+        nillable: Whether the field can be empty.
+        createable: Whether a client can set the field when it creates a record.
+        updateable: Whether a client can change the field.
         picklist_values: The values of a picklist.
         restricted: Whether the picklist rejects other values.
         reference_to: Objects that a reference can point to; polymorphic if there are several.
-        calculated: Whether it is a formula.
-        formula: The formula.
-        external_id: Whether records can be found and upserted by it.
+        calculated: Whether this is a formula field.
+        formula: The formula; blank if this is not a formula field.
+        external_id: Whether records can be found and upserted by this field.
         unique: Whether no two records can have the same value.
         default: The value for new records that do not set one.
-        compound: The compound field that contains it; blank for none.
-        part: The name of this part.
-        avro: Overrides the type in the field's `doc` in the Avro schema.
+        compound: Name of the compound field to which this field belongs; blank if there is none.
+        part: Name of this field within its compound field; blank if there is none.
+        avro: Replaces the type in the `doc` of the field in the Avro schema, unless blank.
     """
 
     name: str
@@ -156,19 +156,19 @@ class Field:
 
     @property
     def is_custom(self) -> bool:
-        """Return whether the field is custom, that is, added by the org's administrator."""
+        """Whether the field is custom, that is, added by the org's administrator."""
         return self.name.endswith("__c")
 
     @property
     def is_stored(self) -> bool:
-        """Return whether the table has a column for the field. An address has a column for each
-        part instead.
+        """Whether the table has a column for the field. An address has a column for each of its
+        parts instead.
         """
         return self.type != "address"
 
     @property
     def is_number(self) -> bool:
-        """Return whether the field's values are numbers."""
+        """Whether the field's values are numbers."""
         return self.type in NUMBERS
 
 
@@ -176,16 +176,17 @@ class SObject:
     """One object of the org.
 
     Args:
-        definition: name, label, plural, key_prefix, fields, and change_events (whether it is
-            selected for Change Data Capture), as in a seed.
+        definition: name, label, plural, key_prefix, fields, and change_events (whether the object
+            is selected for Change Data Capture), as in a seed.
 
     Attributes:
         name: API name.
-        label: Human-readable label; `plural` is its plural form.
-        key_prefix: The prefix of its record ids.
-        change_events: Whether its changes are published as events.
+        label: Label, for display.
+        plural: Plural form of the label.
+        key_prefix: The first three characters of the ids of the object's records.
+        change_events: Whether changes are published as events.
         fields: All fields, in order, including system fields.
-        definition: The definition it was created from.
+        definition: The definition from which the object was created.
 
     Raises:
         ValueError: The definition is not valid; the message names the object or the field.
@@ -195,14 +196,19 @@ class SObject:
         self.definition: dict[str, Any] = dict(definition)
         self.name: str = str(definition.get("name", ""))
         if not _NAME.fullmatch(self.name):
-            raise ValueError(f"{self.name!r} is not a valid object name")
+            raise ValueError(
+                f"{self.name!r} is not a valid object name: use at most 80 letters, digits and"
+                " underscores, beginning with a letter"
+            )
         self.label: str = str(
             definition.get("label", self.name.removesuffix("__c").replace("_", " "))
         )
         self.plural: str = str(definition.get("plural", f"{self.label}s"))
         self.key_prefix: str = str(definition.get("key_prefix", ""))
         if not _PREFIX.fullmatch(self.key_prefix):
-            raise ValueError(f"{self.name}: key_prefix must be three letters or digits")
+            raise ValueError(
+                f"{self.name}: key_prefix must be three letters or digits, not {self.key_prefix!r}"
+            )
         self.change_events: bool = bool(definition.get("change_events", True))
         self.fields: tuple[Field, ...] = tuple(_fields(self.name, definition.get("fields", ())))
         names = [field.name.lower() for field in self.fields]
@@ -218,10 +224,13 @@ class SObject:
             for name in wanted:
                 found = self.field(name)
                 if found is None or found.calculated or not found.is_stored:
-                    raise ValueError(f"{self.name}.{field.name}: the formula cannot use {name}")
+                    raise ValueError(
+                        f"{self.name}.{field.name}: the formula cannot use {name}: use fields of"
+                        " the object that are not formulas or addresses"
+                    )
 
     def field(self, name: str) -> Field | None:
-        """Return the field of this name, case-insensitively, or None."""
+        """Return the field with this name, ignoring case, or None."""
         return self._by_name.get(name.lower())
 
     def with_field(self, field: Mapping[str, Any]) -> SObject:
@@ -238,7 +247,7 @@ class SObject:
         """Return a copy of this object without one of its fields.
 
         Raises:
-            ValueError: There is no such field in its definition.
+            ValueError: The object's definition does not have such a field.
         """
         rest = [item for item in self.definition["fields"] if item["name"] != name]
         if len(rest) == len(self.definition["fields"]):
@@ -247,12 +256,12 @@ class SObject:
 
     @property
     def is_custom(self) -> bool:
-        """Return whether the object is custom, that is, added by the org's administrator."""
+        """Whether the object is custom, that is, added by the org's administrator."""
         return self.name.endswith("__c")
 
     @property
     def event_name(self) -> str:
-        """Return the name of the object's change event."""
+        """Name of the object's change event, such as `AccountChangeEvent`."""
         return (
             f"{self.name.removesuffix('c')}ChangeEvent"
             if self.is_custom
@@ -261,21 +270,21 @@ class SObject:
 
     @property
     def topic(self) -> str:
-        """Return the topic of the object's change events."""
+        """Name of the topic for the object's change events."""
         return f"/data/{self.event_name}"
 
     @cached_property
     def stored(self) -> tuple[Field, ...]:
-        """Return the fields that have a column in the table."""
+        """The fields that have a column in the table."""
         return tuple(field for field in self.fields if field.is_stored)
 
     @cached_property
     def calculated(self) -> tuple[Field, ...]:
-        """Return the formula fields."""
+        """The formula fields."""
         return tuple(field for field in self.fields if field.calculated)
 
     def parts(self, compound: str) -> dict[str, Field]:
-        """Return the fields of a compound field, by part."""
+        """Return the fields that belong to a compound field, by their names within it."""
         return {field.part: field for field in self.fields if field.compound == compound}
 
     def field_id(self, field: Field) -> str:
@@ -307,7 +316,11 @@ def _system(row: Mapping[str, Any]) -> Field:
 
 
 def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
-    """Return the field of a definition and, for a compound field, its parts."""
+    """Return the field that a definition describes and, for a compound field, its parts.
+
+    Raises:
+        ValueError: The definition is not valid.
+    """
     name = row.get("name", "")
     for key, value in row.items():
         if key not in _KEYS or not isinstance(value, _KEYS[key]):
@@ -316,15 +329,21 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
     if name in _SYSTEM:
         return [_system(row)]
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{of}: {name!r} is not a valid field name")
+        raise ValueError(
+            f"{of}: {name!r} is not a valid field name: use at most 80 letters, digits and"
+            " underscores, beginning with a letter"
+        )
     if row.get("type") not in TYPES or row["type"] == "id":
         raise ValueError(f"{of}.{name}: type must be one of {', '.join(TYPES)}")
     if not 0 <= row.get("length", 0) <= _LONGEST:
-        raise ValueError(f"{of}.{name}: length must be at most {_LONGEST}")
+        raise ValueError(f"{of}.{name}: length must be from 0 to {_LONGEST}, not {row['length']}")
     if not 0 <= row.get("scale", 0) <= _MOST_SCALE:
-        raise ValueError(f"{of}.{name}: scale must be at most {_MOST_SCALE}")
+        raise ValueError(f"{of}.{name}: scale must be from 0 to {_MOST_SCALE}, not {row['scale']}")
     if row["type"] == "reference" and not row.get("references"):
-        raise ValueError(f"{of}.{name}: a reference needs the key references, a list of objects")
+        raise ValueError(
+            f"{of}.{name}: a field of type reference needs the key references, with a list of the"
+            " names of objects"
+        )
     field = _field(row)
     if row["type"] == "name":
         parts = [
@@ -387,8 +406,8 @@ def _field(row: Mapping[str, Any]) -> Field:
 
 
 def _label(name: str) -> str:
-    """Return the default label of a field: Billing Postal Code for BillingPostalCode, Order Number
-    for Order_Number__c.
+    """Return the default label of a field, such as "Billing Postal Code" for BillingPostalCode and
+    "Order Number" for Order_Number__c.
     """
     plain = name.removesuffix("__c").replace("_", " ")
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", plain)

@@ -3,8 +3,8 @@
     Quantity__c * Price__c - 1        numbers: + - * / and parentheses
     FirstName & " " & LastName        texts, joined by &
 
-Everything else is rejected when the field is defined. Arithmetic with an empty field returns an
-empty value; in a text, an empty field counts as an empty string.
+Everything else is rejected when the field is defined. The result of arithmetic with an empty field
+is empty; when texts are joined, an empty field counts as an empty string.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SIGNS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 _DEEPEST = 50
-"""Maximum operators in one formula, which limits the depth of the recursion."""
+"""Maximum number of operators in a formula, which limits the depth of the recursion."""
 
 
 def fields_of(text: str) -> tuple[str, ...]:
-    """Return the fields that a formula uses.
+    """Return the names of the fields that a formula uses.
 
     Raises:
-        ValueError: The formula is not valid or uses unsupported syntax.
+        ValueError: The formula is not valid, or uses unsupported syntax.
     """
     return tuple(node.id for node in ast.walk(_parsed(text)) if isinstance(node, ast.Name))
 

@@ -1,4 +1,4 @@
-"""The work of Bulk API jobs: write the rows of a query, or process the rows of a file.
+"""The work of Bulk API jobs: writing the rows of a query, or processing the rows of a file.
 
 A query reads a snapshot of the org and streams its rows to a file. Rows of a file are processed in
 transactions of 200, which include the job's progress, so that a restarted job processes no row
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from sfpubsub.emulator.org.records.result_file import ResultFile
 
 _CHUNK = 200
-"""Rows of a file in one transaction. Documented."""
+"""Number of rows processed in one transaction. Documented."""
 
 _NULL = "#N/A"
 """The value that clears a field; an empty value leaves it unchanged. Documented."""
 
 
 def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> None:
-    """Write the rows of a query to its file.
+    """Run a query job: write the rows of the query to the job's file, until the job is stopped.
 
     Raises:
         RecordProblem: The query cannot be executed.
@@ -79,17 +79,24 @@ def rows_of(path: Path, delimiter: str) -> Iterator[list[str]]:
 
 
 def write_unprocessed(file: ResultFile, path: Path, job: Job) -> None:
-    """Write the rows of a file that its job has not processed."""
+    """Write the rows that an ingest job has not processed to a file.
+
+    Args:
+        file: The file to write.
+        path: The uploaded rows.
+        job: The job.
+    """
     rows = rows_of(path, job.facts["delimiter"])
     for _count in file.append(itertools.islice(rows, job.facts["numberRecordsProcessed"], None)):
         pass
 
 
 def ingest(jobs: Jobs, records: Records, job: Job, user: User) -> None:
-    """Process the rows of a file, continuing where the job stopped.
+    """Run an ingest job: process the uploaded rows that are not processed yet, until the job is
+    stopped.
 
     Raises:
-        RecordProblem: The file cannot be read, or has a column that the object does not have.
+        RecordProblem: The rows cannot be read, or have a column that the object does not have.
     """
     path, delimiter = jobs.upload_path(job), job.facts["delimiter"]
     try:
@@ -137,7 +144,12 @@ def _check(columns: Sequence[str], records: Records, job: Job) -> None:
 
 
 def _values(columns: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
-    """Return the values of a row, with its id under "id" whatever the case of the column."""
+    """Return the non-empty values of a row by column name. The record id has the key "id", in
+    whatever case the column is written.
+
+    Raises:
+        RecordProblem: The row does not have one value for each column.
+    """
     if len(row) != len(columns):
         raise RecordProblem(
             "InvalidBatch", f"the row has {len(row)} values for {len(columns)} columns"
@@ -193,5 +205,5 @@ def _id(given: dict[str, Any]) -> str:
 
 
 def _said(problem: RecordProblem) -> str:
-    """Return the error of a row in the format of the column sf__Error."""
+    """Return the error for a row in the format of the column sf__Error."""
     return f"{problem.code}:{problem.text}:{' '.join(problem.fields)} --"

@@ -1,8 +1,8 @@
 """Jobs of the Bulk API 2.0: their state, their files, and the worker thread that runs them.
 
-A job consists of a row in the store and of files in a separate directory. A job that was running
-when the emulator was killed continues after its last transaction. Jobs run one after another.
-`job_work` implements their work.
+A job consists of a row in the store and of files in a separate directory. Jobs run one after
+another. A job that was running when the emulator was killed continues after its last transaction.
+`job_work` implements the work of a job.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ class Job:
     """A Bulk API job.
 
     Attributes:
-        facts: The job's values by name. Responses contain most of them; some, such as `user` and
-            `origin`, are internal.
+        job_id: Id of 18 characters.
+        facts: The job's properties by name. Responses contain most of them; some, such as `user`
+            and `origin`, are internal.
+        stopped: Set when the worker thread must stop running the job.
     """
 
     job_id: str
@@ -60,12 +62,12 @@ class Job:
 
     @property
     def is_query(self) -> bool:
-        """Return whether this is a query job."""
+        """Whether this is a query job; otherwise it is an ingest job."""
         return self.facts["operation"] in QUERIES
 
     @property
     def state(self) -> str:
-        """Return the job's state: Open, UploadComplete, InProgress, or one of `ENDED`."""
+        """The job's state: Open, UploadComplete, InProgress, or one of `ENDED`."""
         return str(self.facts["state"])
 
 
@@ -73,10 +75,10 @@ class Jobs:
     """All jobs of one org. Thread-safe.
 
     Args:
-        store: The store that holds them.
-        records: The records they read and change.
+        store: The store for the jobs.
+        records: The records that the jobs read and change.
         clock: The org's clock.
-        directory: The directory for their files.
+        directory: The directory for the jobs' files; created if it does not exist.
     """
 
     def __init__(self, store: Store, records: Records, clock: Clock, directory: Path) -> None:
@@ -103,8 +105,11 @@ class Jobs:
         """Create a job; a query job starts immediately.
 
         Args:
-            facts: The operation and its parameters, already validated.
+            facts: The operation and its parameters, which the caller has validated.
             user: The owner of the job.
+
+        Returns:
+            The new job.
         """
         with self._changed:
             rows = self._store.rows("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'")
@@ -135,7 +140,11 @@ class Jobs:
         return job
 
     def job(self, job_id: str, *, queries: bool) -> Job:
-        """Return a job.
+        """Return the job with this id.
+
+        Args:
+            job_id: Id of 15 or 18 characters.
+            queries: Whether a query job is requested; otherwise an ingest job.
 
         Raises:
             RecordProblem: No job of that kind has this id.
@@ -147,25 +156,29 @@ class Jobs:
         return found
 
     def all(self, *, queries: bool) -> list[Job]:
-        """Return all jobs of a kind, oldest first."""
+        """Return all query jobs, or all ingest jobs if `queries` is false, oldest first."""
         with self._changed:
             return [job for job in self._jobs.values() if job.is_query == queries]
 
     def upload(self, job: Job, data: bytes) -> None:
         """Store the uploaded rows of an ingest job.
 
+        Args:
+            job: The job.
+            data: The rows, as CSV.
+
         Raises:
-            RecordProblem: The rows were already uploaded.
+            RecordProblem: The job already has rows, or is no longer open.
         """
         with self._changed:
             path = self.upload_path(job)
             if job.state != "Open" or path.exists():
-                raise _wrong_state("the data of this job has already been uploaded")
+                raise _wrong_state("data can be uploaded only once, while the job is open")
             self._directory.mkdir(mode=0o700, exist_ok=True)
             path.write_bytes(data)
 
     def close(self, job: Job) -> None:
-        """Start an ingest job whose rows are uploaded.
+        """Start an ingest job after the upload of its rows.
 
         Raises:
             RecordProblem: The job is not open.
@@ -177,7 +190,7 @@ class Jobs:
         self._hand_over(job)
 
     def abort(self, job: Job) -> None:
-        """Abort a job; the changes it made are kept.
+        """Abort a job. The changes that the job has made so far are kept.
 
         Raises:
             RecordProblem: The job has already ended.
@@ -204,7 +217,13 @@ class Jobs:
             path.unlink(missing_ok=True)
 
     def result(self, job: Job, which: str, columns: list[str]) -> ResultFile:
-        """Return a file of a job; `which` is results, successful, failed or unprocessed."""
+        """Return a result file of a job.
+
+        Args:
+            job: The job.
+            which: results, successful, failed or unprocessed.
+            columns: The column names, for the first line.
+        """
         return ResultFile(
             self._directory / f"{job.job_id}.{which}.csv",
             columns,
@@ -213,8 +232,8 @@ class Jobs:
         )
 
     def unprocessed(self, job: Job, columns: list[str]) -> ResultFile:
-        """Return the unprocessed rows of an ended ingest job. The file is written on the first
-        call, after the worker thread has left the job.
+        """Return a file with the unprocessed rows of an ingest job that has ended. The first call
+        writes the file, once the worker thread no longer runs the job.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._current is not job)
@@ -229,12 +248,14 @@ class Jobs:
         return self._directory / f"{job.job_id}.upload"
 
     def change(self, job: Job, **facts: Any) -> None:
-        """Update the facts of a job, as part of the open transaction if there is one."""
+        """Update properties of a job. If a transaction is open, the update is part of it."""
         job.facts |= {**facts, "systemModstamp": moment(self._clock.now())}
         self._store.run("UPDATE jobs SET facts = ? WHERE id = ?", json.dumps(job.facts), job.job_id)
 
     def stop(self) -> None:
-        """Stop the worker thread; jobs continue at the next start. Can be called repeatedly."""
+        """Stop the worker thread. Jobs continue at the next start. This method can be called
+        repeatedly.
+        """
         with self._changed:
             self._stopping = True
             for job in self._jobs.values():

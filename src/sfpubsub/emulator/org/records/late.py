@@ -1,7 +1,7 @@
-"""Delayed events: stored together with their change, published when they are due.
+"""Delayed change events, which are stored together with their change and published when due.
 
-A thread waits on the org's clock; it starts with the first delayed event. Events that become due
-while the emulator is not running are published at the next start.
+The first delayed event starts a thread that waits on the org's clock. Events that become due while
+the emulator is not running are published at the next start.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class LateEvents:
     """The delayed events of one org. Thread-safe.
 
     Args:
-        store: The store that holds them until they are due.
-        bus: The bus they are published to.
+        store: The store for the events that are not due yet.
+        bus: The bus to which the events are published.
         clock: The org's clock.
     """
 
@@ -46,7 +46,13 @@ class LateEvents:
             self._await(first)
 
     def add(self, due: float, carriers: Sequence[Topic], draft: Draft) -> None:
-        """Schedule an event for a time. Call it inside the transaction of the bus."""
+        """Schedule an event. Call this inside the transaction of the bus.
+
+        Args:
+            due: Time of publication, in seconds since 1970 UTC.
+            carriers: The topics and channels that receive the event.
+            draft: The event.
+        """
         names = json.dumps([topic.name for topic in carriers])
         self._store.run(
             "INSERT INTO late_events (due, topics, schema_id, payload) VALUES (?, ?, ?, ?)",
@@ -58,7 +64,7 @@ class LateEvents:
         self._await(due)
 
     def stop(self) -> None:
-        """Stop the thread. Can be called repeatedly."""
+        """Stop the thread. This method can be called repeatedly."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -106,8 +112,8 @@ class LateEvents:
             self._await(first)
 
     def _still_there(self, names: Sequence[str]) -> list[Topic]:
-        """Return the topics of these names that still exist; a channel may have been deleted in the
-        meantime.
+        """Return the topics and channels with these names that still exist. A channel may have been
+        deleted since the event was scheduled.
         """
         found: list[Topic] = []
         for name in names:

@@ -33,20 +33,20 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Store
 
 _ROWS = 1000
-"""Rows in one transaction when all rows of an object are processed."""
+"""Number of rows in one transaction when all rows of an object are recomputed."""
 
 
 class Records(Reading):
-    """Objects and their records. Thread-safe.
+    """The objects of one org and their records. Thread-safe.
 
     Args:
-        store: The store that holds the records and the events.
-        bus: The bus that change events are published to.
+        store: The store for the records.
+        bus: The bus to which change events are published.
         clock: The org's clock.
         settings: Limits and behaviours.
         faults: The fault plan.
         accounts: The users who can own and change records.
-        channels: The PushTopics, which also publish events for changes.
+        channels: The PushTopics, for which changes also publish events.
         late: The delayed events.
 
     Attributes:
@@ -80,17 +80,19 @@ class Records(Reading):
     # Objects.
 
     def put_object(self, of: SObject) -> None:
-        """Create an object, or change its fields; its change events use the new schema from now on.
+        """Create an object, or change the fields of an existing one.
 
-        The values of removed fields are deleted.
+        Later change events use the new schema. The values of removed fields are deleted.
 
         Raises:
-            ValueError: Its key prefix belongs to another object, or a field has a different type
+            ValueError: The key prefix belongs to another object, or a field has a different type
                 than before.
         """
         other = self.by_prefix(of.key_prefix)
         if other is not None and other.name != of.name:
-            raise ValueError(f"{of.name}: the key prefix {of.key_prefix} belongs to {other.name}")
+            raise ValueError(
+                f"{of.name}: the key prefix {of.key_prefix} belongs to {other.name}: use another"
+            )
         known = self._tables.get(of.name.lower())
         old = {} if known is None else {field.name: field for field in known.of.fields}
         for field in of.fields:
@@ -108,7 +110,9 @@ class Records(Reading):
             self._compute(of)
 
     def offer(self, event_name: str) -> None:
-        """Create the topic of an object's change events, if the name belongs to an object."""
+        """Create the topic for an event name, if the name is that of an object's change event and
+        the topic does not exist.
+        """
         of = self._by_event(event_name)
         if of is not None and not self._has_topic(of):
             self._bus.put_topic(of.topic, Schema(self._layout(of).text), can_publish=False)
@@ -127,7 +131,12 @@ class Records(Reading):
                 raise BadValue("INVALID_INPUT", problem.text, "filterExpression") from problem
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """From now on, publish change events for exactly the objects that `members` select."""
+        """From now on, publish change events for exactly the objects that `members` select.
+
+        Args:
+            members: All current members of channels.
+            gone: Members that were removed.
+        """
         events = {member.entity for member in members}
         for name in events | {member.entity for member in gone}:
             of = self._by_event(name)
@@ -143,12 +152,12 @@ class Records(Reading):
 
         Args:
             name: Name of the object.
-            given: Values by field.
-            user: The user who creates it.
-            origin: The API and client, for the header of the change event.
+            given: Values by field name, as sent by a client.
+            user: The user who creates the record.
+            origin: The changeOrigin for the header of the change event.
 
         Returns:
-            The record's id, 18 characters.
+            The record's id of 18 characters.
 
         Raises:
             RecordProblem: There is no such object, or the values are not valid.
@@ -160,6 +169,13 @@ class Records(Reading):
         self, name: str, record_id: str, given: Mapping[str, Any], user: User, origin: str = ""
     ) -> None:
         """Change fields of a record.
+
+        Args:
+            name: Name of the object.
+            record_id: Id of 15 or 18 characters.
+            given: Values by field name, as sent by a client.
+            user: The user who makes the change.
+            origin: The changeOrigin for the header of the change event.
 
         Raises:
             RecordProblem: The record does not exist, or the values are not valid.
@@ -176,19 +192,28 @@ class Records(Reading):
         user: User,
         origin: str = "",
     ) -> tuple[str, bool]:
-        """Update the record with this value in an external id field, or create it.
+        """Update the record with a given external id, or create it.
+
+        Args:
+            name: Name of the object.
+            external_field: Name of the external id field.
+            value: The value of that field.
+            given: Values of the other fields by name, as sent by a client.
+            user: The user who makes the change.
+            origin: The changeOrigin for the header of the change event.
 
         Returns:
             The record's id, and whether it was created.
 
         Raises:
-            RecordProblem: As for `create` and `update`.
+            RecordProblem: Several records have the value, the field is not an external id, or the
+                values are not valid.
         """
         with self.transaction(user, origin) as changing:
             return changing.upsert(name, external_field, value, given)
 
     def delete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
-        """Move a record to the Recycle Bin.
+        """Move a record to the Recycle Bin. Arguments as for `update`.
 
         Raises:
             RecordProblem: The record does not exist.
@@ -197,7 +222,7 @@ class Records(Reading):
             changing.delete(name, record_id)
 
     def undelete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
-        """Restore a record from the Recycle Bin.
+        """Restore a record from the Recycle Bin. Arguments as for `update`.
 
         Raises:
             RecordProblem: The record is not in the Recycle Bin.
@@ -207,9 +232,10 @@ class Records(Reading):
 
     @contextlib.contextmanager
     def transaction(self, user: User, origin: str = "") -> Iterator[Transaction]:
-        """Run several changes that become durable together, with their events.
+        """Run the body of a `with` statement as a transaction, and yield the `Transaction` for its
+        changes.
 
-        An exception rolls back all of them.
+        The changes become durable together, with their events. An exception rolls back everything.
         """
         with self._bus.together() as batch:
             self._past.remember()
@@ -222,24 +248,28 @@ class Records(Reading):
     # For transactions.
 
     def number(self, of: SObject) -> int:
-        """Return a number that no row of the object has ever used."""
+        """Return a new row number, which no row of the object has ever had."""
         self._numbers[of.name] += 1
         return self._numbers[of.name]
 
     def user(self, username: str) -> User:
-        """Return the user with this name, or a placeholder if the user no longer exists."""
+        """Return the user with this name, or a placeholder if there is no such user."""
         return self._accounts.holder(username)
 
     def is_user(self, record_id: str) -> bool:
-        """Return whether this is the id of a user."""
+        """Return whether this 18-character id is that of a user."""
         return self._accounts.by_id(record_id) is not None
 
     def missed(self, record_id: str) -> None:
-        """Count the fault that purged a record, because a client requested the record."""
+        """Count the fault that purged a record, if any, because a client requested the record."""
         self._faults.met(self._purged.get(record_id))
 
     def purge(self, record_id: str, cause: Fault | None = None) -> None:
         """Delete a record permanently, without an event.
+
+        Args:
+            record_id: Id of 15 or 18 characters.
+            cause: The fault to count when a client requests the record.
 
         Raises:
             ValueError: There is no such record.
@@ -276,7 +306,7 @@ class Records(Reading):
         return any(topic.name == of.topic for topic in self._bus.topics())
 
     def _take(self, of: SObject) -> None:
-        """Prepare the table and the topic of an object, and use its definition from now on."""
+        """Prepare the table and the topic of an object, and replace the object's definition."""
         table = Table(self._store, of)
         number = table.prepare()
         layout = self._layout(of)
@@ -287,7 +317,12 @@ class Records(Reading):
             self._tables = {**self._tables, of.name.lower(): table}
 
     def _topic(self, of: SObject, text: str) -> Schema:
-        """Return the schema of an object's topic, updating the topic if the schema changed."""
+        """Return the schema for an object's topic. If the schema has changed, update the topic.
+
+        Args:
+            of: The object.
+            text: The Avro schema as JSON.
+        """
         try:
             known = self._bus.schema(self._bus.topic(of.topic).schema_id)
         except Refused:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 class RecordProblem(Exception):  # noqa: N818 - an answer, not a bug
-    """A record change or a query failed.
+    """Raised if a change of a record or a query fails.
 
     Args:
-        code: The errorCode.
-        text: The message.
-        *fields: The fields that caused the error.
-        status: The HTTP status if the request is for a single record.
+        code: The errorCode in the response.
+        text: The message in the response.
+        *fields: Names of the fields that caused the error.
+        status: The HTTP status, if the request is for a single record.
 
     Attributes:
         text: The message.
@@ -46,13 +46,13 @@ def is_deleted() -> RecordProblem:
 
 
 def no_field(name: str, of: str) -> RecordProblem:
-    """Return the error for a value of a field that the object does not have."""
+    """Return the error for a change that sets a field that the object does not have."""
     text = f"No such column '{name[:80]}' on sobject of type {of}"
     return RecordProblem("INVALID_FIELD", text)
 
 
 def no_column(name: str, of: str) -> RecordProblem:
-    """Return the error for a query with a field that the object does not have."""
+    """Return the error for a query that uses a field that the object does not have."""
     text = (
         f"No such column '{name[:80]}' on entity '{of}'. If you are attempting to use a custom"
         " field, be sure to append the '__c' after the custom field name. Please reference your"

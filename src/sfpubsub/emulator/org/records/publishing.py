@@ -1,8 +1,8 @@
-"""Publishes the events of a transaction's changes: change events and PushTopic events.
+"""Publishes the events for the changes of a transaction: change events and PushTopic events.
 
-A change event goes to the topic of its object and to the channels that select it. A channel whose
-member has a filter or enriched fields gets separate events at separate positions. Conditions are
-evaluated on the row in SQL, so that filters, PushTopics and queries agree.
+A change event is published to the topic of its object and to the channels that select the event. A
+channel whose member has a filter or enriched fields receives separate events at separate positions.
+Conditions are evaluated in SQL on the stored row, so that filters, PushTopics and queries agree.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMMIT_BASE = 10_000_000_000
 """Commit numbers start above this, as in an org that has existed for a while."""
 
 _MOVED_BASE = 1_000_000
-"""After a move to another instance commit numbers start above this, lower than before."""
+"""After a move to another instance, commit numbers start above this, and are lower than before."""
 
 _HEADER = "changeeventheader."
 _OPERATIONS = {
@@ -47,7 +47,13 @@ _OPERATIONS = {
 
 @dataclass(frozen=True)
 class _Special:
-    """A channel with its own variant of an object's events."""
+    """A channel that receives its own variant of an object's events.
+
+    Attributes:
+        channel: Name of the channel's topic.
+        condition: The filter; None for all events.
+        enriched: Fields that are added to events of updates and deletions.
+    """
 
     channel: str
     condition: soql.Condition | None
@@ -55,11 +61,11 @@ class _Special:
 
 
 class Publishing:
-    """Publishes the events of changes. Must be used inside the transaction of the bus.
+    """Publishes the events of changes. Call `publish` inside a transaction of the bus.
 
     Args:
-        store: The store that holds the rows.
-        bus: The bus that events are published to.
+        store: The store with the rows.
+        bus: The bus to which the events are published.
         settings: Limits and behaviours.
         faults: The fault plan.
         channels: The PushTopics.
@@ -86,11 +92,17 @@ class Publishing:
         self._special: Mapping[str, tuple[_Special, ...]] = {}  # by the event's name
 
     def use(self, of: SObject, layout: ChangeSchema, schema: Schema) -> None:
-        """Use this schema for an object's events from now on."""
+        """Set the schema of an object's later change events.
+
+        Args:
+            of: The object.
+            layout: The schema with the positions of the fields.
+            schema: The same schema, for encoding.
+        """
         self._schemas = {**self._schemas, of.name: (layout, schema)}
 
     def select(self, members: Sequence[Member]) -> None:
-        """Use the filters and enriched fields of these members from now on."""
+        """Set the members whose filters and enriched fields apply to later change events."""
         special: dict[str, tuple[_Special, ...]] = {}
         for member in members:
             if not (member.filter_expression or member.enriched):
@@ -128,7 +140,14 @@ class Publishing:
     def publish(
         self, batch: Batch, made: Sequence[changes.Change], user: User, origin: str
     ) -> None:
-        """Publish the events of a transaction."""
+        """Publish the events of a transaction.
+
+        Args:
+            batch: The open transaction of the bus.
+            made: The changes, in order.
+            user: The user who made the changes.
+            origin: The changeOrigin for the header of the change events.
+        """
         made = changes.settled(made)
         base = int(self._store.meta("commit_base", str(_COMMIT_BASE)))
         commit = changes.Commit(
@@ -168,8 +187,8 @@ class Publishing:
     def _variants(
         self, event: changes.ChangeEvent, special: _Special, *, is_gap: bool
     ) -> list[changes.ChangeEvent]:
-        """Return the events for a channel with a filter or enriched fields: one event for all
-        records with the same enriched values.
+        """Return the events that a channel with a filter or enriched fields receives in place of
+        `event`: one event for all records that have the same enriched values.
         """
         of, found = event.of, dict[str, changes.ChangeEvent]()
         enriches = event.header["changeType"] in ("UPDATE", "DELETE")
@@ -251,21 +270,21 @@ class Publishing:
         self._channels.add(batch, f"/topic/{name}", {"type": kind, "sobject": shown})
 
     def _holds(self, of: SObject, record_id: str, asked: soql.Condition) -> bool:
-        """Return whether a row currently meets a condition."""
+        """Return whether the stored row of a record meets the condition `asked`."""
         text, given = queries.condition(of, asked)
         sql = f"SELECT 1 FROM {table_of(of)} WHERE Id = ? AND ({text})"  # noqa: S608 - built here
         return bool(self._store.rows(sql, record_id, *given))
 
 
 def _parts(of: SObject, name: str) -> list[str]:
-    """Return a field, or the parts of a compound field."""
+    """Return the names of the parts of a compound field; for any other field, its own name."""
     parts = of.parts(name)
     return [part.name for part in parts.values()] or [name]
 
 
 def _merged(added: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge enriched values with those of the change, which take precedence, part by part in
-    compound fields.
+    """Return the enriched values merged with the values of the change, which take precedence.
+    Compound fields are merged part by part.
     """
     merged = {**added, **body}
     for name, value in body.items():
@@ -275,14 +294,14 @@ def _merged(added: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _fields_of(asked: soql.Condition) -> list[str]:
-    """Return the fields that a condition uses, except those of the header."""
+    """Return the names of the fields that a condition uses, except those of the header."""
     if isinstance(asked, soql.Joined):
         return [name for item in asked.conditions for name in _fields_of(item)]
     return [] if asked.field.lower().startswith(_HEADER) else [asked.field]
 
 
 def _without_header(asked: soql.Condition, header: Mapping[str, Any]) -> soql.Condition:
-    """Return a condition with its comparisons on the header already evaluated."""
+    """Return a condition in which each comparison of a header field is replaced by its result."""
     if isinstance(asked, soql.Joined):
         decided = tuple(_without_header(item, header) for item in asked.conditions)
         return soql.Joined(asked.by, decided)

@@ -1,7 +1,7 @@
 """Translates SOQL queries to SQL, and converts the resulting rows to JSON.
 
-Unlike in SQL, a comparison with an empty field is never unknown: it is false, except for != and NOT
-IN, where it is true.
+Unlike in SQL, a comparison with an empty field never has the result "unknown": the result is false,
+or, for != and NOT IN, true.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _SIGNS_OF = {
 }
 _TEXTS = ("string", "textarea", "picklist", "email", "phone", "url", "name")
 _LONG_TEXT = 255
-"""Longer text areas cannot be used in WHERE or ORDER BY. Documented."""
+"""Text areas with more characters cannot be used in WHERE or ORDER BY. Documented."""
 
 _LONGEST_PATTERN = 50_000
-"""Maximum bytes of a LIKE pattern: the limit of SQLite."""
+"""Maximum size of a LIKE pattern in bytes: the limit of SQLite."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Plan:
 
     Attributes:
         of: The queried object.
-        select: The query as written.
+        select: The parsed query.
         fields: The selected fields, in order; empty for COUNT().
-        numbers: SQL that returns the numbers of the matching rows, in order.
-        values: The parameters of the SQL.
+        numbers: SQL statement that returns the numbers of the matching rows, in order.
+        values: The parameters of the SQL statements.
     """
 
     of: SObject
@@ -50,17 +50,17 @@ class Plan:
 
     @property
     def table(self) -> str:
-        """Return the quoted table name of its object."""
+        """The quoted table name of the queried object."""
         return table_of(self.of)
 
     @property
     def count(self) -> str:
-        """Return SQL that counts the matching rows."""
+        """SQL statement that counts the matching rows."""
         return f"SELECT count(*) FROM ({self.numbers})"  # noqa: S608 - built here
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Return the quoted columns that its fields need."""
+        """The quoted names of the columns that the selected fields need."""
         needed: dict[str, None] = {}
         for field in self.fields:
             for holder in _holders(self.of, field).values():
@@ -69,11 +69,11 @@ class Plan:
 
     @property
     def rows(self) -> str:
-        """Return SQL that selects the columns of the matching rows, in order."""
+        """SQL statement that returns `columns` of the matching rows, in order."""
         return f"SELECT {', '.join(self.columns)} {self.numbers.removeprefix('SELECT n ')}"
 
     def shower(self) -> Callable[[Sequence[Any]], dict[str, Any]]:
-        """Return a function that converts the columns of a row to JSON."""
+        """Return a function that converts the columns of a row to JSON values by field name."""
         place = {name: number for number, name in enumerate(self.columns)}
         makers: list[tuple[str, Field, dict[str, int]]] = [
             (
@@ -102,8 +102,8 @@ def plan(of: SObject, select: soql.Select, *, deleted: bool, owner: str | None =
         of: The queried object.
         select: The query.
         deleted: Whether to include deleted rows.
-        owner: Return only rows of this user, if the object's rows have owners; None returns all
-            rows.
+        owner: Id of a user: the query returns only this user's rows, if the object's rows have
+            owners. None returns the rows of all users.
 
     Raises:
         RecordProblem: The query uses a field that the object does not have, or uses a field in an
@@ -134,7 +134,7 @@ def plan(of: SObject, select: soql.Select, *, deleted: bool, owner: str | None =
 
 
 def condition(of: SObject, asked: soql.Condition) -> tuple[str, list[Any]]:
-    """Return a condition as SQL, and its parameters.
+    """Return a condition as an SQL expression, and the parameters of the expression.
 
     Raises:
         RecordProblem: As for `plan`.
@@ -167,7 +167,9 @@ def condition(of: SObject, asked: soql.Condition) -> tuple[str, list[Any]]:
 
 
 def _listed(column: str, given: list[Any], *, negated: bool) -> tuple[str, list[Any]]:
-    """Return SQL for a list of values; null matches an empty field."""
+    """Return an SQL expression for IN or NOT IN, and its parameters. The value null matches an
+    empty field.
+    """
     there = [value for value in given if value is not None]
     text = f"coalesce({column} IN ({', '.join('?' * len(there))}), 0)"
     if len(there) < len(given):
@@ -176,8 +178,8 @@ def _listed(column: str, given: list[Any], *, negated: bool) -> tuple[str, list[
 
 
 def _joined(texts: Sequence[str], by: str) -> str:
-    """Join conditions as a balanced tree: SQLite limits expressions to a depth of 1,000, and in a
-    chain each condition is one level deeper.
+    """Join SQL expressions with AND or OR as a balanced tree. SQLite limits expressions to a depth
+    of 1,000, and in a chain each condition is one level deeper.
     """
     if len(texts) == 1:
         return texts[0]
@@ -186,7 +188,9 @@ def _joined(texts: Sequence[str], by: str) -> str:
 
 
 def _includes(column: str, given: list[Any], *, negated: bool) -> tuple[str, list[Any]]:
-    """Return SQL for a multipicklist: it must contain all values of at least one group."""
+    """Return an SQL expression for INCLUDES or EXCLUDES, and its parameters. INCLUDES is true if
+    the multipicklist contains all values of at least one group.
+    """
     groups, marks = [], []
     for group in given:
         items = str(group).split(";")
@@ -198,7 +202,11 @@ def _includes(column: str, given: list[Any], *, negated: bool) -> tuple[str, lis
 
 
 def _value(field: Field, given: soql.Literal, sign: str) -> Any:
-    """Return a value of a condition in the stored format."""
+    """Return a value of a condition in the stored format.
+
+    Raises:
+        RecordProblem: The value does not have the type of the field.
+    """
     word = given.text.lower() if given.kind == "word" else ""
     if word == "null":
         return None
@@ -226,7 +234,12 @@ def _value(field: Field, given: soql.Literal, sign: str) -> Any:
 
 
 def _pattern(text: str) -> str:
-    """Return a LIKE pattern with backslashes before literal characters."""
+    """Return a SOQL LIKE pattern as an SQL pattern, in which a backslash precedes each literal `%`,
+    `_` and backslash.
+
+    Raises:
+        RecordProblem: The pattern is too long.
+    """
     parts = []
     for part in re.findall(r"\\.|.", text, re.DOTALL):
         if part in ("\\%", "\\_"):

@@ -1,6 +1,7 @@
 """Reads the records of an org: single records, queries, and queries in pages. Read-only.
 
-With a lag, reads return an earlier state, because a real org's API lags behind its bus; see `Past`.
+Reads can return an earlier state of the records, because a real org's API lags behind its bus; see
+`Past`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from sfpubsub.emulator.org.sessions import eighteen
 from sfpubsub.emulator.org.store import Snapshot, Store
 
 _CURSORS = 10
-"""Maximum unfinished queries of one user; a further one closes the oldest. Documented."""
+"""Maximum number of unfinished queries of one user; a further one closes the oldest. Documented."""
 
 _PLACE_DIGITS = 12
-"""Maximum digits of the position in a locator; no query has that many rows."""
+"""Maximum number of digits in the position of a locator; no query has that many rows."""
 
 _SNAPSHOTS = 4
-"""Number of snapshots that the lag is divided into."""
+"""Number of parts into which the time of the lag is divided. At most one snapshot is taken in each.
+"""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Found:
 
     Attributes:
         of: The queried object.
-        total: Number of rows; for COUNT() the count, and `rows` is empty.
-        rows: Values by field, in the order of the query.
+        total: Number of rows. For COUNT(), this is the count, and `rows` is empty.
+        rows: Values by field name, in the order of the query.
     """
 
     of: SObject
@@ -58,9 +60,10 @@ class Page:
 
     Attributes:
         of: The queried object.
-        total: Number of rows of the whole query; for COUNT() the count, and `rows` is empty.
-        rows: Values by field, in the order of the query.
-        ids: The ids of the rows.
+        total: Number of rows of the whole query. For COUNT(), this is the count, and `rows` is
+            empty.
+        rows: Values by field name, in the order of the query.
+        ids: Record ids of the rows.
         rest: Locator of the next page; blank on the last page.
     """
 
@@ -80,11 +83,11 @@ class _Cursor:
 
 
 class Past:
-    """The contents of the store as of `lag_s` seconds ago. Thread-safe.
+    """Reads the contents that the store had `lag_s` seconds ago. Thread-safe.
 
-    A snapshot is taken before each change, so the oldest snapshot within the lag shows the state at
-    its start. Changes in quick succession share a snapshot, and can be visible up to a quarter of
-    the lag too early.
+    A snapshot is taken before each change. The oldest snapshot that is younger than the lag
+    therefore contains the state of `lag_s` seconds ago. Changes in quick succession share a
+    snapshot, and can become visible too early by up to a quarter of the lag.
 
     Args:
         store: The store to read.
@@ -100,7 +103,9 @@ class Past:
         self._snapshots: list[tuple[float, Snapshot]] = []
 
     def remember(self) -> None:
-        """Take a snapshot before a change, if one is needed."""
+        """Take a snapshot, unless there is no lag or the newest snapshot is recent enough. Call
+        this before each change.
+        """
         if not self._lag_s:
             return
         with self._lock:
@@ -110,7 +115,7 @@ class Past:
                 self._snapshots.append((now, self._store.snapshot()))
 
     def rows(self, sql: str, *given: object) -> list[Any]:
-        """Return all rows of a query on the past state."""
+        """Execute a query on the state of `lag_s` seconds ago, and return all of its rows."""
         if not self._lag_s:
             return self._store.rows(sql, *given)
         with self._lock:
@@ -127,8 +132,8 @@ class Reading:
     """The objects of one org, and reads of their records. Thread-safe.
 
     Args:
-        store: The store that holds them.
-        past: The state to read from.
+        store: The store with the records.
+        past: The state of the store that clients read.
     """
 
     def __init__(self, store: Store, past: Past) -> None:
@@ -147,7 +152,7 @@ class Reading:
         return sorted(table.of.name for table in self._tables.values())
 
     def describe(self, name: str) -> SObject:
-        """Return an object by name, case-insensitively.
+        """Return the object with this name, ignoring case.
 
         Raises:
             RecordProblem: There is no such object.
@@ -155,7 +160,7 @@ class Reading:
         return self.table(name).of
 
     def table(self, name: str) -> Table:
-        """Return the table of an object by name, case-insensitively.
+        """Return the table of the object with this name, ignoring case.
 
         Raises:
             RecordProblem: There is no such object.
@@ -166,7 +171,7 @@ class Reading:
         return found
 
     def by_prefix(self, record_id: str) -> SObject | None:
-        """Return the object that an id belongs to, or None if no object has its prefix."""
+        """Return the object whose key prefix begins a record id, or None if there is none."""
         for table in self._tables.values():
             if table.of.key_prefix == record_id[:3]:
                 return table.of
@@ -175,15 +180,19 @@ class Reading:
     # Visibility.
 
     def may_see(self, of: SObject, row: Row, user: User) -> bool:
-        """Return whether a user may see a row."""
+        """Return whether a user may see a row: any row if `User.view_all` is set, otherwise a row
+        that the user owns or that has no owner.
+        """
         return self.sees_all(user) or row.get("OwnerId", user.user_id) == user.user_id
 
     def sees_all(self, user: User) -> bool:
-        """Return whether a user sees the records of all users."""
+        """Return whether a user may see the records of all users."""
         return user.view_all
 
     def missed(self, record_id: str) -> None:
-        """Handle a client's request for a record that does not exist; does nothing here."""
+        """Called when a client requests a record that does not exist or that its user may not see.
+        This implementation does nothing.
+        """
 
     # Reading.
 
@@ -194,16 +203,17 @@ class Reading:
         fields: Sequence[str] | None = None,
         user: User | None = None,
     ) -> dict[str, Any]:
-        """Return a record as JSON values.
+        """Return the values of a record as JSON values, by field name.
 
         Args:
             name: Name of the object.
-            record_id: 15 or 18 characters.
-            fields: The fields to return; None returns all.
-            user: The requesting user; None may see everything.
+            record_id: Id of 15 or 18 characters.
+            fields: Names of the fields to return; None returns all.
+            user: The requesting user; None allows access to all records.
 
         Raises:
-            RecordProblem: The record does not exist or was deleted, or there is no such field.
+            RecordProblem: The object, the record or a field does not exist, the record was deleted,
+                or the user may not see it.
         """
         table = self.table(name)
         full = values.full_id(record_id)
@@ -218,10 +228,18 @@ class Reading:
     def find(
         self, name: str, field: str, value: str, fields: Sequence[str] | None, user: User
     ) -> list[dict[str, Any]]:
-        """Return the records with this value in an external id field.
+        """Return the records with a given value in an external id field, as far as the user may see
+        them.
+
+        Args:
+            name: Name of the object.
+            field: Name of the external id field.
+            value: The value, as text.
+            fields: Names of the fields to return; None returns all.
+            user: The requesting user.
 
         Raises:
-            RecordProblem: The field is not an external id.
+            RecordProblem: The object does not exist, or the field is not an external id.
         """
         table = self.table(name)
         item = table.of.field(field)
@@ -236,10 +254,10 @@ class Reading:
         ]
 
     def query(self, text: str, user: User, *, deleted: bool = False) -> Found:
-        """Run a query and return all rows.
+        """Run a query, and return all of its rows.
 
         Args:
-            text: SOQL; see `soql`.
+            text: The query in SOQL; see `soql`.
             user: The requesting user.
             deleted: Whether to include rows in the Recycle Bin.
 
@@ -254,7 +272,7 @@ class Reading:
         return Found(plan.of, len(rows), rows)
 
     def plan(self, text: str, user: User, *, deleted: bool = False) -> queries.Plan:
-        """Prepare a query.
+        """Prepare a query without running it. Arguments as for `query`.
 
         Raises:
             RecordProblem: As for `query`.
@@ -271,9 +289,9 @@ class Reading:
         """Return the first page of a query.
 
         Args:
-            text: SOQL.
+            text: The query in SOQL; see `soql`.
             user: The requesting user.
-            size: Maximum rows of a page.
+            size: Maximum number of rows in a page.
             deleted: Whether to include rows in the Recycle Bin.
 
         Raises:

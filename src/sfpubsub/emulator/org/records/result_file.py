@@ -1,7 +1,7 @@
 """CSV files whose rows can be read from any position, without reading the rows before it.
 
-An index file next to the CSV file holds the offset where each row ends. Both are written
-incrementally and read in pieces, so memory use does not depend on the number of rows.
+An index file next to the CSV file contains the offset at which each row ends. Both files are
+written and read in pieces, so memory use does not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class ResultFile:
         self.header: bytes = self.line(columns)
 
     def line(self, texts: Sequence[str]) -> bytes:
-        """Return values as a line of the file."""
+        """Return values as an encoded line of the file, all of them in double quotes."""
         quoted = [text.replace('"', '""') if '"' in text else text for text in texts]
         return f'"{self._between.join(quoted)}{self._ending}'.encode()
 
     @property
     def count(self) -> int:
-        """Return the number of rows."""
+        """The number of rows, without the header line."""
         return self._places.stat().st_size // _PLACE_BYTES if self._places.exists() else 0
 
     def append(self, rows: Iterator[Sequence[str]]) -> Iterator[int]:
-        """Add rows, in pieces.
+        """Add rows in pieces, while the caller iterates over the result.
 
         Yields:
-            The number of rows added so far. Writing stops if the caller stops iterating.
+            The number of rows added so far, after each piece.
         """
         end = self._path.stat().st_size if self._path.exists() else 0
         count = 0
@@ -82,8 +82,14 @@ class ResultFile:
                 os.truncate(path, size)
 
     def read(self, start: int, count: int) -> tuple[int, Iterator[bytes]]:
-        """Return the header line and `count` rows, beginning with row `start` (counted from 0): the
-        size in bytes, and the bytes in pieces.
+        """Return the header line and some rows of the file.
+
+        Args:
+            start: The first row, counted from 0.
+            count: Maximum number of rows.
+
+        Returns:
+            The total size in bytes, and the bytes in pieces.
         """
         begin = self._end(min(start, self.count))
         size = self._end(min(start + count, self.count)) - begin
@@ -104,7 +110,7 @@ class ResultFile:
                     yield piece
 
     def _end(self, count: int) -> int:
-        """Return the offset where the first `count` rows end."""
+        """Return the offset in bytes at which the first `count` rows end."""
         if not count or not self._places.exists():
             return 0
         with self._places.open("rb") as places:

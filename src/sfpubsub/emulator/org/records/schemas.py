@@ -1,7 +1,7 @@
 """The Avro schema of an object's change events, and the position of each field in it.
 
-The header comes first, then a nullable field for each field of the object, in its order. The id and
-internal fields are omitted, as are formula fields unless they are requested.
+The schema consists of the header, followed by a nullable field for each field of the object, in the
+same order. The id and internal fields are omitted, as are formula fields unless they are requested.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sfpubsub.emulator.org.records.fields import Field, SObject
 _NAMESPACE = "com.sforce.eventbus"
 _LEFT_OUT = ("Id", "IsDeleted", "SystemModstamp")
 _CLOB_CHARS = 255
-"""Text areas longer than this are stored separately by the org, and have a different type in
+"""Text areas with more characters are stored separately by the org, and have a different type in
 events.
 """
 
@@ -123,8 +123,8 @@ class ChangeSchema:
 
 
 def change_schema(of: SObject, *, formulas: bool = False) -> ChangeSchema:
-    """Return the schema of an object's change events; with `formulas` it includes custom formula
-    fields.
+    """Return the schema of an object's change events. With `formulas`, the schema includes custom
+    formula fields.
     """
     rows: list[dict[str, Any]] = [
         {"name": "ChangeEventHeader", "type": _HEADER, "doc": "Data:ComplexValueType"}

@@ -1,7 +1,7 @@
 """The rows of objects in SQLite: one table for each object, one column for each stored field.
 
-This module only reads and writes rows; validation happens elsewhere. A row maps field names to
-stored values. Texts are compared ignoring the case of ASCII letters; ids are case-sensitive.
+This module only reads and writes rows; `writing` validates them. A row maps field names to stored
+values. Comparisons of texts ignore the case of ASCII letters; ids are case-sensitive.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from sfpubsub.emulator.org.store import Store
 
 Row = dict[str, Any]
 Rows = Callable[..., list[Any]]
-"""Runs a query with its parameters, as `Store.rows` does."""
+"""A function that executes an SQL query with parameters and returns its rows, like `Store.rows`."""
 
 _TABLE = "CREATE TABLE IF NOT EXISTS objects (name TEXT PRIMARY KEY, definition TEXT NOT NULL)"
 
 _CASED = ("id", "reference", "date", "datetime", "time")
-"""Types whose texts are case-sensitive."""
+"""Field types whose values are stored as case-sensitive texts."""
 
 
 def table_of(of: SObject) -> str:
@@ -33,10 +33,10 @@ def column_of(field: Field) -> str:
 
 
 class Table:
-    """The rows of one object. As thread-safe as the store.
+    """The rows of one object. Thread-safe.
 
     Args:
-        store: The store that holds them.
+        store: The store with the table.
         of: The object.
     """
 
@@ -54,7 +54,7 @@ class Table:
         """Create the table, or add missing columns and drop removed ones.
 
         Returns:
-            The highest number that a row has ever had.
+            The highest row number that was ever used; 0 if none was.
         """
         columns = ", ".join(f"{column_of(field)} {_kind(field)}" for field in self.of.stored)
         self._store.run(
@@ -80,11 +80,16 @@ class Table:
         return int(rows[0][0]) if rows else 0
 
     def insert(self, number: int, row: Mapping[str, Any]) -> None:
-        """Add a row. Call it inside a transaction."""
+        """Add a row. Call this inside a transaction.
+
+        Args:
+            number: The row's number, which no other row may have had.
+            row: Values by field name; a missing field is empty.
+        """
         self._store.run(self._insert, number, *(row.get(name) for name in self._columns))
 
     def update(self, record_id: str, values: Mapping[str, Any]) -> None:
-        """Change some columns of a row. Call it inside a transaction."""
+        """Change some columns of a row. Call this inside a transaction."""
         changes = ", ".join(f'"{name}" = ?' for name in values)
         self._store.run(
             f"UPDATE {self._name} SET {changes} WHERE Id = ?",  # noqa: S608 - checked names
@@ -93,16 +98,28 @@ class Table:
         )
 
     def remove(self, record_id: str) -> None:
-        """Delete a row permanently."""
+        """Delete a row permanently. Call this inside a transaction."""
         self._store.run(f"DELETE FROM {self._name} WHERE Id = ?", record_id)  # noqa: S608
 
     def get(self, record_id: str, rows: Rows | None = None) -> Row | None:
-        """Return the row with this id, deleted or not, or None."""
+        """Return the row with this id, or None. Rows in the Recycle Bin are included.
+
+        Args:
+            record_id: Id of 18 characters.
+            rows: Executes the query; None reads the current state of the store.
+        """
         found = self.where("Id = ?", [record_id], rows)
         return found[0] if found else None
 
     def where(self, condition: str, values: Sequence[Any], rows: Rows | None = None) -> list[Row]:
-        """Return the rows that meet an SQL condition, oldest first."""
+        """Return the rows that meet an SQL condition, oldest first. Rows in the Recycle Bin are
+        included.
+
+        Args:
+            condition: SQL expression for the WHERE clause.
+            values: The parameters of the expression.
+            rows: Executes the query; None reads the current state of the store.
+        """
         found = (rows or self._store.rows)(
             f"{self._select} WHERE {condition} ORDER BY n",
             *values,
@@ -111,10 +128,10 @@ class Table:
 
 
 class Catalog:
-    """The definitions of the org's objects. As thread-safe as the store.
+    """The stored definitions of the org's objects. Thread-safe.
 
     Args:
-        store: The store that holds them.
+        store: The store with the definitions.
     """
 
     def __init__(self, store: Store) -> None:
@@ -126,7 +143,7 @@ class Catalog:
         return [row[0] for row in self._store.rows("SELECT definition FROM objects ORDER BY name")]
 
     def put(self, name: str, definition: str) -> None:
-        """Store the definition of an object."""
+        """Store the definition of an object, given as JSON."""
         self._store.run("INSERT OR REPLACE INTO objects VALUES (?, ?)", name, definition)
 
 

@@ -1,4 +1,4 @@
-"""Converts field values between the client's, the stored and the returned format.
+"""Converts field values between the formats of requests, storage, responses and events.
 
 The table stores texts, numbers, and 0 or 1. Dates and times are stored as fixed-length texts in
 UTC, so that they compare correctly as texts. None and an empty text mean an empty field.
@@ -25,7 +25,7 @@ def moment(seconds: float) -> str:
 
 
 def keep(field: Field, value: Any) -> Any:
-    """Convert a JSON value from a client to the stored format.
+    """Return a JSON value from a client in the stored format; None for an empty value.
 
     Raises:
         RecordProblem: The value is not valid for the field.
@@ -41,14 +41,14 @@ def keep(field: Field, value: Any) -> Any:
 
 
 def show(field: Field, kept: Any) -> Any:
-    """Return a stored value as JSON."""
+    """Return a stored value as a JSON value, for a response."""
     if kept is None:
         return False if field.type == "boolean" else None
     return bool(kept) if field.type == "boolean" else kept
 
 
 def as_text(field: Field, kept: Any) -> str:
-    """Return a stored value as CSV text."""
+    """Return a stored value as text, for a CSV file."""
     if kept is None:
         return "false" if field.type == "boolean" else ""
     if field.type == "boolean":
@@ -59,8 +59,8 @@ def as_text(field: Field, kept: Any) -> str:
 
 
 def in_event(field: Field, kept: Any) -> Any:
-    """Return a stored value in the format of a change event, with dates and times
-    in milliseconds.
+    """Return a stored value in the format of a change event. Dates and times become milliseconds:
+    since 1970 UTC, or, for the type time, since midnight.
     """
     if kept is None:
         return None
@@ -88,14 +88,14 @@ def full_id(text: str) -> str:
 
 
 def compound(parts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return an address as JSON from its stored parts, or None if all are empty."""
+    """Return an address as a JSON object, from its stored parts; None if all parts are empty."""
     if all(value is None for value in parts.values()):
         return None
     return {f"{name[0].lower()}{name[1:]}": value for name, value in sorted(parts.items())}
 
 
 def full_name(parts: Mapping[str, Any]) -> str:
-    """Return the full name of a person from its parts."""
+    """Return the full name of a person, from the parts of a compound name field."""
     return " ".join(str(parts[part]) for part in ("FirstName", "LastName") if parts.get(part))
 
 

@@ -1,8 +1,8 @@
 """Transactions: changes to records that become durable together with their events.
 
-A transaction validates and stores the values from a client, and records the changes; `changes`
-builds the events from them. A rejected change writes nothing, so a transaction can continue after
-it.
+A transaction validates and stores the values from a client, and collects the changes, from which
+`changes` builds the events. A rejected change writes nothing, so the transaction can continue with
+the next one.
 """
 
 from __future__ import annotations
@@ -24,39 +24,41 @@ from sfpubsub.emulator.org.records.table import Row, Table
 from sfpubsub.emulator.org.sessions import eighteen
 
 _WHO = "User"
-"""The object name of users, which have no table."""
+"""The object name of users, who have no table."""
 
 
 class Org(Protocol):
     """The methods of `Records` that a transaction uses."""
 
     def table(self, name: str) -> Table:
-        """Return the table of an object by name, case-insensitively."""
+        """Return the table of the object with this name, ignoring case."""
         ...
 
     def number(self, of: SObject) -> int:
-        """Return a number that no row of the object has ever used."""
+        """Return a new row number, which no row of the object has ever had."""
         ...
 
     def by_prefix(self, record_id: str) -> SObject | None:
-        """Return the object that an id belongs to, or None."""
+        """Return the object whose key prefix begins a record id, or None if there is none."""
         ...
 
     def is_user(self, record_id: str) -> bool:
-        """Return whether this is the id of a user."""
+        """Return whether this 18-character id is that of a user."""
         ...
 
     def may_see(self, of: SObject, row: Row, user: User) -> bool:
-        """Return whether a user may see a row."""
+        """Return whether a user may see a row: any row if `User.view_all` is set, otherwise a row
+        that the user owns or that has no owner.
+        """
         ...
 
     def missed(self, record_id: str) -> None:
-        """Handle a client's request for a record that does not exist."""
+        """Called when a client requests a record that does not exist or that it may not see."""
         ...
 
 
 class Transaction:
-    """Changes by one user. Used by one thread, inside the transaction of the bus.
+    """Changes to records by one user. Used by one thread, inside a transaction of the bus.
 
     Args:
         org: The records.
@@ -77,11 +79,15 @@ class Transaction:
     def create(self, name: str, given: Mapping[str, Any]) -> str:
         """Create a record.
 
+        Args:
+            name: Name of the object.
+            given: Values by field name, as sent by a client.
+
         Returns:
-            The record's id, 18 characters.
+            The record's id of 18 characters.
 
         Raises:
-            RecordProblem: The values are not valid.
+            RecordProblem: There is no such object, or the values are not valid.
         """
         table = self._org.table(name)
         of = table.of
@@ -105,6 +111,11 @@ class Transaction:
     def update(self, name: str, record_id: str, given: Mapping[str, Any]) -> None:
         """Change fields of a record.
 
+        Args:
+            name: Name of the object.
+            record_id: Id of 15 or 18 characters.
+            given: Values by field name, as sent by a client.
+
         Raises:
             RecordProblem: The record does not exist, or the values are not valid.
         """
@@ -114,7 +125,13 @@ class Transaction:
     def upsert(
         self, name: str, field: str, value: Any, given: Mapping[str, Any]
     ) -> tuple[str, bool]:
-        """Update the record with this value in an external id field, or create it.
+        """Update the record with a given external id, or create it.
+
+        Args:
+            name: Name of the object.
+            field: Name of the external id field, or Id.
+            value: The value of that field; an empty Id creates a record.
+            given: Values of the other fields by name, as sent by a client.
 
         Returns:
             The record's id, and whether it was created.
@@ -187,14 +204,20 @@ class Transaction:
         self.changes.append(Change(table.of, row["Id"], "UNDELETE", row, {**row, **changes}))
 
     def finish(self) -> None:
-        """Remove hard-deleted rows, after the events of the changes are published."""
+        """Remove the rows of permanently deleted records. Call this after the events of the changes
+        are published, which need the rows.
+        """
         for table, record_id in self._removals:
             table.remove(record_id)
 
     # Internal.
 
     def _row(self, table: Table, record_id: str) -> Row:
-        """Return the row of a record that can be changed."""
+        """Return the row of a record, so that the user can change the record.
+
+        Raises:
+            RecordProblem: The record does not exist or was deleted, or the user may not see it.
+        """
         full = values.full_id(record_id)
         if len(full) == len("001SB0000000001YAA") and not full.startswith(table.of.key_prefix):
             raise RecordProblem(
@@ -218,7 +241,11 @@ class Transaction:
         self.changes.append(Change(table.of, row["Id"], "UPDATE", row, new))
 
     def _kept(self, of: SObject, given: Mapping[str, Any], *, new: bool) -> Row:
-        """Return given values in the stored format."""
+        """Return the values from a client in the stored format.
+
+        Raises:
+            RecordProblem: A field does not exist or cannot be set, or a value is not valid.
+        """
         kept: Row = {}
         refused = []
         for name, value in given.items():
@@ -243,7 +270,17 @@ class Transaction:
         return kept
 
     def _complete(self, table: Table, row: Row, given: Iterable[str]) -> None:
-        """Validate a whole row, and fill in the derived fields."""
+        """Set the derived fields of a row, and check the row.
+
+        Args:
+            table: The table.
+            row: The row, which is changed in place.
+            given: Names of the fields to check for valid references and for unique values.
+
+        Raises:
+            RecordProblem: A required field is empty, a reference is not valid, or a value is not
+                unique.
+        """
         of = table.of
         for item in of.stored:
             if item.type == "name":
@@ -302,7 +339,7 @@ class Transaction:
 
 
 def computed(of: SObject, row: Row) -> Row:
-    """Return the values of an object's formulas for a row."""
+    """Return the values of an object's formula fields for a row, by field name."""
     return {
         item.name: _fitting(item, formulas.compute(item.formula, row)) for item in of.calculated
     }
