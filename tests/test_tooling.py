@@ -336,7 +336,7 @@ def test_the_next_page_is_never_asked_of_another_host(serve, place):
     named = place.format(thief=urlsplit(thief.url).netloc) if isinstance(place, str) else place
     page = {"size": 1, "done": False, "records": [], "nextRecordsUrl": named}
     host, tooling = serve(lambda _: Reply(200, page))
-    with pytest.raises(RemoteProtocolError, match="a query.s next page"):
+    with pytest.raises(RemoteProtocolError, match="next page"):
         next(tooling.list())
     assert len(host.requests) == 1
     assert not thief.requests
