@@ -216,7 +216,7 @@ def test_a_state_is_told_once(capsys):
     ]
     for now, (state, reason, listening) in enumerate(story):
         health = dataclasses.replace(HEALTH, state=state, reason=reason)
-        assert waiting.look(health, now) == listening, (state, reason)
+        assert waiting.observe(health, now) == listening, (state, reason)
     assert capsys.readouterr().err.splitlines() == [
         "waiting: X: down (UNAVAILABLE)",
         "waiting: X: held (ALREADY_EXISTS)",
@@ -230,9 +230,9 @@ def test_an_attempt_that_shows_nothing_counts_as_listening_after_a_while():
     """A quiet topic's stream shows no life for minutes: then silence is idleness all the same."""
     waiting = Waiting(lambda _: None)
     trying = dataclasses.replace(HEALTH, state="opening", reason="X: down")
-    assert [waiting.look(trying, now) for now in (100, 124, 125)] == ["trying", "trying", "yes"]
-    waiting.look(dataclasses.replace(HEALTH, state="waiting", reason="X: down"), 126)
-    assert waiting.look(trying, 127) == "trying"
+    assert [waiting.observe(trying, now) for now in (100, 124, 125)] == ["trying", "trying", "yes"]
+    waiting.observe(dataclasses.replace(HEALTH, state="waiting", reason="X: down"), 126)
+    assert waiting.observe(trying, 127) == "trying"
 
 
 class Told:

@@ -89,10 +89,10 @@ def test_a_run_that_fails_says_so_to_whoever_watches(state):
     """Ctrl-C is no failure."""
     with pytest.raises(RuntimeError), keep(Clock(NOW)) as failed:
         raise RuntimeError("it broke")
-    assert failed.observation.look().error == "it broke"
+    assert failed.observation.facts().error == "it broke"
     with pytest.raises(KeyboardInterrupt), keep(Clock(NOW)) as stopped:
         raise KeyboardInterrupt
-    assert stopped.observation.look().error is None
+    assert stopped.observation.facts().error is None
 
 
 def test_the_file_says_what_happened_and_when(state):
@@ -105,11 +105,11 @@ def test_the_file_says_what_happened_and_when(state):
         subscription.becomes(responses=1, delivered=2, last_position=ReplayId(b"\x07"))
         status.acked(batch_of(NOW - 60, NOW - 30, NOW - 10), 2)
         status._due = 0.0
-        status.look()
+        status.refresh()
         clock.now += 5
         subscription.becomes(responses=2, committed=ReplayId(b"\x01"))
         status._due = 0.0
-        status.look()
+        status.refresh()
         said = only(state)
         assert (said.command, said.kind, said.name, said.into) == (
             "subscribe",
@@ -124,7 +124,7 @@ def test_the_file_says_what_happened_and_when(state):
         assert said.is_alive()
         clock.now += 60  # neither a message nor a commit
         status._due = 0.0
-        status.look()
+        status.refresh()
         assert only(state).last_message_at == only(state).last_commit_at == NOW + 10
     ended = only(state)
     assert (ended.ended_at, ended.is_alive()) == (NOW + 70, False)
@@ -153,7 +153,7 @@ def test_the_file_is_written_about_once_a_second(state, monkeypatch):
         status.follow(subscription)
         for delivered in range(1000):
             subscription.becomes(delivered=delivered)
-            status.look()
+            status.refresh()
         assert len(written) == 2  # at the start, and at the first look
     assert only(state).delivered == 999
 
@@ -198,13 +198,13 @@ def test_a_run_says_nothing_of_the_one_before(state):
     clock.now += 100
     with keep(clock) as status:
         status.follow(subscription := Subscription())
-        status.look()
+        status.refresh()
         old, new = sorted(read_all(state)[0], key=lambda said: said.started_at)
         assert old == before  # until the new one has shown that it gets somewhere
         assert (new.last_message_at, new.acked_position, new.acked_at) == (None, None, None)
         subscription.becomes(responses=1)
         status._due = 0.0
-        status.look()
+        status.refresh()
         said = only(state)
         assert said.run == new.run != before.run
         assert (said.started_at, said.last_message_at, said.delivered) == (NOW + 100, NOW + 100, 0)
@@ -275,11 +275,11 @@ def test_a_reason_that_is_over_is_not_shown_any_longer(state):
     subscription.becomes(state="waiting", reason="another stream holds it")
     with keep(clock) as status:
         status.follow(subscription)
-        status.look()
+        status.refresh()
         assert (only(state).state, only(state).reason) == ("waiting", "another stream holds it")
         subscription.becomes(state="opening", reason=None)
         status._due = 0.0
-        status.look()
+        status.refresh()
         assert (only(state).state, only(state).reason) == ("opening", None)
 
 
@@ -319,7 +319,7 @@ def test_files_that_cannot_be_written_end_nothing(tmp_path, monkeypatch, caplog)
     with keep(Clock(NOW)) as status:
         status.follow(Subscription())
         status._due = 0.0
-        status.look()
+        status.refresh()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 

@@ -25,10 +25,10 @@ def test_on_a_terminal_the_line_is_updated_and_words_have_their_own(clock, capsy
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     texts = iter(["1 event", "2 events", "3 events", "4 events"])
     with LiveLine(lambda: next(texts), clock=clock) as line:
-        line.look()
-        line.look()
+        line.refresh()
+        line.refresh()
         echo("waiting: a reason")
-        line.look()
+        line.refresh()
     echo("at the end")
     assert capsys.readouterr().err == (
         f"{CLEAR}1 event{CLEAR}2 events{CLEAR}waiting: a reason\n"
@@ -41,7 +41,7 @@ def test_a_line_is_cut_where_the_terminal_ends(clock, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "11")
     with LiveLine(lambda: "0123456789abc", clock=clock) as line:
-        line.look()
+        line.refresh()
     assert capsys.readouterr().err == f"{CLEAR}0123456789{CLEAR}0123456789\n"
 
 
@@ -51,9 +51,9 @@ def test_elsewhere_it_is_a_line_now_and_then(clock, capsys):
     with LiveLine(lambda: text, ends=True, is_terminal=False, clock=clock) as line:
         for second in range(95):
             text = f"{second} events" if second > 30 else ""
-            line.look()
+            line.refresh()
             clock.now += 1
-    line.look()
+    line.refresh()
     assert EVERY == 30.0
     assert capsys.readouterr().err.splitlines() == ["60 events", "90 events", "94 events"]
 
@@ -61,7 +61,7 @@ def test_elsewhere_it_is_a_line_now_and_then(clock, capsys):
 def test_a_run_that_is_over_soon_says_nothing_of_itself(clock, capsys):
     """Unless the command wants a last line."""
     with LiveLine(lambda: "1 event", is_terminal=False, clock=clock) as line:
-        line.look()
+        line.refresh()
     assert capsys.readouterr().err == ""
 
 
@@ -71,7 +71,7 @@ def test_what_the_line_says(clock):
     one = Subscription()
     observed = [Observation("managed", "A", clock=clock), Observation("topic", "B", clock=clock)]
     observed[1].follow(Subscription(delivered=7))
-    summary = Summary(lambda: [each.look() for each in observed], clock)
+    summary = Summary(lambda: [each.facts() for each in observed], clock)
     assert summary() == "7 events, 0/s"
     observed[0].follow(one)
     for _ in range(30):

@@ -188,7 +188,7 @@ def test_a_reader_who_pauses_stops_the_publishing():
     put = []
 
     class Silent:
-        def look(self) -> None:
+        def refresh(self) -> None:
             raise BrokenPipeError
 
         def end(self) -> None:
@@ -233,8 +233,8 @@ def test_progress_writes_over_its_line_on_a_terminal():
     now, out = [0.0], Terminal()
     progress = PublishProgress(out, Counting(), lambda: now[0])
     now[0] = 10.0
-    progress.look()
-    progress.look()  # too soon
+    progress.refresh()
+    progress.refresh()  # too soon
     Counting.counts = PublishCounts(accepted=12352)
     progress.end()
     assert out.getvalue() == (

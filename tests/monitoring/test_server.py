@@ -51,7 +51,7 @@ def busy_monitor() -> Monitor:
             second.becomes(delivered=second.said.delivered + events // 9, responses=number + 10)
         for observation in watched:
             observation.turn()
-        monitor.look()
+        monitor.update()
     for number in range(4):
         monitor.step_ended("write", 0.4 + number / 7, f"{1000 + number} rows, 0 duplicates")
     monitor.told.append(Told(clock.now - 60, "warning", f"{HOSTILE} cannot be fetched"))
@@ -176,13 +176,13 @@ def test_history_keeps_six_hours_of_points():
     series = Series("x", "events/s", lambda _: next(values), is_rate=True)
     history.follow(series)
     for turn in range(5):
-        history.look(NOW + turn * EVERY)
-        history.look(NOW + turn * EVERY + 1)  # too early
+        history.measure(NOW + turn * EVERY)
+        history.measure(NOW + turn * EVERY + 1)  # too early
     assert [point.value for point in history.points()[series]] == [2.0, 0.0, None, None]
     history, level = History(), Series("y", "s", lambda at: at)
     history.follow(level)
     for turn in range(2000):
-        history.look(NOW + turn * EVERY)
+        history.measure(NOW + turn * EVERY)
     points = history.points()[level]
     assert len(points) == KEPT / EVERY
 
@@ -196,7 +196,7 @@ def test_a_plot_has_a_line_for_each_run_and_keeps_peaks():
     series = Series("x", "s", lambda at: values[int((at - NOW) / EVERY)])
     history.follow(series)
     for turn in range(1440):
-        history.look(NOW + turn * EVERY)
+        history.measure(NOW + turn * EVERY)
     figure = plot(series, history.points()[series], Window(NOW, NOW + KEPT))
     paths = [path.get("d") for path in figure.iter("path")]
     assert len(paths) == 2

@@ -117,7 +117,7 @@ def test_a_quiet_channel_of_the_streaming_api_is_well():
         clock.now += 3600
         observed.turn()
         assert monitor.problems() == []
-    assert observed.look().last_message_at == NOW
+    assert observed.facts().last_message_at == NOW
     subscription.becomes(state="waiting", reason="no route")
     clock.now += 330
     observed.turn()
@@ -222,7 +222,7 @@ def test_the_lag(world):
     """While events wait it grows; when all is acked it is the delay, for a minute, and then 0."""
 
     def lag():
-        return world.observed.look().lag(world.clock.now)
+        return world.observed.facts().lag(world.clock.now)
 
     assert lag() == 0.0
     world.subscription.becomes(unacked=3)

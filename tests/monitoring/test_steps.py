@@ -58,7 +58,7 @@ def test_a_loop_that_hangs_is_told_of_as_well(caplog):
     monitor = Monitor("test", clock=clock)
     monitor.follow("topic", "T", Subscription()).turn()
     clock.now += 601
-    monitor.look()
+    monitor.update()
     assert "the loop of T: running for 601 s" in caplog.text
 
 
@@ -66,7 +66,7 @@ def test_the_thread_looks_until_the_end_and_counts_what_is_logged():
     """Warnings and errors are kept for the page, without what is below their first line."""
     looked = threading.Event()
     with Monitor("test", clock=Clock()) as monitor:
-        monitor.on_look(looked.set)
+        monitor.on_update(looked.set)
         logging.getLogger("sfpubsub.client").warning("%s\nand more", "it is slow")
         logging.getLogger("sfpubsub.client").info("not kept")
         until(looked.is_set)
@@ -86,7 +86,7 @@ def test_what_looks_does_not_end_what_it_looks_at(caplog):
         raise ZeroDivisionError
 
     with Monitor("test", clock=Clock()) as monitor:
-        monitor.on_look(breaks)
+        monitor.on_update(breaks)
         until(lambda: "the monitor failed" in caplog.text)
     assert monitor.problems() == []
 

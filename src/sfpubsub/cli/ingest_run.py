@@ -241,9 +241,9 @@ class Run:
         waiting = Waiting(partial(self.report.say, source=source))
         watch = WriteWatch(self._monitor, source)
 
-        def look(health: Health) -> None:
-            waiting.look(health, time.monotonic())
-            status.look()
+        def on_health(health: Health) -> None:
+            waiting.observe(health, time.monotonic())
+            status.refresh()
 
         def wrote(progress: Progress) -> None:
             self.report.progress(source, progress)
@@ -263,7 +263,7 @@ class Run:
             sidecars=table.sidecars,
             on_progress=wrote,
             on_acked=status.acked,
-            on_look=look,
+            on_health=on_health,
             **self._job_settings,
         )
 

@@ -50,7 +50,7 @@ class LiveLine:
         self._lock = threading.RLock()
         self._is_shown = False
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Update the line if an update is due."""
         with self._lock:
             if self._clock() < self._due:

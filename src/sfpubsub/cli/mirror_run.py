@@ -130,9 +130,9 @@ class MirrorRun:
             monitor.observe(status.observation)
             writes = WriteWatch(monitor, source)
 
-            def look(health: Health) -> None:
-                waiting.look(health, time.monotonic())
-                status.look()
+            def on_health(health: Health) -> None:
+                waiting.observe(health, time.monotonic())
+                status.refresh()
 
             start = StartPosition.latest() if self._start == "latest" else StartPosition.earliest()
             stream = opened.enter_context(
@@ -146,7 +146,7 @@ class MirrorRun:
                     fallback="earliest",
                     org_id=org_id_of(self._sessions.get().tenant_id),
                     job_settings=self._job_settings,
-                    on_health=look,
+                    on_health=on_health,
                     on_progress=writes.wrote,
                     on_acked=status.acked,
                 )

@@ -224,7 +224,7 @@ class Printer:
         self.failed += not result.ok
         try:
             click.echo(publish_line(result), nl=False)
-            self._progress.look()
+            self._progress.refresh()
         except Exception as error:  # noqa: BLE001  # re-raised in the main thread
             self._broken = error
 

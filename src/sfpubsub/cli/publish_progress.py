@@ -32,7 +32,7 @@ class PublishProgress:
         self._begun = clock()
         self._due = self._begun
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Update the line if an update is due."""
         now = self._clock()
         if self._out is not None and now >= self._due:

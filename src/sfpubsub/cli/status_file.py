@@ -62,7 +62,7 @@ class StatusFile:
                     batch = subscription.next_batch(0.2)
                     …
                     status.acked(batch)
-                    status.look()
+                    status.refresh()
 
     Args:
         command: ``subscribe``, ``ingest`` or ``mirror``.
@@ -128,7 +128,7 @@ class StatusFile:
     ) -> None:
         if isinstance(exc, Exception):
             self.observation.failed(exc)
-        health = self.observation.look().health
+        health = self.observation.facts().health
         is_orderly = exc_type is None and self._is_followed
         # A run without messages was accepted too, unless there is a reason why none arrived.
         if is_orderly and (health.responses or not health.reason):
@@ -149,7 +149,7 @@ class StatusFile:
         """Record that the first *events* events of *batch* were acked; None means all."""
         self.observation.acked(batch, events)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Write the file if an update is due. Call this in every iteration of the loop."""
         if time.monotonic() >= self._due:
             self._update()

@@ -328,13 +328,13 @@ def _print(
                 printer.write(batch)
         printer.ack_read()
         health = subscription.health()
-        listening = waiting.look(health, now)
+        listening = waiting.observe(health, now)
         if batch is not None or listening == "no":
             silent_since = now
         silence = now - silent_since
         if idle_timeout is not None and listening == "yes" and silence >= idle_timeout:
             return
-        printer.status.look()
+        printer.status.refresh()
 
 
 def _wait_for_reader(subscription: Reading, printer: _Printer, stop: StopRequest) -> None:
@@ -346,7 +346,7 @@ def _wait_for_reader(subscription: Reading, printer: _Printer, stop: StopRequest
     deadline = math.inf
     while printer.unread and not printer.out.is_gone(_LOOK):
         printer.ack_read()
-        printer.status.look()
+        printer.status.refresh()
         if stop.requested and deadline == math.inf:
             deadline = time.monotonic() + _GRACE
         if time.monotonic() >= deadline or subscription.health().state == "closed":

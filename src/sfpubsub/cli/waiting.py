@@ -37,10 +37,10 @@ class Waiting:
 
     def __init__(self, say: Callable[[str], None] = echo) -> None:
         self._say = say
-        self._told: str | None = None
+        self._reported: str | None = None
         self._attempt_since: float | None = None
 
-    def look(self, health: Health, now: float) -> Listening:
+    def observe(self, health: Health, now: float) -> Listening:
         """Report a new reason for waiting, or that events can arrive again.
 
         Args:
@@ -53,10 +53,10 @@ class Waiting:
         """
         retrying = health.state == "opening" and health.reason is not None
         if retrying or health.state in ("waiting", "renewing"):
-            self._tell(health.reason or "the reason is not known")
-        elif health.state in ("opening", "streaming") and self._told is not None:
+            self._report(health.reason or "the reason is not known")
+        elif health.state in ("opening", "streaming") and self._reported is not None:
             self._say("receiving again")
-            self._told = None
+            self._reported = None
         if not retrying:
             self._attempt_since = None
             return "no" if health.state in _WITHOUT_STREAM else "yes"
@@ -64,8 +64,8 @@ class Waiting:
             self._attempt_since = now
         return "trying" if now - self._attempt_since < ATTEMPT else "yes"
 
-    def _tell(self, reason: str) -> None:
+    def _report(self, reason: str) -> None:
         reason = _RPC_ID.sub("", reason).removeprefix("reconnecting after: ")
-        if reason != self._told:
+        if reason != self._reported:
             self._say(f"waiting: {reason}")
-        self._told = reason
+        self._reported = reason

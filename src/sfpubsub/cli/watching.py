@@ -77,13 +77,13 @@ def watching(
     """
     with ExitStack() as opened:
         monitor = Monitor(title, bounds=Bounds.of(timings or Timings()))
-        summary = Summary(lambda: [each.look() for each in monitor.observations])
+        summary = Summary(lambda: [each.facts() for each in monitor.observations])
         line = opened.enter_context(
             LiveLine(lambda: "; ".join(filter(None, (summary(), also()))), ends=ends)
         )
         # No status line if events are printed on the same terminal.
         if not (sys.stderr.isatty() and sys.stdout.isatty() and title.startswith("subscribe")):
-            monitor.on_look(line.look)
+            monitor.on_update(line.refresh)
         opened.enter_context(monitor)
         if is_traced():
             from sfpubsub.monitoring.otel import export_metrics

@@ -43,7 +43,7 @@ class History:
         """Start measuring *series*."""
         self._points = {**self._points, series: deque(maxlen=int(KEPT / EVERY))}
 
-    def look(self, now: float) -> None:
+    def measure(self, now: float) -> None:
         """Take a measurement if one is due.
 
         Args:

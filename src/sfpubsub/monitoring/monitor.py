@@ -76,7 +76,7 @@ class Monitor:
         self.told: deque[Told] = deque(maxlen=_SHOWN)
         self._observations: list[Observation] = []
         self._counts: list[Reader] = []
-        self._on_look: list[Callable[[], None]] = []
+        self._on_update: list[Callable[[], None]] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._handler = _Listener(self)
@@ -104,18 +104,18 @@ class Monitor:
     def observe(self, observation: Observation) -> None:
         """Monitor the subscription of an existing observation."""
         self._observations = [*self._observations, observation]
-        self.registry.read(lambda: samples_of(observation.look(), self.clock()))
-        name = observation.look().name
+        self.registry.read(lambda: samples_of(observation.facts(), self.clock()))
+        name = observation.facts().name
         self.history.follow(
             Series(
                 f"{name}: events",
                 "events/s",
-                lambda _: float(observation.look().health.delivered),
+                lambda _: float(observation.facts().health.delivered),
                 is_rate=True,
             )
         )
         self.history.follow(
-            Series(f"{name}: lag", "s behind", lambda now: observation.look().lag(now))
+            Series(f"{name}: lag", "s behind", lambda now: observation.facts().lag(now))
         )
 
     def follow_counts(self, read: Reader) -> None:
@@ -123,9 +123,9 @@ class Monitor:
         self._counts = [*self._counts, read]
         self.registry.read(read)
 
-    def on_look(self, look: Callable[[], None]) -> None:
-        """Call *look* about once a second, in the monitor's thread."""
-        self._on_look.append(look)
+    def on_update(self, update: Callable[[], None]) -> None:
+        """Call *update* about once a second, in the monitor's thread."""
+        self._on_update.append(update)
 
     def follow_step(
         self,
@@ -177,25 +177,25 @@ class Monitor:
 
     def problems(self) -> list[Problem]:
         """Return the current problems; empty if the command is healthy."""
-        facts = [observation.look() for observation in self._observations]
+        facts = [observation.facts() for observation in self._observations]
         return problems(facts, self.steps.running(), self.bounds, self.clock())
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Update the plots' data, the log of stuck steps, and other displays, once.
 
         The monitor's thread calls this about once a second.
         """
-        self.history.look(self.clock())
+        self.history.measure(self.clock())
         self.steps.tell_stuck(self._running(), self.bounds.stuck)
-        for look in self._on_look:
-            look()
+        for update in self._on_update:
+            update()
 
     def _running(self) -> dict[str, float | None]:
         """Return how long each step and loop iteration has been running, in seconds."""
         running = self.steps.running()
         if all(seconds is None for seconds in running.values()):
             for observation in self._observations:
-                facts = observation.look()
+                facts = observation.facts()
                 if facts.turned_at is not None and not facts.health.has_ended:
                     running[f"the loop of {facts.name}"] = self.clock() - facts.turned_at
         return running
@@ -221,7 +221,7 @@ class Monitor:
     def _run(self) -> None:
         while not self._stopping.wait(EVERY):
             try:
-                self.look()
+                self.update()
             except Exception:  # a failing monitor must not end the command that it monitors
                 logging.getLogger("sfpubsub.monitoring").exception(
                     "the monitor failed: plots and the log of stuck steps are no longer updated"

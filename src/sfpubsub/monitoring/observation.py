@@ -138,13 +138,13 @@ class Observation:
             event_at, position = _event_time(last), last.replay_id.hex()
             self._note(acked_at=at, acked_event_at=event_at, acked_position=position)
         self._note(turned_at=self._clock())
-        return self.look()
+        return self.facts()
 
     def failed(self, error: BaseException) -> None:
         """Record the error with which the subscription failed."""
         self._note(error=" ".join(str(error).split()) or type(error).__name__)
 
-    def look(self) -> Facts:
+    def facts(self) -> Facts:
         """Take a snapshot of the subscription's health, and return the updated facts."""
         watched = self._watched
         if watched is None:

@@ -34,7 +34,7 @@ def page(monitor: Monitor) -> str:
         element("link", rel="icon", href="data:,"),
         element("link", rel="stylesheet", href="style.css"),
     )
-    facts = [observation.look() for observation in monitor.observations]
+    facts = [observation.facts() for observation in monitor.observations]
     main = element(
         "main",
         element("h1", monitor.title),

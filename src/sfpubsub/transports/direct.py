@@ -119,8 +119,8 @@ class DirectCall:
             state.due.add(_RECEIVE)
             if not self._start(cygrpc.ReceiveMessageOperation(0), self._took):
                 state.due.remove(_RECEIVE)
-        if not self._rpc.add_callback(self._look):  # the call already has its status
-            self._look()
+        if not self._rpc.add_callback(self._report_end):  # the call already has its status
+            self._report_end()
 
     def _took(self, event: Any) -> bool:
         message = event.batch_operations[0].message()
@@ -134,10 +134,10 @@ class DirectCall:
             is_last = not state.due
         if message is not None:
             self._received(message)
-        self._look()
+        self._report_end()
         return is_last
 
-    def _look(self) -> None:
+    def _report_end(self) -> None:
         """Report the end if the status and the last message have both arrived, in either order."""
         state = self._state
         with state.condition:

@@ -60,7 +60,7 @@ class FakeSidecars:
         self.commits.append(commit)
         self.log.append("commit")
 
-    def look(self):
+    def flush_due(self):
         pass
 
 

@@ -54,9 +54,9 @@ def test_a_clock_an_hour_ahead_of_the_services_is_not_believed(
 ):
     """The service says its time with each commit; since then as much has passed as is measured."""
     service = times.service_time()
-    service.hear(NOW)
+    service.record(NOW)
     times.steady += 600.0
-    service.hear(NOW)  # the same commit
+    service.record(NOW)  # the same commit
     times.now = NOW + 600.0 + ahead
     expected = times.now if is_believed else NOW + 600.0
     assert service.at_delivery(NOW - DAY) == expected, "however old the events are"
@@ -67,16 +67,16 @@ def test_a_clock_an_hour_ahead_of_the_services_is_not_believed(
 def test_a_newer_word_of_the_service_counts(times: Times):
     """A clock that is set right is believed again."""
     service = times.service_time()
-    service.hear(NOW)
+    service.record(NOW)
     times.now = NOW + 365 * DAY
     assert service.read() == NOW
     times.steady += 30 * DAY
-    service.hear(NOW + 364 * DAY + 23.5 * HOUR)
+    service.record(NOW + 364 * DAY + 23.5 * HOUR)
     assert service.read() == times.now
 
 
 def test_a_clock_that_is_behind_is_taken_as_it_is(times: Times):
     """It makes the window longer, and nothing worse."""
     service = times.service_time()
-    service.hear(NOW + DAY)
+    service.record(NOW + DAY)
     assert service.at_delivery(NOW + DAY) == NOW

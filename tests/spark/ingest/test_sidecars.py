@@ -183,11 +183,11 @@ def test_commits_take_few_files_and_few_writes(local, clock, tmp_path: Path, mon
     seen = len(lines(directory))
     assert 20 <= seen < 24, "the newest wait for their seconds"
     clock.now += 5.0
-    local.look()
+    local.flush_due()
     assert [row["first_seq"] for row in lines(directory)] == list(range(24))
     assert len(list(directory.iterdir())) == 3
     count = len(writes)
-    local.look()
+    local.flush_due()
     local.close()
     assert len(writes) == count, "nothing new, nothing written"
 

@@ -97,7 +97,7 @@ class SidecarStore(Protocol):
         """Add a commit to the log of commits."""
         ...
 
-    def look(self) -> None:
+    def flush_due(self) -> None:
         """Write the pending commits to the log if they are due."""
         ...
 
@@ -132,7 +132,7 @@ class IngestJob:
         on_progress: Called after each write, in the thread of `run`.
         on_acked: Called after each write with its last response, and the number of events of that
             response that were written.
-        on_look: Called several times a second with the subscription's health.
+        on_health: Called several times a second with the subscription's health.
         clock: Returns the time of a monotonic clock, in seconds.
     """
 
@@ -150,7 +150,7 @@ class IngestJob:
         until_caught_up: bool = False,
         on_progress: Callable[[Progress], None] | None = None,
         on_acked: Callable[[EventBatch, int], None] | None = None,
-        on_look: Callable[[Health], None] | None = None,
+        on_health: Callable[[Health], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._subscription = subscription
@@ -164,7 +164,7 @@ class IngestJob:
         self._until_caught_up = until_caught_up
         self._on_progress = on_progress
         self._on_acked = on_acked
-        self._on_look = on_look
+        self._on_health = on_health
         self._clock = clock
         self._stopping = False
         self._caught_up = False
@@ -264,9 +264,9 @@ class IngestJob:
                 self._keep_gaps(health.gaps)
             self._note_confirmed(health)
             if self._sidecars is not None:
-                self._sidecars.look()
-        if self._on_look is not None:
-            self._on_look(health)
+                self._sidecars.flush_due()
+        if self._on_health is not None:
+            self._on_health(health)
         return health
 
     def _look_at_state(self, health: Health, now: float) -> None:

@@ -80,7 +80,7 @@ class KnownEvents:
 
     def hear_time(self, service_time: float) -> None:
         """Record the service's time, in seconds since 1970 UTC, to check the clock against it."""
-        self._time.hear(service_time)
+        self._time.record(service_time)
 
     def _recover(self, now: float) -> None:
         table, window = self._table, self._window

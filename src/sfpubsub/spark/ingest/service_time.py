@@ -42,17 +42,17 @@ class ServiceTime:
         self._clock = clock
         self._steady = steady
         # The service's time, and the steady time at which it was received.
-        self._heard: tuple[float, float] | None = None
+        self._service: tuple[float, float] | None = None
         self._is_said = False
 
-    def hear(self, service_time: float) -> None:
+    def record(self, service_time: float) -> None:
         """Record the time that the service's own clock reads now.
 
         Args:
             service_time: Seconds since 1970 UTC. A repeated value is ignored.
         """
-        if self._heard is None or service_time != self._heard[0]:
-            self._heard = service_time, self._steady()
+        if self._service is None or service_time != self._service[0]:
+            self._service = service_time, self._steady()
 
     def read(self) -> float:
         """Return the clock's time, or the service's time if the clock is too far ahead."""
@@ -68,8 +68,8 @@ class ServiceTime:
                 unknown.
         """
         now, service = self._clock(), None
-        if self._heard is not None:
-            said, heard_at = self._heard
+        if self._service is not None:
+            said, heard_at = self._service
             service = latest = said + self._steady() - heard_at
         elif newest_event is not None and newest_event >= _FIRST_EVENT:
             service, latest = newest_event, newest_event + KEPT
@@ -82,7 +82,7 @@ class ServiceTime:
                 "instead: correct the clock",
                 _text(now),
                 f"the service's clock reads {_text(service)}"
-                if self._heard is not None
+                if self._service is not None
                 else f"the service does not deliver an event of {_text(service)} that late",
             )
             self._is_said = True

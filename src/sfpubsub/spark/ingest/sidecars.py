@@ -228,7 +228,7 @@ class Sidecars:
             if self._commits is not None:
                 self._commits.add(commit, self._clock())
 
-    def look(self) -> None:
+    def flush_due(self) -> None:
         """Write the pending commits if `COMMITS_EVERY` seconds have passed. Cheap otherwise.
 
         Raises:
@@ -236,7 +236,7 @@ class Sidecars:
         """
         with self._lock:
             if self._commits is not None:
-                self._commits.look(self._clock())
+                self._commits.flush_due(self._clock())
 
     @property
     def _place(self) -> Path | str:
@@ -265,9 +265,9 @@ class _CommitLog:
     def add(self, commit: Commit, now: float) -> None:
         self._lines.append(_line({"run": self._run, "noted_at": now, **asdict(commit)}))
         self._unwritten += 1
-        self.look(now)
+        self.flush_due(now)
 
-    def look(self, now: float) -> None:
+    def flush_due(self, now: float) -> None:
         full = len(self._lines) >= COMMITS_A_FILE
         if self._unwritten and (full or now - self._written_at >= COMMITS_EVERY):
             self.flush()

@@ -73,7 +73,7 @@ class Streams:
     def __init__(self, streams: Sequence[Stream], on_failure: OnFailure = "stop") -> None:
         self._streams = streams
         self._on_failure = on_failure
-        self._told: list[Stream] = []
+        self._failed: list[Stream] = []
         self._ended = threading.Event()
         self._threads = [
             threading.Thread(
@@ -100,24 +100,24 @@ class Streams:
         while any(stream.is_running for stream in self._streams):
             self._ended.wait(_POLL)
             self._ended.clear()
-            self._look()
-        self._look()
-        if self._told:
-            raise _failure(self._told[0], named=len(self._streams) > 1)
+            self._handle_failures()
+        self._handle_failures()
+        if self._failed:
+            raise _failure(self._failed[0], named=len(self._streams) > 1)
 
-    def _look(self) -> None:
+    def _handle_failures(self) -> None:
         """Log new failures, and stop the other jobs unless they may continue.
 
         The first failure is logged only if the others continue, because `run` raises it at the end.
         """
         for stream in self._streams:
-            if stream.error is None or stream in self._told:
+            if stream.error is None or stream in self._failed:
                 continue
-            self._told.append(stream)
+            self._failed.append(stream)
             if self._on_failure == "continue" and _is_of_its_source(stream.error):
                 _log.error("%s failed, continuing without it: %s", stream.source, stream.error)
                 continue
-            if len(self._told) > 1:
+            if len(self._failed) > 1:
                 _log.error("%s: %s", stream.source, stream.error)
             self.stop()
 

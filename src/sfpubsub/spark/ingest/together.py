@@ -160,7 +160,7 @@ class Together:
                 self._moves.since = time.monotonic()
             self._moves.positions[source] = position
 
-    def look(self) -> None:
+    def flush_due(self) -> None:
         """Write the recorded positions if `MOVE_AFTER` seconds have passed. Cheap otherwise.
 
         Raises:
@@ -187,7 +187,7 @@ class Together:
             self._changed.notify_all()
         self._flush(older_than=0.0)
 
-    def wants(self, source: str) -> bool:
+    def is_awaited(self, source: str) -> bool:
         """Return whether other sources are collecting a write that *source* has not joined yet."""
         with self._changed:
             return self._is_gathering and not self._is_waiting(source)
@@ -292,7 +292,7 @@ class Member:
     @property
     def is_wanted(self) -> bool:
         """Whether other sources are about to write and are waiting for this one."""
-        return self._together.wants(self._source.name)
+        return self._together.is_awaited(self._source.name)
 
     def write_read(self, received: EventRows) -> WriteResult:
         """See `EventWriter.write_read`."""
@@ -305,7 +305,7 @@ class Member:
             WriteError: Spark has exited, or the positions could not be written.
         """
         self._writer.check()
-        self._together.look()
+        self._together.flush_due()
 
     def hear_time(self, process_time: int) -> None:
         """See `EventWriter.hear_time`."""

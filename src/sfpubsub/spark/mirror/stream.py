@@ -227,7 +227,7 @@ class MirrorStream:
             sidecars=sidecars,
             on_progress=self._on_progress,
             on_acked=self._on_acked,
-            on_look=self._look,
+            on_health=self._note_health,
             **settings,
         )
 
@@ -242,7 +242,7 @@ class MirrorStream:
             max_unacked=unacked,
         )
 
-    def _look(self, health: Health) -> None:
+    def _note_health(self, health: Health) -> None:
         self._health = health
         if self._on_health is not None:
             self._on_health(health)
