@@ -299,7 +299,9 @@ def avro_types(draw: st.DrawFn, scope: Scope, depth: int = 2) -> tuple[Any, Any]
         return {"type": "map", "values": items}, st.dictionaries(st.text(max_size=3), each)
     if kind == "single":
         items, each = draw(inner)
-        return (items if isinstance(items, list) or items == "null" else [items]), each
+        if isinstance(items, list) or items == "null":
+            return items, each
+        return [items], st.tuples(st.just(label_of(items)), each)
     if kind in ("optional", "union"):
         return draw(avro_unions(scope, depth, kind))
     scope.count += 1
@@ -321,6 +323,16 @@ def avro_types(draw: st.DrawFn, scope: Scope, depth: int = 2) -> tuple[Any, Any]
     return made
 
 
+def label_of(type_: Any) -> str:
+    """Return what fastavro calls a branch of a union; ``union`` for a union.
+
+    A value must name its branch: fastavro cannot find one that contains a named enum or fixed.
+    """
+    if not isinstance(type_, dict):
+        return type_ if isinstance(type_, str) else "union"
+    return f"com.sforce.eventbus.{type_['name']}" if "name" in type_ else str(type_["type"])
+
+
 @st.composite
 def avro_unions(draw: st.DrawFn, scope: Scope, depth: int, kind: str) -> tuple[Any, Any]:
     """Draw a union, with null anywhere or not at all; values name their branch."""
@@ -331,11 +343,7 @@ def avro_unions(draw: st.DrawFn, scope: Scope, depth: int, kind: str) -> tuple[A
     for _ in range(count):
         before = len(scope.named)
         type_, each = draw(avro_types(scope, depth - 1))
-        label = type_ if isinstance(type_, str) else "union"
-        if isinstance(type_, dict):
-            label = type_["type"]
-            if "name" in type_:
-                label = f"com.sforce.eventbus.{type_['name']}"
+        label = label_of(type_)
         if label in ("union", "null") or label in taken:
             del scope.named[before:]
             label, type_, each = "string", "string", st.text(max_size=5)
