@@ -178,7 +178,6 @@ STREAMING_CORE = (
     "bayeux",
     "failures",
     "message",
-    "pace",
     "protocol",
     "subscriptions",
 )

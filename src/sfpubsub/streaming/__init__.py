@@ -8,8 +8,8 @@ from sfpubsub.streaming.aio import AsyncStreamingClient
 from sfpubsub.streaming.client import StreamingClient
 from sfpubsub.streaming.failures import BayeuxError
 from sfpubsub.streaming.message import StreamingMessage
-from sfpubsub.streaming.pace import Pace
 from sfpubsub.streaming.positions import as_replay_id
+from sfpubsub.streaming.protocol import Pace
 from sfpubsub.tooling.pushtopics import PushTopic, PushTopics
 
 __all__ = [

@@ -37,7 +37,7 @@ class AsyncStreamingClient(StreamingBase):
 
     async def close(self) -> None:
         """Disconnect, like `StreamingClient.close`."""
-        await self._close()
+        await in_thread("sfpubsub-close", self._driver.close)
 
     async def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
         """Subscribe to a channel, like `StreamingClient.subscribe`. Cancelling undoes it."""
@@ -94,7 +94,7 @@ class AsyncStreamingClient(StreamingBase):
         return ThreadPoolExecutor(1, thread_name_prefix="sfpubsub-store")
 
     async def _stored(self, call: Callable[[], Any]) -> Any:
-        if getattr(self._store, "may_wait", False):
+        if getattr(self.replay_store, "may_wait", False):
             future = self._pool.submit(call)
             await settled(future)
             call = future.result

@@ -22,17 +22,15 @@ from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session, SessionProvider
-from sfpubsub.config import Settings
-from sfpubsub.config.settings import STREAMING_API_VERSION
+from sfpubsub.config.settings import STREAMING_API_VERSION, Settings
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
-from sfpubsub.stores.replay_store import AnyStore, is_async
+from sfpubsub.stores.replay_store import is_async
 from sfpubsub.streaming import positions
 from sfpubsub.streaming.bayeux import Call
 from sfpubsub.streaming.driver import StreamingDriver
 from sfpubsub.streaming.message import StreamingMessage
-from sfpubsub.streaming.pace import Pace
 from sfpubsub.streaming.positions import ReplaySource, ReplayStart
-from sfpubsub.streaming.protocol import State, StreamingProtocol
+from sfpubsub.streaming.protocol import Pace, StreamingProtocol
 from sfpubsub.streaming.subscriptions import Subscriptions
 from sfpubsub.streaming.transport import LongPolling
 from sfpubsub.tooling.pushtopics import GenericChannels
@@ -68,15 +66,14 @@ class StreamingBase:
         on_gap: Callable[[Gap], None] | None = None,
     ) -> None:
         if replay_policy not in get_args(ReplayPolicy):
-            raise ConfigurationError(
-                f"replay_policy must be automatic or manual, not {replay_policy!r}"
-            )
+            raise ConfigurationError(f"replay_policy {replay_policy!r} is not automatic or manual")
         if not _VERSION.fullmatch(api_version):
             raise ConfigurationError(f"API version {api_version!r} is not 37.0 or later")
         if is_async(replay) and not self._AWAITS:
             raise ConfigurationError(f"{type(replay).__name__} is async: use AsyncStreamingClient")
-        self._start, self._store = positions.start_and_store(replay)
-        self._auto_acks = self._store is not None and replay_policy == "automatic"
+        self._start, self.replay_store = positions.start_and_store(replay)
+        """The store that keeps positions; None if the client has a fixed start."""
+        self._auto_acks = self.replay_store is not None and replay_policy == "automatic"
         # By channel, the `delivery_seq` of the message whose position is stored.
         self._acked_seq: dict[str, int] = {}
         sessions = CurrentSession(session)
@@ -92,7 +89,7 @@ class StreamingBase:
                 channels, pace or Pace(), random.random, connection_timeout
             )
             transport = LongPolling(http, f"/cometd/{api_version}", sessions, json_loads)
-            return StreamingDriver(protocol, transport, on_gap)
+            return StreamingDriver(protocol, transport, on_gap or (lambda _gap: None))
 
         self._new_driver = new_driver
         self._driver = new_driver()  # replaced at each opening; this one is never started
@@ -117,8 +114,7 @@ class StreamingBase:
     @property
     def closed(self) -> bool:
         """Whether the client is closed: not opened yet, closed, or ended by an error."""
-        # Uses the state, which changes before the error with the reason can be received.
-        return self._driver.over or self._driver.protocol.state is State.STOPPED
+        return self._driver.protocol.over
 
     @property
     def subscriptions(self) -> set[str]:
@@ -134,11 +130,6 @@ class StreamingBase:
     def has_pending_messages(self) -> bool:
         """Whether any messages are pending."""
         return self.pending_count > 0
-
-    @property
-    def replay_store(self) -> AnyStore | None:
-        """The store that keeps positions; None if the client has a fixed start."""
-        return self._store
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'closed' if self.closed else 'open'})"
@@ -163,35 +154,25 @@ class StreamingBase:
             raise LocalProtocolError("the client is already open")
         self._driver = self._new_driver()
         self._launch(self._driver)
-        await self._ask(StreamingProtocol.open)
-
-    async def _close(self) -> None:
-        driver = self._driver
-        if not driver.over:
-            driver.step(driver.protocol.close)
-            await self._until(lambda: driver.over)
+        await self._ask(self._driver.protocol.open)
 
     async def _subscribe(self, channel: str, replay: ReplayStart | None) -> None:
         start, resumes = replay, False
-        if replay is None and self._store is not None:
-            start, resumes = await self._stored(partial(self._store.get, channel)), True
+        if replay is None and self.replay_store is not None:
+            start, resumes = await self._stored(partial(self.replay_store.get, channel)), True
         number = self._start if start is None else positions.as_number(start, channel)
-
-        def subscribe(protocol: StreamingProtocol, call: Call, _now: float) -> None:
-            rewind = replay is not None
-            protocol.channels.subscribe(channel, number, call, rewind=rewind, resumes=resumes)
-
-        await self._ask(subscribe)
+        subscribe = partial(self._driver.protocol.channels.subscribe, channel, number)
+        await self._ask(partial(subscribe, rewind=replay is not None, resumes=resumes))
 
     async def _unsubscribe(self, channel: str) -> None:
-        await self._ask(lambda protocol, call, _now: protocol.channels.unsubscribe(channel, call))
+        await self._ask(partial(self._driver.protocol.channels.unsubscribe, channel))
 
-    async def _ask(self, input_: Callable[[StreamingProtocol, Call, float], None]) -> None:
+    async def _ask(self, input_: Callable[[Call], None]) -> None:
         """Pass an input to the protocol and wait for its outcome."""
         driver, call = self._driver, Call()
         try:
-            if not self.closed:
-                driver.step(partial(input_, driver.protocol, call))
+            if not driver.over:
+                driver.step(partial(input_, call))
                 await self._until(lambda: call.is_done or driver.over)
         except BaseException:  # interrupted or cancelled: the caller would not see a success
             driver.step(partial(driver.protocol.abandon, call))
@@ -215,13 +196,12 @@ class StreamingBase:
         if not driver.items:
             return None
         head = driver.items[0]
-        if not isinstance(head, StreamingMessage):
-            driver.take()
-            raise head
-        if self._auto_acks and head.replay_id is not None:
+        if self._auto_acks and isinstance(head, StreamingMessage) and head.replay_id is not None:
             await self._ack(head)  # first: if this fails, the message stays queued
         driver.take()
-        return head
+        if isinstance(head, StreamingMessage):
+            return head
+        raise head
 
     def _at_once(self) -> Iterator[StreamingMessage]:
         """Yield the messages that are already queued, if positions need not be stored; cheaper than
@@ -236,7 +216,7 @@ class StreamingBase:
         name, number = message.subscription, message.replay_id
         if number is None:
             raise RemoteProtocolError(f"an event of {name} has no replay id that could be stored")
-        if self._store is not None and message.delivery_seq > self._acked_seq.get(name, 0):
+        if self.replay_store is not None and message.delivery_seq > self._acked_seq.get(name, 0):
             position = positions.as_replay_id(number)
-            await self._stored(partial(self._store.set, name, position))
+            await self._stored(partial(self.replay_store.set, name, position))
             self._acked_seq[name] = message.delivery_seq

@@ -111,10 +111,10 @@ def advice_of(reply: Message) -> dict[str, Any]:
         if key in ("interval", "timeout"):
             if type(value) in (int, float) and 0 <= value <= _LONGEST:
                 found[key] = value / 1000
-        elif key == "multiple-clients":
-            found[key] = value is True
         elif key == "reconnect":
             found[key] = value if value in ("retry", "handshake") else "none"
+    if part_of(reply, "advice", "multiple-clients") is True:
+        found["timeout"] = 0.0  # the server holds no connect
     return found
 
 

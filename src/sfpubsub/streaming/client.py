@@ -63,8 +63,7 @@ class StreamingClient(StreamingBase):
 
     def close(self) -> None:
         """Disconnect from the server. Messages that were already fetched can still be received."""
-        _finished(self._close())
-        self._driver.join()
+        self._driver.close()
 
     def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
         """Subscribe to a channel, and return when the server has confirmed it.

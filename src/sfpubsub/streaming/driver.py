@@ -16,14 +16,11 @@ from functools import partial
 
 from sfpubsub.errors import LocalProtocolError, StreamUnavailableError
 from sfpubsub.streaming.bayeux import Command, Cut, Lane, Send
-from sfpubsub.streaming.protocol import State, StreamingProtocol
+from sfpubsub.streaming.protocol import StreamingProtocol
 from sfpubsub.streaming.transport import LongPolling
 from sfpubsub.types import Gap
 
 logger = logging.getLogger("sfpubsub.streaming")
-
-# Longest wait for each thread to end, in seconds; a thread blocked in a DNS lookup is abandoned.
-_JOIN = 1.0
 
 
 class StreamingDriver:
@@ -36,10 +33,7 @@ class StreamingDriver:
     """
 
     def __init__(
-        self,
-        protocol: StreamingProtocol,
-        transport: LongPolling,
-        on_gap: Callable[[Gap], None] | None,
+        self, protocol: StreamingProtocol, transport: LongPolling, on_gap: Callable[[Gap], None]
     ) -> None:
         self.protocol = protocol
         self.items = protocol.channels.items
@@ -71,7 +65,7 @@ class StreamingDriver:
             self._threads.append(threading.Thread(target=target, name=name, daemon=True))
             self._threads[-1].start()
 
-    def step(self, input_: Callable[[float], None] = lambda _now: None) -> None:
+    def step(self, input_: Callable[[], None] = lambda: None) -> None:
         """Pass an input, or only the time, to the protocol and execute its commands.
 
         Does nothing after the end.
@@ -84,8 +78,7 @@ class StreamingDriver:
                 return
             now = time.monotonic()
             try:
-                input_(now)
-                self._carry_out(self.protocol.tick(now))
+                self._carry_out(self.protocol.tick(now, input_))
             except LocalProtocolError:
                 raise
             except Exception as error:
@@ -94,7 +87,7 @@ class StreamingDriver:
                 failure = StreamUnavailableError(f"the client failed: {error!r}", retryable=False)
                 self.protocol.stop(failure)
                 self._carry_out(self.protocol.tick(now))
-            self.over = self.protocol.state is State.STOPPED
+            self.over = self.protocol.over
             for jobs in self._jobs.values() if self.over else ():
                 jobs.put(None)
             self._news.notify_all()
@@ -111,10 +104,13 @@ class StreamingDriver:
         if len(self.items) == self._room_at:
             self.step()
 
-    def join(self) -> None:
-        """Wait for the threads to end."""
+    def close(self) -> None:
+        """Disconnect from the server, and wait for the threads to end."""
+        self.step(self.protocol.close)
         for thread in self._threads:
-            thread.join(_JOIN)
+            thread.join(self.protocol.pace.close)
+        for connection in self._transport.connections.values():
+            connection.cut()  # in case the disconnect is still not answered
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -122,7 +118,7 @@ class StreamingDriver:
                 self._jobs[command.lane].put(command)
             elif isinstance(command, Cut):
                 self._transport.connections[command.request.lane].cut()
-            elif self._on_gap is not None:
+            else:
                 self._on_gap(command)
 
     def _run(self) -> None:

@@ -16,10 +16,7 @@ from sfpubsub.streaming.bayeux import Message, advice_of, part_of
 
 _ERROR = re.compile(r"(\d{3}):([^:]*):(.*)", re.DOTALL)
 
-_LOST = (
-    "the service does not keep the event any more, or the stream was reset: set replay_fallback, "
-    "or start over with -2 (all retained events) or -1 (new events)"
-)
+_LOST = "the event is no longer retained: set replay_fallback, or start over with -2 or -1"
 _CHANGED = "something between here and the org drops cookies or changes requests"
 _ENDED = (errors.StreamUnavailableError, "the session with the server has ended")
 

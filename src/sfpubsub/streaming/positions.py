@@ -43,15 +43,13 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
         found = start_position(start)  # type: ignore[arg-type]  # other types fail
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"{channel} cannot start at {start!r}: use -1, -2, the replay id of an event, a "
-            f"ReplayOption, a mapping or a ReplayStore"
+            f"{channel} cannot start at {start!r}: use -1, -2, a replay id, a mapping or a store"
         ) from error
     if found.replay_id is None:
         return NEW_EVENTS if found.preset is ReplayPreset.LATEST else ALL_EVENTS
     if len(bytes(found.replay_id)) != _BYTES:
         raise ConfigurationError(
-            f"the position stored for {channel} is not a position of the Streaming API: delete it "
-            f"to start over, or use another store"
+            f"the position of {channel} is not a position of the Streaming API: use another store"
         )
     return int.from_bytes(bytes(found.replay_id), "big")
 

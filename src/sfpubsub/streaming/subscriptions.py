@@ -53,10 +53,6 @@ class Channel:
     """Whether its events are accepted: from the server's confirmation until the next subscribe is
     sent, including the time after the session has ended.
     """
-    early: list[Message] = field(default_factory=list)
-    """Events that arrived before the confirmation. They are held back, because the confirmation may
-    come with older events, and dropped if it is lost.
-    """
 
     def gap(self, reason: GapReason, error_code: str | None = None) -> Gap:
         """Return the gap that results if the channel continues from another position."""
@@ -96,6 +92,9 @@ class Subscriptions:
     has_replay: bool = True
     """Whether the server supports replay in this session."""
     _by_path: dict[str, Channel] = field(default_factory=dict)
+    # Events that arrived before the reply to their channel's subscribe. They wait for it, because
+    # it may come with older events.
+    _early: list[Message] = field(default_factory=list)
 
     @property
     def names(self) -> set[str]:
@@ -112,9 +111,8 @@ class Subscriptions:
     @property
     def are_full(self) -> bool:
         """Whether no more events should be fetched for now."""
-        # Events that wait for the reply to a subscribe are in a list without a limit.
-        is_full = 0 < self.max_pending_count <= len(self.items)
-        return is_full or any(item.early for item in self._by_path.values())
+        # The number of early events has no limit.
+        return bool(self._early) or 0 < self.max_pending_count <= len(self.items)
 
     def subscribe(self, name: str, start: int, call: Call, *, rewind: bool, resumes: bool) -> None:
         """Mark a channel as wanted.
@@ -163,15 +161,13 @@ class Subscriptions:
             kinds = "/topic/NAME, /u/NAME, /event/NAME__e or /data/NAME"
             raise LocalProtocolError(f"{name!r} is not a channel: use {kinds}")
         channel = self._by_path.get(path) or Channel(name)
-        if channel.name != name and channel.is_settled and not channel.is_wanted:
-            return Channel(name)  # the one with another filter was unsubscribed
-        if channel.name != name:
-            held = f"{path} is subscribed as {channel.name}, and has one position"
-            raise LocalProtocolError(f"{held}: use another client for {name}")
         if channel.call is not None:
-            held = f"{name} is already being subscribed or unsubscribed"
-            raise LocalProtocolError(f"{held}: wait until that call returns")
-        return channel
+            raise LocalProtocolError(f"{path} is already being subscribed or unsubscribed: wait")
+        if channel.name == name:
+            return channel
+        if channel.is_wanted or not channel.is_settled:
+            raise LocalProtocolError(f"{path} is subscribed as {channel.name}: use another client")
+        return Channel(name)  # the one with another filter was unsubscribed
 
     # Requests and answers.
 
@@ -196,7 +192,7 @@ class Subscriptions:
             if channel.is_wanted:
                 if channel.is_live and (channel.position == NEW_EVENTS or not self.has_replay):
                     self._report(channel.gap("unanchored"))
-                channel.is_live, channel.early = False, []
+                channel.is_live = False
         return asked
 
     def replied(self, asked: Message, refusal: BayeuxError | None) -> None:
@@ -254,25 +250,18 @@ class Subscriptions:
     # Events.
 
     def arrived(self, events: list[Message]) -> None:
-        """Queue events, and advance the positions of their channels.
-
-        Args:
-            events: The events of one response; earlier events that waited for a subscribe's reply
-                are queued after them.
-        """
-        for item in self._by_path.values():
-            if item.early and item.is_live:
-                events, item.early = events + item.early, []
+        """Queue the events of one response, and advance the positions of their channels."""
+        events, self._early = events + self._early, []
         path = None  # path of the previous event
         # Local names are faster: there are many events.
         put, make, order = self.items.append, tuple.__new__, self.order
         for event in events:
             if event["channel"] != path:
                 path = event["channel"]
-                known = self._by_path.get(path_of(path))
-                channel = known or Channel(path, is_live=True)
+                channel = self._by_path.get(path_of(path)) or Channel(path, is_live=True)
             if not channel.is_live:
-                channel.early.append(event)
+                if channel.asked is not None:  # otherwise, the next subscribe brings it again
+                    self._early.append(event)
                 continue
             try:
                 number = event["data"]["event"]["replayId"]

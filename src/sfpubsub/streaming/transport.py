@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sfpubsub.auth.http import Answer, Bearer, HttpClient, headers_of
+from sfpubsub.auth.http import Bearer, HttpClient
 from sfpubsub.auth.http_connection import HttpConnection
 from sfpubsub.auth.session import CurrentSession
-from sfpubsub.config import network
 from sfpubsub.errors import RemoteProtocolError, SfPubSubError, StreamUnavailableError
 from sfpubsub.streaming import bayeux
 from sfpubsub.streaming.bayeux import Lane, Send
@@ -38,8 +37,7 @@ class LongPolling:
         # Imported here: it loads more code than this whole package.
         from http.cookiejar import CookieJar
 
-        self._insecure, self._path = http.insecure, path
-        self._sessions, self._loads = sessions, loads
+        self._path, self._sessions, self._loads = path, sessions, loads
         cookies = CookieJar()  # shared by both connections: they identify the session to the server
         self.connections = {lane: HttpConnection(http, cookies, MAX_BYTES) for lane in Lane}
         """By lane. The driver cuts one, in any thread, when the protocol cancels its request."""
@@ -61,20 +59,15 @@ class LongPolling:
 
     def _post(self, request: Send) -> str:
         session, connection = request.session, self.connections[request.lane]
-        url = session.instance_url + self._path
-        network.check_url(url, "the instance URL", insecure=self._insecure, path=True)
-        headers = headers_of(Bearer(session.instance_url, session.access_token))
-        headers["Content-Type"] = "application/json;charset=UTF-8"
         connection.ready()
         if request.is_cut:  # checked as late as possible: from here on, `cut` breaks the connection
             raise StreamUnavailableError("the request was cut before it was sent")
-        answer = connection.post(url, headers, request.body.encode(), request.timeout)
+        bearer = Bearer(session.instance_url, session.access_token)
+        answer = connection.post(bearer, self._path, request.body.encode(), request.timeout)
         # A connect is immediately followed by the next. Other requests are rare: the server would
         # often have closed a kept connection, which is only noticed when a request fails.
         if request.lane is Lane.ASK:
             connection.drop()
-        if not isinstance(answer, Answer):
-            raise answer
         if answer.status != 200 and not answer.body.lstrip().startswith(b"[{"):
             # Not a Bayeux refusal, but the page of a proxy or of a server that is down.
             raise StreamUnavailableError(f"{answer.host} answered {answer!r}")
