@@ -11,8 +11,7 @@ from typing import Any
 
 from sfpubsub.errors import SfPubSubError, StreamUnavailableError
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import Call, Command, Cut, Lane, Send, sorted_out
-from sfpubsub.streaming.message import StreamingMessage
+from sfpubsub.streaming.bayeux import Call, Command, Cut, Lane, Send, StreamingMessage, sorted_out
 from sfpubsub.streaming.protocol import Pace, StreamingProtocol
 from sfpubsub.streaming.subscriptions import Subscriptions
 from sfpubsub.types import Gap

@@ -5,9 +5,9 @@ but `sfpubsub.PubSubClient` is the newer way.
 """
 
 from sfpubsub.streaming.aio import AsyncStreamingClient
+from sfpubsub.streaming.bayeux import StreamingMessage
 from sfpubsub.streaming.client import StreamingClient
 from sfpubsub.streaming.failures import BayeuxError
-from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.positions import as_replay_id
 from sfpubsub.streaming.protocol import Pace
 from sfpubsub.tooling.pushtopics import PushTopic, PushTopics

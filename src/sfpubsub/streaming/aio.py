@@ -12,8 +12,7 @@ from typing import Any
 
 from sfpubsub.aio_bridge import Bell, in_thread, next_turn, settled
 from sfpubsub.streaming.base import StreamingBase
-from sfpubsub.streaming.driver import StreamingDriver
-from sfpubsub.streaming.message import StreamingMessage
+from sfpubsub.streaming.bayeux import StreamingMessage
 from sfpubsub.streaming.positions import ReplayStart
 
 # Yield to other tasks of the loop after this many messages that were already queued, which take a
@@ -29,7 +28,6 @@ class AsyncStreamingClient(StreamingBase):
     """
 
     _AWAITS = True
-    _bell: Bell
 
     async def open(self) -> None:
         """Sign in and connect, like `StreamingClient.open`. Cancelling closes the client."""
@@ -81,9 +79,9 @@ class AsyncStreamingClient(StreamingBase):
     async def __aexit__(self, *_raised: object) -> None:
         await self.close()
 
-    def _launch(self, driver: StreamingDriver) -> None:
+    def _launch(self) -> None:
         self._bell = Bell()
-        driver.start(self._bell.ring)
+        self._driver.start(self._bell.ring)
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
         await self._bell.until(condition, self._bell.deadline(timeout))

@@ -26,10 +26,8 @@ from sfpubsub.config.settings import STREAMING_API_VERSION, Settings
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from sfpubsub.stores.replay_store import is_async
 from sfpubsub.streaming import positions
-from sfpubsub.streaming.bayeux import Call
+from sfpubsub.streaming.bayeux import Call, StreamingMessage
 from sfpubsub.streaming.driver import StreamingDriver
-from sfpubsub.streaming.message import StreamingMessage
-from sfpubsub.streaming.positions import ReplaySource, ReplayStart
 from sfpubsub.streaming.protocol import Pace, StreamingProtocol
 from sfpubsub.streaming.subscriptions import Subscriptions
 from sfpubsub.streaming.transport import LongPolling
@@ -51,8 +49,8 @@ class StreamingBase:
         self,
         session: Session | SessionProvider,
         *,
-        replay: ReplaySource = ReplayOption.NEW_EVENTS,
-        replay_fallback: ReplayStart | None = None,
+        replay: positions.ReplaySource = ReplayOption.NEW_EVENTS,
+        replay_fallback: positions.ReplayStart | None = None,
         replay_policy: ReplayPolicy = "automatic",
         connection_timeout: float | None = 10.0,
         max_pending_count: int = 100,
@@ -136,8 +134,8 @@ class StreamingBase:
 
     # Overridden by the asyncio client.
 
-    def _launch(self, driver: StreamingDriver) -> None:
-        driver.start()
+    def _launch(self) -> None:
+        self._driver.start()
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
         """Wait until *condition* holds after a step of the driver, or for *timeout* seconds."""
@@ -153,10 +151,10 @@ class StreamingBase:
         if not self.closed:
             raise LocalProtocolError("the client is already open")
         self._driver = self._new_driver()
-        self._launch(self._driver)
+        self._launch()
         await self._ask(self._driver.protocol.open)
 
-    async def _subscribe(self, channel: str, replay: ReplayStart | None) -> None:
+    async def _subscribe(self, channel: str, replay: positions.ReplayStart | None) -> None:
         start, resumes = replay, False
         if replay is None and self.replay_store is not None:
             start, resumes = await self._stored(partial(self.replay_store.get, channel)), True
@@ -217,6 +215,5 @@ class StreamingBase:
         if number is None:
             raise RemoteProtocolError(f"an event of {name} has no replay id that could be stored")
         if self.replay_store is not None and message.delivery_seq > self._acked_seq.get(name, 0):
-            position = positions.as_replay_id(number)
-            await self._stored(partial(self.replay_store.set, name, position))
+            await self._stored(partial(self.replay_store.set, name, positions.as_replay_id(number)))
             self._acked_seq[name] = message.delivery_seq

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sfpubsub.streaming.base import StreamingBase
-from sfpubsub.streaming.message import StreamingMessage
+from sfpubsub.streaming.bayeux import StreamingMessage
 from sfpubsub.streaming.positions import ReplayStart
 
 T = TypeVar("T")
@@ -170,6 +170,5 @@ def _finished(work: Coroutine[Any, Any, T]) -> T:
     try:
         work.send(None)
     except StopIteration as end:
-        result: T = end.value
-        return result
+        return cast(T, end.value)
     raise AssertionError("a coroutine of the synchronous client was suspended")

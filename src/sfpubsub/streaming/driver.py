@@ -85,8 +85,7 @@ class StreamingDriver:
                 # A bug in this package or in a callback: the application must not wait forever.
                 logger.exception("the streaming client failed")
                 failure = StreamUnavailableError(f"the client failed: {error!r}", retryable=False)
-                self.protocol.stop(failure)
-                self._carry_out(self.protocol.tick(now))
+                self._carry_out(self.protocol.tick(now, partial(self.protocol.stop, failure)))
             self.over = self.protocol.over
             for jobs in self._jobs.values() if self.over else ():
                 jobs.put(None)

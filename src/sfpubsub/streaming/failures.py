@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Any
 
 from sfpubsub import errors
 from sfpubsub.streaming.bayeux import Message, advice_of, part_of
 
-_ERROR = re.compile(r"(\d{3}):([^:]*):(.*)", re.DOTALL)
+_ERROR = re.compile(r"(?:(\d{3}):([^:]*):)?(.*)", re.DOTALL)  # the code and more are optional
 
 _LOST = "the event is no longer retained: set replay_fallback, or start over with -2 or -1"
 _CHANGED = "something between here and the org drops cookies or changes requests"
@@ -53,11 +52,11 @@ class BayeuxError(errors.StreamError):
         self.response = response
         self.error: str = said if isinstance(said, str) else ""
         """For example ``403::Unknown client``; its three digits are the ``error_code``."""
-        found = _ERROR.fullmatch(self.error)
-        super().__init__(self.error or "no reason given", error_code=found[1] if found else None)
-        self.error_args: Any = found[2].split(",") if found and found[2] else []
+        code, args, message = _ERROR.findall(self.error)[0]
+        super().__init__(self.error or "no reason given", error_code=code or None)
+        self.error_args: list[str] = args.split(",") if args else []
         """The part of the error between its colons."""
-        self.error_message: Any = found[3] if found else self.error
+        self.error_message: str = message
         """The part of the error after the second colon."""
 
     @property

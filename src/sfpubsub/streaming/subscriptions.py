@@ -18,9 +18,8 @@ from typing import Any
 
 from sfpubsub.errors import LocalProtocolError, ReplayIdRejectedError, SfPubSubError
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import Call, Command, Message, path_of
+from sfpubsub.streaming.bayeux import Call, Command, Message, StreamingMessage, path_of
 from sfpubsub.streaming.failures import BayeuxError, error_for
-from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.positions import NEW_EVENTS, as_replay_id
 from sfpubsub.types import Gap, GapReason
 
@@ -29,8 +28,6 @@ logger = logging.getLogger("sfpubsub.streaming")
 # Bytes reserved in a subscribe request for everything except channel and filter; a client id has
 # about 30.
 _ROOM = 500
-
-Items = deque[StreamingMessage | SfPubSubError]
 
 
 @dataclass(eq=False)
@@ -85,7 +82,7 @@ class Subscriptions:
     """Numbers messages in their order of arrival."""
     max_pending_count: int
     """Queue length at which no more events are fetched; 0 or less for no limit."""
-    items: Items = field(default_factory=deque)
+    items: deque[StreamingMessage | SfPubSubError] = field(default_factory=deque)
     """The queue of messages and errors for the application, which removes them from the left."""
     out: list[Command] = field(default_factory=list)
     """Commands for the driver: those of the whole protocol; gaps are added here."""
