@@ -1,4 +1,4 @@
-"""The streaming client for asyncio. It uses the same driver and never blocks the event loop."""
+"""The asyncio client of the Streaming API. It never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sfpubsub.streaming.base import StreamingBase
 from sfpubsub.streaming.bayeux import StreamingMessage
 from sfpubsub.streaming.positions import ReplayStart
 
-# Yield to other tasks of the loop after this many messages that were already queued, which take a
-# few tenths of a millisecond. Yielding costs as much as a dozen messages.
+# Iteration lets other tasks of the loop run after this many messages that were already queued. They
+# take a few tenths of a millisecond; letting others run costs as much as a dozen messages.
 _TURN = 100
 
 
@@ -24,7 +24,7 @@ class AsyncStreamingClient(StreamingBase):
     """The asyncio version of `StreamingClient`: the same arguments, methods and errors.
 
     Use it in one event loop. The replay store may be an `AsyncReplayStore`; a store that can block,
-    such as a file, is called in a thread.
+    such as a file, is called in a worker thread.
     """
 
     _AWAITS = True
@@ -56,7 +56,7 @@ class AsyncStreamingClient(StreamingBase):
 
     @asynccontextmanager
     async def handling(self, message: StreamingMessage) -> AsyncIterator[StreamingMessage]:
-        """Ack a message when the block ends without an exception."""
+        """Yield *message*, and ack it when the ``async with`` block ends without an exception."""
         yield message
         await self._ack(message)
 
@@ -68,7 +68,7 @@ class AsyncStreamingClient(StreamingBase):
     async def __aiter__(self) -> AsyncIterator[StreamingMessage]:
         while (message := await self._next()) is not None:
             yield message
-            for message in islice(self._at_once(), _TURN):
+            for message in islice(self._already_queued(), _TURN):
                 yield message
             await next_turn()
 
@@ -88,7 +88,7 @@ class AsyncStreamingClient(StreamingBase):
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        # One thread: a cancelled call keeps running and finishes before the next one starts.
+        # One thread, so that a cancelled call, which keeps running, ends before the next starts.
         return ThreadPoolExecutor(1, thread_name_prefix="sfpubsub-store")
 
     async def _stored(self, call: Callable[[], Any]) -> Any:

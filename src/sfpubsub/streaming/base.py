@@ -1,11 +1,11 @@
-"""The code shared by the synchronous and the asyncio streaming client: everything except waiting.
+"""The code shared by the synchronous and the asyncio client: everything except waiting.
 
-Code that waits is written once, as coroutines that call `_until` and `_stored`. Here those two
-block the caller's thread, so no coroutine ever suspends; the asyncio client overrides them to wait
-in the event loop.
+Operations that wait are coroutines, so that they are written only once. They wait in `_until` and
+`_stored`. In this class, both block the calling thread, so the coroutines never suspend; the
+asyncio client overrides both to wait in the event loop.
 
-A position is stored when its message is delivered (automatic policy) or when the application acks
-it (manual policy). It only moves forward, in order of arrival.
+A position is stored when its message is delivered (automatic policy) or acked by the application
+(manual policy). Stored positions only move forward, in order of arrival.
 """
 
 from __future__ import annotations
@@ -64,21 +64,21 @@ class StreamingBase:
         on_gap: Callable[[Gap], None] | None = None,
     ) -> None:
         if replay_policy not in get_args(ReplayPolicy):
-            raise ConfigurationError(f"replay_policy {replay_policy!r} is not automatic or manual")
+            raise ConfigurationError(f"replay_policy is {replay_policy!r}: use automatic or manual")
         if not _VERSION.fullmatch(api_version):
-            raise ConfigurationError(f"API version {api_version!r} is not 37.0 or later")
+            raise ConfigurationError(f"API version {api_version!r} is not valid: use 37.0 or later")
         if is_async(replay) and not self._AWAITS:
             raise ConfigurationError(f"{type(replay).__name__} is async: use AsyncStreamingClient")
         self._start, self.replay_store = positions.start_and_store(replay)
         """The store that keeps positions; None if the client has a fixed start."""
         self._auto_acks = self.replay_store is not None and replay_policy == "automatic"
-        # By channel, the `delivery_seq` of the message whose position is stored.
+        # Channel -> the `delivery_seq` of the message whose position is stored.
         self._acked_seq: dict[str, int] = {}
         sessions = CurrentSession(session)
         http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
         self._channels = GenericChannels(OrgClient(sessions, http), api_version)
         fallback = None if replay_fallback is None else positions.as_number(replay_fallback)
-        # Continues when the client is reopened, so that messages from before are older.
+        # Shared by all openings, so that messages from earlier ones have lower numbers.
         order = count(1)
 
         def new_driver() -> StreamingDriver:
@@ -90,7 +90,7 @@ class StreamingBase:
             return StreamingDriver(protocol, transport, on_gap or (lambda _gap: None))
 
         self._new_driver = new_driver
-        self._driver = new_driver()  # replaced at each opening; this one is never started
+        self._driver = new_driver()  # never started: each opening has its own
 
     @classmethod
     def from_env(cls, options: Mapping[str, str | None] | None = None, **arguments: Any) -> Self:
@@ -99,7 +99,7 @@ class StreamingBase:
         Args:
             options: Settings that take precedence over the environment, as in
                 `PubSubClient.from_env`.
-            arguments: Keyword arguments for the class.
+            arguments: Further arguments of the class; they take precedence over *options*.
 
         Raises:
             ConfigurationError: A setting is missing or not valid.
@@ -111,12 +111,12 @@ class StreamingBase:
 
     @property
     def closed(self) -> bool:
-        """Whether the client is closed: not opened yet, closed, or ended by an error."""
+        """Whether the client is closed: not opened yet, closed, or stopped by an error."""
         return self._driver.protocol.over
 
     @property
     def subscriptions(self) -> set[str]:
-        """The subscribed channels, with their filters."""
+        """The subscribed channels, with their filters; empty if the client is closed."""
         return set() if self.closed else self._driver.protocol.channels.names
 
     @property
@@ -138,11 +138,16 @@ class StreamingBase:
         self._driver.start()
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
-        """Wait until *condition* holds after a step of the driver, or for *timeout* seconds."""
+        """Wait until *condition* is true, checking it after each step of the driver.
+
+        Args:
+            condition: Called with the driver's lock held, or in the event loop.
+            timeout: Seconds to wait at most; None for no limit.
+        """
         self._driver.wait(condition, timeout)
 
     async def _stored(self, call: Callable[[], Any]) -> Any:
-        """Call the store and return its result."""
+        """Return the result of *call*, a call of the replay store."""
         return call()
 
     # The operations of both clients.
@@ -166,13 +171,18 @@ class StreamingBase:
         await self._ask(partial(self._driver.protocol.channels.unsubscribe, channel))
 
     async def _ask(self, input_: Callable[[Call], None]) -> None:
-        """Pass an input to the protocol and wait for its outcome."""
+        """Pass an input to the protocol, and wait until the call that it is given is settled.
+
+        Raises:
+            SfPubSubError: The call failed.
+            LocalProtocolError: The client is closed, or the input is not allowed.
+        """
         driver, call = self._driver, Call()
         try:
             if not driver.over:
                 driver.step(partial(input_, call))
                 await self._until(lambda: call.is_done or driver.over)
-        except BaseException:  # interrupted or cancelled: the caller would not see a success
+        except BaseException:  # interrupted or cancelled: the caller would not learn of a success
             driver.step(partial(driver.protocol.abandon, call))
             raise
         if not call.is_done:  # the input was not processed
@@ -201,9 +211,10 @@ class StreamingBase:
             return head
         raise head
 
-    def _at_once(self) -> Iterator[StreamingMessage]:
-        """Yield the messages that are already queued, if positions need not be stored; cheaper than
-        `_next`.
+    def _already_queued(self) -> Iterator[StreamingMessage]:
+        """Yield queued messages without waiting; none if their positions must be stored.
+
+        This is cheaper than a call of `_next` for each message.
         """
         items, take = self._driver.items, self._driver.take
         while not self._auto_acks and items and type(head := items[0]) is StreamingMessage:
@@ -213,7 +224,7 @@ class StreamingBase:
     async def _ack(self, message: StreamingMessage) -> None:
         name, number = message.subscription, message.replay_id
         if number is None:
-            raise RemoteProtocolError(f"an event of {name} has no replay id that could be stored")
+            raise RemoteProtocolError(f"an event of {name} has no replay id: it cannot be acked")
         if self.replay_store is not None and message.delivery_seq > self._acked_seq.get(name, 0):
             await self._stored(partial(self.replay_store.set, name, positions.as_replay_id(number)))
             self._acked_seq[name] = message.delivery_seq

@@ -1,8 +1,8 @@
-"""Execute the protocol's commands, with one thread for deadlines and one for each lane.
+"""Executes the protocol's commands, with one thread for deadlines and one for each lane.
 
-Each input is passed to the protocol in the thread where it occurs, under one lock, and the
-resulting commands are executed there as well; only requests wait for the thread of their lane.
-This module makes no decisions and does not access the application's replay store.
+Each input is passed to the protocol under one lock, in the thread where it occurs. That thread also
+executes the resulting commands, except that requests are sent by the thread of their lane. This
+module makes no decisions, and it does not access the application's replay store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger("sfpubsub.streaming")
 
 
 class StreamingDriver:
-    """Runs one protocol from `start` until it stops. Thread-safe.
+    """Runs a protocol from `start` until it is over. Thread-safe.
 
     Args:
         protocol: Used only under the driver's lock.
@@ -37,15 +37,15 @@ class StreamingDriver:
     ) -> None:
         self.protocol = protocol
         self.items = protocol.channels.items
-        """The messages and errors queued for the application. Only the receiving thread removes
-        items.
+        """The messages and errors queued for the application. Only the thread that receives may
+        remove items.
         """
         self.over = True
         """Whether the driver has ended, or has not started yet."""
         self._transport = transport
         self._on_gap = on_gap
         self._news = threading.Condition()  # its lock serialises the protocol and its commands
-        # Queue length at which the client can fetch again.
+        # When the queue shrinks to this length, the client can fetch again.
         self._room_at = protocol.channels.max_pending_count - 1
         self._jobs = {lane: queue.SimpleQueue[Send | None]() for lane in Lane}
         self._threads: list[threading.Thread] = []
@@ -54,8 +54,7 @@ class StreamingDriver:
         """Start the threads; they end with the protocol.
 
         Args:
-            ring: Called in any thread when there may be something new for the application; must not
-                block.
+            ring: Called after each step, in any thread; must not block.
         """
         self._ring, self.over = ring, False
         work: dict[str, Callable[[], None]] = {"sfpubsub-streaming": self._run}
@@ -66,9 +65,9 @@ class StreamingDriver:
             self._threads[-1].start()
 
     def step(self, input_: Callable[[], None] = lambda: None) -> None:
-        """Pass an input, or only the time, to the protocol and execute its commands.
+        """Pass an input, or only the time, to the protocol, and execute the resulting commands.
 
-        Does nothing after the end.
+        Does nothing if the driver is over.
 
         Raises:
             LocalProtocolError: The input is not allowed; nothing has changed.
@@ -93,23 +92,25 @@ class StreamingDriver:
             self._ring()
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> None:
-        """Wait until *condition* holds after a step, or for *timeout* seconds."""
+        """Wait until *condition* is true, checked after each step; at most *timeout* seconds."""
         with self._news:
             self._news.wait_for(condition, timeout)
 
     def take(self) -> None:
-        """Remove the first item. Called by the receiving thread."""
+        """Remove the first item, and resume fetching if there is room again. Only for the thread
+        that receives.
+        """
         self.items.popleft()
         if len(self.items) == self._room_at:
             self.step()
 
     def close(self) -> None:
-        """Disconnect from the server, and wait for the threads to end."""
+        """Disconnect from the server, and wait for the threads, `Pace.close` seconds for each."""
         self.step(self.protocol.close)
         for thread in self._threads:
             thread.join(self.protocol.pace.close)
         for connection in self._transport.connections.values():
-            connection.cut()  # in case the disconnect is still not answered
+            connection.cut()  # if the disconnect has still not been answered
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -132,6 +133,6 @@ class StreamingDriver:
     def _work(self, lane: Lane) -> None:
         while (request := self._jobs[lane].get()) is not None:
             outcome = self._transport.exchange(request)
-            # In the thread that read the response, whose processor has it in its cache.
+            # In the same thread, because its processor has the response in its cache.
             self.step(partial(self.protocol.landed, request, outcome))
         self._transport.connections[lane].drop()

@@ -42,32 +42,34 @@ class Pace:
     seconds.
     """
     held: float = 110.0
-    """How long the server may hold a connect, unless it has advised a time; Salesforce: 110 s."""
+    """How long the server may hold a connect before it has advised a timeout; Salesforce advises
+    110 s.
+    """
     held_factor: float = 1.2
-    """The timeout of a held connect is the time that the server may hold it, times this factor; at
-    least `request`.
+    """The timeout of a held connect is the time that the server may hold it times this factor, but
+    at least `request`.
     """
     close: float = 5.0
-    """Timeout of the disconnect when the client is closed."""
+    """How long closing waits for each thread of the client; one of them sends the disconnect."""
     backoff_initial: float = 1.0
-    """Upper bound of the first random delay after a failure. A session that lasted for less than
-    this is not replaced without a delay.
+    """Upper bound of the first random delay after a failure, and the least interval between
+    connects that are not held. A session that lasted less than this is replaced after a delay.
     """
     backoff_max: float = 60.0
-    """Maximum upper bound, at which it is no longer doubled."""
+    """Limit of the upper bound, which doubles with each failure."""
     busy: float = 120.0
-    """Upper bound of the delay after "too busy" and after a limit: the service asks to wait for "a
-    few minutes".
+    """Upper bound of the delay after the server was too busy or a limit of the org was reached; the
+    service asks to wait for "a few minutes".
     """
     renewed: float = 60.0
-    """A session that is refused within this time after its renewal, without having worked, is not
-    renewed again: too many sign-ins lock a user out.
+    """A renewed session that is refused within this time, before it was of use, is not renewed
+    again, because too many sign-ins lock a user out.
     """
 
 
 @dataclass(eq=False, repr=False)
 class StreamingProtocol:
-    """The protocol state of one client."""
+    """The state machine of a client, from one `open` until it is over."""
 
     channels: Subscriptions
     """The channels and the queue of messages."""
@@ -82,7 +84,7 @@ class StreamingProtocol:
     further period of this length; None or 0 for never.
     """
     over: bool = True
-    """Whether there is nothing more to do: not opened yet, or stopped."""
+    """Whether the protocol has stopped, or has not been opened yet."""
     # Private; not for the constructor.
     _now: float = 0.0  # time of the current input
     _opener: Call = field(default_factory=Call)  # done when the client has connected once
@@ -107,7 +109,7 @@ class StreamingProtocol:
     # Inputs, for `tick`. Those about channels are methods of `channels`.
 
     def open(self, call: Call) -> None:
-        """Start; the call is settled when the first connect is answered."""
+        """Start connecting; *call* is settled when the first connect is answered."""
         self._opener, self.over, self._next_at = call, False, -inf
 
     def abandon(self, call: Call) -> None:
@@ -118,7 +120,7 @@ class StreamingProtocol:
             self.channels.give_up(errors.LocalProtocolError("the caller was interrupted"), call)
 
     def close(self) -> None:
-        """Stop, and send a disconnect as the last request; its outcome is not awaited."""
+        """Stop; if there is a session, send a disconnect last, without waiting for its outcome."""
         self.stop()
         if self._client_id:
             self._send(Lane.ASK, [self._message(bayeux.DISCONNECT)])
@@ -143,7 +145,7 @@ class StreamingProtocol:
         events, replies = ([], {}) if isinstance(outcome, errors.SfPubSubError) else outcome
         for advice in map(bayeux.advice_of, replies.values()):
             if advice.get("timeout") == 0 and self._advice["timeout"]:
-                logger.warning("the server holds no polls: it may see several clients as one")
+                logger.warning("the server holds no connects: it may see several clients as one")
             self._advice |= advice
         # Replies are handled first, so that a channel is active before the events that arrive with
         # its subscribe reply.
@@ -162,6 +164,10 @@ class StreamingProtocol:
         """Handle an input, and return the commands to execute. Call it without an input at
         `deadline`, and when the queue has room again.
 
+        Args:
+            now: Seconds of a monotonic clock.
+            input_: Calls one of the inputs above, or one of `channels`.
+
         Raises:
             LocalProtocolError: The input is not allowed; nothing has changed.
         """
@@ -177,17 +183,17 @@ class StreamingProtocol:
 
     @property
     def deadline(self) -> float:
-        """When to call `tick`, on the same clock; infinite for never."""
+        """When to call `tick` next, on the same clock; infinite for never."""
         return min(self._report_at, self._advance_at(), self._due())
 
     # Requests.
 
     def _due(self) -> float:
-        """When a request in flight is cancelled; infinite if there is none."""
+        """When the next request in flight times out; infinite if none is in flight."""
         return min((request.due for request in self._flying.values()), default=inf)
 
     def _advance_at(self) -> float:
-        """When the next handshake or connect is sent; infinite as long as none can be sent."""
+        """When to send the next handshake or connect; infinite while none can be sent."""
         if self._connected_at is None:
             waits = bool(self._flying)
         else:
@@ -217,7 +223,7 @@ class StreamingProtocol:
         self._send(Lane.ASK, [message])
 
     def _connect(self) -> None:
-        """Send a connect, which the server may hold unless it is the first one of the session."""
+        """Send a connect. The server may hold it, unless it is the first one of the session."""
         message = self._message(bayeux.CONNECT, connectionType="long-polling")
         held = 0.0 if self._connected_at is None else self._advice["timeout"]
         if not held:
@@ -242,8 +248,8 @@ class StreamingProtocol:
                 self.channels.out.append(Cut(request))
 
     def _interval(self) -> float:
-        """Seconds to wait before the next connect."""
-        # Connects that are not held must not turn into a busy loop.
+        """Return the seconds to wait before the next connect."""
+        # Without this, connects that are not held would become a busy loop.
         least = 0.0 if self._advice["timeout"] else self.pace.backoff_initial
         return max(least, float(self._advice["interval"]))
 
@@ -304,7 +310,7 @@ class StreamingProtocol:
         self._fail(error, step)
 
     def _fail(self, error: errors.SfPubSubError, step: Next | None = None) -> None:
-        """Recover from a failure: as the server advises, or else with a new session."""
+        """Recover from a failure: by *step*, or with a new session if None; or stop."""
         if step is None and not error.retryable:
             step = Next.STOP
         if step is Next.STOP or (not self._opener.is_done and step is not Next.RENEW):

@@ -1,7 +1,6 @@
-"""Long polling over HTTP: two connections with the same cookies, each of which can be cut.
+"""Long polling over HTTP: a connection for each lane, with shared cookies; each can be cut.
 
-Requests go only to the org, with the same limits as every other request of this package
-(`sfpubsub.auth.http`).
+Requests go only to the org, and have the limits of every request of `sfpubsub.auth.http`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class LongPolling:
     """The HTTP connections of one client, each used by the thread of its lane.
 
     Args:
-        http: Sends the requests.
+        http: Makes the requests.
         path: The path of every request.
         sessions: Supplies the tokens.
         loads: Parses JSON.
@@ -34,16 +33,16 @@ class LongPolling:
     def __init__(
         self, http: HttpClient, path: str, sessions: CurrentSession, loads: Callable[[str], Any]
     ) -> None:
-        # Imported here: it loads more code than this whole package.
+        # Imported here, because it loads more code than this whole package.
         from http.cookiejar import CookieJar
 
         self._path, self._sessions, self._loads = path, sessions, loads
-        cookies = CookieJar()  # shared by both connections: they identify the session to the server
+        cookies = CookieJar()  # shared, because the server finds a session by its cookies
         self.connections = {lane: HttpConnection(http, cookies, MAX_BYTES) for lane in Lane}
-        """By lane. The driver cuts one, in any thread, when the protocol cancels its request."""
+        """The connections by lane. The driver cuts one, in any thread, to cancel its request."""
 
     def exchange(self, request: Send) -> bayeux.Answer | SfPubSubError:
-        """Send a request, and return its response or an error. Blocks."""
+        """Send a request, and return the sorted response, or the error. Blocks."""
         try:
             request.session = self._sessions.get_session(request.refused)
             text = self._post(request)
@@ -53,7 +52,7 @@ class LongPolling:
                 return bayeux.broken("HTML" if text.lstrip()[:1] == "<" else "no JSON")
         except SfPubSubError as error:
             return error
-        except Exception as error:  # noqa: BLE001  # a JSON function is anyone's code
+        except Exception as error:  # noqa: BLE001  # the application's json_loads may raise anything
             # The exception's text may quote the response or the request.
             return RemoteProtocolError(f"a response could not be read: {type(error).__name__}")
 
@@ -61,7 +60,7 @@ class LongPolling:
         session, connection = request.session, self.connections[request.lane]
         connection.ready()
         if request.is_cut:  # checked as late as possible: from here on, `cut` breaks the connection
-            raise StreamUnavailableError("the request was cut before it was sent")
+            raise StreamUnavailableError("the request was cancelled before it was sent")
         bearer = Bearer(session.instance_url, session.access_token)
         answer = connection.post(bearer, self._path, request.body.encode(), request.timeout)
         # A connect is immediately followed by the next. Other requests are rare: the server would
