@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from sfpubsub import errors
-from sfpubsub.streaming import BayeuxError
+from sfpubsub.streaming import BayeuxError, StreamingMessage
 from sfpubsub.streaming.bayeux import advice_of, sorted_out
 from sfpubsub.streaming.failures import Next, concerns_session, error_for, what_next
 
@@ -45,6 +45,33 @@ def test_an_odd_extension_is_no_reason(ext):
     """What a server sends is believed only as far as it has the form."""
     found = BayeuxError({"error": "403::Handshake denied", "ext": ext})
     assert found.reason == "403::Handshake denied"
+
+
+MESSAGES = [
+    # the event's data -> its type, sobject, payload and date
+    (
+        {
+            "event": {"createdDate": "2026-01-01T00:00:00.000Z", "type": "created"},
+            "sobject": {"Id": "001"},
+        },
+        ("created", {"Id": "001"}, None, "2026-01-01T00:00:00.000Z"),
+    ),
+    ({"payload": "text"}, (None, None, "text", None)),
+    ({"payload": {"CreatedDate": "2026"}}, (None, None, {"CreatedDate": "2026"}, "2026")),
+    (
+        {"payload": {"ChangeEventHeader": {"commitTimestamp": 5}}},
+        (None, None, {"ChangeEventHeader": {"commitTimestamp": 5}}, "5"),
+    ),
+    ("odd", (None, None, None, None)),
+]
+
+
+@pytest.mark.parametrize(("data", "found"), MESSAGES)
+def test_a_message_shows_what_each_kind_of_event_has(data, found):
+    """F10: PushTopic, generic, platform and change events; what is not there is None."""
+    message = StreamingMessage({"channel": "/topic/X?Name='a'", "data": data}, "/topic/X", 5, 1)
+    assert (message.type, message.sobject, message.payload, message.created_date) == found
+    assert (message.channel, message.data) == ("/topic/X", data)
 
 
 def test_advice_is_read_as_far_as_it_has_the_form():
