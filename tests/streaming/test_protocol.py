@@ -138,6 +138,8 @@ def test_several_clients_of_one_browser_are_polled_slowly(caplog):
     script.wait()
     assert script.now == pytest.approx(before + 1.0)
     assert script.sent[-1][0]["advice"] == {"timeout": 0}
+    script.well(POLL, advice={"reconnect": "retry", "interval": 0, "timeout": 110_000})
+    assert "advice" not in script.sent[-1][0], "the other client has gone"
 
 
 def test_events_are_recognised_by_their_data():
@@ -282,6 +284,18 @@ def test_events_that_overtook_a_lost_answer_come_again():
     assert script.ids == []
     script.well(ASK, event(1), event(3))
     assert script.ids == [1, 3]
+
+
+def test_early_events_of_a_subscribe_that_fails_do_not_stop_the_polls():
+    """Its caller has given up, and the server refuses it: nobody waits for them any more."""
+    script = Script().connected(TOPIC)
+    script.subscribe(OTHER)
+    script.well(POLL, event(3, OTHER))
+    assert POLL not in script.flying
+    script.tick(lambda: script.protocol.abandon(script.calls[OTHER]))
+    script.no(ASK, "403::Restricted channel")
+    assert POLL in script.flying
+    assert script.ids == []
 
 
 @pytest.mark.parametrize(
