@@ -147,7 +147,7 @@ class StreamingBase:
         self._driver.wait(condition, timeout)
 
     async def _stored(self, call: Callable[[], Any]) -> Any:
-        """Return the result of *call*, a call of the replay store."""
+        """Run *call*, which accesses the replay store, and return its result."""
         return call()
 
     # The operations of both clients.
@@ -171,7 +171,7 @@ class StreamingBase:
         await self._ask(partial(self._driver.protocol.channels.unsubscribe, channel))
 
     async def _ask(self, input_: Callable[[Call], None]) -> None:
-        """Pass an input to the protocol, and wait until the call that it is given is settled.
+        """Pass *input_* to the protocol with a new call, and wait until the call is settled.
 
         Raises:
             SfPubSubError: The call failed.

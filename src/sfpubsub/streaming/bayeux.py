@@ -61,8 +61,8 @@ class Send:
     session: Any = None
     """The session that the request was sent with; set by the transport."""
     is_cut: bool = False
-    """Whether the request is cancelled: its response is ignored, and if it has not been sent yet,
-    it is not sent.
+    """Whether the request is cancelled. Replies to it are then ignored, but events that come with
+    them are delivered. If it has not been sent yet, it is not sent.
     """
 
 
@@ -126,19 +126,23 @@ class StreamingMessage(NamedTuple):  # cheap to make, and there are many
     @property
     def type(self) -> str | None:
         """The kind of change of a PushTopic event: ``created``, ``updated``, ``deleted`` or
-        ``undeleted``.
+        ``undeleted``; None for other events.
         """
         found: str | None = part_of(self.raw, "data", "event", "type")
         return found
 
     @property
     def sobject(self) -> Any:
-        """The record's fields in a PushTopic event; only ``Id`` if it was deleted."""
+        """The record's fields in a PushTopic event, only ``Id`` if the record was deleted; None for
+        other events.
+        """
         return part_of(self.raw, "data", "sobject")
 
     @property
     def payload(self) -> Any:
-        """The text of a generic event, or the fields of a platform or change event."""
+        """The text of a generic event, or the fields of a platform or change event; None for
+        PushTopic events.
+        """
         return part_of(self.raw, "data", "payload")
 
     @property
