@@ -39,7 +39,7 @@ consumer() {
     tests/client/test_consumer.py tests/client/test_dispatch.py
 }
 streaming() {
-  local names=bayeux,failures,pace,protocol,subscriptions
+  local names=bayeux,failures,protocol,subscriptions
   covered "$(printf '*/streaming/%s.py,' ${names//,/ })" \
     tests/streaming/test_bayeux.py tests/streaming/test_protocol.py
 }

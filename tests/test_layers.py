@@ -177,8 +177,6 @@ def test_asyncio_is_for_the_asyncio_face_only():
 STREAMING_CORE = (
     "bayeux",
     "failures",
-    "message",
-    "pace",
     "protocol",
     "subscriptions",
 )

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from sfpubsub import errors
-from sfpubsub.streaming import BayeuxError
+from sfpubsub.streaming import BayeuxError, StreamingMessage
 from sfpubsub.streaming.bayeux import advice_of, sorted_out
 from sfpubsub.streaming.failures import Next, concerns_session, error_for, what_next
 
@@ -47,18 +47,44 @@ def test_an_odd_extension_is_no_reason(ext):
     assert found.reason == "403::Handshake denied"
 
 
+MESSAGES = [
+    # the event's data -> its type, sobject, payload and date
+    (
+        {
+            "event": {"createdDate": "2026-01-01T00:00:00.000Z", "type": "created"},
+            "sobject": {"Id": "001"},
+        },
+        ("created", {"Id": "001"}, None, "2026-01-01T00:00:00.000Z"),
+    ),
+    ({"payload": "text"}, (None, None, "text", None)),
+    ({"payload": {"CreatedDate": "2026"}}, (None, None, {"CreatedDate": "2026"}, "2026")),
+    (
+        {"payload": {"ChangeEventHeader": {"commitTimestamp": 5}}},
+        (None, None, {"ChangeEventHeader": {"commitTimestamp": 5}}, "5"),
+    ),
+    ("odd", (None, None, None, None)),
+]
+
+
+@pytest.mark.parametrize(("data", "found"), MESSAGES)
+def test_a_message_shows_what_each_kind_of_event_has(data, found):
+    """F10: PushTopic, generic, platform and change events; what is not there is None."""
+    message = StreamingMessage({"channel": "/topic/X?Name='a'", "data": data}, "/topic/X", 5, 1)
+    assert (message.type, message.sobject, message.payload, message.created_date) == found
+    assert (message.channel, message.data) == ("/topic/X", data)
+
+
 def test_advice_is_read_as_far_as_it_has_the_form():
     """M7: times are milliseconds; what is odd is not believed, and names nothing."""
-    given = {"reconnect": "retry", "interval": 3, "timeout": 110_000, "multiple-clients": True}
-    assert advice_of({"advice": {**given, "hosts": []}}) == {
-        **given,
-        "interval": 0.003,
-        "timeout": 110.0,
-    }
+    given = {"reconnect": "retry", "interval": 3, "timeout": 110_000}
+    found = {"reconnect": "retry", "interval": 0.003, "timeout": 110.0}
+    assert advice_of({"advice": {**given, "hosts": []}}) == found
+    several = {"multiple-clients": True, **given}
+    assert advice_of({"advice": several}) == {**found, "timeout": 0.0}
     for odd in (-1, "x", True, None, float("inf"), float("nan"), 1e30):
         assert advice_of({"advice": {"interval": odd, "timeout": 500}}) == {"timeout": 0.5}
     assert advice_of({"advice": {"reconnect": "sideways"}}) == {"reconnect": "none"}
-    assert advice_of({"advice": {"multiple-clients": 1}}) == {"multiple-clients": False}
+    assert advice_of({"advice": {"multiple-clients": 1}}) == {}
     assert advice_of({"advice": "none"}) == advice_of({}) == {}
 
 

@@ -18,8 +18,7 @@ from sfpubsub.errors import (
     StreamUnavailableError,
 )
 from sfpubsub.streaming.bayeux import Cut, Lane, Send
-from sfpubsub.streaming.pace import Pace
-from sfpubsub.streaming.protocol import State
+from sfpubsub.streaming.protocol import Pace
 
 from .script import BROKEN, CLIENT, TOPIC, Script, event
 
@@ -83,7 +82,7 @@ def test_opening_fails_at_once(speak, kind):
     script.open()
     speak(script)
     assert type(script.outcome("open")) is kind
-    assert script.protocol.state is State.STOPPED
+    assert script.protocol.over
     assert script.errors == []
 
 
@@ -139,6 +138,8 @@ def test_several_clients_of_one_browser_are_polled_slowly(caplog):
     script.wait()
     assert script.now == pytest.approx(before + 1.0)
     assert script.sent[-1][0]["advice"] == {"timeout": 0}
+    script.well(POLL, advice={"reconnect": "retry", "interval": 0, "timeout": 110_000})
+    assert "advice" not in script.sent[-1][0], "the other client has gone"
 
 
 def test_events_are_recognised_by_their_data():
@@ -188,7 +189,7 @@ def test_answers_to_nobody_are_ignored():
         {"channel": "/meta/connect", "id": "999", "successful": False},
     ]
     script.well(POLL, *strangers)
-    assert script.protocol.state is State.CONNECTED
+    assert not script.protocol.over
     assert script.messages(POLL) != [connect]
 
 
@@ -283,6 +284,18 @@ def test_events_that_overtook_a_lost_answer_come_again():
     assert script.ids == []
     script.well(ASK, event(1), event(3))
     assert script.ids == [1, 3]
+
+
+def test_early_events_of_a_subscribe_that_fails_do_not_stop_the_polls():
+    """Its caller has given up, and the server refuses it: nobody waits for them any more."""
+    script = Script().connected(TOPIC)
+    script.subscribe(OTHER)
+    script.well(POLL, event(3, OTHER))
+    assert POLL not in script.flying
+    script.tick(lambda: script.protocol.abandon(script.calls[OTHER]))
+    script.no(ASK, "403::Restricted channel")
+    assert POLL in script.flying
+    assert script.ids == []
 
 
 @pytest.mark.parametrize(
@@ -415,19 +428,19 @@ def test_what_an_interrupted_caller_asked_for_is_taken_back():
     """A subscribe is unsubscribed when the yes comes, an unsubscribe is done, an opening ends."""
     script = Script().connected(TOPIC)
     script.subscribe(OTHER, waiter="other")
-    script.protocol.abandon(script.calls["other"], script.now)
+    script.tick(lambda: script.protocol.abandon(script.calls["other"]))
     assert script.protocol.channels.names == {TOPIC}
     script.well(ASK)
     assert kinds(script) == ["/meta/unsubscribe"]
     script.well(ASK)
     script.unsubscribe(TOPIC)
-    script.protocol.abandon(script.calls["left"], script.now)
+    script.tick(lambda: script.protocol.abandon(script.calls["left"]))
     script.well(ASK)
     assert script.protocol.channels.names == set()
     opening = Script()
     opening.open()
-    opening.protocol.abandon(opening.calls["open"], opening.now)
-    assert opening.protocol.state is State.STOPPED
+    opening.tick(lambda: opening.protocol.abandon(opening.calls["open"]))
+    assert opening.protocol.over
 
 
 @pytest.mark.parametrize(
@@ -541,7 +554,7 @@ def test_without_a_fallback_a_refused_resumption_is_told_to_the_reader():
     (error,) = script.errors
     assert type(error) is ReplayIdRejectedError
     assert script.protocol.channels.names == {OTHER}
-    assert script.protocol.state is State.CONNECTED
+    assert not script.protocol.over
 
 
 # Failures.
@@ -763,7 +776,7 @@ def test_a_revoked_token_is_renewed_once():
     assert script.renewals == 1
     (error,) = script.errors
     assert type(error) is AuthenticationError
-    assert script.protocol.state is State.STOPPED
+    assert script.protocol.over
 
 
 @pytest.mark.parametrize("use", ["poll", "time"])
@@ -807,7 +820,7 @@ def test_a_failed_sign_in_is_told():
     refused = AuthenticationError("invalid_grant")
     script.fail(ASK, refused)
     assert script.errors == [refused]
-    assert script.protocol.state is State.STOPPED
+    assert script.protocol.over
 
 
 def test_an_end_that_the_server_wants_is_told():
@@ -819,7 +832,7 @@ def test_an_end_that_the_server_wants_is_told():
         script = Script().connected(TOPIC)
         speak(script)
         assert len(script.errors) == 1
-        assert script.protocol.state is State.STOPPED
+        assert script.protocol.over
 
 
 def test_an_error_that_no_retry_cures_ends_it():
@@ -961,18 +974,20 @@ def test_the_queue_can_be_without_a_bound(most):
 
 
 def test_closing_says_goodbye():
-    """C2: disconnect, then it is over; a connect that is held is cut."""
+    """C2: it is over, with a disconnect as the last request; a connect that is held is cut."""
     script = Script().connected(TOPIC)
     script.close()
     assert script.sent[-1] == [
         {"channel": "/meta/disconnect", "id": script.sent[-1][0]["id"], "clientId": CLIENT}
     ]
-    assert script.protocol.deadline == script.now + Pace().close
-    script.well(ASK)
-    assert script.protocol.state is State.STOPPED
+    assert script.protocol.over
+    assert script.protocol.deadline == math.inf
     assert [cut.request.lane for cut in script.of(Cut)] == [POLL]
     assert script.errors == []
+    count = len(script.sent)
     script.close()
+    script.wait(1000.0)
+    assert len(script.sent) == count
 
 
 def test_what_was_cut_is_not_cut_again():
@@ -982,40 +997,26 @@ def test_what_was_cut_is_not_cut_again():
     script.fail(ASK)
     script.close()
     assert [cut.request.lane for cut in script.of(Cut)] == [POLL]
-    assert script.protocol.state is State.STOPPED
+    assert script.protocol.over
 
 
-@pytest.mark.parametrize("how", ["failed", "late"])
-def test_a_goodbye_that_fails_is_ignored(how):
-    """2.6: transport errors of a disconnect matter to nobody."""
-    script = Script().connected(TOPIC)
-    script.close()
-    script.fail(ASK) if how == "failed" else script.wait()
-    assert script.protocol.state is State.STOPPED
-    assert script.errors == []
-
-
-def test_closing_waits_for_the_request_before_it():
-    """A subscribe in flight comes first, and its caller hears that the client was closed."""
+def test_closing_cuts_the_request_before_it():
+    """A subscribe in flight is not awaited: its caller hears that the client was closed."""
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     script.close()
-    assert script.sent[-1][0]["channel"] == "/meta/subscribe"
-    script.fail(POLL)
-    script.well(ASK)
+    assert [cut.request.lane for cut in script.of(Cut)] == [POLL, ASK]
+    assert isinstance(script.out[-1], Send), "it would be cut with the others"
     assert script.sent[-1][0]["channel"] == "/meta/disconnect"
-    script.well(ASK)
     assert type(script.outcome(OTHER)) is LocalProtocolError
 
 
-def test_events_that_come_with_the_goodbye_are_kept():
-    """C5: what was fetched can be read."""
+def test_events_that_were_fetched_before_the_goodbye_are_kept():
+    """C5: they can be read."""
     script = Script().connected(TOPIC)
+    script.well(POLL, event(5))
     script.close()
-    script.well(POLL, event(5), {"channel": "/meta/disconnect"})
     assert script.ids == [5]
-    script.wait(1.0)
-    assert script.protocol.state is State.CLOSING
 
 
 def test_closing_without_a_session_is_at_once():
@@ -1023,7 +1024,7 @@ def test_closing_without_a_session_is_at_once():
     script = Script().connected(TOPIC)
     script.fail(POLL)
     script.close()
-    assert script.protocol.state is State.STOPPED
+    assert script.protocol.over
 
 
 def test_a_bug_of_the_driver_ends_it():
@@ -1035,7 +1036,7 @@ def test_a_bug_of_the_driver_ends_it():
     script.tick()
     assert script.errors == [bug]
     assert script.outcome(OTHER) is bug
-    assert script.protocol.state is State.STOPPED
+    assert script.protocol.over
     script.now += 1000.0
     assert script.tick() == []
 

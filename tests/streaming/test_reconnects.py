@@ -318,3 +318,24 @@ def test_closing_in_the_middle_is_quick_and_silent(face, emulator, caplog, how):
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     if how != "outage":
         assert emulator.cometd.sessions.count() == 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("answer_with_page", rpc="/meta/disconnect", status=500),
+        Fault("drip_answer", rpc="/meta/disconnect", seconds=30.0),
+    ],
+    ids=["page", "slow"],
+)
+def test_a_goodbye_that_fails_is_ignored(face, emulator, caplog, fault):
+    """2.6: the errors of a disconnect matter to nobody, and closing has a limit."""
+    client = face(emulator, TOPIC, pace=QUICK)
+    emulator.faults.add(fault)
+    begun = time.monotonic()
+    client.close()
+    assert time.monotonic() - begun < 3 * QUICK.close
+    assert client.closed
+    assert [item["happened"] for item in emulator.faults.report()] == [1]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    until(lambda: not {"sfpubsub-poll", "sfpubsub-ask"} & {t.name for t in threading.enumerate()})

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from sfpubsub.auth.http import Answer, HttpClient
+from sfpubsub.auth.http import Answer, Bearer, HttpClient, headers_of
 from sfpubsub.auth.request_limit import RequestLimit
-from sfpubsub.errors import SfPubSubError
+from sfpubsub.config import network
 
 
 class HttpConnection:
@@ -37,32 +36,37 @@ class HttpConnection:
             self._limit = RequestLimit()
             self._adapter = self._limit.adapter()
 
-    def post(
-        self, url: str, headers: Mapping[str, str], body: bytes, timeout: float
-    ) -> Answer | SfPubSubError:
-        """Send a POST request without retrying, and return the response or the error.
-
-        The error is returned rather than raised, as in `HttpClient.exchange`.
+    def post(self, bearer: Bearer, path: str, body: bytes, timeout: float) -> Answer:
+        """Send JSON in a POST request, without retrying, and return the response.
 
         Args:
-            url: Must have been checked by the caller: secrets are sent to it.
-            headers: All request headers.
+            bearer: The token and its host.
+            path: Starts with a slash.
             body: The request body, sent unchanged.
             timeout: Limit for each read, in seconds.
+
+        Raises:
+            ConfigurationError: The host is not valid, or is not safe to send a token to.
+            StreamUnavailableError: No response, or the request was cut.
+            RemoteProtocolError: The response is a redirect, or too large.
         """
+        url = bearer.instance_url + path
+        network.check_url(url, "the instance URL", insecure=self._http.insecure, path=True)
         answer = self._http.exchange(
             self._adapter,
             "POST",
             url,
-            headers,
+            # Not in a variable, so that the traceback of an error does not hold the token.
+            {**headers_of(bearer), "Content-Type": "application/json;charset=UTF-8"},
             timeout,
             max_bytes=self._max_bytes,
             cookies=self._cookies,
             data=body,
         )
-        if not isinstance(answer, Answer):
-            self.drop()
-        return answer
+        if isinstance(answer, Answer):
+            return answer
+        self.drop()
+        raise answer
 
     def cut(self) -> None:
         """Abort the request that is in flight or about to be sent. Thread-safe.

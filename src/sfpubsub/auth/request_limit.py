@@ -65,11 +65,16 @@ class RequestLimit:
         self._socket: socket.socket | None = None
 
     def watch(self, connection: socket.socket) -> None:
-        """Watch *connection* instead of the previous one, or cut it if the limit has expired."""
+        """Watch *connection* instead of the previous one.
+
+        Raises:
+            ConnectionAbortedError: The limit has already expired; *connection* is closed.
+        """
         with self._lock:
             if self.expired:
-                _cut(connection)
-                return
+                # Not only cut: TLS on a connection without a peer would leave its socket open.
+                connection.close()
+                raise ConnectionAbortedError("the request was cut")
             if self._socket is not None:
                 self._socket.close()
             # A duplicate handle, because TLS takes over the original one.

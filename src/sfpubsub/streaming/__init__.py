@@ -1,15 +1,15 @@
 """The Streaming API: PushTopic and generic events over CometD, with durable replay.
 
-The Pub/Sub API does not deliver those. Platform events and change events can be read here as well,
-but `sfpubsub.PubSubClient` is the newer way.
+The Pub/Sub API delivers neither of the two. This package can also read platform events and change
+events, but `sfpubsub.PubSubClient` is the newer client for them.
 """
 
 from sfpubsub.streaming.aio import AsyncStreamingClient
+from sfpubsub.streaming.bayeux import StreamingMessage
 from sfpubsub.streaming.client import StreamingClient
 from sfpubsub.streaming.failures import BayeuxError
-from sfpubsub.streaming.message import StreamingMessage
-from sfpubsub.streaming.pace import Pace
 from sfpubsub.streaming.positions import as_replay_id
+from sfpubsub.streaming.protocol import Pace
 from sfpubsub.tooling.pushtopics import PushTopic, PushTopics
 
 __all__ = [

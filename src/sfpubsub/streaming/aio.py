@@ -1,4 +1,4 @@
-"""The streaming client for asyncio. It uses the same driver and never blocks the event loop."""
+"""The asyncio client of the Streaming API. It never blocks the event loop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any
 
 from sfpubsub.aio_bridge import Bell, in_thread, next_turn, settled
 from sfpubsub.streaming.base import StreamingBase
-from sfpubsub.streaming.driver import StreamingDriver
-from sfpubsub.streaming.message import StreamingMessage
+from sfpubsub.streaming.bayeux import StreamingMessage
 from sfpubsub.streaming.positions import ReplayStart
 
-# Yield to other tasks of the loop after this many messages that were already queued, which take a
-# few tenths of a millisecond. Yielding costs as much as a dozen messages.
+# Iteration lets other tasks of the loop run after this many messages that were already queued. They
+# take a few tenths of a millisecond; letting others run costs as much as a dozen messages.
 _TURN = 100
 
 
@@ -25,11 +24,10 @@ class AsyncStreamingClient(StreamingBase):
     """The asyncio version of `StreamingClient`: the same arguments, methods and errors.
 
     Use it in one event loop. The replay store may be an `AsyncReplayStore`; a store that can block,
-    such as a file, is called in a thread.
+    such as a file, is called in a worker thread.
     """
 
     _AWAITS = True
-    _bell: Bell
 
     async def open(self) -> None:
         """Sign in and connect, like `StreamingClient.open`. Cancelling closes the client."""
@@ -37,7 +35,7 @@ class AsyncStreamingClient(StreamingBase):
 
     async def close(self) -> None:
         """Disconnect, like `StreamingClient.close`."""
-        await self._close()
+        await in_thread("sfpubsub-close", self._driver.close)
 
     async def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
         """Subscribe to a channel, like `StreamingClient.subscribe`. Cancelling undoes it."""
@@ -58,7 +56,7 @@ class AsyncStreamingClient(StreamingBase):
 
     @asynccontextmanager
     async def handling(self, message: StreamingMessage) -> AsyncIterator[StreamingMessage]:
-        """Ack a message when the block ends without an exception."""
+        """Yield *message*, and ack it when the ``async with`` block ends without an exception."""
         yield message
         await self._ack(message)
 
@@ -70,7 +68,7 @@ class AsyncStreamingClient(StreamingBase):
     async def __aiter__(self) -> AsyncIterator[StreamingMessage]:
         while (message := await self._next()) is not None:
             yield message
-            for message in islice(self._at_once(), _TURN):
+            for message in islice(self._already_queued(), _TURN):
                 yield message
             await next_turn()
 
@@ -81,20 +79,20 @@ class AsyncStreamingClient(StreamingBase):
     async def __aexit__(self, *_raised: object) -> None:
         await self.close()
 
-    def _launch(self, driver: StreamingDriver) -> None:
+    def _launch(self) -> None:
         self._bell = Bell()
-        driver.start(self._bell.ring)
+        self._driver.start(self._bell.ring)
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
         await self._bell.until(condition, self._bell.deadline(timeout))
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        # One thread: a cancelled call keeps running and finishes before the next one starts.
+        # One thread, so that a cancelled call, which keeps running, ends before the next starts.
         return ThreadPoolExecutor(1, thread_name_prefix="sfpubsub-store")
 
     async def _stored(self, call: Callable[[], Any]) -> Any:
-        if getattr(self._store, "may_wait", False):
+        if getattr(self.replay_store, "may_wait", False):
             future = self._pool.submit(call)
             await settled(future)
             call = future.result

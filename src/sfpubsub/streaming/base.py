@@ -1,11 +1,11 @@
-"""The code shared by the synchronous and the asyncio streaming client: everything except waiting.
+"""The code shared by the synchronous and the asyncio client: everything except waiting.
 
-Code that waits is written once, as coroutines that call `_until` and `_stored`. Here those two
-block the caller's thread, so no coroutine ever suspends; the asyncio client overrides them to wait
-in the event loop.
+Operations that wait are coroutines, so that they are written only once. They wait in `_until` and
+`_stored`. In this class, both block the calling thread, so the coroutines never suspend; the
+asyncio client overrides both to wait in the event loop.
 
-A position is stored when its message is delivered (automatic policy) or when the application acks
-it (manual policy). It only moves forward, in order of arrival.
+A position is stored when its message is delivered (automatic policy) or acked by the application
+(manual policy). Stored positions only move forward, in order of arrival.
 """
 
 from __future__ import annotations
@@ -22,17 +22,13 @@ from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session, SessionProvider
-from sfpubsub.config import Settings
-from sfpubsub.config.settings import STREAMING_API_VERSION
+from sfpubsub.config.settings import STREAMING_API_VERSION, Settings
 from sfpubsub.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
-from sfpubsub.stores.replay_store import AnyStore, is_async
+from sfpubsub.stores.replay_store import is_async
 from sfpubsub.streaming import positions
-from sfpubsub.streaming.bayeux import Call
+from sfpubsub.streaming.bayeux import Call, StreamingMessage
 from sfpubsub.streaming.driver import StreamingDriver
-from sfpubsub.streaming.message import StreamingMessage
-from sfpubsub.streaming.pace import Pace
-from sfpubsub.streaming.positions import ReplaySource, ReplayStart
-from sfpubsub.streaming.protocol import State, StreamingProtocol
+from sfpubsub.streaming.protocol import Pace, StreamingProtocol
 from sfpubsub.streaming.subscriptions import Subscriptions
 from sfpubsub.streaming.transport import LongPolling
 from sfpubsub.tooling.pushtopics import GenericChannels
@@ -53,8 +49,8 @@ class StreamingBase:
         self,
         session: Session | SessionProvider,
         *,
-        replay: ReplaySource = ReplayOption.NEW_EVENTS,
-        replay_fallback: ReplayStart | None = None,
+        replay: positions.ReplaySource = ReplayOption.NEW_EVENTS,
+        replay_fallback: positions.ReplayStart | None = None,
         replay_policy: ReplayPolicy = "automatic",
         connection_timeout: float | None = 10.0,
         max_pending_count: int = 100,
@@ -68,22 +64,21 @@ class StreamingBase:
         on_gap: Callable[[Gap], None] | None = None,
     ) -> None:
         if replay_policy not in get_args(ReplayPolicy):
-            raise ConfigurationError(
-                f"replay_policy must be automatic or manual, not {replay_policy!r}"
-            )
+            raise ConfigurationError(f"replay_policy is {replay_policy!r}: use automatic or manual")
         if not _VERSION.fullmatch(api_version):
-            raise ConfigurationError(f"API version {api_version!r} is not 37.0 or later")
+            raise ConfigurationError(f"API version {api_version!r} is not valid: use 37.0 or later")
         if is_async(replay) and not self._AWAITS:
             raise ConfigurationError(f"{type(replay).__name__} is async: use AsyncStreamingClient")
-        self._start, self._store = positions.start_and_store(replay)
-        self._auto_acks = self._store is not None and replay_policy == "automatic"
-        # By channel, the `delivery_seq` of the message whose position is stored.
+        self._start, self.replay_store = positions.start_and_store(replay)
+        """The store that keeps positions; None if the client has a fixed start."""
+        self._auto_acks = self.replay_store is not None and replay_policy == "automatic"
+        # Channel -> the `delivery_seq` of the message whose position is stored.
         self._acked_seq: dict[str, int] = {}
         sessions = CurrentSession(session)
         http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
         self._channels = GenericChannels(OrgClient(sessions, http), api_version)
         fallback = None if replay_fallback is None else positions.as_number(replay_fallback)
-        # Continues when the client is reopened, so that messages from before are older.
+        # Shared by all openings, so that messages from earlier ones have lower numbers.
         order = count(1)
 
         def new_driver() -> StreamingDriver:
@@ -92,10 +87,10 @@ class StreamingBase:
                 channels, pace or Pace(), random.random, connection_timeout
             )
             transport = LongPolling(http, f"/cometd/{api_version}", sessions, json_loads)
-            return StreamingDriver(protocol, transport, on_gap)
+            return StreamingDriver(protocol, transport, on_gap or (lambda _gap: None))
 
         self._new_driver = new_driver
-        self._driver = new_driver()  # replaced at each opening; this one is never started
+        self._driver = new_driver()  # never started: each opening has its own
 
     @classmethod
     def from_env(cls, options: Mapping[str, str | None] | None = None, **arguments: Any) -> Self:
@@ -104,7 +99,7 @@ class StreamingBase:
         Args:
             options: Settings that take precedence over the environment, as in
                 `PubSubClient.from_env`.
-            arguments: Keyword arguments for the class.
+            arguments: Further arguments of the class; they take precedence over *options*.
 
         Raises:
             ConfigurationError: A setting is missing or not valid.
@@ -116,13 +111,12 @@ class StreamingBase:
 
     @property
     def closed(self) -> bool:
-        """Whether the client is closed: not opened yet, closed, or ended by an error."""
-        # Uses the state, which changes before the error with the reason can be received.
-        return self._driver.over or self._driver.protocol.state is State.STOPPED
+        """Whether the client is closed: not opened yet, closed, or stopped by an error."""
+        return self._driver.protocol.over
 
     @property
     def subscriptions(self) -> set[str]:
-        """The subscribed channels, with their filters."""
+        """The subscribed channels, with their filters; empty if the client is closed."""
         return set() if self.closed else self._driver.protocol.channels.names
 
     @property
@@ -135,25 +129,25 @@ class StreamingBase:
         """Whether any messages are pending."""
         return self.pending_count > 0
 
-    @property
-    def replay_store(self) -> AnyStore | None:
-        """The store that keeps positions; None if the client has a fixed start."""
-        return self._store
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'closed' if self.closed else 'open'})"
 
     # Overridden by the asyncio client.
 
-    def _launch(self, driver: StreamingDriver) -> None:
-        driver.start()
+    def _launch(self) -> None:
+        self._driver.start()
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None = None) -> None:
-        """Wait until *condition* holds after a step of the driver, or for *timeout* seconds."""
+        """Wait until *condition* is true, checking it after each step of the driver.
+
+        Args:
+            condition: Called with the driver's lock held, or in the event loop.
+            timeout: Seconds to wait at most; None for no limit.
+        """
         self._driver.wait(condition, timeout)
 
     async def _stored(self, call: Callable[[], Any]) -> Any:
-        """Call the store and return its result."""
+        """Run *call*, which accesses the replay store, and return its result."""
         return call()
 
     # The operations of both clients.
@@ -162,38 +156,33 @@ class StreamingBase:
         if not self.closed:
             raise LocalProtocolError("the client is already open")
         self._driver = self._new_driver()
-        self._launch(self._driver)
-        await self._ask(StreamingProtocol.open)
+        self._launch()
+        await self._ask(self._driver.protocol.open)
 
-    async def _close(self) -> None:
-        driver = self._driver
-        if not driver.over:
-            driver.step(driver.protocol.close)
-            await self._until(lambda: driver.over)
-
-    async def _subscribe(self, channel: str, replay: ReplayStart | None) -> None:
+    async def _subscribe(self, channel: str, replay: positions.ReplayStart | None) -> None:
         start, resumes = replay, False
-        if replay is None and self._store is not None:
-            start, resumes = await self._stored(partial(self._store.get, channel)), True
+        if replay is None and self.replay_store is not None:
+            start, resumes = await self._stored(partial(self.replay_store.get, channel)), True
         number = self._start if start is None else positions.as_number(start, channel)
-
-        def subscribe(protocol: StreamingProtocol, call: Call, _now: float) -> None:
-            rewind = replay is not None
-            protocol.channels.subscribe(channel, number, call, rewind=rewind, resumes=resumes)
-
-        await self._ask(subscribe)
+        subscribe = partial(self._driver.protocol.channels.subscribe, channel, number)
+        await self._ask(partial(subscribe, rewind=replay is not None, resumes=resumes))
 
     async def _unsubscribe(self, channel: str) -> None:
-        await self._ask(lambda protocol, call, _now: protocol.channels.unsubscribe(channel, call))
+        await self._ask(partial(self._driver.protocol.channels.unsubscribe, channel))
 
-    async def _ask(self, input_: Callable[[StreamingProtocol, Call, float], None]) -> None:
-        """Pass an input to the protocol and wait for its outcome."""
+    async def _ask(self, input_: Callable[[Call], None]) -> None:
+        """Pass *input_* to the protocol with a new call, and wait until the call is settled.
+
+        Raises:
+            SfPubSubError: The call failed.
+            LocalProtocolError: The client is closed, or the input is not allowed.
+        """
         driver, call = self._driver, Call()
         try:
-            if not self.closed:
-                driver.step(partial(input_, driver.protocol, call))
+            if not driver.over:
+                driver.step(partial(input_, call))
                 await self._until(lambda: call.is_done or driver.over)
-        except BaseException:  # interrupted or cancelled: the caller would not see a success
+        except BaseException:  # interrupted or cancelled: the caller would not learn of a success
             driver.step(partial(driver.protocol.abandon, call))
             raise
         if not call.is_done:  # the input was not processed
@@ -215,17 +204,17 @@ class StreamingBase:
         if not driver.items:
             return None
         head = driver.items[0]
-        if not isinstance(head, StreamingMessage):
-            driver.take()
-            raise head
-        if self._auto_acks and head.replay_id is not None:
+        if self._auto_acks and isinstance(head, StreamingMessage) and head.replay_id is not None:
             await self._ack(head)  # first: if this fails, the message stays queued
         driver.take()
-        return head
+        if isinstance(head, StreamingMessage):
+            return head
+        raise head
 
-    def _at_once(self) -> Iterator[StreamingMessage]:
-        """Yield the messages that are already queued, if positions need not be stored; cheaper than
-        `_next`.
+    def _already_queued(self) -> Iterator[StreamingMessage]:
+        """Yield queued messages without waiting; none if their positions must be stored.
+
+        This is cheaper than a call of `_next` for each message.
         """
         items, take = self._driver.items, self._driver.take
         while not self._auto_acks and items and type(head := items[0]) is StreamingMessage:
@@ -235,8 +224,7 @@ class StreamingBase:
     async def _ack(self, message: StreamingMessage) -> None:
         name, number = message.subscription, message.replay_id
         if number is None:
-            raise RemoteProtocolError(f"an event of {name} has no replay id that could be stored")
-        if self._store is not None and message.delivery_seq > self._acked_seq.get(name, 0):
-            position = positions.as_replay_id(number)
-            await self._stored(partial(self._store.set, name, position))
+            raise RemoteProtocolError(f"an event of {name} has no replay id: it cannot be acked")
+        if self.replay_store is not None and message.delivery_seq > self._acked_seq.get(name, 0):
+            await self._stored(partial(self.replay_store.set, name, positions.as_replay_id(number)))
             self._acked_seq[name] = message.delivery_seq

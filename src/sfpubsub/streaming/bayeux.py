@@ -1,4 +1,4 @@
-"""Bayeux messages, the requests that contain them, and the calls that wait for them. No I/O.
+"""Bayeux messages, events as applications receive them, and the protocol's commands. No I/O.
 
 Implements the Bayeux protocol 1.0 and the additions of Salesforce's Streaming API.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from sfpubsub.errors import RemoteProtocolError, SfPubSubError
 from sfpubsub.types import Gap
@@ -36,7 +36,7 @@ Answer: TypeAlias = tuple[list[Message], dict[tuple[str, str], Message]]
 
 
 class Lane(enum.Enum):
-    """Two requests may be in flight at a time: one connect, and one of any other kind."""
+    """A lane has at most one request in flight: `POLL` is for connects, `ASK` for all others."""
 
     POLL = "poll"
     ASK = "ask"
@@ -44,36 +44,36 @@ class Lane(enum.Enum):
 
 @dataclass(eq=False)
 class Send:
-    """A request to send. Its outcome is reported together with it."""
+    """Command to send a request. The driver returns it to the protocol with its outcome."""
 
     lane: Lane
     messages: Sequence[Message]
     body: str
     """The messages as JSON."""
     timeout: float
-    """Seconds allowed for request and response."""
+    """Seconds allowed for each read of the response."""
     due: float
-    """When the protocol cancels the request; later than the timeout if a session must be fetched
-    first.
+    """When the protocol cancels the request, on its clock. Allows time for fetching a session
+    first, if necessary; infinite once the request is cancelled.
     """
     refused: Any = None
-    """The session that the server refused; the request must use another one."""
+    """The last session that the server refused, if any; the request must use another one."""
     session: Any = None
-    """The session it was sent with; set by the transport."""
+    """The session that the request was sent with; set by the transport."""
     is_cut: bool = False
-    """Whether the request is cancelled: its response is ignored, and if it has not been sent yet,
-    it is not sent.
+    """Whether the request is cancelled. Replies to it are then ignored, but events that come with
+    them are delivered. If it has not been sent yet, it is not sent.
     """
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Cancel a request by breaking its connection; its failure is reported like any other."""
+    """Command to cancel a request by breaking its connection. It then fails like any other."""
 
     request: Send
 
 
-# Commands of the protocol to the driver, which executes them in order; a gap is reported.
+# Commands of the protocol, which the driver executes in order; it reports a gap to the application.
 Command: TypeAlias = Send | Cut | Gap
 
 
@@ -84,7 +84,7 @@ class Call:
     is_done: bool = False
 
     def settle(self, error: SfPubSubError | None = None) -> None:
-        """Mark the call as done, or as failed with an error."""
+        """Mark the call as done, and as failed if there is an *error*."""
         self.error = error
         self.is_done = True  # set last: other threads read it
 
@@ -95,33 +95,93 @@ def path_of(channel: str) -> str:
 
 
 def part_of(value: Any, *names: str) -> Any:
-    """Return the value under nested keys of a message; None if there is no such value."""
+    """Return the value under nested keys of a message, or None if a key is missing."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
-def advice_of(reply: Message) -> dict[str, Any]:
-    """Return the valid parts of a response's advice, with times in seconds.
+class StreamingMessage(NamedTuple):  # cheap to make, and there are many
+    """A PushTopic event, generic event, platform event or change event."""
 
-    The keys are those of the protocol. An unknown ``reconnect`` is treated as ``none``.
+    raw: dict[str, Any]
+    """The whole Bayeux message."""
+    subscription: str
+    """The channel as subscribed, including its filter; the key in the replay store."""
+    replay_id: int | None
+    """The event's position in its channel; None if the server did not send one."""
+    delivery_seq: int
+    """Sequence number of arrival in this client, starting at 1."""
+
+    @property
+    def channel(self) -> str:
+        """The channel without its filter."""
+        return path_of(self.raw["channel"])
+
+    @property
+    def data(self) -> Any:
+        """The event's data as the server sent it; contains ``sobject`` or ``payload``."""
+        return self.raw["data"]
+
+    @property
+    def type(self) -> str | None:
+        """The kind of change of a PushTopic event: ``created``, ``updated``, ``deleted`` or
+        ``undeleted``; None for other events.
+        """
+        found: str | None = part_of(self.raw, "data", "event", "type")
+        return found
+
+    @property
+    def sobject(self) -> Any:
+        """The record's fields in a PushTopic event, only ``Id`` if the record was deleted; None for
+        other events.
+        """
+        return part_of(self.raw, "data", "sobject")
+
+    @property
+    def payload(self) -> Any:
+        """The text of a generic event, or the fields of a platform or change event; None for
+        PushTopic events.
+        """
+        return part_of(self.raw, "data", "payload")
+
+    @property
+    def created_date(self) -> str | None:
+        """When the event was created, in the server's format; None if the server does not send it.
+
+        PushTopic, generic and platform events have an ISO date; change events have milliseconds
+        since 1970 UTC.
+        """
+        found = part_of(self.raw, "data", "event", "createdDate")
+        if found is None:
+            found = part_of(self.payload, "ChangeEventHeader", "commitTimestamp")
+        if found is None:
+            found = part_of(self.payload, "CreatedDate")
+        return None if found is None else str(found)
+
+
+def advice_of(reply: Message) -> dict[str, Any]:
+    """Return the valid parts of a reply's advice, with times in seconds.
+
+    The keys are ``interval``, ``timeout`` and ``reconnect``. An unknown ``reconnect`` becomes
+    ``none``. ``multiple-clients`` becomes a timeout of 0, because the server then holds no connect.
     """
     given, found = reply.get("advice"), {}
     for key, value in given.items() if isinstance(given, dict) else ():
         if key in ("interval", "timeout"):
             if type(value) in (int, float) and 0 <= value <= _LONGEST:
                 found[key] = value / 1000
-        elif key == "multiple-clients":
-            found[key] = value is True
         elif key == "reconnect":
             found[key] = value if value in ("retry", "handshake") else "none"
+    if part_of(reply, "advice", "multiple-clients") is True:
+        found["timeout"] = 0.0
     return found
 
 
 def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
-    """Split a response into events and replies; return an error if it is not Bayeux.
+    """Split a response into events and replies, or return an error if it is not valid Bayeux.
 
-    Ids cannot distinguish the two: some servers give events ids as well.
+    An id does not distinguish a reply from an event, because some servers send events with ids.
     """
     events: list[Message] = []
     replies: dict[tuple[str, str], Message] = {}
@@ -138,6 +198,6 @@ def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
 
 
 def broken(what: str) -> RemoteProtocolError:
-    """Return the error for a response that is not Bayeux."""
+    """Return the error for a response that is not valid Bayeux; *what* describes it."""
     # Proxies and restarting servers send such responses, so a retry may succeed.
     return RemoteProtocolError(f"the server sent {what}", retryable=True)

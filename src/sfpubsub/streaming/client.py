@@ -1,13 +1,13 @@
-"""The streaming client for threads."""
+"""The synchronous client of the Streaming API."""
 
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sfpubsub.streaming.base import StreamingBase
-from sfpubsub.streaming.message import StreamingMessage
+from sfpubsub.streaming.bayeux import StreamingMessage
 from sfpubsub.streaming.positions import ReplayStart
 
 T = TypeVar("T")
@@ -16,9 +16,9 @@ T = TypeVar("T")
 class StreamingClient(StreamingBase):
     """A client of the Streaming API: PushTopics and generic channels, with replay.
 
-    One session, any number of channels, one queue. Thread-safe, except that only one thread may
-    receive and ack. The replay store is called in that thread and in the one that subscribes. Use
-    the client as a context manager, or call `open` and `close`.
+    All channels share one session and one queue. Thread-safe, except that only one thread may
+    receive and ack. The replay store is called in that thread and in those that subscribe. Use the
+    client as a context manager, or call `open` and `close`.
 
     Args:
         session: A session, or a provider whose ``get_session`` returns one.
@@ -30,8 +30,8 @@ class StreamingClient(StreamingBase):
             a crash, the message in progress may be lost. ``manual`` stores it when `ack` is called;
             after a crash, messages that were not acked are delivered again.
         connection_timeout: Seconds without a connection after which `receive` raises an error,
-            repeated after each further period of this length; the client keeps retrying. None for
-            never.
+            repeated after each further period of this length; the client keeps retrying. None or 0
+            for never.
         max_pending_count: The client stops fetching while this many messages are pending. The limit
             can be exceeded by one response to a poll, and by events that the server sends with its
             response to a subscribe. 0 for no limit.
@@ -62,14 +62,16 @@ class StreamingClient(StreamingBase):
         _finished(self._open())
 
     def close(self) -> None:
-        """Disconnect from the server. Messages that were already fetched can still be received."""
-        _finished(self._close())
-        self._driver.join()
+        """Disconnect from the server, and wait for at most a few seconds until this is done.
+
+        Messages that were already fetched can still be received.
+        """
+        self._driver.close()
 
     def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
         """Subscribe to a channel, and return when the server has confirmed it.
 
-        Subscribing to the same channel again has no effect.
+        Does nothing if the channel is already subscribed and *replay* is omitted.
 
         Args:
             channel: ``/topic/NAME``, optionally with a filter (``?Field='x'``), ``/u/NAME``,
@@ -115,24 +117,27 @@ class StreamingClient(StreamingBase):
                 to keep waiting.
             ReplayIdRejectedError: A channel's position was refused after a reconnect, and there is
                 no fallback. The channel is no longer subscribed; the others continue.
-            AuthenticationError: The token was refused, and a new one cannot be obtained. This
-                closes the client, as does every error for which nothing else is stated here.
+            AuthenticationError: The token was refused, and a new one cannot be obtained. The client
+                is then closed.
             LocalProtocolError: The client is closed, and there are no pending messages.
-            SfPubSubError: The server ended the connection, or refused a channel.
+            SfPubSubError: The server refused a channel after a reconnect, and the others continue;
+                or it ended the connection, and the client is closed.
         """
         return _finished(self._receive(timeout))
 
     def ack(self, message: StreamingMessage) -> None:
         """Store a message's position, unless the position of a later message is already stored.
 
+        Does nothing if the client has no store.
+
         Raises:
-            RemoteProtocolError: The message has no position.
+            RemoteProtocolError: The message has no replay id.
         """
         _finished(self._ack(message))
 
     @contextmanager
     def handling(self, message: StreamingMessage) -> Iterator[StreamingMessage]:
-        """Ack a message when the block ends without an exception."""
+        """Yield *message*, and ack it when the ``with`` block ends without an exception."""
         yield message
         self.ack(message)
 
@@ -142,12 +147,13 @@ class StreamingClient(StreamingBase):
         Args:
             channel: ``/u/NAME``.
             payload: At most 3,000 characters.
-            user_ids: The users who receive it; empty for everybody.
+            user_ids: Ids of the users who receive it; empty for everybody.
 
         Returns:
             The number of users who received it; -1 for a broadcast.
 
         Raises:
+            LocalProtocolError: An argument is not valid.
             TopicNotFoundError: The generic channel does not exist.
             SfPubSubError: As raised by `sfpubsub.auth.rest.OrgClient`.
         """
@@ -156,7 +162,7 @@ class StreamingClient(StreamingBase):
     def __iter__(self) -> Iterator[StreamingMessage]:
         while (message := _finished(self._next())) is not None:
             yield message
-            yield from self._at_once()
+            yield from self._already_queued()
 
     def __enter__(self) -> StreamingClient:
         self.open()
@@ -171,6 +177,5 @@ def _finished(work: Coroutine[Any, Any, T]) -> T:
     try:
         work.send(None)
     except StopIteration as end:
-        result: T = end.value
-        return result
+        return cast(T, end.value)
     raise AssertionError("a coroutine of the synchronous client was suspended")

@@ -1,8 +1,8 @@
-"""Execute the protocol's commands, with one thread for deadlines and one for each lane.
+"""Executes the protocol's commands, with one thread for deadlines and one for each lane.
 
-Each input is passed to the protocol in the thread where it occurs, under one lock, and the
-resulting commands are executed there as well; only requests wait for the thread of their lane.
-This module makes no decisions and does not access the application's replay store.
+Each input is passed to the protocol under one lock, in the thread where it occurs. That thread also
+executes the resulting commands, except that requests are sent by the thread of their lane. This
+module makes no decisions, and it does not access the application's replay store.
 """
 
 from __future__ import annotations
@@ -16,18 +16,15 @@ from functools import partial
 
 from sfpubsub.errors import LocalProtocolError, StreamUnavailableError
 from sfpubsub.streaming.bayeux import Command, Cut, Lane, Send
-from sfpubsub.streaming.protocol import State, StreamingProtocol
+from sfpubsub.streaming.protocol import StreamingProtocol
 from sfpubsub.streaming.transport import LongPolling
 from sfpubsub.types import Gap
 
 logger = logging.getLogger("sfpubsub.streaming")
 
-# Longest wait for each thread to end, in seconds; a thread blocked in a DNS lookup is abandoned.
-_JOIN = 1.0
-
 
 class StreamingDriver:
-    """Runs one protocol from `start` until it stops. Thread-safe.
+    """Runs a protocol from `start` until it is over. Thread-safe.
 
     Args:
         protocol: Used only under the driver's lock.
@@ -36,22 +33,19 @@ class StreamingDriver:
     """
 
     def __init__(
-        self,
-        protocol: StreamingProtocol,
-        transport: LongPolling,
-        on_gap: Callable[[Gap], None] | None,
+        self, protocol: StreamingProtocol, transport: LongPolling, on_gap: Callable[[Gap], None]
     ) -> None:
         self.protocol = protocol
         self.items = protocol.channels.items
-        """The messages and errors queued for the application. Only the receiving thread removes
-        items.
+        """The messages and errors queued for the application. Only the thread that receives may
+        remove items.
         """
         self.over = True
         """Whether the driver has ended, or has not started yet."""
         self._transport = transport
         self._on_gap = on_gap
         self._news = threading.Condition()  # its lock serialises the protocol and its commands
-        # Queue length at which the client can fetch again.
+        # When the queue shrinks to this length, the client can fetch again.
         self._room_at = protocol.channels.max_pending_count - 1
         self._jobs = {lane: queue.SimpleQueue[Send | None]() for lane in Lane}
         self._threads: list[threading.Thread] = []
@@ -60,8 +54,7 @@ class StreamingDriver:
         """Start the threads; they end with the protocol.
 
         Args:
-            ring: Called in any thread when there may be something new for the application; must not
-                block.
+            ring: Called after each step, in any thread; must not block.
         """
         self._ring, self.over = ring, False
         work: dict[str, Callable[[], None]] = {"sfpubsub-streaming": self._run}
@@ -71,10 +64,10 @@ class StreamingDriver:
             self._threads.append(threading.Thread(target=target, name=name, daemon=True))
             self._threads[-1].start()
 
-    def step(self, input_: Callable[[float], None] = lambda _now: None) -> None:
-        """Pass an input, or only the time, to the protocol and execute its commands.
+    def step(self, input_: Callable[[], None] = lambda: None) -> None:
+        """Pass an input, or only the time, to the protocol, and execute the resulting commands.
 
-        Does nothing after the end.
+        Does nothing if the driver is over.
 
         Raises:
             LocalProtocolError: The input is not allowed; nothing has changed.
@@ -84,37 +77,40 @@ class StreamingDriver:
                 return
             now = time.monotonic()
             try:
-                input_(now)
-                self._carry_out(self.protocol.tick(now))
+                self._carry_out(self.protocol.tick(now, input_))
             except LocalProtocolError:
                 raise
             except Exception as error:
                 # A bug in this package or in a callback: the application must not wait forever.
                 logger.exception("the streaming client failed")
                 failure = StreamUnavailableError(f"the client failed: {error!r}", retryable=False)
-                self.protocol.stop(failure)
-                self._carry_out(self.protocol.tick(now))
-            self.over = self.protocol.state is State.STOPPED
+                self._carry_out(self.protocol.tick(now, partial(self.protocol.stop, failure)))
+            self.over = self.protocol.over
             for jobs in self._jobs.values() if self.over else ():
                 jobs.put(None)
             self._news.notify_all()
             self._ring()
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> None:
-        """Wait until *condition* holds after a step, or for *timeout* seconds."""
+        """Wait until *condition* is true, checked after each step; at most *timeout* seconds."""
         with self._news:
             self._news.wait_for(condition, timeout)
 
     def take(self) -> None:
-        """Remove the first item. Called by the receiving thread."""
+        """Remove the first item, and resume fetching if there is room again. Only for the thread
+        that receives.
+        """
         self.items.popleft()
         if len(self.items) == self._room_at:
             self.step()
 
-    def join(self) -> None:
-        """Wait for the threads to end."""
+    def close(self) -> None:
+        """Disconnect from the server, and wait for the threads, `Pace.close` seconds for each."""
+        self.step(self.protocol.close)
         for thread in self._threads:
-            thread.join(_JOIN)
+            thread.join(self.protocol.pace.close)
+        for connection in self._transport.connections.values():
+            connection.cut()  # if the disconnect has still not been answered
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
         for command in commands:
@@ -122,7 +118,7 @@ class StreamingDriver:
                 self._jobs[command.lane].put(command)
             elif isinstance(command, Cut):
                 self._transport.connections[command.request.lane].cut()
-            elif self._on_gap is not None:
+            else:
                 self._on_gap(command)
 
     def _run(self) -> None:
@@ -137,6 +133,6 @@ class StreamingDriver:
     def _work(self, lane: Lane) -> None:
         while (request := self._jobs[lane].get()) is not None:
             outcome = self._transport.exchange(request)
-            # In the thread that read the response, whose processor has it in its cache.
+            # In the same thread, because its processor has the response in its cache.
             self.step(partial(self.protocol.landed, request, outcome))
         self._transport.connections[lane].drop()

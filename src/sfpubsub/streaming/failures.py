@@ -1,4 +1,4 @@
-"""Map refusals of the Streaming API to our errors and to the next step.
+"""Maps refusals of the Streaming API to errors of this package and to the next step.
 
 ``advice.reconnect`` takes precedence over the table of codes, because codes are overloaded: 401 is
 an invalid token at Salesforce and an unknown client elsewhere; 403 is an unknown client, a
@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Any
 
 from sfpubsub import errors
 from sfpubsub.streaming.bayeux import Message, advice_of, part_of
 
-_ERROR = re.compile(r"(\d{3}):([^:]*):(.*)", re.DOTALL)
+_ERROR = re.compile(r"(?:(\d{3}):([^:]*):)?(.*)", re.DOTALL)
 
-_LOST = (
-    "the service does not keep the event any more, or the stream was reset: set replay_fallback, "
-    "or start over with -2 (all retained events) or -1 (new events)"
-)
+_LOST = "the event is no longer retained: set replay_fallback, or use -2 (all) or -1 (new events)"
 _CHANGED = "something between here and the org drops cookies or changes requests"
 _ENDED = (errors.StreamUnavailableError, "the session with the server has ended")
 
-# Pattern for the start of an error, our error, and what to do. The first match applies. Source:
-# Salesforce documentation, Streaming API error codes; the number of spaces differs between its
-# pages.
+# Pattern for the start of a refusal, the error to raise, and a hint for its message. The first
+# match applies. Source: Salesforce documentation, Streaming API error codes; the number of spaces
+# differs between its pages.
 _ERRORS: tuple[tuple[str, type[errors.SfPubSubError], str], ...] = (
     (r"400:.*replayid .*was invalid", errors.ReplayIdRejectedError, _LOST),
     (r"400:.*does not exist", errors.TopicNotFoundError, "check the name and the user's access"),
@@ -36,7 +32,7 @@ _ERRORS: tuple[tuple[str, type[errors.SfPubSubError], str], ...] = (
     (r"401:", errors.SessionExpiredError, "the access token is not valid: sign in again"),
     (r"403:.*\blimit\b", errors.QuotaExceededError, "a limit is reached: try again later"),
     (r"403:", errors.PermissionDeniedError, "check the user's access, and the channel's name"),
-    (r"404:.*vary only by case", errors.LocalProtocolError, "spell it as it was created"),
+    (r"404:.*vary only by case", errors.LocalProtocolError, "use the channel's exact spelling"),
     (r"404:", errors.TopicNotFoundError, "check the channel's name"),
     (r"413:", errors.LocalProtocolError, "the request is too large: use a shorter filter"),
     (r"503:", errors.StreamUnavailableError, "the server is busy: try again in a few minutes"),
@@ -45,10 +41,10 @@ _ERRORS: tuple[tuple[str, type[errors.SfPubSubError], str], ...] = (
 
 
 class BayeuxError(errors.StreamError):
-    """A refusal as received from the server; the cause of the error that is raised for it.
+    """A refusal as received from the server. It is the cause of the error that is raised.
 
     Args:
-        response: The whole reply.
+        response: The reply that contains the refusal.
     """
 
     def __init__(self, response: Message) -> None:
@@ -56,22 +52,22 @@ class BayeuxError(errors.StreamError):
         self.response = response
         self.error: str = said if isinstance(said, str) else ""
         """For example ``403::Unknown client``; its three digits are the ``error_code``."""
-        found = _ERROR.fullmatch(self.error)
-        super().__init__(self.error or "no reason given", error_code=found[1] if found else None)
-        self.error_args: Any = found[2].split(",") if found and found[2] else []
+        code, args, message = _ERROR.findall(self.error)[0]
+        super().__init__(self.error or "no reason given", error_code=code or None)
+        self.error_args: list[str] = args.split(",") if args else []
         """The part of the error between its colons."""
-        self.error_message: Any = found[3] if found else self.error
+        self.error_message: str = message
         """The part of the error after the second colon."""
 
     @property
     def reason(self) -> str:
-        """``ext.sfdc.failureReason``, which is more specific, or else the error."""
+        """``ext.sfdc.failureReason``, which is more specific than the error, or else the error."""
         found = part_of(self.response, "ext", "sfdc", "failureReason")
         return found if found and isinstance(found, str) else self.error
 
 
 class Next(enum.Enum):
-    """The next step after a refusal. The first two values are those of ``reconnect``."""
+    """What to do after a refusal. The first two values are those of ``advice.reconnect``."""
 
     RETRY = "retry"
     """Retry the request after a delay."""
@@ -102,11 +98,11 @@ def _row(text: str) -> tuple[type[errors.SfPubSubError], str]:
 
 
 def error_for(what: str, refusal: BayeuxError) -> errors.SfPubSubError:
-    """Return the error for a refusal, with the server's refusal as its cause.
+    """Return the error to raise for a refusal, with the refusal as its cause.
 
     Args:
-        what: What was refused, for the message.
-        refusal: The refusal; its reason determines the error.
+        what: The refused operation, for the message.
+        refusal: Its reason determines the class of the error.
     """
     said = refusal.reason
     kind, cure = _row(said)
@@ -118,8 +114,10 @@ def error_for(what: str, refusal: BayeuxError) -> errors.SfPubSubError:
 
 
 def what_next(refusal: BayeuxError) -> Next:
-    """Return the next step: by the advice first, then by the code. The reason takes precedence over
-    the error.
+    """Return what to do after a refusal.
+
+    Advice to retry or to open a new session is followed, unless the server is too busy. Otherwise
+    the codes of the reason and of the error decide.
     """
     if refusal.reason.startswith("503:"):
         return Next.BUSY  # the error may still say 401, and a sign-in would be useless
@@ -135,5 +133,5 @@ def what_next(refusal: BayeuxError) -> Next:
 
 
 def concerns_session(refusal: BayeuxError) -> bool:
-    """Return whether a refused subscribe concerns the session rather than the channel."""
+    """Return whether the refusal of a subscribe concerns the session rather than the channel."""
     return what_next(refusal) in (Next.HANDSHAKE, Next.RENEW, Next.BUSY)

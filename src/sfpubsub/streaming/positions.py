@@ -1,7 +1,7 @@
-"""Start positions of channels, and how positions are stored.
+"""Start positions of channels, and the form in which positions are stored.
 
-Positions of the Streaming API are numbers. A replay store holds them as the eight-byte `ReplayId`
-that the Pub/Sub API uses for the same number, so every store works for both.
+Positions of the Streaming API are numbers. They are stored as eight-byte `ReplayId` objects, the
+form that the Pub/Sub API uses for the same numbers, so every replay store works for both APIs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,16 @@ ReplaySource: TypeAlias = ReplayStart | MutableMapping[str, Any] | AnyStore
 
 
 def as_replay_id(number: int) -> ReplayId:
-    """Return a position in the form that stores use."""
+    """Return a replay id of the Streaming API in the form that replay stores use."""
     return ReplayId(number.to_bytes(_BYTES, "big"))
 
 
 def as_number(start: ReplayStart, channel: str = "a channel") -> int:
     """Return a start position in the form of the Streaming API: ``-1``, ``-2`` or a replay id.
+
+    Args:
+        start: The start position.
+        channel: Name of the channel, for messages.
 
     Raises:
         ConfigurationError: The start is not valid.
@@ -43,21 +47,22 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
         found = start_position(start)  # type: ignore[arg-type]  # other types fail
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"{channel} cannot start at {start!r}: use -1, -2, the replay id of an event, a "
-            f"ReplayOption, a mapping or a ReplayStore"
+            f"{channel} cannot start at {start!r}: use -1, -2, a replay id, a mapping or a store"
         ) from error
     if found.replay_id is None:
         return NEW_EVENTS if found.preset is ReplayPreset.LATEST else ALL_EVENTS
     if len(bytes(found.replay_id)) != _BYTES:
         raise ConfigurationError(
-            f"the position stored for {channel} is not a position of the Streaming API: delete it "
-            f"to start over, or use another store"
+            f"the position of {channel} is not a position of the Streaming API: use another store"
         )
     return int.from_bytes(bytes(found.replay_id), "big")
 
 
 def start_and_store(replay: ReplaySource) -> tuple[int, AnyStore | None]:
-    """Return the start position of channels that are in no store, and the store if *replay* is one.
+    """Return the start position of channels without a stored one, and the store or None.
+
+    Args:
+        replay: A start position, or a store; with a store, channels start with new events.
 
     Raises:
         ConfigurationError: *replay* is neither a start nor a store.

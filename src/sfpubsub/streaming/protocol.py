@@ -1,8 +1,8 @@
 """The state machine of one client's session with a Bayeux server. It makes all decisions and
 performs no actions.
 
-After each input, `tick` returns the commands to execute. There is no I/O, clock or thread here. Not
-thread-safe; the driver serialises all calls.
+`tick` handles an input and returns the commands to execute. There is no I/O, clock or thread here.
+Not thread-safe; the driver serialises all calls.
 
 A session cannot be trusted once a response may have been lost: the server forgets events after
 sending them, so continuing in the same session could skip some. In that case a new session is
@@ -12,12 +12,11 @@ sent again. A channel without a known replay id cannot resume; that is reported 
 
 from __future__ import annotations
 
-import enum
 import logging
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from typing import Any
 
 from sfpubsub import errors
@@ -25,27 +24,52 @@ from sfpubsub.protocol.backoff import Backoff
 from sfpubsub.streaming import bayeux
 from sfpubsub.streaming.bayeux import Answer, Call, Command, Cut, Lane, Message, Send
 from sfpubsub.streaming.failures import BayeuxError, Next, concerns_session, error_for, what_next
-from sfpubsub.streaming.pace import Pace
 from sfpubsub.streaming.subscriptions import Subscriptions
 
 logger = logging.getLogger("sfpubsub.streaming")
 
 
-class State(enum.Enum):
-    """The state of the session."""
+@dataclass(frozen=True)
+class Pace:
+    """Timeouts and delays in seconds. Tests use shorter ones."""
 
-    CONNECTING = "waiting for the next attempt, or one is in flight"
-    CONNECTED = "polling, or paused because the queue is full"
-    CLOSING = "the disconnect is in flight, or about to be sent"
-    STOPPED = "over"
-
-
-_ENDING = (State.CLOSING, State.STOPPED)
+    request: float = 20.0
+    """Timeout of every request except a held connect, including its response; responses usually
+    take less than a second.
+    """
+    sign_in: float = 60.0
+    """Time allowed for fetching a session before a handshake; most sign-in flows take a few
+    seconds.
+    """
+    held: float = 110.0
+    """How long the server may hold a connect before it has advised a timeout; Salesforce advises
+    110 s.
+    """
+    held_factor: float = 1.2
+    """The timeout of a held connect is the time that the server may hold it times this factor, but
+    at least `request`.
+    """
+    close: float = 5.0
+    """How long closing waits for each thread of the client; one of them sends the disconnect."""
+    backoff_initial: float = 1.0
+    """Upper bound of the first random delay after a failure, and the least interval between
+    connects that are not held. A session that lasted less than this is replaced after a delay.
+    """
+    backoff_max: float = 60.0
+    """Limit of the upper bound, which doubles with each failure."""
+    busy: float = 120.0
+    """Upper bound of the delay after the server was too busy or a limit of the org was reached; the
+    service asks to wait for "a few minutes".
+    """
+    renewed: float = 60.0
+    """A renewed session that is refused within this time, before it was of use, is not renewed
+    again, because too many sign-ins lock a user out.
+    """
 
 
 @dataclass(eq=False, repr=False)
 class StreamingProtocol:
-    """The protocol state of one client."""
+    """The state machine of a client, from one `open` until it is over."""
 
     channels: Subscriptions
     """The channels and the queue of messages."""
@@ -59,73 +83,73 @@ class StreamingProtocol:
     """Seconds without a connection after which the application gets an error, repeated after each
     further period of this length; None or 0 for never.
     """
-    state: State = State.CONNECTING
+    over: bool = True
+    """Whether the protocol has stopped, or has not been opened yet."""
     # Private; not for the constructor.
     _now: float = 0.0  # time of the current input
-    _opener: Call | None = None
+    _opener: Call = field(default_factory=Call)  # done when the client has connected once
     # The session.
     _ids: Iterator[int] = field(default_factory=lambda: count(1))  # message ids
     _client_id: str = ""  # empty while there is no session
     _flying: dict[Lane, Send] = field(default_factory=dict)  # the requests in flight
-    _connected_at: float = math.inf  # when this session was connected; infinite if it is not
-    # When the next handshake or connect may be sent; while closing, when to stop anyway.
-    _next_at: float = math.inf
+    _connected_at: float | None = None  # when the first connect of this session was answered
+    _next_at: float = inf  # when the next handshake or connect may be sent
     _refused: Any = None  # the last session that was refused, if any
-    _refused_at: float = -math.inf  # when that was; reset once a new session has worked
+    _refused_at: float = -inf  # when that was; reset once a new session has worked
     # The current outage.
     _trouble: errors.SfPubSubError | None = None  # the last failure
-    _report_at: float = math.inf  # when to report to the application
+    _report_at: float = inf  # when to report to the application
 
     def __post_init__(self) -> None:
         # The server's advice; later values replace earlier ones.
         self._advice: dict[str, Any] = {"interval": 0.0, "timeout": self.pace.held}
-        self._advice["multiple-clients"] = False
         self._backoff = Backoff(self.pace.backoff_initial, self.pace.backoff_max)
-        self._patience = self.connection_timeout or math.inf
+        self._patience = self.connection_timeout or inf
 
-    # Inputs. Those about channels are methods of `channels`.
+    # Inputs, for `tick`. Those about channels are methods of `channels`.
 
-    def open(self, call: Call, now: float) -> None:
-        """Start; the call is settled when the first connect is answered."""
-        self._opener, self._next_at = call, now
+    def open(self, call: Call) -> None:
+        """Start connecting; *call* is settled when the first connect is answered."""
+        self._opener, self.over, self._next_at = call, False, -inf
 
-    def abandon(self, call: Call, now: float) -> None:
+    def abandon(self, call: Call) -> None:
         """Undo what *call* asked for, because nobody waits for it any more."""
         if call is self._opener:
-            self.close(now)
+            self.close()
         else:
             self.channels.give_up(errors.LocalProtocolError("the caller was interrupted"), call)
 
-    def close(self, now: float) -> None:
-        """Disconnect from the server, then stop."""
-        if self.state not in _ENDING:
-            self.state, self._next_at = State.CLOSING, now + self.pace.close
-            if not self._client_id:
-                self.stop()
+    def close(self) -> None:
+        """Stop; if there is a session, send a disconnect last, without waiting for its outcome."""
+        self.stop()
+        if self._client_id:
+            self._send(Lane.ASK, [self._message(bayeux.DISCONNECT)])
+            self._client_id = ""
+            self._flying.clear()
 
     def stop(self, error: errors.SfPubSubError | None = None) -> None:
         """Stop without a disconnect, and report *error* to the application if there is one."""
-        self.state, self._next_at = State.STOPPED, math.inf
+        self.over, self._connected_at = True, None
+        self._next_at = self._report_at = inf
         self._cut()
         reason = error or errors.LocalProtocolError("the client was closed")
-        if self._opener is not None:
+        if not self._opener.is_done:
             self._opener.settle(reason)
         elif error is not None:
             self.channels.items.append(error)
         self.channels.give_up(reason)
 
-    def landed(self, request: Send, outcome: Answer | errors.SfPubSubError, now: float) -> None:
+    def landed(self, request: Send, outcome: Answer | errors.SfPubSubError) -> None:
         """Handle the outcome of a request: a response or an error."""
-        self._now = now
         del self._flying[request.lane]
         events, replies = ([], {}) if isinstance(outcome, errors.SfPubSubError) else outcome
         for advice in map(bayeux.advice_of, replies.values()):
-            if advice.get("multiple-clients") and not self._advice["multiple-clients"]:
-                logger.warning("the server sees several clients with one cookie: it holds no polls")
+            if advice.get("timeout") == 0 and self._advice["timeout"]:
+                logger.warning("the server holds no connects: it may see several clients as one")
             self._advice |= advice
         # Replies are handled first, so that a channel is active before the events that arrive with
         # its subscribe reply.
-        if not request.is_cut and self.state not in _ENDING:
+        if not request.is_cut:
             if isinstance(outcome, errors.SfPubSubError):
                 self._fail(outcome)
             elif any(channel == bayeux.DISCONNECT for channel, _ in replies):
@@ -135,57 +159,58 @@ class StreamingProtocol:
             else:
                 self._handle(request, replies)
         self.channels.arrived(events)
-        if self.state is State.CLOSING and request.messages[0]["channel"] == bayeux.DISCONNECT:
-            self.stop()
 
-    def tick(self, now: float) -> list[Command]:
-        """Return the commands to execute. Call it after an input, at `deadline`, and when the queue
-        has room again.
+    def tick(self, now: float, input_: Callable[[], None] = lambda: None) -> list[Command]:
+        """Handle an input, and return the commands to execute. Call it without an input at
+        `deadline`, and when the queue has room again.
+
+        Args:
+            now: Seconds of a monotonic clock.
+            input_: Calls one of the inputs above, or one of `channels`.
+
+        Raises:
+            LocalProtocolError: The input is not allowed; nothing has changed.
         """
         self._now = now
-        if self.state is State.CLOSING and now >= self._next_at:
-            self.stop()
-        if self.state not in _ENDING:
-            if any(now >= due for due in self._due()):
-                self._fail(errors.StreamUnavailableError("the server did not answer in time"))
-            if now >= self._report_at:
-                self._report_outage()
-        self._advance()
+        input_()
+        if now >= self._due():
+            self._fail(errors.StreamUnavailableError("the server did not answer in time"))
+        if now >= self._report_at:
+            self._report_outage()
+        self._send_requests()
         out, self.channels.out = self.channels.out, []
         return out
 
     @property
     def deadline(self) -> float:
-        """When to call `tick`, on the same clock; infinite for never."""
-        if self.state in _ENDING:
-            return self._next_at
-        next_at = self._next_at if self._may_advance() else math.inf
-        return min(self._report_at, next_at, *self._due())
+        """When to call `tick` next, on the same clock; infinite for never."""
+        return min(self._report_at, self._advance_at(), self._due())
 
     # Requests.
 
-    def _due(self) -> list[float]:
-        return [request.due for request in self._flying.values() if not request.is_cut]
+    def _due(self) -> float:
+        """When the next request in flight times out; infinite if none is in flight."""
+        return min((request.due for request in self._flying.values()), default=inf)
 
-    def _may_advance(self) -> bool:
-        if self.state is State.CONNECTING:
-            return not self._flying
-        rests = Lane.POLL in self._flying or self.channels.are_full
-        return self.state is State.CONNECTED and not rests
+    def _advance_at(self) -> float:
+        """When to send the next handshake or connect; infinite while none can be sent."""
+        if self._connected_at is None:
+            waits = bool(self._flying)
+        else:
+            waits = Lane.POLL in self._flying or self.channels.are_full
+        return inf if waits else self._next_at
 
-    def _advance(self) -> None:
+    def _send_requests(self) -> None:
         """Send the requests that can be sent now."""
-        if self._may_advance() and self._now >= self._next_at:
-            if self.state is State.CONNECTED:
+        if self._now >= self._advance_at():
+            if self._client_id:
                 self._connect()
             else:
                 self._handshake()
-        if self._client_id and Lane.ASK not in self._flying:
-            if self.state is State.CLOSING:
-                self._send(Lane.ASK, [self._message(bayeux.DISCONNECT)])
-                self._client_id = ""
-            elif self.state is State.CONNECTED and (asked := self.channels.requests(self._message)):
-                self._send(Lane.ASK, asked)
+        if self._connected_at is None or Lane.ASK in self._flying:
+            return
+        if asked := self.channels.requests(self._message):
+            self._send(Lane.ASK, asked)
 
     def _message(self, channel: str, **fields: Any) -> Message:
         """Return a message of this session; without a session, it has no client id."""
@@ -193,20 +218,15 @@ class StreamingProtocol:
         return {"channel": channel, "id": str(next(self._ids)), **session, **fields}
 
     def _handshake(self) -> None:
-        message = self._message(
-            bayeux.HANDSHAKE,
-            version="1.0",
-            minimumVersion="1.0",
-            supportedConnectionTypes=["long-polling"],
-            ext={"replay": True},
-        )
+        offer = {"supportedConnectionTypes": ["long-polling"], "ext": {"replay": True}}
+        message = self._message(bayeux.HANDSHAKE, version="1.0", minimumVersion="1.0", **offer)
         self._send(Lane.ASK, [message])
 
     def _connect(self) -> None:
-        """Send a connect, which the server may hold unless it is the first one of the session."""
+        """Send a connect. The server may hold it, unless it is the first one of the session."""
         message = self._message(bayeux.CONNECT, connectionType="long-polling")
-        held = self._advice["timeout"] if self.state is State.CONNECTED else 0.0
-        if not held or self._advice["multiple-clients"]:
+        held = 0.0 if self._connected_at is None else self._advice["timeout"]
+        if not held:
             message["advice"] = {"timeout": 0}  # asks the server not to hold it
         self._send(Lane.POLL, [message], held)
 
@@ -224,14 +244,13 @@ class StreamingProtocol:
         """Cancel the requests in flight."""
         for request in self._flying.values():
             if not request.is_cut:
-                request.is_cut = True
+                request.is_cut, request.due = True, inf
                 self.channels.out.append(Cut(request))
 
-    @property
     def _interval(self) -> float:
-        """Seconds to wait before the next connect."""
-        # Connects that are not held must not turn into a busy loop.
-        least = self.pace.backoff_initial if self._advice["multiple-clients"] else 0.0
+        """Return the seconds to wait before the next connect."""
+        # Without this, connects that are not held would become a busy loop.
+        least = 0.0 if self._advice["timeout"] else self.pace.backoff_initial
         return max(least, float(self._advice["interval"]))
 
     # Answers.
@@ -244,40 +263,36 @@ class StreamingProtocol:
             if "successful" not in reply:
                 self._fail(bayeux.broken(f"no answer to {channel}"))
                 return
-            is_about_channel = "subscription" in message
             refusal = None if reply["successful"] is True else BayeuxError(reply)
-            if refusal is not None and (not is_about_channel or concerns_session(refusal)):
+            if "subscription" in message and (refusal is None or not concerns_session(refusal)):
+                self.channels.replied(message, refusal)
+            elif refusal is not None:
                 self._refuse(channel, refusal, request)
                 return
-            if is_about_channel:
-                self.channels.replied(message, refusal)
             elif channel == bayeux.HANDSHAKE:
                 self._handshaken(reply)
             else:
                 self._connected(reply, request)
-        if self.state is State.CONNECTED and self.channels.are_complete:  # no outage
-            self._trouble, self._report_at = None, math.inf
+        if self._connected_at is not None and self.channels.are_complete:  # no outage
+            self._trouble, self._report_at = None, inf
             self._backoff.reset()
 
     def _handshaken(self, reply: Message) -> None:
         client_id = reply.get("clientId")
-        if not isinstance(client_id, str) or not client_id:
+        if isinstance(client_id, str) and client_id:
+            self._client_id = client_id
+            self.channels.has_replay = bool(bayeux.part_of(reply, "ext", "replay"))
+        else:
             self._fail(bayeux.broken("a handshake without a client id"))
-            return
-        self._client_id = client_id
-        self.channels.has_replay = bool(bayeux.part_of(reply, "ext", "replay"))
-        self._connect()
 
     def _connected(self, reply: Message, request: Send) -> None:
-        self._next_at = self._now + self._interval
-        if self.state is State.CONNECTED:
-            self._refused_at = -math.inf  # the token works: a held connect was answered
-        else:
-            self.state, self._connected_at = State.CONNECTED, self._now
-            logger.info("connected to the Streaming API")
-        if self._opener is not None:
+        self._next_at = self._now + self._interval()
+        if self._connected_at is None:
+            self._connected_at = self._now
             self._opener.settle()
-            self._opener = None
+            logger.info("connected to the Streaming API")
+        else:
+            self._refused_at = -inf  # the token works: a held connect was answered
         # A server can end the session although the connect succeeded.
         if bayeux.advice_of(reply).get("reconnect") in ("handshake", "none"):
             self._refuse("the next connect", BayeuxError(reply), request)
@@ -295,25 +310,26 @@ class StreamingProtocol:
         self._fail(error, step)
 
     def _fail(self, error: errors.SfPubSubError, step: Next | None = None) -> None:
-        """Recover from a failure: as the server advises, or else with a new session."""
+        """Recover from a failure: by *step*, or with a new session if None; or stop."""
         if step is None and not error.retryable:
             step = Next.STOP
-        if step is Next.STOP or (self._opener is not None and step is not Next.RENEW):
+        if step is Next.STOP or (not self._opener.is_done and step is not Next.RENEW):
             self.stop(error)
             return
         if self._trouble is None:  # an outage starts
             self._report_at = self._now + self._patience
         self._trouble = error
-        delay = self._interval
-        lived = self._now >= self._connected_at + self.pace.backoff_initial
+        delay = self._interval()
+        age = self._now - (self._connected_at or self._now)  # of the session, if there is one
+        lived = age >= self.pace.backoff_initial
         if not (step is Next.RENEW or (step is Next.HANDSHAKE and lived)):
             jitter = 0.5 + self.chance() / 2
             is_busy = step in (Next.BUSY, Next.LIMIT)
             delay = max(delay, self.pace.busy * jitter if is_busy else self._backoff.next(jitter))
         logger.info("%s; trying again in %.1f s", error, delay)
         self._next_at = self._now + delay
-        if step is not Next.RETRY or self.state is not State.CONNECTED:  # give up the session
-            self.state, self._client_id, self._connected_at = State.CONNECTING, "", math.inf
+        if step is not Next.RETRY or self._connected_at is None:  # give up the session
+            self._client_id, self._connected_at = "", None
             self._cut()
             self.channels.lost()
 

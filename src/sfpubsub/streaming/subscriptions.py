@@ -1,8 +1,8 @@
 """The part of the protocol that handles channels: which requests to send, what each reply means,
-and the position of each channel. Like the rest of the protocol, it has no I/O and no clock.
+and the position of each channel. There is no I/O and no clock here.
 
-Two flags record whether the application wants a channel and whether the server has it. When they
-differ, a request is sent to make them equal, one at a time.
+Two flags of a channel record whether the application wants it and whether the server has confirmed
+it. When they differ, a request is sent to make them equal.
 
 Invariant: a channel resumes after the last message that was queued, so queued messages are not
 delivered twice. Only the application's store records what was processed.
@@ -18,9 +18,8 @@ from typing import Any
 
 from sfpubsub.errors import LocalProtocolError, ReplayIdRejectedError, SfPubSubError
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import Call, Command, Message, path_of
+from sfpubsub.streaming.bayeux import Call, Command, Message, StreamingMessage, path_of
 from sfpubsub.streaming.failures import BayeuxError, error_for
-from sfpubsub.streaming.message import StreamingMessage
 from sfpubsub.streaming.positions import NEW_EVENTS, as_replay_id
 from sfpubsub.types import Gap, GapReason
 
@@ -30,32 +29,27 @@ logger = logging.getLogger("sfpubsub.streaming")
 # about 30.
 _ROOM = 500
 
-Items = deque[StreamingMessage | SfPubSubError]
-
 
 @dataclass(eq=False)
 class Channel:
-    """One subscription."""
+    """A channel that is subscribed, or was."""
 
     name: str
     """The channel as the caller wrote it, with its filter; the key in a store."""
     position: int = NEW_EVENTS
-    """Where to subscribe from: first its start, then the replay id of the last queued message."""
+    """Where to subscribe: first the start position, then the replay id of the last queued message.
+    """
     call: Call | None = None
     """The call that waits for the first subscribe or for the unsubscribe."""
     is_wanted: bool = False
-    """Whether the application wants to receive its events."""
+    """Whether the application wants to receive the channel's events."""
     is_active: bool = False
     """Whether the server has confirmed the subscription in this session."""
     asked: Message | None = None
     """The subscribe or unsubscribe message in flight, if any."""
     is_live: bool = False
-    """Whether its events are accepted: from the server's confirmation until the next subscribe is
-    sent, including the time after the session has ended.
-    """
-    early: list[Message] = field(default_factory=list)
-    """Events that arrived before the confirmation. They are held back, because the confirmation may
-    come with older events, and dropped if it is lost.
+    """Whether the channel's events are accepted: from the server's confirmation until the next
+    subscribe is sent, even after the session has ended.
     """
 
     def gap(self, reason: GapReason, error_code: str | None = None) -> Gap:
@@ -71,7 +65,9 @@ class Channel:
         return self.asked is None and self.is_wanted == self.is_active
 
     def answer(self, error: SfPubSubError | None = None) -> None:
-        """Settle the waiting call, if any: with *error*, or as done if the channel is settled."""
+        """Settle the waiting call, if any: as failed if there is an *error*, or as done if the
+        channel is settled.
+        """
         if self.call is not None and (error is not None or self.is_settled):
             self.call.settle(error)
             self.call = None
@@ -82,25 +78,28 @@ class Subscriptions:
     """The channels of one client, and the queue of their events."""
 
     dumps: Callable[[Any], str]
-    """Encodes JSON."""
+    """Encodes the JSON of requests."""
     fallback: int | None
     """Where a channel continues if its position is refused; None to report an error."""
     order: Iterator[int]
-    """Numbers messages in their order of arrival."""
+    """Supplies the sequence numbers of messages, in order of arrival."""
     max_pending_count: int
     """Queue length at which no more events are fetched; 0 or less for no limit."""
-    items: Items = field(default_factory=deque)
+    items: deque[StreamingMessage | SfPubSubError] = field(default_factory=deque)
     """The queue of messages and errors for the application, which removes them from the left."""
     out: list[Command] = field(default_factory=list)
-    """Commands for the driver: those of the whole protocol; gaps are added here."""
+    """Commands for the driver, including those of the rest of the protocol."""
     has_replay: bool = True
     """Whether the server supports replay in this session."""
     _by_path: dict[str, Channel] = field(default_factory=dict)
+    # Events that arrived before the reply to their channel's subscribe. They are held back until
+    # then, because the reply may come with older events.
+    _early: list[Message] = field(default_factory=list)
 
     @property
     def names(self) -> set[str]:
-        """The channels that are confirmed by the server or being resumed."""
-        # A copy, because the application's threads call this.
+        """The subscribed channels, with their filters, including those that are being resumed."""
+        # A copy, because the application's threads read this without the driver's lock.
         channels = self._by_path.copy().values()
         return {item.name for item in channels if item.is_wanted == (item.call is None)}
 
@@ -112,20 +111,19 @@ class Subscriptions:
     @property
     def are_full(self) -> bool:
         """Whether no more events should be fetched for now."""
-        # Events that wait for the reply to a subscribe are in a list without a limit.
-        is_full = 0 < self.max_pending_count <= len(self.items)
-        return is_full or any(item.early for item in self._by_path.values())
+        # There is no other limit on the number of early events.
+        return bool(self._early) or 0 < self.max_pending_count <= len(self.items)
 
     def subscribe(self, name: str, start: int, call: Call, *, rewind: bool, resumes: bool) -> None:
         """Mark a channel as wanted.
 
         Args:
             name: The channel, optionally with a filter.
-            start: The start position; ignored if the channel is already subscribed.
-            call: Settled by the server's reply.
-            rewind: Whether the caller insists on *start*.
-            resumes: Whether a channel that was unsubscribed continues after its last message, so
-                that messages that are still queued are not delivered twice.
+            start: The start position; not used if the channel is already subscribed.
+            call: Settled when the server has replied.
+            rewind: Whether it is an error if *start* cannot be used.
+            resumes: Whether a channel that was unsubscribed continues after its last queued
+                message, rather than at *start*, so that no queued message is delivered twice.
 
         Raises:
             LocalProtocolError: The channel is not valid, is subscribed with another filter, or is
@@ -136,7 +134,7 @@ class Subscriptions:
             if len(self.dumps([name, path]).encode()) > bayeux.MAX_REQUEST - _ROOM:
                 raise LocalProtocolError(f"the filter of {path[:100]} is too long for a request")
             if path.startswith(("/event/", "/data/")):
-                logger.info("%s can be read through the Pub/Sub API as well: PubSubClient", path)
+                logger.info("%s can be read through the Pub/Sub API: see PubSubClient", path)
             left = channel.position if resumes else NEW_EVENTS
             self._by_path[path] = Channel(name, start if left < 0 else left, call, is_wanted=True)
         elif rewind:
@@ -157,27 +155,32 @@ class Subscriptions:
         channel.answer()
 
     def _find(self, name: str) -> Channel:
-        """Return a channel; a new one, which is not wanted, if it was never subscribed."""
+        """Return the channel for a new call: a new, unwanted channel if it was never subscribed.
+
+        Raises:
+            LocalProtocolError: See `subscribe`.
+        """
         path = path_of(name)
         if len(path) < 2 or path[0] != "/" or path.startswith(("/meta/", "/service/")):
             kinds = "/topic/NAME, /u/NAME, /event/NAME__e or /data/NAME"
             raise LocalProtocolError(f"{name!r} is not a channel: use {kinds}")
         channel = self._by_path.get(path) or Channel(name)
-        if channel.name != name and channel.is_settled and not channel.is_wanted:
-            return Channel(name)  # the one with another filter was unsubscribed
-        if channel.name != name:
-            held = f"{path} is subscribed as {channel.name}, and has one position"
-            raise LocalProtocolError(f"{held}: use another client for {name}")
         if channel.call is not None:
-            held = f"{name} is already being subscribed or unsubscribed"
-            raise LocalProtocolError(f"{held}: wait until that call returns")
-        return channel
+            raise LocalProtocolError(f"{path} is already being subscribed or unsubscribed: wait")
+        if channel.name == name:
+            return channel
+        if channel.is_wanted or not channel.is_settled:
+            raise LocalProtocolError(f"{path} is subscribed as {channel.name}: use another client")
+        return Channel(name)  # the one with another filter was unsubscribed
 
     # Requests and answers.
 
     def requests(self, message: Callable[..., Message]) -> list[Message]:
         """Return the subscribe and unsubscribe messages to send now, as many as fit into one
-        request. Call it only when none is in flight.
+        request. Call this only when no such request is in flight.
+
+        Args:
+            message: Makes a message of the session from its channel and its fields.
         """
         asked: list[Message] = []
         size = 0
@@ -196,7 +199,7 @@ class Subscriptions:
             if channel.is_wanted:
                 if channel.is_live and (channel.position == NEW_EVENTS or not self.has_replay):
                     self._report(channel.gap("unanchored"))
-                channel.is_live, channel.early = False, []
+                channel.is_live = False
         return asked
 
     def replied(self, asked: Message, refusal: BayeuxError | None) -> None:
@@ -208,7 +211,7 @@ class Subscriptions:
         """
         channel = self._by_path[path_of(asked["subscription"])]
         if channel.asked is not asked:
-            return  # the caller gave it up, and the channel was subscribed again
+            return  # the caller gave up, and the channel was subscribed again
         channel.asked = None
         is_subscribe = asked["channel"] == bayeux.SUBSCRIBE
         if refusal is None:
@@ -241,7 +244,7 @@ class Subscriptions:
             channel.answer()
 
     def give_up(self, error: SfPubSubError, call: Call | None = None) -> None:
-        """Fail all waiting calls, or only *call*; what they asked for must not happen later."""
+        """Fail all waiting calls, or only *call*; their channels are not wanted any more."""
         for channel in self._by_path.values():
             if channel.call is not None and call in (None, channel.call):
                 channel.is_wanted = False
@@ -254,31 +257,24 @@ class Subscriptions:
     # Events.
 
     def arrived(self, events: list[Message]) -> None:
-        """Queue events, and advance the positions of their channels.
-
-        Args:
-            events: The events of one response; earlier events that waited for a subscribe's reply
-                are queued after them.
-        """
-        for item in self._by_path.values():
-            if item.early and item.is_live:
-                events, item.early = events + item.early, []
+        """Queue the events of one response, and advance the positions of their channels."""
+        events, self._early = events + self._early, []
         path = None  # path of the previous event
         # Local names are faster: there are many events.
         put, make, order = self.items.append, tuple.__new__, self.order
         for event in events:
             if event["channel"] != path:
                 path = event["channel"]
-                known = self._by_path.get(path_of(path))
-                channel = known or Channel(path, is_live=True)
+                channel = self._by_path.get(path_of(path)) or Channel(path, is_live=True)
             if not channel.is_live:
-                channel.early.append(event)
+                if channel.asked is not None:  # otherwise, the server sends it again
+                    self._early.append(event)
                 continue
             try:
                 number = event["data"]["event"]["replayId"]
             except (KeyError, TypeError):
                 number = None
-            if type(number) is not int or number < 0:  # isinstance would accept True
+            if type(number) is not int or number < 0:  # isinstance would accept a bool
                 number = None
             else:
                 channel.position = number

@@ -1,7 +1,6 @@
-"""Long polling over HTTP: two connections with the same cookies, each of which can be cut.
+"""Long polling over HTTP: a connection for each lane, with shared cookies; each can be cut.
 
-Requests go only to the org, with the same limits as every other request of this package
-(`sfpubsub.auth.http`).
+Requests go only to the org, and have the limits of every request of `sfpubsub.auth.http`.
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sfpubsub.auth.http import Answer, Bearer, HttpClient, headers_of
+from sfpubsub.auth.http import Bearer, HttpClient
 from sfpubsub.auth.http_connection import HttpConnection
 from sfpubsub.auth.session import CurrentSession
-from sfpubsub.config import network
 from sfpubsub.errors import RemoteProtocolError, SfPubSubError, StreamUnavailableError
 from sfpubsub.streaming import bayeux
 from sfpubsub.streaming.bayeux import Lane, Send
@@ -26,7 +24,7 @@ class LongPolling:
     """The HTTP connections of one client, each used by the thread of its lane.
 
     Args:
-        http: Sends the requests.
+        http: Makes the requests.
         path: The path of every request.
         sessions: Supplies the tokens.
         loads: Parses JSON.
@@ -35,17 +33,16 @@ class LongPolling:
     def __init__(
         self, http: HttpClient, path: str, sessions: CurrentSession, loads: Callable[[str], Any]
     ) -> None:
-        # Imported here: it loads more code than this whole package.
+        # Imported here, because it loads more code than this whole package.
         from http.cookiejar import CookieJar
 
-        self._insecure, self._path = http.insecure, path
-        self._sessions, self._loads = sessions, loads
-        cookies = CookieJar()  # shared by both connections: they identify the session to the server
+        self._path, self._sessions, self._loads = path, sessions, loads
+        cookies = CookieJar()  # shared, because the server finds a session by its cookies
         self.connections = {lane: HttpConnection(http, cookies, MAX_BYTES) for lane in Lane}
-        """By lane. The driver cuts one, in any thread, when the protocol cancels its request."""
+        """The connections by lane. The driver cuts one, in any thread, to cancel its request."""
 
     def exchange(self, request: Send) -> bayeux.Answer | SfPubSubError:
-        """Send a request, and return its response or an error. Blocks."""
+        """Send a request, and return the sorted response, or the error. Blocks."""
         try:
             request.session = self._sessions.get_session(request.refused)
             text = self._post(request)
@@ -55,26 +52,21 @@ class LongPolling:
                 return bayeux.broken("HTML" if text.lstrip()[:1] == "<" else "no JSON")
         except SfPubSubError as error:
             return error
-        except Exception as error:  # noqa: BLE001  # a JSON function is anyone's code
+        except Exception as error:  # noqa: BLE001  # the application's json_loads may raise anything
             # The exception's text may quote the response or the request.
             return RemoteProtocolError(f"a response could not be read: {type(error).__name__}")
 
     def _post(self, request: Send) -> str:
         session, connection = request.session, self.connections[request.lane]
-        url = session.instance_url + self._path
-        network.check_url(url, "the instance URL", insecure=self._insecure, path=True)
-        headers = headers_of(Bearer(session.instance_url, session.access_token))
-        headers["Content-Type"] = "application/json;charset=UTF-8"
         connection.ready()
         if request.is_cut:  # checked as late as possible: from here on, `cut` breaks the connection
-            raise StreamUnavailableError("the request was cut before it was sent")
-        answer = connection.post(url, headers, request.body.encode(), request.timeout)
+            raise StreamUnavailableError("the request was cancelled before it was sent")
+        bearer = Bearer(session.instance_url, session.access_token)
+        answer = connection.post(bearer, self._path, request.body.encode(), request.timeout)
         # A connect is immediately followed by the next. Other requests are rare: the server would
         # often have closed a kept connection, which is only noticed when a request fails.
         if request.lane is Lane.ASK:
             connection.drop()
-        if not isinstance(answer, Answer):
-            raise answer
         if answer.status != 200 and not answer.body.lstrip().startswith(b"[{"):
             # Not a Bayeux refusal, but the page of a proxy or of a server that is down.
             raise StreamUnavailableError(f"{answer.host} answered {answer!r}")
