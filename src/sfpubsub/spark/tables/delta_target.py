@@ -380,25 +380,35 @@ def _lacking(there: Any, wanted: Any) -> bool:
 
 
 def _statistics(content: bytes) -> dict[str, Any]:
-    """Return the statistics of a file for Delta's log, as far as readers use them."""
+    """Return the statistics of a file for Delta's log, as far as readers use them.
+
+    A reader that looks for a value also asks whether the column has one. Without the number of its
+    nulls it would read every file, whatever the bounds say.
+    """
     metadata = pq.read_metadata(io.BytesIO(content))
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    unknown: set[str] = set()
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         for index in range(group.num_columns):
             column = group.column(index)
             name, found = column.path_in_schema, column.statistics
-            if name not in _BOUNDED:
+            if "." in name:  # a part of a struct, or of a list, whose nulls are counted otherwise
                 continue
-            if found is None or not found.has_min_max:
+            if found is None or not found.has_null_count:
+                unknown.add(name)
                 continue
-            least[name] = min(least.get(name, found.min), found.min)
-            most[name] = max(most.get(name, found.max), found.max)
+            nulls[name] = nulls.get(name, 0) + found.null_count
+            if name in _BOUNDED and found.has_min_max:
+                least[name] = min(least.get(name, found.min), found.min)
+                most[name] = max(most.get(name, found.max), found.max)
     return {
         "numRecords": metadata.num_rows,
         "minValues": {name: _bound(value) for name, value in least.items()},
         "maxValues": {name: _bound(value) for name, value in most.items()},
+        "nullCount": {name: count for name, count in nulls.items() if name not in unknown},
         "tightBounds": True,
     }
 
