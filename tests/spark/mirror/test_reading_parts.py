@@ -24,6 +24,7 @@ from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.described import Column
 from sfpubsub.spark.mirror.folding import Merging, read_from, row_without, struct_of
+from sfpubsub.spark.mirror.job import _ids_of
 from sfpubsub.spark.mirror.ledger import Account
 from sfpubsub.spark.mirror.log import Marker
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
@@ -116,11 +117,14 @@ def test_what_is_kept_comes_back():
     for note in (
         merge,
         replace(merge, newest=replace(READ, since=None, until=None)),
+        replace(merge, ids=("001A", "001B")),
         Ask("Account", None, Reason.GAP, 4, 2.0),
         Ask("Account", ("001000000000001AAA",), Reason.ASKED, 4, 2.0),
         Sweep("Account", 3, 4, 9, 3.0),
     ):
         assert note_of(note.to_note()) == note
+    old = {name: value for name, value in merge.to_note().items() if name != "ids"}
+    assert note_of(old) == merge
     marker = Marker(1, "object", AsOf(7, 3), until=AT, job="750", selected=("Id", "Name"))
     assert Marker.from_json(marker.to_json()) == marker
     assert read_from(struct_of(READ)) == READ
@@ -157,6 +161,16 @@ def test_the_budget_is_of_24_hours():
     assert budget.may_read(DAY, 6)
     assert budget.spent(DAY + 2, 6) == 0
     assert Budget(None, [(0.0, 10**9)]).may_read(1.0, 5)
+
+
+def test_the_ids_of_a_merge_are_those_of_its_pieces():
+    """A merge looks for its records in the table unless all of its pieces say where they end."""
+    one = Marker(1, "object", READ.as_of, size=2, lowest="001C", highest="001D")
+    two = replace(one, lowest="001A", highest="001B")
+    none = replace(one, size=0, lowest=None, highest=None)
+    assert _ids_of([one, none, two]) == ("001A", "001D")
+    assert _ids_of([one, replace(two, lowest=None, highest=None)]) is None
+    assert _ids_of([none]) is None
 
 
 def test_a_read_is_done_with_when_its_end_was_merged():

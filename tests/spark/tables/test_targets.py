@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
+from py4j.clientserver import ClientServerConnection
 
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.tables import open_target
@@ -265,6 +266,32 @@ def test_a_step_that_another_writer_commits_first_is_refused(target, monkeypatch
     table.append([parquet_of(rows(1))], 2)
     assert table.step() == 2
     assert jobs_begun(target.spark) == before
+
+
+@pytest.mark.skipif(TABLE_FORMAT != "delta", reason="the calls are those of Delta's transaction")
+def test_an_append_makes_few_calls_of_the_jvm(target, monkeypatch):
+    """With forty tables a step they would cost as much as the commits: sixteen, and a few when the
+    table has changed otherwise.
+    """
+    table = target.table("Order_Event__e")
+    table.make(COLUMNS)
+    table.append([parquet_of(rows(0))], 1)
+    table.append([parquet_of(rows(1))], 2)
+    calls, send, thread = [], ClientServerConnection.send_command, threading.get_ident()
+
+    def counted(self, command):
+        if threading.get_ident() == thread:  # another one releases objects
+            calls.append(command)
+        return send(self, command)
+
+    monkeypatch.setattr(ClientServerConnection, "send_command", counted)
+    table.append([parquet_of(rows(2))], 3)
+    assert len(calls) <= 16, calls
+    assert not table.append([parquet_of(rows(2))], 3)
+    table.delete("ingest_seq = 1", 4)
+    assert not table.append([parquet_of(rows(2))], 4)
+    table.append([parquet_of(rows(3))], 5)
+    assert (table.step(), seqs(table)) == (5, [0, 2, 3])
 
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="Iceberg's metadata has the number at once")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from sfpubsub.spark.ingest.background import Background
 from sfpubsub.spark.mirror.log import Marker
 
-# Maximum number of pieces read ahead of the merge. Limits the disk space, and the number of pieces
-# left to merge after a kill.
-_AHEAD = 4
+# Maximum number of pieces read ahead of the merge. They are merged together, which saves about a
+# second for each merge saved, but events wait for a merge: this many take some seconds.
+_AHEAD = 8
 
 # Seconds between checks of the stop flag while the queue is full.
 _POLL = 0.25

@@ -452,6 +452,7 @@ class Mirror:
             laid=self._hand.laid(),
             at=now,
             size=size,
+            ids=_ids_of(new),
         )
         if size:
             self._hand.do(merge)
@@ -462,7 +463,9 @@ class Mirror:
             whole = replace(read, until=marker.until)
             selected = marker.selected
             self._hand.do(
-                replace(merge, first=marker.read, read=whole, is_last=True, selected=selected)
+                replace(
+                    merge, first=marker.read, read=whole, is_last=True, ids=None, selected=selected
+                )
             )
             self._report = replace(self._report, reads=self._report.reads + 1)
             self._say(f"{name}: all {marker.rows} records read and merged")
@@ -471,6 +474,16 @@ class Mirror:
     def _describe(self, name: str) -> ObjectDescription:
         self._described[name] = found = self._reader.describe(name)
         return found
+
+
+def _ids_of(markers: Sequence[Marker]) -> tuple[str, str] | None:
+    """Return the lowest and the highest id of some pieces; None if a piece does not have them."""
+    filled = [each for each in markers if each.size]
+    lowest = [each.lowest for each in filled if each.lowest is not None]
+    highest = [each.highest for each in filled if each.highest is not None]
+    if not filled or len(lowest) < len(filled) or len(highest) < len(filled):
+        return None
+    return min(lowest), max(highest)
 
 
 def _so_far(marker: Marker) -> str:

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
@@ -31,7 +32,8 @@ LOG_PREFIX = "_reads_"
 
 Kind = Literal["object", "ids", "sweep"]
 
-# Columns of a row in addition to the record's fields.
+# Columns of a row in addition to the record's fields. They come before those, because Delta uses
+# the bounds of a table's first 32 columns only: those of `_piece` tell which files a merge reads.
 FACTS = pa.schema(
     [
         ("_is_deleted", pa.bool_()),
@@ -69,6 +71,11 @@ class Marker:
     """Number of rows of the read so far."""
     size: int = 0
     """Number of rows in this piece, including those of records that were not returned."""
+    lowest: str | None = None
+    highest: str | None = None
+    """Lowest and highest id of the records in this piece; None if it has no rows, or was written by
+    an earlier version.
+    """
     total: int | None = None
     """Approximate number of records of the object; None if not counted."""
     piece: int = 0
@@ -127,11 +134,12 @@ class ReadLog:
         """
         number = self.next
         marker = replace(marker, piece=number, read=marker.read or number)
-        schema = pa.schema([("record_id", pa.string()), *columns.schema.remove_metadata(), *FACTS])
+        schema = pa.schema([("record_id", pa.string()), *FACTS, *columns.schema.remove_metadata()])
         if schema != self._made:  # may wait for a merge in another thread
             self._table.make(schema, _FACTS)
             self._made = schema
-        if not self._table.append([_file(schema, rows, marker)], number):
+        content, marker = _file(schema, rows, marker)
+        if not self._table.append([content], number):
             raise WriteError(
                 f"piece {number} of {self._table.name} was written by another process: run one "
                 f"mirror for each target"
@@ -167,18 +175,24 @@ class ReadLog:
         self._cleared = last
 
 
-def _file(schema: pa.Schema, rows: Iterable[pa.Table], marker: Marker) -> bytes:
+def _file(schema: pa.Schema, rows: Iterable[pa.Table], marker: Marker) -> tuple[bytes, Marker]:
+    """Return a piece as a file, and its marker with the lowest and the highest id."""
     content = io.BytesIO()
+    ids: list[str] = []
     with pq.ParquetWriter(content, schema, compression="snappy") as writer:
         for part in rows:
+            if not len(part):  # a row group without rows would leave the file without bounds
+                continue
             own = part.append_column("_until", _same(marker.until, TIME, len(part)))
             own = own.append_column("_piece", _same(marker.piece, pa.int64(), len(part)))
             own = own.append_column("_marker", pa.nulls(len(part), pa.string()))
             writer.write_table(own.select(schema.names).cast(schema))
+            ids += pc.min_max(part["record_id"]).as_py().values()
+        marker = replace(marker, lowest=min(ids, default=None), highest=max(ids, default=None))
         last: dict[str, Any] = dict.fromkeys(schema.names)
         last |= {"_piece": marker.piece, "_marker": marker.to_json()}
         writer.write_table(pa.Table.from_pylist([last], schema))
-    return content.getvalue()
+    return content.getvalue(), marker
 
 
 def _same(value: Any, kind: pa.DataType, count: int) -> pa.Array:

@@ -40,6 +40,8 @@ class Merge:
     """When the step was planned, in seconds since 1970 UTC."""
     size: int = 0
     """Number of rows in the pieces."""
+    ids: tuple[str, str] | None = None
+    """Lowest and highest id of the rows in the pieces; None if they are not known."""
     calls: int = 0
     """Number of requests made to the org since the last note that counted them."""
     selected: tuple[str, ...] = ()
@@ -98,6 +100,7 @@ def note_of(found: Mapping[str, Any]) -> Note:
     if found["do"] == "merge":
         values["read"] = _read_of(values["read"])
         values["selected"] = tuple(values["selected"])
+        values["ids"] = tuple(values["ids"]) if values.get("ids") else None
         values["newest"] = None if values["newest"] is None else _read_of(values["newest"])
         return Merge(**values)
     if found["do"] == "ask":

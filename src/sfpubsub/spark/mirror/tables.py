@@ -234,7 +234,7 @@ class MirrorTables:
         read = self.log(note.entity).rows(note.first, note.last)
         ids = read.select("record_id")
         parts = []
-        if found.table.step() and (note.kind == "ids" or _may_share(found.table.read(), ids)):
+        if found.table.step() and (note.kind == "ids" or _may_share(found.table.read(), note.ids)):
             parts.append(found.before(ids))
         if entries:
             parts.append(_among(found.entries(self._frame(entries)), ids))
@@ -368,14 +368,14 @@ def _among(rows: DataFrame, ids: DataFrame) -> DataFrame:
     return rows.join(f.broadcast(ids), "record_id", "left_semi")
 
 
-def _may_share(table: DataFrame, ids: DataFrame) -> bool:
-    """Return whether a table has any id between the lowest and the highest of *ids*.
+def _may_share(table: DataFrame, ids: tuple[str, str] | None) -> bool:
+    """Return whether a table has any id from the lowest to the highest of *ids*; True if they are
+    not known.
 
     During a first read it usually has none, because the pieces of a Bulk read are ranges of ids.
     Files outside a range are not read, whereas a join would read the whole table for each piece.
     """
-    lowest, highest = ids.selectExpr("min(record_id)", "max(record_id)").collect()[0]
-    return not table.where(f.col("record_id").between(lowest, highest)).isEmpty()
+    return ids is None or not table.where(f.col("record_id").between(*ids)).isEmpty()
 
 
 def _ids_of(rows: DataFrame) -> DataFrame:

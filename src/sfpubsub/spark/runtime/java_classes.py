@@ -2,23 +2,42 @@
 
 With ``spark._jvm.org.apache…`` py4j asks the JVM about each part of a name, and the JVM searches
 all its jars for a class ``org``, then ``org.apache`` and so on: about 10 ms of CPU time for each
-use of a class.
+use of a class. And py4j asks about each static method every time it is used, so the classes here
+remember theirs.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
-from py4j.java_gateway import JavaClass
+from py4j.java_gateway import JavaClass, JavaMember
 from pyspark.sql import SparkSession
+
+
+class _Class(JavaClass):  # type: ignore[misc]  # py4j has no types
+    """A class that remembers its static methods. Its fields are read each time."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if isinstance(found, JavaMember):
+            self.__dict__[name] = found
+        return found
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
     """Return a class of the session's JVM. A missing class is detected only when it is used.
+
+    Thread-safe, like the classes.
 
     Args:
         spark: A classic Spark session.
         name: Fully qualified name; nested classes are separated by ``$``.
     """
     jvm: Any = spark._jvm
-    return JavaClass(name, jvm._gateway_client)
+    return _class(jvm._gateway_client, name)
+
+
+@lru_cache(maxsize=64)  # more than this package uses, of one JVM
+def _class(client: Any, name: str) -> Any:
+    return _Class(name, client)

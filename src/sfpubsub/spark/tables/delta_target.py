@@ -12,8 +12,10 @@ import io
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from sfpubsub.durable import sync
 from sfpubsub.errors import ConfigurationError, WriteError
 from sfpubsub.spark.raw.delta import transaction_number
 from sfpubsub.spark.raw.frames import spark_schema, sql_text
+from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.runtimes import check_session, delta_settings
 from sfpubsub.spark.runtime.session import active_session, frame_of_rows
 from sfpubsub.spark.tables.logged_target import LoggedTarget, LoggedTargetTable
@@ -40,9 +43,9 @@ _FACTS = "sfpubsub.facts"
 APPLICATION_SETTING = "spark.databricks.delta.write.txnAppId"
 NUMBER_SETTING = "spark.databricks.delta.write.txnVersion"
 
-# Time-related columns for which file minimum and maximum are stored, so that readers can skip
+# Columns, mostly of times, for which file minimum and maximum are stored, so that readers can skip
 # files. Delta's own writer stores them for the first 32 columns, which include replay ids.
-_BOUNDED = ("event_time", "received_at", "ingest_seq", "commit_timestamp", "batch")
+_BOUNDED = ("event_time", "received_at", "ingest_seq", "commit_timestamp", "batch", "_piece")
 
 # Commits between checkpoints of the log, each of which costs six Spark jobs. Delta's default of 10
 # is too frequent for tables with a small commit every few seconds; a new reader reads at most this
@@ -58,6 +61,17 @@ _CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
 _UNMAPPED = ("none", "NoMapping")
 
 
+@dataclass(frozen=True)
+class _Version:
+    """What the table has in one of its versions."""
+
+    number: int
+    step: int
+    """Step of this package's newest commit."""
+    mapping: str
+    """Mode of column mapping."""
+
+
 class DeltaTarget(LoggedTarget):
     """A place with Delta tables. See `Target`."""
 
@@ -68,9 +82,28 @@ class DeltaTarget(LoggedTarget):
     def _open(self, name: str) -> TargetTable:
         return DeltaTargetTable(self, name)
 
+    # Java objects that never change. Each call of the JVM costs about as much as a small file.
+
+    @cached_property
+    def nothing(self) -> Any:
+        """Scala's ``None``."""
+        return java_class(self.spark, "scala.Option").empty()
+
+    @cached_property
+    def no_actions(self) -> Any:
+        """An empty list of actions."""
+        return getattr(java_class(self.spark, "scala.collection.immutable.Nil$"), "MODULE$")
+
+    @cached_property
+    def append_mode(self) -> Any:
+        """The mode of a streaming query that only adds rows."""
+        return java_class(self.spark, "org.apache.spark.sql.streaming.OutputMode").Append()
+
 
 class DeltaTargetTable(LoggedTargetTable):
     """One Delta table. See `TargetTable`."""
+
+    _target: DeltaTarget
 
     def __init__(self, target: DeltaTarget, name: str) -> None:
         super().__init__(target, name)
@@ -78,6 +111,8 @@ class DeltaTargetTable(LoggedTargetTable):
         self._location = None if self._in_catalog else self._address
         self._exists = False
         self._is_new = False
+        self._known: _Version | None = None
+        """The newest version seen so far."""
 
     def exists(self) -> bool:
         """See `TargetTable`."""
@@ -96,7 +131,8 @@ class DeltaTargetTable(LoggedTargetTable):
         if not self.exists():
             return 0
         with self._errors("cannot be read"):
-            return self._step_of(self._snapshot())
+            snapshot = self._snapshot()
+            return self._version(int(snapshot.version()), lambda: snapshot).step
 
     def facts(self) -> dict[str, str]:
         """See `TargetTable`."""
@@ -142,14 +178,16 @@ class DeltaTargetTable(LoggedTargetTable):
         """
         with self._errors("was not written"), active_session(self._target.spark):
             transaction = self._log().startTransaction()
-            if self._step_of(transaction.snapshot()) >= step:
+            found = self._version(int(transaction.readVersion()), transaction.snapshot)
+            if found.step >= step:
                 return False
             # As `txnVersion` does, make a concurrent commit with our application id a conflict.
             transaction.readTxn().addOne(APPLICATION)
-            self._check_names(transaction.metadata())
+            self._check_names(found)
             number = {"appId": APPLICATION, "version": step, "lastUpdated": _now()}
             actions = [{"txn": number}, *({"add": self._put(content)} for content in files)]
-            transaction.commit(self._parsed(actions), self._operation(step))
+            version = transaction.commit(self._parsed(actions), self._operation(step))
+            self._known = replace(found, number=int(version), step=step)
         return True
 
     def merge(
@@ -253,10 +291,20 @@ class DeltaTargetTable(LoggedTargetTable):
         JSON is the form of the log, which is stable across versions of Delta.
         """
         action = self._java("org.apache.spark.sql.delta.actions.Action")
-        parsed = self._java("java.util.ArrayList")()
+        parsed = self._target.no_actions
         for record in actions:
-            parsed.add(action.fromJson(json.dumps(record)))
-        return self._java(_CONVERTERS).asScala(parsed).toSeq()
+            parsed = parsed.appended(action.fromJson(json.dumps(record)))
+        return parsed
+
+    def _version(self, number: int, snapshot: Callable[[], Any]) -> _Version:
+        """Return what the table has in a version, which is read from the log only if another
+        writer, or a merge, has made the version.
+        """
+        if self._known is None or self._known.number != number:
+            there = snapshot()
+            mapping = str(there.metadata().columnMappingMode().name())
+            self._known = _Version(number, self._step_of(there), mapping)
+        return self._known
 
     def _step_of(self, snapshot: Any) -> int:
         """Return the step of this package's newest commit in *snapshot*; 0 if there is none."""
@@ -271,15 +319,13 @@ class DeltaTargetTable(LoggedTargetTable):
         instead of adding the commit to the known state.
         """
         update = self._java("org.apache.spark.sql.delta.DeltaOperations$StreamingUpdate")
-        append = self._java("org.apache.spark.sql.streaming.OutputMode").Append()
-        return update(append, APPLICATION, step, self._nothing)
+        return update(self._target.append_mode, APPLICATION, step, self._target.nothing)
 
-    def _check_names(self, metadata: Any) -> None:
-        mode = str(metadata.columnMappingMode().name())
-        if mode not in _UNMAPPED:
+    def _check_names(self, found: _Version) -> None:
+        if found.mapping not in _UNMAPPED:
             raise WriteError(
-                f"{self._address} uses column mapping ({mode}), so rows cannot be added to "
-                f"it: set its table property delta.columnMapping.mode to none, then rebuild the "
+                f"{self._address} uses column mapping ({found.mapping}), so rows cannot be added "
+                f"to it: set its table property delta.columnMapping.mode to none, then rebuild the "
                 f"tables with sfpubsub tables rebuild"
             )
 
@@ -315,11 +361,7 @@ class DeltaTargetTable(LoggedTargetTable):
         return logs.forTable(self._java_session, self._location)
 
     def _snapshot(self) -> Any:
-        return self._log().update(False, self._nothing, self._nothing)
-
-    @property
-    def _nothing(self) -> Any:
-        return self._java("scala.Option").empty()
+        return self._log().update(False, self._target.nothing, self._target.nothing)
 
 
 def _lacking(there: Any, wanted: Any) -> bool:
@@ -340,25 +382,35 @@ def _lacking(there: Any, wanted: Any) -> bool:
 
 
 def _statistics(content: bytes) -> dict[str, Any]:
-    """Return a Parquet file's statistics for Delta's log: row count and bounds of `_BOUNDED`."""
+    """Return a Parquet file's statistics for Delta's log: row count, bounds of `_BOUNDED`, nulls.
+
+    A reader that looks for a value also asks whether the column contains one. Without the number of
+    nulls it would read every file, whatever the bounds.
+    """
     metadata = pq.read_metadata(io.BytesIO(content))
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    unknown: set[str] = set()
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         for index in range(group.num_columns):
             column = group.column(index)
             name, found = column.path_in_schema, column.statistics
-            if name not in _BOUNDED:
+            if "." in name:  # a part of a struct, or of a list, whose nulls are counted otherwise
                 continue
-            if found is None or not found.has_min_max:
+            if found is None or not found.has_null_count:
+                unknown.add(name)
                 continue
-            least[name] = min(least.get(name, found.min), found.min)
-            most[name] = max(most.get(name, found.max), found.max)
+            nulls[name] = nulls.get(name, 0) + found.null_count
+            if name in _BOUNDED and found.has_min_max:
+                least[name] = min(least.get(name, found.min), found.min)
+                most[name] = max(most.get(name, found.max), found.max)
     return {
         "numRecords": metadata.num_rows,
         "minValues": {name: _bound(value) for name, value in least.items()},
         "maxValues": {name: _bound(value) for name, value in most.items()},
+        "nullCount": {name: count for name, count in nulls.items() if name not in unknown},
         "tightBounds": True,
     }
 
