@@ -8,6 +8,10 @@ cd "$(dirname "$0")/.."
 began=$SECONDS
 prepare all,dev
 
+# Images for containers often switch bytecode off. Then each of the hundred Pythons that the tests
+# start compiles all that it imports, which is more work than what most of them are started for.
+export PYTHONDONTWRITEBYTECODE=
+
 if [ $# -gt 0 ]; then
   exec python -m pytest "$@"
 fi
@@ -48,9 +52,17 @@ docs() { scripts/docs.sh; }
 native() { scripts/native.sh --test; }
 benchmarks() { python -m benchmarks --short; } # shows that it works, and reports
 java() { python -m tests.java; } # for the tests below, whose Java starts sooner by it
+# What runs below. That it can be collected is seen early, and it is compiled once: workers that
+# begin at the same time would each do it.
+tests=(-m "not slow and not foreign" --ignore=tests/protocol)
+collect() {
+  local said
+  said=$(python -m pytest -q --collect-only "${tests[@]}") || { echo "$said" && return 1; }
+  tail -n 1 <<<"$said"
+}
 
 # Side by side; what each says is shown when it has ended, in this order.
-checks=(java lint types docs generated core consumer streaming iceberg benchmarks native)
+checks=(java collect lint types docs generated core consumer streaming iceberg benchmarks native)
 logs=$(mktemp -d)
 trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
 declare -A pids
@@ -72,5 +84,4 @@ printf '\n== checks took %d s\n' $((SECONDS - began)) >&2
 
 # One worker more than there are cores, because much of it waits: for Java, for children, for time.
 # The tests that share a Spark session stay together (tests/spark/conftest.py).
-python -m pytest -m "not slow and not foreign" --ignore=tests/protocol --numprocesses $(($(nproc) + 1)) \
-  --dist loadgroup
+python -m pytest "${tests[@]}" --numprocesses $(($(nproc) + 1)) --dist loadgroup

@@ -25,6 +25,7 @@ from sfpubsub.errors import (
     StreamUnavailableError,
 )
 
+from ..conftest import PATIENCE
 from .servers import Reply, connect_proxy, https_host
 
 TENANT = "00D000000000001EAA"
@@ -270,8 +271,8 @@ def test_a_connection_that_takes_the_place_of_another_is_the_one_that_is_cut():
         with first:
             limit.watch(first)
         limit.watch(second)
-        first_end.settimeout(5.0)
+        first_end.settimeout(PATIENCE)
         assert first_end.recv(1) == b""
         limit.expire()
-        second_end.settimeout(5.0)
+        second_end.settimeout(PATIENCE)
         assert second_end.recv(1) == b""

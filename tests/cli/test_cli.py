@@ -122,7 +122,7 @@ def test_subscribe_prints_events_soon_after_they_are_published(emulator):
         published = time.monotonic()
         emulator.publish(TOPIC, orders(1, first=1))
         process.stdout.readline()
-        assert time.monotonic() - published < 10
+        assert time.monotonic() - published < 30
     finally:
         process.send_signal(signal.SIGINT)
         with process.stdout, process.stderr:

@@ -72,7 +72,7 @@ def test_a_closed_pipe_acks_what_was_read_and_nothing_else(emulator, capsys):
         process.stdout.close()
         closed = time.monotonic()
         code, err = ended(process)
-        assert time.monotonic() - closed < 3
+        assert time.monotonic() - closed < 30  # the next keepalive comes after 120
     assert code == 0
     assert err.splitlines() == ["1 event, 9 more printed but not read"]
     assert rest_of(emulator, capsys) == published[1:]
