@@ -26,9 +26,9 @@ Numbers = npt.NDArray[np.uint64]
 _COLUMNS = 3
 RECORD_BYTES = 8 * _COLUMNS
 
-# Filter bits per key, in blocks of one word, of which a key sets five. About 3 in 100 new keys
-# cause a needless file lookup. With two more bits, 300 million keys and a merge of an eighth of
-# them would not fit into half a gigabyte.
+# Filter bits per key. The filter consists of one-word blocks, and a key sets five bits of its
+# block. About 3 in 100 new keys cause a needless file lookup. With two more bits per key, 300
+# million keys and a merge of an eighth of them would not fit into half a gigabyte.
 _FILTER_BITS = 8
 _BITS_SET = 5
 
@@ -141,7 +141,7 @@ class _Index:
         return np.flatnonzero((words & sought.bits) == sought.bits)
 
     def spans(self, tops: Numbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return, for each key, the start and end index of the records to search.
+        """Return, for each key, the start index and exclusive end index of the records to search.
 
         Args:
             tops: The first 32 bits of each key.
@@ -230,7 +230,13 @@ class KeyRun:
         return candidates[rows[same]], records[same, 2]
 
     def place(self, head: int) -> int:
-        """Return the number of records whose first half is below *head*."""
+        """Return the index of the first record whose key starts with *head* or a higher number.
+
+        Return the number of records if there is no such record.
+
+        Args:
+            head: First half of a key, as a number; may also be `HEADS`.
+        """
         if head >= HEADS:
             return len(self)
         (low,), (high,) = self._index.spans(np.array([head >> 32], np.uint64))
@@ -244,7 +250,7 @@ class KeyRun:
         return copied
 
     def release(self) -> None:
-        """Release the touched pages of the file; they stay in the system's page cache."""
+        """Drop the file's pages from this process's memory; the system's page cache keeps them."""
         if _DONT_NEED is not None:
             self._map.madvise(_DONT_NEED)
 

@@ -75,6 +75,6 @@ class TableReplayStore(ReplayStore):
         if topic not in self._names:
             kept = ", ".join(sorted(self._names)) or "no topic"
             raise ConfigurationError(
-                f"{topic} is not a source of the table, which stores positions of {kept}: add it "
-                f"to the writer's topics"
+                f"{topic} is not a source of the table, which stores the positions of {kept}: add "
+                f"it to the writer's topics"
             )

@@ -123,7 +123,8 @@ class Feed:
 
     @property
     def idle(self) -> float:
-        """How long the stream could receive events but received none, in seconds."""
+        """For how long the stream has been able to receive events but has received none (seconds).
+        """
         return time.monotonic() - self._quiet_since
 
     @property
