@@ -275,8 +275,8 @@ class EventWriter:
                 sidecar are written with a warning, because typed tables need the schema.
 
         Raises:
-            LocalProtocolError: Columns are missing or have other types, the writer was closed, or
-                another thread is writing.
+            LocalProtocolError: The rows do not have the columns and types of a raw table, the
+                writer was closed, or another thread is writing.
             WriteError: It is unknown whether the rows were written; write them again.
         """
         given = {**schemas_in(rows), **(schemas or {})}

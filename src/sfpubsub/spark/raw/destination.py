@@ -121,7 +121,10 @@ class Destination:
 
 
 def format_of(raw: str | os.PathLike[str], default: str) -> str:
-    """Detect the format of a raw table at a local path; return *default* for anything else."""
+    """Detect the format of a raw table at a local path by its log; without one it is parquet.
+
+    Return *default* if *raw* is not an existing local directory.
+    """
     try:
         path = local_path(raw)
     except ConfigurationError:

@@ -123,8 +123,7 @@ class Feed:
 
     @property
     def idle(self) -> float:
-        """For how long the stream has been able to receive events but has received none (seconds).
-        """
+        """Seconds for which the stream has been able to receive events but has received none."""
         return time.monotonic() - self._quiet_since
 
     @property

@@ -268,7 +268,10 @@ def _marks(changes: DataFrame) -> DataFrame:
 
 
 def _since_whole(changes: DataFrame) -> DataFrame:
-    """Drop each record's changes that precede its last CREATE, DELETE or UNDELETE."""
+    """Drop each record's changes that precede its last CREATE, DELETE or UNDELETE.
+
+    Also add the columns ``whole_at`` (the order of that last change) and ``late`` (`_with_late`).
+    """
     whole = f.when(f.col("change_type").isin(*_WHOLE) & ~f.col("is_gap"), f.col("at"))
     last = f.max(whole).over(Window.partitionBy(*_RECORD))
     rows = _with_late(changes.withColumn("whole_at", last))
