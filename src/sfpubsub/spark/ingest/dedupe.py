@@ -2,8 +2,8 @@
 
 An event is identified by its dedupe key. For each key the window stores a mark, computed from the
 event's payload, schema and topic. If a second event with the same key has a different payload, the
-marks show whether schema or topic differ too. If they do, the event is a re-encoded duplicate;
-otherwise, two different events may share an id, which is a conflict. Events that the marks cannot
+marks show whether its schema or topic differs too. If so, it is a duplicate that was re-encoded; if
+not, it may be another event with the same id, which is a conflict. Events that the marks cannot
 classify are looked up in the table, all of them in one lookup. This module uses only keys, rows and
 times: no Spark, no files, no clock.
 """

@@ -75,7 +75,9 @@ class Sought:
     def __init__(self, keys: Sequence[bytes]) -> None:
         joined = b"".join(keys)
         if len(joined) != len(keys) * KEY_BYTES:
-            raise ValueError(f"a dedupe key must have {KEY_BYTES} bytes")
+            raise ValueError(
+                f"a dedupe key must have {KEY_BYTES} bytes: {len(keys)} keys have {len(joined)}"
+            )
         halves = np.frombuffer(joined, "<u8").reshape(-1, 2)
         self.heads: Numbers = np.ascontiguousarray(halves[:, 0])
         self.tails: Numbers = np.ascontiguousarray(halves[:, 1])
@@ -179,7 +181,7 @@ class KeyRun:
         try:
             with path.open("rb", buffering=0) as file:
                 if os.fstat(file.fileno()).st_size != entry.count * RECORD_BYTES:
-                    raise DamagedRunError(f"{path} has an unexpected length")
+                    raise DamagedRunError(f"{path} does not have the length in the manifest")
                 while left:
                     data = file.read(min(left, _CHUNK) * RECORD_BYTES)
                     if not data or len(data) % RECORD_BYTES:
@@ -190,7 +192,7 @@ class KeyRun:
         except (OSError, ValueError, IndexError) as error:  # the latter two if it is not sorted
             raise DamagedRunError(f"{path} cannot be read: {error}") from error
         if crc != entry.crc:
-            raise DamagedRunError(f"{path} has unexpected contents")
+            raise DamagedRunError(f"{path} does not have the checksum in the manifest")
         index.close()
         return cls(path, entry, index, is_sure=False)
 

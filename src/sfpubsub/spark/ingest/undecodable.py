@@ -58,10 +58,10 @@ class Undecodable:
             self._quarantine.put(
                 [quarantined(r.event, reason_of(e), r.received_at) for r, e in errors]
             )
-        became = {"keep": "kept undecoded", "skip": "skipped"}.get(self._policy, "quarantined")
+        became = {"keep": "kept without JSON", "skip": "skipped"}.get(self._policy, "quarantined")
         for row, error in errors:
             _log.error(  # the reason is one sentence; a traceback would add nothing
-                "event %s at %s is %s: %s",
+                "event %s at position %s cannot be decoded and is %s: %s",
                 row.event.id,
                 row.event.replay_id.hex(),
                 became,

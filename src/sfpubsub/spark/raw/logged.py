@@ -209,12 +209,12 @@ class LoggedTable(RawTable):
         for field, value in zip(list(layout.stored)[-len(values) :], values, strict=True):
             rows = rows.append_column(field, pa.repeat(pa.scalar(value, field.type), len(rows)))
         state = self._known.grown(batch, len(rows), positions, now, name)
-        self._try_commit(rows, state, f"batch {batch} of {state.rows} events was not written")
+        self._try_commit(rows, state, f"writing batch {batch} of {state.rows} events")
         return batch
 
     def move(self, positions: Mapping[str, ReplayId]) -> None:
         """See `RawTable`."""
-        self._try_commit(None, self._known.moved(positions), "the position was not written")
+        self._try_commit(None, self._known.moved(positions), "writing the position")
 
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
         """See `RawTable`. The time is the partition's end, or the newest batch's if earlier."""
@@ -273,7 +273,7 @@ class LoggedTable(RawTable):
         except (Conflict, *SPARK_ERRORS, pa.ArrowException) as error:
             self._look_for_another(error)
             raise WriteError(
-                f"{failed} to {self.place}, so nothing was acked: {first_line(error)}"
+                f"{failed} to {self.place} failed, so nothing was acked: {first_line(error)}"
             ) from error
 
     def _check_vacant(self) -> None:
@@ -321,7 +321,7 @@ class LoggedTable(RawTable):
             raise WriteError(f"{self.place} {what}: {first_line(error)}") from error
 
     def _commit(self, rows: pa.Table | None, state: State) -> None:
-        """Commit, check that the commit is in the table, flush local disks, and remember *state*."""
+        """Commit, verify that the table has the commit, flush local disks, and remember *state*."""
         empty = rows is None
         with frame_of(
             self._spark,

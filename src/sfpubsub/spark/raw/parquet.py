@@ -267,7 +267,7 @@ class ParquetTable(RawTable):
             self._publish(staged, published.path)
         except (*SPARK_ERRORS, pa.ArrowException) as error:
             raise WriteError(
-                f"batch {batch} of {len(rows)} events was not written to {self.path}, so nothing "
+                f"writing batch {batch} of {len(rows)} events to {self.path} failed, so nothing "
                 f"was acked: {first_line(error)}"
             ) from error
         self._newest = published

@@ -142,7 +142,7 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
     """Return the Spark settings that a new session needs to read and write *format*.
 
     When the session starts, Spark downloads the jars from Maven Central or the repositories that it
-    is configured with, and caches them on disk. Later sessions use the cache without network access.
+    is configured with, and caches them on disk. Later sessions read the cache and need no network.
 
     Args:
         format: One of `sfpubsub.spark.raw.ownership.FORMATS`.

@@ -175,10 +175,10 @@ def _told(error: Exception, name: str, group: str | None) -> SfPubSubError:
             f"batch {name} was interrupted and will be written by the next run "
             f"(org.apache.spark.SparkException: job group {group} was cancelled)"
         )
-    _log.error("batch %s was not written", name, exc_info=error)
+    _log.error("writing batch %s failed", name, exc_info=error)
     if isinstance(error, SfPubSubError):
         return error
-    return WriteError(f"batch {name} was not written: {first_line(error)}")
+    return WriteError(f"writing batch {name} failed: {first_line(error)}")
 
 
 def _is_interruption(error: Exception, group: str | None) -> bool:

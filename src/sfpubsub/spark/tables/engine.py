@@ -177,11 +177,13 @@ class EventTables:
         return self._planner.is_waiting
 
     def step(self) -> StepReport | None:
-        """Perform the next step, after completing a step that failed or was left unfinished.
+        """Perform the next step.
+
+        A step that failed, or that an earlier process left unfinished, is completed first.
 
         Returns:
-            The report of the next step, or None if there is nothing to do now. A step that was only
-            completed is not reported.
+            The report of the next step, or None if there is nothing to do now. The completed step
+            is not reported.
 
         Raises:
             WriteError: The step failed. The next call, or the next process, completes it.
@@ -252,7 +254,7 @@ class EventTables:
         """
         if self.is_between:
             raise LocalProtocolError(
-                "a step with a note needs the step before it to be finished: call step() first"
+                "the newest step is not finished: call step() before beginning a step with a note"
             )
         with self._under_way():
             self._begin(self._planner.beside(self._newest, note))

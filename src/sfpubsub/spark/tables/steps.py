@@ -237,7 +237,8 @@ class StepFile(StepLog):
             return {} if text is None else dict(json.loads(text))
         except (ValueError, TypeError) as error:
             raise ConfigurationError(
-                f"{self._path / IDENTITY_FILE} is not a valid JSON object: {error}"
+                f"{self._path / IDENTITY_FILE} is not a valid JSON object ({error}): restore the "
+                f"file, or build the tables in another target"
             ) from error
 
     def claim(self, identity: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ class Place:
     address: str
     """An absolute path, a URL without a trailing slash, or the name of a schema."""
     local: Path | None = None
-    """The directory of a local target; otherwise None."""
+    """The directory of a local target; None for other targets."""
     in_catalog: bool = False
     """Whether `address` is the name of a catalog schema."""
 
