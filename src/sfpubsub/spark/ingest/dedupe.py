@@ -50,7 +50,7 @@ class Window(Protocol):
         ...
 
     def oldest(self, now: float) -> float:
-        """Return the write time from which on the window has every key (seconds since 1970 UTC)."""
+        """Return the earliest write time since which no key is missing (seconds since 1970 UTC)."""
         ...
 
 

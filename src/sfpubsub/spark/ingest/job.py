@@ -113,7 +113,9 @@ class _Writing:
 
 
 class IngestJob:
-    """Writes events from one subscription to one table. Not thread-safe, except for `stop`.
+    """Writes events from one subscription to one table.
+
+    Not thread-safe, except for `stop` and `writing_seconds`.
 
     Args:
         subscription: An open subscription with ``ack="manual"``. The job does not close it: its own
@@ -358,7 +360,10 @@ class IngestJob:
         self._keep_gaps_of_a_failure(error)
 
     def _let_end(self) -> None:
-        """After another error, log the error of the current write if that write fails as well."""
+        """After any other error, log the error of the current write if that write fails as well.
+
+        Its events are not acked even if it succeeds, so they are redelivered.
+        """
 
         def tell(written: Future[tuple[WriteResult, float]]) -> None:
             error = written.exception()
