@@ -29,7 +29,12 @@ class PositionKeeper(Protocol):
         ...
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
-        """Store *position* durably; *source* may be None if there is only one."""
+        """Store *position*, immediately or with a later write.
+
+        Args:
+            position: The position.
+            source: Name of the topic or channel; may be None if there is only one.
+        """
         ...
 
 
@@ -62,6 +67,8 @@ class TableReplayStore(ReplayStore):
 
     def set(self, topic: str, replay_id: ReplayId) -> None:
         """Store *replay_id*, unless a write has already stored it.
+
+        If several jobs share the writer, it is stored with a later write (`Together.note`).
 
         Raises:
             ConfigurationError: The topic is not a source of the table.

@@ -67,7 +67,8 @@ class Streams:
 
     Args:
         streams: At least one stream. The thread of each job enters and leaves `Stream.block`.
-        on_failure: Whether the other sources stop or continue if one fails.
+        on_failure: Whether the other sources stop or continue if one fails. They always stop if the
+            table cannot be written.
     """
 
     def __init__(self, streams: Sequence[Stream], on_failure: OnFailure = "stop") -> None:

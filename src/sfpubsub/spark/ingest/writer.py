@@ -317,7 +317,8 @@ class EventWriter:
     def position(self) -> ReplayId | None:
         """Last durable position of the only topic or channel.
 
-        None if it has no position yet, or if there is more than one source.
+        None if it has no position yet, if there is more than one source, or if the only source is a
+        managed subscription.
         """
         return self.positions.get(self.sources[0].name) if len(self.sources) == 1 else None
 

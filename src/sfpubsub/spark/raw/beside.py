@@ -132,7 +132,7 @@ def settle(table: Path, place: Path) -> None:
 
     1. A sidecar that does not exist in *place* yet is moved as a whole, with one rename.
     2. If it exists in both places, because a stream still used the old path, its files are moved
-       one by one. File names are derived from the contents, so an existing file is identical.
+       one by one. A file that exists in both places has the same contents in both.
     3. Files that a failed write left in staging are moved to the new staging directory, which is
        emptied when a writer starts.
 

@@ -375,7 +375,10 @@ class LoggedTable(RawTable):
         )
 
     def _positions_of_rows(self, rows: DataFrame, names: Sequence[str]) -> dict[str, ReplayId]:
-        """Return the position of the newest row of each of the sources *names* that has rows."""
+        """Return the position of the newest row of each source in *names*, by name.
+
+        Sources without rows are missing.
+        """
         if not names:
             return {}
         # Redriven rows, and those of a query, may belong to other sources or lack a position.
