@@ -362,7 +362,7 @@ class IngestJob:
     def _let_end(self) -> None:
         """After any other error, log the error of the current write if that write fails as well.
 
-        Its events are not acked even if it succeeds, so they are redelivered.
+        Its events are not acked, even if it succeeds.
         """
 
         def tell(written: Future[tuple[WriteResult, float]]) -> None:

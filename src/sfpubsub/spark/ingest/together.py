@@ -93,8 +93,8 @@ class Together:
         writer: Writer of the table; used by one thread at a time.
         max_events: Number of events at which a write no longer waits for other sources. It may
             include more events, if they are available.
-        max_bytes: Payload bytes at which a write no longer waits and takes no further source. Its
-            last source may exceed them.
+        max_bytes: Payload bytes at which a write no longer waits and takes no further source. The
+            events of its last source may exceed them.
         patience: Seconds that a write waits for other sources.
     """
 

@@ -51,8 +51,8 @@ def upgrade_table(spark: SparkSession, table: Destination) -> bool:
         Whether an upgrade was necessary.
 
     Raises:
-        ConfigurationError: *table* is not a raw table, is a path-only Iceberg table, or has another
-            active writer.
+        ConfigurationError: *table* is not a raw table, is a path-only Iceberg table, or is a
+            Parquet table with another active writer. (In other formats, the writer is fenced off.)
         WriteError: The upgrade failed; call it again.
     """
     check_raw_table(table)

@@ -133,7 +133,7 @@ class EventSink(DataSourceWriter):
         """Publish the rows of one task, wait for all results, and return the counts.
 
         Raises:
-            PublishError: An event was rejected, got no result in time, or has no id in *idColumn*.
+            PublishError: An event was rejected, got no result in time, or lacks an id (idColumn).
             SfPubSubError: A setting is not valid, or the publisher has failed.
         """
         return _publish(self._options, iterator, self._write_id)
@@ -160,7 +160,7 @@ class EventStreamSink(DataSourceStreamWriter):
 
         Raises:
             ConfigurationError: Spark did not pass the ids of query and batch.
-            PublishError: An event was rejected, got no result in time, or has no id in *idColumn*.
+            PublishError: An event was rejected, got no result in time, or lacks an id (idColumn).
             SfPubSubError: A setting is not valid, or the publisher has failed.
         """
         context = _context()

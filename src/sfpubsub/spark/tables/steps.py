@@ -144,7 +144,7 @@ class Follower(Protocol):
         """Apply the step to all tables that do not have its number yet.
 
         Called for each step: after the typed tables if it adds rows, before them if it removes
-        rows. Called again with the last step when an engine starts.
+        rows. After a restart of the engine, the last step is repeated first.
 
         Raises:
             WriteError: A table could not be written. The engine calls this again for the same step.
