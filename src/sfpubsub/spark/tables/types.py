@@ -55,7 +55,10 @@ class EventTypes:
         return self._names[schema_id]
 
     def is_missing(self, schema_id: str) -> bool:
-        """Return whether the schema is missing but may still arrive. JSON events have no schema."""
+        """Return whether the schema is missing but may still arrive.
+
+        Always False for the empty id of JSON events, which have no schema.
+        """
         if not schema_id or schema_id in self._names:
             return False
         return self._schemas.get(schema_id) is None
