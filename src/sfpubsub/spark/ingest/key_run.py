@@ -232,12 +232,12 @@ class KeyRun:
         return candidates[rows[same]], records[same, 2]
 
     def place(self, head: int) -> int:
-        """Return the index of the first record whose key starts with *head* or a higher number.
+        """Return the index of the first record whose key's first half is at least *head*.
 
-        Return the number of records if there is no such record.
+        If there is no such record, return the number of records.
 
         Args:
-            head: First half of a key, as a number; may also be `HEADS`.
+            head: First half of a key as a number, or `HEADS`, which is above all of them.
         """
         if head >= HEADS:
             return len(self)
