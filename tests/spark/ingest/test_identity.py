@@ -220,7 +220,7 @@ def test_a_clock_that_is_a_year_ahead_once_does_no_lasting_harm(
     writer = open_writer()  # and started while it is wrong
     assert writer.write(batch_of([0, 3])).duplicates == 1
     assert "this machine's clock reads 2027-11-20 23:00 UTC" in caplog.text
-    assert "the service does not deliver an event of 2026-11-20" in caplog.text
+    assert "the service would not deliver an event from 2026-11-20" in caplog.text
     clock.now = NOW + 2 * HOUR
     assert writer.write(batch_of([raw_event(4, at=clock.now)])).rows == 1
     assert days_of(table, kind) == {"2026-11-20", "2026-11-21"}

@@ -162,7 +162,8 @@ def test_an_event_that_cannot_be_decoded_is_kept(open_writer, table, caplog):
     assert row["payload"] == b"\xff\xff"
     assert row["payload_json"] is None
     assert row["event_time"] is None
-    assert f"event event-1 at {replay_id(1).hex()} is kept undecoded" in caplog.text
+    assert f"event event-1 at position {replay_id(1).hex()} cannot be decoded" in caplog.text
+    assert "is kept without JSON" in caplog.text
 
 
 def test_a_time_that_spark_cannot_hold_is_null(open_writer, table):

@@ -44,7 +44,7 @@ def test_names_are_taken_in_any_case():
         ({"maxBytesPerTrigger": "0"}, "must be 1 to"),
         ({"topics": f"{TOPIC},/data/ChangeEvents"}, "use only one of"),
         ({"startingOffsets": '{"/event/Other__e": "latest"}'}, "not one of the topics"),
-        ({"startingOffsets": '{"/event/Other__e"'}, "is not JSON"),
+        ({"startingOffsets": '{"/event/Other__e"'}, "is not valid JSON"),
         ({"failOnDataLoss": "maybe"}, "must be true or false"),
         ({"idleTimeout": "-1"}, "must be a number of seconds"),
         ({"endpoint": "localhost:7443"}, "connection setting"),

@@ -19,7 +19,8 @@ T = TypeVar("T")
 class Background(Generic[T]):
     """A daemon thread that runs submitted work in order. Not thread-safe.
 
-    Use it as a context manager: on exit, it waits for the submitted work.
+    Use it as a context manager: on exit, it waits for the submitted work, but no longer than
+    *patience*. Work that is still running then continues in the thread.
 
     Args:
         name: Name of the thread.

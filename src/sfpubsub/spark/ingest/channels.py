@@ -238,7 +238,7 @@ class ChannelSubscription:
         Raises:
             ReplayIdRejectedError: The position was rejected, and there is no fallback.
             SubscriptionClosedError: The client was closed.
-            SfPubSubError: The client has failed.
+            SfPubSubError: The client has failed, or an event has no replay id.
         """
         first = self._receive(timeout)
         if first is None:
@@ -281,9 +281,10 @@ class ChannelSubscription:
         )
 
     def _receive(self, timeout: float | None) -> StreamingMessage | None:
-        """Return the next message; None after a timeout, a lost connection or a rejection.
+        """Return the next message; None after a timeout, a lost connection or a new epoch.
 
-        Messages received after a rejection belong to the next epoch.
+        An epoch starts when the position is rejected and there is a fallback; without a fallback, a
+        rejection raises ReplayIdRejectedError.
         """
         try:
             message = self._client.receive(timeout)
@@ -303,7 +304,7 @@ class ChannelSubscription:
             self._state, self._reason = "streaming", None
         if message is not None and message.replay_id is None:
             raise RemoteProtocolError(
-                f"an event of {self.name} has no replay id, so there is no position to resume from"
+                f"an event from {self.name} has no replay id, so there is no position to resume at"
             )
         return message
 
@@ -314,7 +315,7 @@ class ChannelSubscription:
             self._refused(error)
 
     def _refused(self, error: ReplayIdRejectedError) -> None:
-        """Start a new epoch at the fallback position; without a fallback, raise *error*."""
+        """Record the gap, then start a new epoch at the fallback, or raise *error* without one."""
         if error.gap is not None:
             self._note(error.gap)
         if self._fallback is None:

@@ -1,10 +1,11 @@
 """Decide which events are new, which are duplicates, and which only share another event's id.
 
-An event is identified by its dedupe key. For each key the window stores a mark, derived from the
-payload and its origin, to distinguish two events with the same id but different payloads: they are
-either a conflict or one event that was encoded again. Events that the marks cannot classify are
-looked up in the table, with a single lookup per write. This module uses only keys, rows and times:
-no Spark, no files, no clock.
+An event is identified by its dedupe key. For each key the window stores a mark, computed from the
+event's payload, schema and topic. If a second event with the same key has a different payload, the
+marks show whether its schema or topic differs too. If so, it is a duplicate that was re-encoded; if
+not, it may be another event with the same id, which is a conflict. Events that the marks cannot
+classify are looked up in the table, all of them in one lookup. This module uses only keys, rows and
+times: no Spark, no files, no clock.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Window(Protocol):
         ...
 
     def oldest(self, now: float) -> float:
-        """Return the time since which the window has every key, in seconds since 1970 UTC."""
+        """Return the earliest write time since which no key is missing (seconds since 1970 UTC)."""
         ...
 
 
@@ -62,8 +63,8 @@ class Marker:
     def marks(self, rows: pa.Table, now: float) -> list[int]:
         """Return the mark of each row.
 
-        The payload's part of a mark is never 0, because 0 means that the payload is unknown: the
-        key was loaded from the table.
+        The payload's part of a mark is never 0, because 0 marks a key that was loaded from the
+        table, whose payload is unknown.
 
         Args:
             rows: Rows of a raw table.
@@ -86,7 +87,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class Conflict:
-    """An event that has the id, schema and channel of another event, but a different payload."""
+    """An event that has the id, schema and topic of another event, but a different payload."""
 
     index: int
     """Index of the event's row in the write."""
@@ -96,16 +97,16 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Classification of the events of a write. Events not listed repeat an earlier one exactly."""
+    """Classification of the events of a write. Events in none of the lists are plain duplicates."""
 
     new: list[int]
     """Indexes of the events to write."""
     reencoded: list[int] = field(default_factory=list)
-    """Indexes of duplicates with another payload: encoded with another schema, or enriched by
-    another channel.
+    """Indexes of duplicates whose payload differs, because they were encoded with another schema or
+    enriched by another channel.
     """
     conflicts: list[Conflict] = field(default_factory=list)
-    """Events with the id of an earlier event, but a different payload."""
+    """Events with the id, schema and topic of an earlier event, but a different payload."""
 
 
 def judge(
@@ -119,12 +120,13 @@ def judge(
 ) -> Verdict:
     """Classify *rows* as new, duplicates or conflicts.
 
-    1. The window contains all keys of its time span. An event whose key is in the window needs no
-       lookup if the two marks are enough to classify it.
-    2. These events are looked up in the table: those that the marks cannot classify; those whose
-       key was stored by an earlier process, because the row may have been deleted since; and those
-       that may have been written before the window's time span, because they are older than the
-       window or have no time.
+    1. The window contains all keys of its time span. An event needs no lookup if its key is not in
+       the window and its time is not before that span, or if this process stored its key and the
+       two marks are enough to classify it.
+    2. All other events are looked up in the table: those that the marks cannot classify; those
+       whose key was stored by an earlier process, because the row may have been deleted since; and
+       those that may have been written before the window's time span, because they are older than
+       the window or have no time.
     3. Of several rows with the same new key, the first one is new, and the others are compared with
        it.
 
@@ -134,8 +136,8 @@ def judge(
         window: The recent keys.
         look_up: Returns the table's rows with the given keys in the given time spans.
         now: Time of the write, in seconds since 1970 UTC.
-        is_live: Whether the service has just delivered the rows, so that no event is older than its
-            retention. Other rows may be of any age.
+        is_live: Whether the service has just delivered the rows, so that no event is older than the
+            service's retention (`KEPT`). Other rows may be of any age.
     """
     keys = rows["dedupe_key"].to_pylist()
     known = window.find(keys)
@@ -168,7 +170,7 @@ def judge(
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Sort the spans, and merge those that overlap."""
+    """Return the spans sorted, with overlapping and adjacent ones merged."""
     found: list[Span] = []
     for start, end in sorted(set(spans)):
         if found and start <= found[-1][1]:
@@ -214,7 +216,7 @@ def _is_settled(known: Known, mark: int) -> bool:
 
 
 def _has_payload(mark: int) -> bool:
-    """Return whether a mark was computed from a payload, not just loaded with its hour."""
+    """Return whether a mark was computed from a payload; marks loaded from the table were not."""
     return mark >> HOUR_BITS != 0
 
 

@@ -70,7 +70,7 @@ class Writer(Protocol):
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the collected events should be written now, because other sources are writing."""
+        """Whether to write the collected events now, because other sources are waiting for them."""
         ...
 
     def write_read(self, received: EventRows) -> WriteResult:
@@ -94,7 +94,7 @@ class SidecarStore(Protocol):
         ...
 
     def keep_commit(self, commit: Commit) -> None:
-        """Add a commit to the log of commits."""
+        """Add a commit to the log of commits, which may be written later (`flush_due`)."""
         ...
 
     def flush_due(self) -> None:
@@ -113,26 +113,30 @@ class _Writing:
 
 
 class IngestJob:
-    """Writes events from one subscription to one table. Not thread-safe, except for `stop`.
+    """Writes events from one subscription to one table.
+
+    Not thread-safe, except for `stop` and `writing_seconds`.
 
     Args:
         subscription: An open subscription with ``ack="manual"``. The job does not close it: its own
             ``with`` block drains it, and `settle` then records what the drain committed.
         writer: Writer of the table.
         sidecars: Stores gaps and commits; None stores none.
-        batch_events: Number of events after which a batch is written.
-        batch_bytes: Payload bytes after which a batch is written; it may be exceeded by one
-            response.
+        batch_events: Number of events at which a batch is written. The last response of the batch
+            may exceed it.
+        batch_bytes: Payload bytes at which a batch is written. The last response of the batch may
+            exceed them.
         batch_seconds: Seconds after the first event of a batch at which the batch is written.
         max_events: Stop after exactly this many received events, including duplicates; None means
             no limit. The rest of a response is not acked and will be redelivered.
         idle_timeout: Stop when the open stream has received nothing for this many seconds; None
-            runs forever.
-        until_caught_up: Stop when a keepalive of the service shows that no events are left.
-        on_progress: Called after each write, in the thread of `run`.
-        on_acked: Called after each write with its last response, and the number of events of that
-            response that were written.
-        on_health: Called several times a second with the subscription's health.
+            never stops for this reason.
+        until_caught_up: Stop when a keepalive from the service shows that no events are left.
+        on_progress: Called in the thread of `run` after each write, once its events are acked.
+        on_acked: Called after *on_progress* with the last response of the write, and how many of
+            its events the write included.
+        on_health: Called in the thread of `run` with the subscription's health, about four times a
+            second unless a write blocks the loop.
         clock: Returns the time of a monotonic clock, in seconds.
     """
 
@@ -202,9 +206,10 @@ class IngestJob:
         Call it only once. No write is in progress when it returns.
 
         Raises:
-            WriteError: A batch could not be written, and none of its events was acked; or Spark has
-                exited.
-            SfPubSubError: The subscription failed. Events written before are acked.
+            WriteError: A batch could not be written, and none of its events was acked; a sidecar
+                could not be written; or Spark has exited.
+            SfPubSubError: The subscription failed, or the writer rejected an event that cannot be
+                decoded. Events written before are acked.
         """
         with self._background:
             try:
@@ -316,7 +321,7 @@ class IngestJob:
         return now - pending.opened >= self._batch_seconds or self._writer.is_wanted
 
     def _write(self) -> None:
-        """Wait for the current write, then start writing the collected events."""
+        """Finish the current write, store new gaps, and start writing the collected events."""
         self._finish()
         if not self._pending.rows:
             return
@@ -335,7 +340,7 @@ class IngestJob:
         self._writing = _Writing(batch, self._background.start(write), since)
 
     def _finish(self) -> None:
-        """Wait for the current write, then ack its events.
+        """Wait for the current write, then ack its events and report progress.
 
         The package's central guarantee depends on the order of these steps.
         """
@@ -355,7 +360,10 @@ class IngestJob:
         self._keep_gaps_of_a_failure(error)
 
     def _let_end(self) -> None:
-        """After another error, log the error of the current write if that write fails as well."""
+        """After any other error, log the error of the current write if that write fails as well.
+
+        Its events are not acked, even if it succeeds.
+        """
 
         def tell(written: Future[tuple[WriteResult, float]]) -> None:
             error = written.exception()

@@ -83,7 +83,11 @@ class Merge:
         return self._head == HEADS
 
     def step(self, count: int) -> int:
-        """Merge about *count* more records; return the actual number, at least 1."""
+        """Merge about *count* more records; return the actual number, or 1 if there were none.
+
+        Raises:
+            OSError: The file could not be written.
+        """
         width = max(1, HEADS * count // sum(map(len, self.inputs)))
         self._head = min(HEADS, self._head + width)
         ends = [run.place(self._head) for run in self.inputs]

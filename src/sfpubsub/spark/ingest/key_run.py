@@ -26,9 +26,9 @@ Numbers = npt.NDArray[np.uint64]
 _COLUMNS = 3
 RECORD_BYTES = 8 * _COLUMNS
 
-# Filter bits per key, in blocks of one word, of which a key sets five. About 3 in 100 new keys
-# cause a needless file lookup. With two more bits, 300 million keys and a merge of an eighth of
-# them would not fit into half a gigabyte.
+# Filter bits per key. The filter consists of one-word blocks, and a key sets five bits of its
+# block. About 3 in 100 new keys cause a needless file lookup. With two more bits per key, 300
+# million keys and a merge of an eighth of them would not fit into half a gigabyte.
 _FILTER_BITS = 8
 _BITS_SET = 5
 
@@ -75,7 +75,9 @@ class Sought:
     def __init__(self, keys: Sequence[bytes]) -> None:
         joined = b"".join(keys)
         if len(joined) != len(keys) * KEY_BYTES:
-            raise ValueError(f"a dedupe key must have {KEY_BYTES} bytes")
+            raise ValueError(
+                f"a dedupe key must have {KEY_BYTES} bytes: {len(keys)} keys have {len(joined)}"
+            )
         halves = np.frombuffer(joined, "<u8").reshape(-1, 2)
         self.heads: Numbers = np.ascontiguousarray(halves[:, 0])
         self.tails: Numbers = np.ascontiguousarray(halves[:, 1])
@@ -141,7 +143,7 @@ class _Index:
         return np.flatnonzero((words & sought.bits) == sought.bits)
 
     def spans(self, tops: Numbers) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return, for each key, the start and end index of the records to search.
+        """Return, for each key, the start index and exclusive end index of the records to search.
 
         Args:
             tops: The first 32 bits of each key.
@@ -179,7 +181,7 @@ class KeyRun:
         try:
             with path.open("rb", buffering=0) as file:
                 if os.fstat(file.fileno()).st_size != entry.count * RECORD_BYTES:
-                    raise DamagedRunError(f"{path} has an unexpected length")
+                    raise DamagedRunError(f"{path} does not have the length in the manifest")
                 while left:
                     data = file.read(min(left, _CHUNK) * RECORD_BYTES)
                     if not data or len(data) % RECORD_BYTES:
@@ -190,7 +192,7 @@ class KeyRun:
         except (OSError, ValueError, IndexError) as error:  # the latter two if it is not sorted
             raise DamagedRunError(f"{path} cannot be read: {error}") from error
         if crc != entry.crc:
-            raise DamagedRunError(f"{path} has unexpected contents")
+            raise DamagedRunError(f"{path} does not have the checksum in the manifest")
         index.close()
         return cls(path, entry, index, is_sure=False)
 
@@ -230,7 +232,13 @@ class KeyRun:
         return candidates[rows[same]], records[same, 2]
 
     def place(self, head: int) -> int:
-        """Return the number of records whose first half is below *head*."""
+        """Return the index of the first record whose key's first half is at least *head*.
+
+        If there is no such record, return the number of records.
+
+        Args:
+            head: First half of a key as a number, or `HEADS`, which is above all of them.
+        """
         if head >= HEADS:
             return len(self)
         (low,), (high,) = self._index.spans(np.array([head >> 32], np.uint64))
@@ -244,7 +252,7 @@ class KeyRun:
         return copied
 
     def release(self) -> None:
-        """Release the touched pages of the file; they stay in the system's page cache."""
+        """Drop the file's pages from this process's memory; the system's page cache keeps them."""
         if _DONT_NEED is not None:
             self._map.madvise(_DONT_NEED)
 

@@ -4,12 +4,12 @@ It is an LSM tree: keys in memory are eventually written as a run (key_run.py), 
 same size are merged, and a run whose keys have all expired is deleted. Merging is done in small
 pieces with each added batch, so that no batch has to wait for it.
 
-The directory is a cache of the table and can be deleted at any time. A manifest lists the complete
-runs and the last row of the table that they cover. Keys that are not in the manifest are read from
-the table again, and so are all keys if the files are damaged or do not match the table. This module
-uses only keys, marks and times, which are passed in: no Spark, no tables, no clock. Invariant: a
-key added less than the window's length ago is found, unless there are too many
-(`KeyWindow.oldest`), and a key that was never added is never found.
+The directory is a cache of the table and can be deleted while no process uses it. A manifest lists
+the complete runs and the last row of the table that they cover. After a start, keys of later rows
+are read from the table again, and so are all keys if the files are damaged or do not match the
+table. This module uses only keys, marks and times, which are passed in: no Spark, no tables, no
+clock. Invariant, except while keys are being loaded: the key of every row written since
+`KeyWindow.oldest` is found, and a key that was never added or loaded is not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger("sfpubsub.spark")
 DEFAULT_WINDOW = 73 * 3600.0
 
 # Seconds by which clocks may differ. After old keys were dropped, an event must be this much newer
-# than the dropped ones for its key to count as certainly present.
+# than the dropped ones to be classified by the window alone.
 _CLOCKS = 3600.0
 
 # Maximum number of keys in the window. At 1.1 bytes of memory and 24 bytes of disk each, they take
@@ -56,7 +56,7 @@ _RECENT_KEYS = 1 << 17
 # Keys per run while a table is loaded: limits the memory for it to about 20 MB.
 _LOADED_KEYS = 1 << 17
 
-# Runs are not merged if their keys span more than this fraction of the window: merged keys expire
+# Runs are not merged if their keys span more than 1/_SPREAD of the window: merged keys expire
 # together, so at most an eighth more keys are kept than necessary.
 _SPREAD = 8
 
@@ -145,11 +145,11 @@ class KeyWindow:
 
     @property
     def needs_cover(self) -> bool:
-        """Whether `loaded` needs the last row, because it will store the loaded keys in a run."""
+        """Whether `loaded` needs the last row, because the loaded keys are kept in runs."""
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:
-        """Return the time since which the window has every key, in seconds since 1970 UTC."""
+        """Return the earliest write time since which no key is missing (seconds since 1970 UTC)."""
         return max(now - self.length, self._floor)
 
     def begin(self) -> None:
@@ -189,7 +189,8 @@ class KeyWindow:
 
         Args:
             keys: The keys, concatenated.
-            now: When the rows were written, or a little later, in seconds since 1970 UTC.
+            now: When the rows were written, or at most `LONGEST_PARTITION` seconds later, in
+                seconds since 1970 UTC.
 
         Raises:
             ValueError: The length of *keys* is not a multiple of the key length.
@@ -214,7 +215,7 @@ class KeyWindow:
 
         Args:
             last: The last row; None if unknown, in which case the next process loads the table
-                again.
+                again. Ignored unless `needs_cover` is true.
             since: Rows written before this time were not loaded; seconds since 1970 UTC.
 
         Raises:
@@ -236,7 +237,7 @@ class KeyWindow:
         """Return the entry of each of the *keys* that is in the window, by key.
 
         Raises:
-            ValueError: One of *keys* is not a valid key.
+            ValueError: One of *keys* does not have `KEY_BYTES` bytes.
         """
         sought = Sought(keys)
         recent = self._recent
@@ -283,7 +284,7 @@ class KeyWindow:
             self._drop_oldest(gone)
 
     def close(self) -> None:
-        """Release the directory for other processes. No more lookups are possible."""
+        """Release the directory for other processes. The window must not be used afterwards."""
         self._drop_merge()
         self._recent, self._runs = {}, []
         self._place.close()

@@ -42,18 +42,23 @@ class KnownEvents:
         """Reload the table's state, and the keys that the runs of the window do not cover.
 
         Raises:
-            WriteError: The table cannot be read.
+            WriteError: The table cannot be read, or the window's files cannot be written.
         """
         self._recover(max(self._latest, self._time.read()))
 
     def time_of(self, rows: pa.Table, *, is_live: bool) -> float:
         """Return the time to record for a write of *rows*, in seconds since 1970 UTC.
 
-        It never decreases, because a batch's day determines where its rows are looked up.
+        The time never decreases, because the day of a write determines where its rows are looked
+        up. If it is well before the last recovery, because the clock was ahead then, the window is
+        loaded again.
 
         Args:
             rows: Rows of a raw table.
             is_live: Whether the service has just delivered them.
+
+        Raises:
+            WriteError: The window could not be loaded again.
         """
         newest = pc.max(rows["event_time"]).cast(pa.int64()).as_py() if is_live else None
         now = self._time.at_delivery(None if newest is None else newest / 1_000_000)
@@ -69,7 +74,13 @@ class KnownEvents:
         return self._marker.marks(rows, now)
 
     def judge(self, rows: pa.Table, marks: list[int], now: float, *, is_live: bool) -> Verdict:
-        """Classify the rows as new, duplicates or conflicts. See `dedupe.judge`."""
+        """Drop expired keys, then classify the rows as new, duplicates or conflicts.
+
+        See `dedupe.judge`.
+
+        Raises:
+            WriteError: The table cannot be read, or the window's files cannot be written.
+        """
         self._window.expire(now)
         return judge(rows, marks, self._window, self._table.rows_with, now=now, is_live=is_live)
 

@@ -14,18 +14,24 @@ from sfpubsub.types import ReplayId
 class PendingEvents:
     """Events collected for one write. Not thread-safe.
 
-    Events are converted to rows as they are added. Of the responses, only the last one is kept.
+    Events are converted to rows as they are added. Only the last response is kept.
     """
 
     def __init__(self) -> None:
         self.rows = EventRows()
         self.opened = 0.0
-        """The *now* of the first call of `add`."""
+        """Monotonic time of the first `add`, in seconds; 0 before it."""
         self._last: tuple[EventBatch, int] | None = None
         self._acks: list[Callable[[], None]] = []
 
     def add(self, batch: EventBatch, count: int, now: float) -> None:
-        """Add the first *count* events of a response that arrived at *now* (monotonic seconds)."""
+        """Add the first *count* events of a response.
+
+        Args:
+            batch: The response.
+            count: Number of events, at least 1.
+            now: Monotonic time at which the response was taken, in seconds.
+        """
         if not self._acks:
             self.opened = now
         self.rows.extend(islice(batch, count), batch.received_at)
@@ -41,12 +47,12 @@ class PendingEvents:
 
     @property
     def last(self) -> tuple[EventBatch, int]:
-        """The last response, and the number of its events that were added."""
+        """The last response, and how many of its events were added. Call `add` first."""
         assert self._last is not None  # noqa: S101  # only used once there are events
         return self._last
 
     @property
     def position(self) -> ReplayId:
-        """Position of the last event that was added."""
+        """Position of the last event that was added. Call `add` first."""
         batch, count = self.last
         return batch.raw_events[count - 1].replay_id

@@ -29,7 +29,12 @@ class PositionKeeper(Protocol):
         ...
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
-        """Store *position* durably; *source* may be None if there is only one."""
+        """Store *position*, immediately or with a later write.
+
+        Args:
+            position: The position.
+            source: Name of the topic or channel; may be None if there is only one.
+        """
         ...
 
 
@@ -63,6 +68,8 @@ class TableReplayStore(ReplayStore):
     def set(self, topic: str, replay_id: ReplayId) -> None:
         """Store *replay_id*, unless a write has already stored it.
 
+        If several jobs share the writer, it is stored with a later write (`Together.note`).
+
         Raises:
             ConfigurationError: The topic is not a source of the table.
             WriteError: The position could not be stored.
@@ -75,6 +82,6 @@ class TableReplayStore(ReplayStore):
         if topic not in self._names:
             kept = ", ".join(sorted(self._names)) or "no topic"
             raise ConfigurationError(
-                f"{topic} is not a source of the table, which stores positions of {kept}: add it "
-                f"to the writer's topics"
+                f"{topic} is not a source of the table, which stores the positions of {kept}: add "
+                f"it to the writer's topics"
             )

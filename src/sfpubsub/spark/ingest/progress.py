@@ -28,7 +28,9 @@ class Progress:
     conflicts: int = 0
     """Events with the id of another event but a different payload; stored in ``_conflicts``."""
     reencoded: int = 0
-    """Duplicates whose payload differs, because the event was encoded again."""
+    """Duplicates whose payload differs, because they were encoded with another schema or came
+    through another channel.
+    """
     batches: int = 0
     """Batches added to the table."""
     position: ReplayId | None = None

@@ -18,15 +18,17 @@ class WriteResult:
     undecodable: int
     """Events that could not be decoded: rows without JSON, or `set_aside`."""
     batch_id: str | None
-    """The table's id for the batch; None if nothing was left to write."""
+    """The table's id for the batch; None if no rows were written."""
     first_seq: int | None
     """``ingest_seq`` of the first row; None if there are no rows."""
     position: ReplayId | None
-    """Stored position of the topic or channel; None for a managed subscription."""
+    """Stored position of the topic or channel; None if there is none, as for a managed subscription
+    or for `EventWriter.write_rows` with several sources.
+    """
     set_aside: int = 0
     """Events that have no row because they could not be decoded: quarantined or skipped."""
     repeated: bool = False
-    """Whether the write was skipped, because the table already has a batch with this name."""
+    """Whether the write was skipped, because a recent batch of the table has the same name."""
     conflicts: int = 0
     """Events with the id of another event but a different payload; stored in the sidecar
     ``_conflicts``.

@@ -2,7 +2,7 @@
 
 A run is made durable before the manifest that lists it. A run is deleted only after a manifest
 without it is durable. So a crash can leave unlisted files, which are deleted at the next start, but
-never a listed run without its file. The reader has to validate the manifest's contents.
+never a listed run without its file. Callers must validate the contents of the manifest.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ class RunDirectory:
 def keys_directory(place: Destination) -> Path:
     """Return the directory for a table's dedupe keys on this machine.
 
-    It is next to a local table, or else in the user's cache directory. It can be deleted at any
-    time.
+    It is next to a local table, or else in the user's cache directory. It is a cache, which can be
+    deleted while no writer of the table is running.
     """
     if place.local is not None:
         beside = place_of(place.local, None) if place.format != "parquet" else place.beside

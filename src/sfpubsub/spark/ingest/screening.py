@@ -36,12 +36,12 @@ class ScreenedPart:
     marks: list[int]
     """One mark per row."""
     result: WriteResult
-    """The counts of this part. Batch id, first number and position are set after the write."""
+    """The counts of this part. `batch_id`, `first_seq` and `position` are set after the write."""
 
 
 @dataclass(frozen=True)
 class Screened:
-    """The rows of all parts that should be written."""
+    """What to write of each part, and the conflicts to store."""
 
     now: float
     """The time of the write, in seconds since 1970 UTC."""
@@ -54,7 +54,7 @@ class Screened:
 
 
 def screen(parts: Sequence[Part], known: KnownEvents, undecodable: Undecodable) -> Screened:
-    """Select the rows of *parts* to write.
+    """Select the rows of *parts* to write. Undecodable events are quarantined or logged here.
 
     Raises:
         WriteError: The table could not be read, or the quarantine could not be written.
@@ -93,7 +93,12 @@ def taken_of(rows: pa.Table, kept: list[int]) -> pa.Table:
 def _part(
     rows: EventRows, table: pa.Table, marks: list[int], verdict: Verdict, undecodable: Undecodable
 ) -> ScreenedPart:
-    """Return the rows of a part to write, after applying the policy for undecodable events."""
+    """Apply the policy for undecodable events, and return the rows of a part to write.
+
+    Raises:
+        DecodeError: The policy is ``fail``, and a new event cannot be decoded.
+        WriteError: The quarantine could not be written.
+    """
     new = kept = verdict.new
     news = set(new) if rows.undecodable else set()
     bad = {index: row for index, row in rows.undecodable if index in news}

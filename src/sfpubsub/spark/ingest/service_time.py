@@ -18,7 +18,7 @@ from sfpubsub.spark.ingest.dedupe import KEPT
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Seconds by which the clock may exceed the latest time that is possible by the service's times.
+# Seconds by which the clock may exceed the latest time that is consistent with the service's times.
 _AHEAD = 3600.0
 
 # Start of 2021, before the Pub/Sub API existed, in seconds since 1970 UTC. An older event time was
@@ -29,7 +29,7 @@ _FIRST_EVENT = 1_609_459_200.0
 class ServiceTime:
     """A clock that is checked against the service's times.
 
-    Only one thread may read the time; any thread may call `hear`.
+    Only one thread may read the time; any thread may call `record`.
 
     Args:
         clock: Returns the time in seconds since 1970 UTC.
@@ -55,13 +55,17 @@ class ServiceTime:
             self._service = service_time, self._steady()
 
     def read(self) -> float:
-        """Return the clock's time, or the service's time if the clock is too far ahead."""
+        """Return the clock's time, or the service's time if the clock is too far ahead.
+
+        Seconds since 1970 UTC. Without a recorded service time, the clock is trusted.
+        """
         return self.at_delivery(None)
 
     def at_delivery(self, newest_event: float | None) -> float:
         """Return the time of a delivery, in seconds since 1970 UTC.
 
-        It is the clock's time, or the service's time if the clock is too far ahead.
+        It is the clock's time. If the clock is too far ahead, it is the service's time instead, or
+        *newest_event* if the service's time is unknown; the first such case is logged.
 
         Args:
             newest_event: Time of the newest event delivered, in seconds since 1970 UTC; None if
@@ -83,7 +87,7 @@ class ServiceTime:
                 _text(now),
                 f"the service's clock reads {_text(service)}"
                 if self._service is not None
-                else f"the service does not deliver an event of {_text(service)} that late",
+                else f"the service would not deliver an event from {_text(service)} that late",
             )
             self._is_said = True
         return service

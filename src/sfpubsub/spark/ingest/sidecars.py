@@ -11,8 +11,9 @@ determines when they are written:
 - a *conflict*, an event with the id of another event, is durable before its position can be
   committed.
 
-Writing an entry again changes nothing, because file names are derived from the contents. This
-module makes no decisions about events; raw/files.py decides where files are.
+Writing an entry again changes nothing, because its file name is derived from its id or contents;
+only the log of commits has numbered files. This module makes no decisions about events;
+raw/files.py decides how files are written.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Sidecars:
         self._commits: _CommitLog | None = None
 
     def open(self) -> None:
-        """Create the directories, so that all sidecars can be read from the start.
+        """Start the commit log, and create all directories, so that every sidecar can be read.
 
         Raises:
             ConfigurationError: The file system cannot be used.
@@ -197,7 +198,7 @@ class Sidecars:
 
         Args:
             rows: Rows of a raw table, including those of the conflicts.
-            conflicts: The conflicts, as indexes in *rows*.
+            conflicts: The conflicts, whose indexes refer to *rows*.
 
         Raises:
             WriteError: The events could not be stored.
@@ -218,8 +219,10 @@ class Sidecars:
                 files.replace(name, _line(record))
 
     def keep_commit(self, commit: Commit) -> None:
-        """Add a line to the commit log. It becomes durable within seconds, at the latest in
-        `close`.
+        """Add a line to the commit log; do nothing before `open`.
+
+        The line becomes durable within `COMMITS_EVERY` seconds if `flush_due` is called regularly,
+        and at the latest in `close`.
 
         Raises:
             WriteError: The log could not be written; the line is kept for the next attempt.
@@ -229,7 +232,7 @@ class Sidecars:
                 self._commits.add(commit, self._clock())
 
     def flush_due(self) -> None:
-        """Write the pending commits if `COMMITS_EVERY` seconds have passed. Cheap otherwise.
+        """Write pending commits if the last write was `COMMITS_EVERY` seconds ago. Cheap otherwise.
 
         Raises:
             WriteError: The log could not be written.
@@ -251,7 +254,7 @@ class Sidecars:
 
 
 class _CommitLog:
-    """A log in a bounded number of files: the newest file is rewritten as it grows."""
+    """A log in files of `COMMITS_A_FILE` lines, the newest of which is rewritten as it grows."""
 
     def __init__(self, files: Files, now: float) -> None:
         self._files = files

@@ -57,7 +57,7 @@ class Stream:
     is_running: bool = False
 
     def run(self) -> None:
-        """Run the job, then drain its subscription."""
+        """Open the subscription, run the job, then drain the subscription."""
         with self.block:
             self.summary = self.job.run()
 
@@ -67,7 +67,8 @@ class Streams:
 
     Args:
         streams: At least one stream. The thread of each job enters and leaves `Stream.block`.
-        on_failure: Whether the other sources stop or continue if one fails.
+        on_failure: Whether the other sources stop or continue if one fails. They always stop if the
+            table cannot be written.
     """
 
     def __init__(self, streams: Sequence[Stream], on_failure: OnFailure = "stop") -> None:
@@ -92,7 +93,8 @@ class Streams:
 
         Raises:
             SfPubSubError: The error of the first job that failed; with several sources, the message
-                names its source. The others have stopped cleanly, and further errors are logged.
+                names its source. By then the other jobs have ended too: they were stopped, or ran
+                to their end if *on_failure* is ``continue``. Their errors are logged.
         """
         for stream, thread in zip(self._streams, self._threads, strict=True):
             stream.is_running = True
@@ -122,7 +124,10 @@ class Streams:
             self.stop()
 
     def join(self) -> None:
-        """Wait up to `_ABORT_TIMEOUT` seconds for each job, after its subscription was aborted."""
+        """Wait for the jobs' threads to end, at most `_ABORT_TIMEOUT` seconds for each.
+
+        Call it after the subscriptions were aborted. Threads that are still running are abandoned.
+        """
         for thread in self._threads:
             if thread.ident is not None:  # it was started
                 thread.join(_ABORT_TIMEOUT)

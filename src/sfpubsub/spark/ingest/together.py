@@ -1,9 +1,8 @@
 """Combine batches that several sources deliver at about the same time into one write.
 
 A commit of a table format takes about a second, however small it is, so twenty sources that each
-write their own batches would never keep up. A source that has a batch first waits briefly for the
-other sources. Then the thread of one source writes the batches of all, while the next group is
-collected.
+write their own batches would never keep up. The first source that has a batch waits briefly for the
+others. Then its thread writes the batches of all of them, while the next group is collected.
 
 Invariant: each source has at most one write in progress or waiting, and never writes a position
 older than its last write.
@@ -94,7 +93,8 @@ class Together:
         writer: Writer of the table; used by one thread at a time.
         max_events: Number of events at which a write no longer waits for other sources. It may
             include more events, if they are available.
-        max_bytes: Maximum payload bytes per write, unless a single source passes more.
+        max_bytes: Payload bytes at which a write no longer waits and takes no further source. The
+            events of its last source may exceed them.
         patience: Seconds that a write waits for other sources.
     """
 
@@ -150,8 +150,8 @@ class Together:
     def note(self, source: str, position: ReplayId) -> None:
         """Record a position without events, to be stored with the next write.
 
-        The position is ignored if it was already written, or if events of *source* are waiting to
-        be written.
+        The position is ignored if a recent write already stored it, or if events of *source* are
+        waiting or being written.
         """
         with self._changed:
             if position in self._own[source] or self._is_waiting(source):
@@ -161,7 +161,9 @@ class Together:
             self._moves.positions[source] = position
 
     def flush_due(self) -> None:
-        """Write the recorded positions if `MOVE_AFTER` seconds have passed. Cheap otherwise.
+        """Write the recorded positions if the oldest was recorded `MOVE_AFTER` seconds ago.
+
+        Cheap otherwise. If another thread is writing, they are left to the next call or write.
 
         Raises:
             WriteError: The positions could not be written and will be retried.
@@ -169,7 +171,7 @@ class Together:
         self._flush(older_than=MOVE_AFTER)
 
     def flush(self) -> None:
-        """Write all recorded positions immediately.
+        """Write all recorded positions, after waiting for the write in progress.
 
         Raises:
             WriteError: The positions could not be written and will be retried.
@@ -177,10 +179,10 @@ class Together:
         self._flush(older_than=0.0)
 
     def leave(self, source: str) -> None:
-        """Remove a source that has ended, and write its last position.
+        """Remove a source that has ended, and write all recorded positions, including its last.
 
         Raises:
-            WriteError: The position could not be written.
+            WriteError: The positions could not be written. The source is removed nevertheless.
         """
         with self._changed:
             self._running.discard(source)
@@ -255,7 +257,10 @@ class Together:
         return self._has(self._waiting, self._max_events)
 
     def _group(self) -> list[_Waiting]:
-        """Return the parts for the next write: the first one, and others until it is full."""
+        """Return the parts for the next write: the first one, and others until the write is full.
+
+        A full write has `_BATCHES_AT_ONCE` times `max_events` events, or `max_bytes`.
+        """
         group: list[_Waiting] = []
         for waiting in self._waiting:
             if group and self._has(group, _BATCHES_AT_ONCE * self._max_events):
@@ -299,7 +304,7 @@ class Member:
         return self._together.write(self._source.name, received)
 
     def check(self) -> None:
-        """Check that Spark can still write, and write recorded positions that are due.
+        """Check that Spark's JVM is still alive, and write recorded positions that are due.
 
         Raises:
             WriteError: Spark has exited, or the positions could not be written.
@@ -317,11 +322,14 @@ class Member:
         return self._writer.positions
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
-        """Record a position without events. It is written within about `MOVE_AFTER` seconds."""
+        """Record a position without events, to be written within about `MOVE_AFTER` seconds.
+
+        See `Together.note` for positions that are ignored.
+        """
         self._together.note(source or self._source.name, position)
 
     def flush(self) -> None:
-        """Write all recorded positions immediately.
+        """Write the recorded positions of all sources, after waiting for the write in progress.
 
         Raises:
             WriteError: The positions could not be written and will be retried.
@@ -329,9 +337,9 @@ class Member:
         self._together.flush()
 
     def leave(self) -> None:
-        """Leave the group, so that no source waits for this one, and write its last position.
+        """Leave the group, so that no source waits for this one, and write all recorded positions.
 
         Raises:
-            WriteError: The last position could not be written.
+            WriteError: The positions could not be written. The source has left nevertheless.
         """
         self._together.leave(self._source.name)

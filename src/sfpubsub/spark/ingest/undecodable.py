@@ -44,11 +44,12 @@ class Undecodable:
     def keeps(self, bad: Sequence[Row]) -> bool:
         """Apply the policy, and return whether to write the rows of *bad*, without JSON.
 
-        If not, their events were quarantined or skipped.
+        If not, their events were quarantined or skipped. Each event is logged as an error.
 
         Raises:
             WriteError: The quarantine could not be written.
-            DecodeError: The policy is ``fail``.
+            DecodeError: The policy is ``fail``; this is the error of the first event, and nothing
+                is logged.
         """
         errors = [(row, row.error) for row in bad if row.error is not None]
         if self._policy == "fail":
@@ -57,10 +58,10 @@ class Undecodable:
             self._quarantine.put(
                 [quarantined(r.event, reason_of(e), r.received_at) for r, e in errors]
             )
-        became = {"keep": "kept undecoded", "skip": "skipped"}.get(self._policy, "quarantined")
+        became = {"keep": "kept without JSON", "skip": "skipped"}.get(self._policy, "quarantined")
         for row, error in errors:
             _log.error(  # the reason is one sentence; a traceback would add nothing
-                "event %s at %s is %s: %s",
+                "event %s at position %s cannot be decoded and is %s: %s",
                 row.event.id,
                 row.event.replay_id.hex(),
                 became,

@@ -89,6 +89,7 @@ class EventWriter:
             created by sfpubsub, or is in use by another writer; Spark lacks the format's jars; or
             *on_undecodable* is not valid or does not match *quarantine*.
         WriteError: The table cannot be read, or Spark has exited.
+        ValueError: *window* or *window_keys* is not positive.
     """
 
     is_wanted = False
@@ -152,9 +153,10 @@ class EventWriter:
         1. Decode the events.
         2. Drop duplicates: within these batches, by the window, or by the table, with a single
            lookup for everything that the window cannot decide (dedupe.py).
-        3. Store conflicts (the id of another event, but a different payload) in their sidecar.
-        4. Put events that cannot be decoded into the quarantine, durably and without a row. (By
-           default there is no quarantine, and their row has no JSON.)
+        3. Apply *on_undecodable* to the events that cannot be decoded: by default, their rows have
+           no JSON; with ``quarantine``, they are stored there durably instead of in the table.
+        4. Store conflicts (the id of another event, but a different payload) durably in their
+           sidecar.
         5. Store missing schemas of these events durably in their sidecar.
         6. Pass rows and positions to the table, which commits them atomically and returns when they
            are durable. If no rows are left, pass only the positions, so that redelivered events are
@@ -171,7 +173,8 @@ class EventWriter:
             WriteError: The write failed; the same batches can be written again.
             DecodeError: *on_undecodable* is ``fail`` and an event cannot be decoded. Nothing was
                 written.
-            LocalProtocolError: The writer was closed, or another thread is writing.
+            LocalProtocolError: The writer was closed, another thread is writing, or the writer has
+                several sources (use `write_read`).
         """
         rows = EventRows()
         for batch in [batches] if isinstance(batches, TimedEvents) else batches:
@@ -192,7 +195,7 @@ class EventWriter:
             DecodeError: *on_undecodable* is ``fail`` and an event cannot be decoded. Nothing was
                 written.
             LocalProtocolError: The writer was closed, another thread is writing, or the source is
-                ambiguous.
+                unknown or missing.
         """
         (result,) = self.write_parts([Part(self._name(source), received)])
         if isinstance(result, DecodeError):
@@ -216,8 +219,8 @@ class EventWriter:
 
         Raises:
             WriteError: The write failed; the same events can be written again.
-            LocalProtocolError: The writer was closed, another thread is writing, or there is no
-                such source.
+            LocalProtocolError: The writer was closed, another thread is writing, a source is
+                unknown, or *moves* contains a managed subscription.
         """
         positions = {self._keeping(name): place for name, place in (moves or {}).items()}
         for part in parts:
@@ -256,8 +259,8 @@ class EventWriter:
     ) -> WriteResult:
         """Write rows of a raw table durably, each once. The table's positions stay unchanged.
 
-        They are deduplicated by ``dedupe_key`` as in `write`, and get a new ``ingest_seq``. Other
-        columns are not inspected.
+        The rows are deduplicated by ``dedupe_key`` as in `write`, and get a new ``ingest_seq``. A
+        missing ``org_id`` is filled in; all other columns are stored as they are.
 
         Args:
             rows: Rows in order, with the columns of `sfpubsub.spark.raw.schema.SCHEMA`;
@@ -272,7 +275,8 @@ class EventWriter:
                 sidecar are written with a warning, because typed tables need the schema.
 
         Raises:
-            LocalProtocolError: Columns are missing or have other types, or the writer was closed.
+            LocalProtocolError: The rows do not have the columns and types of a raw table, the
+                writer was closed, or another thread is writing.
             WriteError: It is unknown whether the rows were written; write them again.
         """
         given = {**schemas_in(rows), **(schemas or {})}
@@ -313,7 +317,8 @@ class EventWriter:
     def position(self) -> ReplayId | None:
         """Last durable position of the only topic or channel.
 
-        None if it has no position yet, or if there is more than one source.
+        None if it has no position yet, if there is more than one source, or if the only source is a
+        managed subscription.
         """
         return self.positions.get(self.sources[0].name) if len(self.sources) == 1 else None
 
@@ -331,7 +336,8 @@ class EventWriter:
 
         Raises:
             LocalProtocolError: The source is a managed subscription, whose position the service
-                keeps; or the writer was closed.
+                keeps; it is unknown or missing; the writer was closed; or another thread is
+                writing.
             WriteError: The position could not be stored.
         """
         name = self._keeping(self._name(source))
@@ -339,7 +345,7 @@ class EventWriter:
             self._table.move({name: position})
 
     def check(self) -> None:
-        """Check that Spark can still write. Cheap.
+        """Check that Spark's JVM is still alive, without calling it. Cheap.
 
         Raises:
             WriteError: Spark's JVM has exited.
@@ -466,7 +472,7 @@ class EventWriter:
             self._busy.release()
 
     def _note_restored(self, sources: Sequence[Source], last: Mapping[str, ReplayId]) -> None:
-        """Record a gap for each managed subscription of a restored table.
+        """Log that the table was restored, and record a gap for each managed subscription.
 
         The service does not deliver the removed events of managed subscriptions again. Other
         sources resume after their newest remaining rows.

@@ -65,7 +65,8 @@ class RawBatches:
     def identity(self) -> str | None:
         """Return the table's identity, which stays the same if the table is moved.
 
-        It is None for a table without sources.
+        It is the id that the table format assigned, or for Parquet the first source; None for a
+        Parquet table without sources.
 
         Raises:
             WriteError: The table cannot be read.

@@ -1,10 +1,10 @@
-"""The directory ``.NAME.sfpubsub`` next to a Parquet table, for all files except the table's rows.
+"""The directory ``.NAME.sfpubsub`` next to a Parquet table, for its staging files and sidecars.
 
-Staging and sidecars are kept outside the table's own tree, because not every reader of
-``**/*.parquet`` ignores names that begin with ``_``, and even a reader that does may list such a
-directory while it is being removed. By default the directory is next to the table; the user can
-choose another parent directory, which is then recorded in the table's identity file. It must be on
-the table's file system, because a batch is published by one rename.
+These are kept outside the table's own tree, because not every reader of ``**/*.parquet`` ignores
+names that begin with ``_``, and even a reader that does may list such a directory while it is being
+removed. By default the directory is next to the table; the user can choose another parent
+directory, which is then recorded in the table's identity file. It must be on the table's file
+system, because a batch is published by one rename.
 
 Tables of layout 1 kept these files inside the table. `settle` moves them out while the lease is
 held. It can be interrupted at any step and repeated; until it has finished, readers check both
@@ -59,7 +59,7 @@ def sidecar_places(table: Path, staging: Path | None, name: str) -> list[Path]:
 
 
 def owner_of(place: Path) -> Path | None:
-    """Return the table that *place* was last used for; None if no table is recorded."""
+    """Return the table that *place* was last used for; None if no valid record of it exists."""
     try:
         return Path(json.loads((place / _OWNER_NAME).read_text(encoding="utf-8"))["table"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -104,7 +104,7 @@ def prepare(table: Path, place: Path) -> None:
 
     Raises:
         ConfigurationError: The directory and the table are on different file systems.
-        OSError: The directory cannot be created.
+        OSError: The directory cannot be created, or a file cannot be written there.
     """
     make_directory(place)
     if owner_of(place) != Path(os.path.realpath(table)):
@@ -132,7 +132,7 @@ def settle(table: Path, place: Path) -> None:
 
     1. A sidecar that does not exist in *place* yet is moved as a whole, with one rename.
     2. If it exists in both places, because a stream still used the old path, its files are moved
-       one by one. File names are derived from the contents, so an existing file is identical.
+       one by one. A file that exists in both places has the same contents in both.
     3. Files that a failed write left in staging are moved to the new staging directory, which is
        emptied when a writer starts.
 

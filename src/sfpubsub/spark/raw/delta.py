@@ -131,7 +131,10 @@ class DeltaTable(LoggedTable):
         return log
 
     def _commits(self, log: Any, version: int) -> Iterator[dict[str, Any]]:
-        """Yield the ``commitInfo`` of each commit in the log, from *version* backwards."""
+        """Yield the ``commitInfo`` of each commit, from *version* backwards.
+
+        Stop at the first commit whose file is no longer in the log.
+        """
         io = self._jvm.java.io
         directory = log.logPath()
         files = directory.getFileSystem(log.newDeltaHadoopConf())

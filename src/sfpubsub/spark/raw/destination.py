@@ -121,7 +121,10 @@ class Destination:
 
 
 def format_of(raw: str | os.PathLike[str], default: str) -> str:
-    """Detect the format of a raw table at a local path; return *default* for anything else."""
+    """Detect the format of a raw table at a local path by its log; without one it is parquet.
+
+    Return *default* if *raw* is not an existing local directory.
+    """
     try:
         path = local_path(raw)
     except ConfigurationError:
@@ -148,7 +151,7 @@ def check_raw_table(table: Destination) -> None:
     for other, log in LOGS.items():
         if (path / log).is_dir() and table.format != other:
             raise ConfigurationError(
-                f"{table} is a table of format {other}: use --from-format to name that format"
+                f"{table} is a table of format {other}: use --from-format {other} (raw_format=)"
             )
     mark = LOGS.get(table.format, IDENTITY_NAME)
     if not (path / mark).exists():

@@ -96,7 +96,8 @@ def sql_text(text: str) -> str:
 def in_newest_layout(rows: DataFrame, *, others: bool = False) -> DataFrame:
     """Convert rows of a raw table of any layout to the columns of the newest layout.
 
-    Missing columns are null, except that headers of change events are taken from the JSON.
+    Missing columns are null, except that headers of change events are taken from the JSON, and the
+    day of writing from the hour.
 
     Args:
         rows: Rows of a raw table, with its stored columns.

@@ -1,9 +1,9 @@
 """The common part of raw tables in Delta and Iceberg format.
 
 Each of our transactions carries a `State`, and optionally rows. A format must be able to find the
-newest state in the table, and to commit a transaction only if none of ours was committed in
-between. This allows fencing: a writer starts with an empty transaction, after which any older
-writer, even one suspended in the middle of a commit and resumed a week later, can no longer commit.
+newest state in the table, and to commit a transaction only if none of ours was committed since that
+state was read. This allows fencing: a writer starts with an empty transaction, after which no older
+writer, even one suspended in the middle of a commit and resumed a week later, can commit any more.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class LoggedTable(RawTable):
     def upgrade(self) -> bool:
         """Upgrade the table to the newest layout; return whether that was necessary.
 
-        The upgrade is a single transaction.
+        The upgrade is a single transaction. An active writer is fenced off in any case, because the
+        table is taken over first (`recover`).
 
         Raises:
             ConfigurationError: The table cannot be replaced in one transaction.
@@ -208,15 +209,15 @@ class LoggedTable(RawTable):
         for field, value in zip(list(layout.stored)[-len(values) :], values, strict=True):
             rows = rows.append_column(field, pa.repeat(pa.scalar(value, field.type), len(rows)))
         state = self._known.grown(batch, len(rows), positions, now, name)
-        self._try_commit(rows, state, f"batch {batch} of {state.rows} events was not written")
+        self._try_commit(rows, state, f"writing batch {batch} of {state.rows} events")
         return batch
 
     def move(self, positions: Mapping[str, ReplayId]) -> None:
         """See `RawTable`."""
-        self._try_commit(None, self._known.moved(positions), "the position was not written")
+        self._try_commit(None, self._known.moved(positions), "writing the position")
 
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
-        """See `RawTable`. The time is the end of the partition, or that of the newest batch."""
+        """See `RawTable`. The time is the partition's end, or the newest batch's if earlier."""
         layout = self._known.layout
         column = layout.partition
         if self.next_seq <= after + 1 or layout.text_of(self.newest_time) < layout.text_of(oldest):
@@ -272,11 +273,15 @@ class LoggedTable(RawTable):
         except (Conflict, *SPARK_ERRORS, pa.ArrowException) as error:
             self._look_for_another(error)
             raise WriteError(
-                f"{failed} to {self.place}, so nothing was acked: {first_line(error)}"
+                f"{failed} to {self.place} failed, so nothing was acked: {first_line(error)}"
             ) from error
 
     def _check_vacant(self) -> None:
-        """Check that the location of a new table is empty."""
+        """Check that the location of a new table has no entries except hidden ones.
+
+        Raises:
+            ConfigurationError: It has other entries.
+        """
         if self.place.local is not None or self.place.in_catalog:
             return  # checked by `check_destination`, or the responsibility of the catalog
         jvm: Any = self._spark._jvm
@@ -316,7 +321,7 @@ class LoggedTable(RawTable):
             raise WriteError(f"{self.place} {what}: {first_line(error)}") from error
 
     def _commit(self, rows: pa.Table | None, state: State) -> None:
-        """Commit, verify that the commit is in the table, and remember *state*."""
+        """Commit, verify that the table has the commit, flush local disks, and remember *state*."""
         empty = rows is None
         with frame_of(
             self._spark,
@@ -370,7 +375,10 @@ class LoggedTable(RawTable):
         )
 
     def _positions_of_rows(self, rows: DataFrame, names: Sequence[str]) -> dict[str, ReplayId]:
-        """Return the position of the newest row of each of the sources *names* that has rows."""
+        """Return the position of the newest row of each source in *names*, by name.
+
+        Sources without rows are missing.
+        """
         if not names:
             return {}
         # Redriven rows, and those of a query, may belong to other sources or lack a position.

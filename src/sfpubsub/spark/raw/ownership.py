@@ -97,7 +97,8 @@ def claim_table(
 
     Args:
         path: The table's directory, which must exist.
-        sources: Sources of the table, including those that it already has.
+        sources: Sources to write to the table. If it already has sources, they must include one of
+            these; the others stay recorded.
         staging: See `Destination.parse`; None keeps the recorded location, or else uses the default
             next to the table.
 
@@ -139,7 +140,8 @@ def claim_upgraded(path: Path) -> None:
     Call it once the upgraded rows are written.
 
     Raises:
-        ConfigurationError: *path* has no identity file.
+        ConfigurationError: *path* has no identity file, or the file cannot be read.
+        OSError: The file could not be written.
     """
     identity = _identity(path)
     if identity is None:

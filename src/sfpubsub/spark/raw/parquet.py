@@ -159,7 +159,8 @@ class ParquetTable(RawTable):
            failed write uses a directory that no later write uses.
         2. Flush the directories that contain the newest batch. Its writer may have died between
            rename and flush, and later acks rely on that batch.
-        3. Read where the newest batch ends, and the newer of the two position records.
+        3. Read where the newest batch ends, the names of the newest batches, and the newer of the
+           two position records.
         """
         try:
             shutil.rmtree(self._staging, ignore_errors=False)
@@ -266,7 +267,7 @@ class ParquetTable(RawTable):
             self._publish(staged, published.path)
         except (*SPARK_ERRORS, pa.ArrowException) as error:
             raise WriteError(
-                f"batch {batch} of {len(rows)} events was not written to {self.path}, so nothing "
+                f"writing batch {batch} of {len(rows)} events to {self.path} failed, so nothing "
                 f"was acked: {first_line(error)}"
             ) from error
         self._newest = published

@@ -25,7 +25,7 @@ def local_path(destination: str | os.PathLike[str]) -> Path:
     """Return the local directory named by *destination*, a path or a ``file`` URL.
 
     Raises:
-        ConfigurationError: *destination* has another scheme, or is empty.
+        ConfigurationError: *destination* is empty, or a URL with another scheme or a host.
     """
     text = os.fspath(destination)
     if not text:

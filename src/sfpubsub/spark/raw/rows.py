@@ -109,7 +109,10 @@ def _table(
 def read_table(
     events: Sequence[Event], received_at: Sequence[float], first_seq: int
 ) -> tuple[pa.Table, list[tuple[int, Row]]]:
-    """Decode events to the table of `arrow_table`; also return undecodable rows by index."""
+    """Decode events to the table of `arrow_table`.
+
+    Also return the rows that could not be decoded, each with its index in the table.
+    """
     found = decoded(events)
     if found is not None:
         keys = [event.dedupe_key for event in events]

@@ -53,7 +53,7 @@ class RawTable(ABC):
     @property
     @abstractmethod
     def next_seq(self) -> int:
-        """The ``ingest_seq`` of the next row. Never reused, even if the rows were lost."""
+        """The ``ingest_seq`` of the next row. Numbers are not reused after a restore."""
 
     @property
     @abstractmethod
@@ -101,6 +101,9 @@ class RawTable(ABC):
             Pairs of a time and concatenated keys. The time, in seconds since 1970 UTC, is when the
             rows were written or up to `sfpubsub.spark.raw.layout.LONGEST_PARTITION` later. Times do
             not decrease.
+
+        Raises:
+            WriteError: The table cannot be read.
         """
 
     @abstractmethod

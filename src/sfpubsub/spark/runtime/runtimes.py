@@ -1,7 +1,7 @@
 """The jars that a table format needs for each PySpark version, and how a session obtains them.
 
 `RUNTIMES` lists the combinations that were resolved from Maven Central and, where noted, tested.
-For any other combination, the error names the supported versions and coordinates.
+For any other combination, `runtime_for` raises an error that names the supported ones.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def runtime_for(format: str, version: str = pyspark.__version__) -> Runtime:  # 
 def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]:  # noqa: A002
     """Return the Spark settings that a new session needs to read and write *format*.
 
-    The jars are downloaded from Maven Central, or from the repositories that Spark is configured
-    with, and cached on disk. Later sessions use the cache without network access.
+    When the session starts, Spark downloads the jars from Maven Central or the repositories that it
+    is configured with, and caches them on disk. Later sessions read the cache and need no network.
 
     Args:
         format: One of `sfpubsub.spark.raw.ownership.FORMATS`.
@@ -150,7 +150,8 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
             extended.
 
     Raises:
-        ConfigurationError: There are no jars of the format for this PySpark version.
+        ConfigurationError: There are no jars of the format for this PySpark version, or there is no
+            directory for the cache.
     """
     ivy = Path(settings.get("spark.jars.ivy") or private_directory() / "ivy")
     if format == "parquet":

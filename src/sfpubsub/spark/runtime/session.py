@@ -1,6 +1,7 @@
-"""Start a Spark session for an ingest job: quiet, on loopback, with a suitable Java.
+"""Start a Spark session for an ingest job: quiet, with a suitable Java, and if local, on loopback.
 
-No credentials are passed to Spark, neither in its configuration nor in the JVM's environment.
+No Salesforce credentials are passed to Spark, neither in its configuration nor in the JVM's
+environment.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def spark_session(
     java_options: str = "",
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """Start a Spark session, or use that of spark-submit, and stop it at the end of the block.
+    """Start a Spark session, or use an existing one, and stop it at the end of the block.
+
+    Under spark-submit, the session uses the JVM that spark-submit has started.
 
     Start the session before using gRPC: starting the JVM forks, which a process with gRPC threads
     may not survive.
@@ -86,7 +89,8 @@ def spark_session(
             ``--packages``.
         app_name: The application's name in Spark.
         java_options: Further options for the driver's JVM.
-        settings: Further Spark settings, which override the defaults of this function.
+        settings: Further Spark settings, which override the defaults of this function. Lists, such
+            as ``spark.jars`` and the driver's Java options, are combined with the defaults.
 
     Raises:
         ConfigurationError: No suitable Java was found, the JVM did not start, the master could not

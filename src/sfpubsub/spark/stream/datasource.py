@@ -79,12 +79,20 @@ class PubSubDataSource(DataSource):
         return "sfpubsub"
 
     def schema(self) -> StructType:
-        """Return the columns of the raw table, and ``schema_json`` for the Avro schemas."""
+        """Return the columns of the raw table, and ``schema_json`` for the Avro schemas.
+
+        Raises:
+            ConfigurationError: An option is not valid.
+        """
         SourceOptions.parse(self._given)  # a wrong option fails before a query starts
         return spark_schema(SOURCE_SCHEMA)
 
     def reader(self, schema: StructType) -> EventReader:
-        """Return a reader for ``spark.read``."""
+        """Return a reader for ``spark.read``.
+
+        Raises:
+            ConfigurationError: An option is not valid, or a topic would start at ``latest``.
+        """
         return EventReader(self._parsed)
 
     def streamReader(self, schema: StructType) -> EventStreamReader:  # noqa: N802  # Spark's name

@@ -123,7 +123,7 @@ class Feed:
 
     @property
     def idle(self) -> float:
-        """How long the stream could receive events but received none, in seconds."""
+        """Seconds for which the stream has been able to receive events but has received none."""
         return time.monotonic() - self._quiet_since
 
     @property

@@ -3,7 +3,8 @@
 Used with ``writeStream.foreachBatch``, which alone delivers at least once: Spark repeats a batch
 whose completion it did not record. Each transaction contains the name of its batch, built from the
 query's id and the batch's number, so a repeated batch is recognized. The table's window of dedupe
-keys recognizes events regardless of their batch, so a new checkpoint writes no duplicates either.
+keys recognizes events regardless of their batch, so a query with a new checkpoint writes no
+duplicates either.
 
 Errors raised here have no causes. Spark receives the traceback as text, including the causes, and
 matches a regular expression against that text when a query is being stopped. With the stack trace
@@ -118,9 +119,10 @@ class ForeachBatchWriter:
             batch_id: Number of the batch in the query.
 
         Raises:
-            LocalProtocolError: The batch has other columns, or this was not called by a streaming
-                query.
-            WriteError: It is unknown whether the batch is in the table; Spark will repeat it.
+            LocalProtocolError: The batch has other columns, this was not called by a streaming
+                query, or the writer was closed.
+            WriteError: It is unknown whether the batch is in the table. The query fails, and
+                repeats the batch when it is restarted.
         """
         context = batch.sparkSession.sparkContext
         query_id = context.getLocalProperty(_QUERY_ID)
@@ -173,10 +175,10 @@ def _told(error: Exception, name: str, group: str | None) -> SfPubSubError:
             f"batch {name} was interrupted and will be written by the next run "
             f"(org.apache.spark.SparkException: job group {group} was cancelled)"
         )
-    _log.error("batch %s was not written", name, exc_info=error)
+    _log.error("writing batch %s failed", name, exc_info=error)
     if isinstance(error, SfPubSubError):
         return error
-    return WriteError(f"batch {name} was not written: {first_line(error)}")
+    return WriteError(f"writing batch {name} failed: {first_line(error)}")
 
 
 def _is_interruption(error: Exception, group: str | None) -> bool:

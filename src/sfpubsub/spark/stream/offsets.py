@@ -25,7 +25,8 @@ class Offset:
 
     The checkpoint contains only the ends of batches. A batch with events ends after its last event.
     A batch may start at ``latest`` or ``earliest``, which refer to another place when the batch is
-    read again after a crash. So the end of such a batch also contains the batch's first event.
+    read again after a crash. So the end of such a batch also contains the replay id of the batch's
+    first event.
     """
 
     topic: str

@@ -204,7 +204,7 @@ def _starts(
         found = {str(topic): _start(str(start)) for topic, start in json.loads(text).items()}
     except ValueError as error:
         raise ConfigurationError(
-            f"option startingOffsets is {text!r}, which is not JSON: {error}"
+            f"option startingOffsets is {text!r}, which is not valid JSON: {error}"
         ) from error
     unknown = sorted(set(found) - set(topics))
     if unknown:

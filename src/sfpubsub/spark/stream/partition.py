@@ -71,7 +71,10 @@ class EventPartition(InputPartition):
         self.gaps = gaps
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Decode the events into record batches with the columns of `SOURCE_SCHEMA`."""
+        """Decode the events into record batches with the columns of `SOURCE_SCHEMA`.
+
+        The first batch contains the gaps, one row each, if there are any.
+        """
         if self.gaps:
             yield _gap_rows(self.topic, self.gaps)
         table = pa.ipc.open_stream(self.data).read_all()

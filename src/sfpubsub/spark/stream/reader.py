@@ -99,13 +99,18 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next batch, or *start* if there are no events.
 
+        Without events, the result differs from *start* only if it renews the position of a quiet
+        topic with that of a keepalive, or contains a new topic.
+
         Args:
             start: The end of the last finished batch.
             limit: Maximum number of rows or bytes in the batch; for any other kind of limit, the
                 options apply.
 
         Raises:
-            ReplayIdRejectedError: A position is no longer retained.
+            ConfigurationError: *start* is not a valid offset, or belongs to other topics.
+            ReplayIdRejectedError: A position is no longer retained, and option failOnDataLoss is
+                true.
             SfPubSubError: A subscription has failed.
         """
         known = Offsets.parse(start, self._options.topics)
@@ -147,7 +152,9 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the events of all topics after *start* up to *end*, in partitions.
 
         Raises:
-            ReplayIdRejectedError: The events are no longer retained.
+            ConfigurationError: *start* or *end* is not a valid offset, or belongs to other topics.
+            ReplayIdRejectedError: Some events are no longer retained, and option failOnDataLoss is
+                true.
             SfPubSubError: A subscription has failed.
         """
         known = Offsets.parse(start, self._options.topics)
@@ -198,7 +205,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def connect(options: SourceOptions, schemas: Schemas) -> PubSubClient:
-    """Create a client from the options.
+    """Create a client from the settings file, the profile and the environment variables.
 
     Raises:
         ConfigurationError: A setting is missing or not valid.

@@ -52,7 +52,7 @@ def find(
         patience: Seconds of silence after which no more events are expected.
 
     Returns:
-        The batch; None if its end was not found, because its events are no longer retained.
+        The batch; None if its end was not found, as when its events are no longer retained.
     """
     size = end.seq - start.seq
     # The newest events: those of the batch, once its end is found.

@@ -130,7 +130,12 @@ class EventSink(DataSourceWriter):
         self._write_id = write_id
 
     def write(self, iterator: Iterator[Row]) -> Published:
-        """Publish the rows of one task, wait for all results, and return the counts."""
+        """Publish the rows of one task, wait for all results, and return the counts.
+
+        Raises:
+            PublishError: An event was rejected, got no result in time, or lacks an id (idColumn).
+            SfPubSubError: A setting is not valid, or the publisher has failed.
+        """
         return _publish(self._options, iterator, self._write_id)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -155,6 +160,8 @@ class EventStreamSink(DataSourceStreamWriter):
 
         Raises:
             ConfigurationError: Spark did not pass the ids of query and batch.
+            PublishError: An event was rejected, got no result in time, or lacks an id (idColumn).
+            SfPubSubError: A setting is not valid, or the publisher has failed.
         """
         context = _context()
         query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
@@ -251,7 +258,8 @@ def _context() -> TaskContext:
 def _check(options: SinkOptions, columns: Sequence[str]) -> None:
     if options.id_column is not None and options.id_column not in columns:
         raise ConfigurationError(
-            f"option idColumn is {options.id_column!r}, but the columns are {', '.join(columns)}"
+            f"option idColumn is {options.id_column!r}, which is not a column: use one of "
+            f"{', '.join(columns)}"
         )
 
 

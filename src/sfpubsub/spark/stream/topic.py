@@ -122,14 +122,18 @@ class TopicReader:
         self._follow(start)
 
     def plan(self, share: Share, timeout: float) -> Offset:
-        """Plan the next batch after `follow`; return its end, or its start if there are no events.
+        """Plan the next batch after `follow`, and return its end.
+
+        Without events, return its start, or that start with the position of a keepalive if the
+        position of a quiet topic has to be renewed.
 
         Args:
             share: Share of the batch.
             timeout: Seconds to wait for the first event.
 
         Raises:
-            ReplayIdRejectedError: The position is no longer retained.
+            ReplayIdRejectedError: The position is no longer retained, and option failOnDataLoss is
+                true.
             SfPubSubError: The subscription has failed.
         """
         until_now = self._horizon is not None or self._finished
@@ -145,8 +149,8 @@ class TopicReader:
         """Return figures for the query's progress; None before the first batch.
 
         The service does not report where a topic ends. So the figures are the number of events
-        received so far, whether a keepalive has shown that no more are waiting, and the age of the
-        last event on arrival, in seconds.
+        received so far, whether a keepalive has shown that no more are waiting, and how old the
+        last event was when it arrived, in seconds.
         """
         base, feed = self._base, self._feed
         if base is None or feed is None:
@@ -171,7 +175,8 @@ class TopicReader:
         """Return the events after *first* up to *last*, in partitions.
 
         Raises:
-            ReplayIdRejectedError: The events are no longer retained.
+            ReplayIdRejectedError: Some of the events are no longer retained, and option
+                failOnDataLoss is true.
             SfPubSubError: The subscription has failed.
         """
         if last.seq == first.seq and not self._is_planned(first, last):

@@ -78,7 +78,8 @@ def field_changes(raw: DataFrame, schemas: DataFrame) -> DataFrame:
     Args:
         raw: A raw table, or some of its rows.
         schemas: The raw table's schemas, with the columns ``schema_id`` and ``schema`` (Avro as
-            JSON text). A small job reads them immediately.
+            JSON text). A small job reads them immediately. If the schema of an event is missing,
+            using the result fails.
 
     Returns:
         The columns of `change_headers`, and two more. ``fields`` maps each changed field to the
@@ -109,13 +110,14 @@ def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
           merged over all changes since the last CREATE or UNDELETE; null for a deleted record.
         - ``is_deleted``: whether the record is deleted.
         - ``is_complete``: whether ``state`` has every field that is not null. If not, the record is
-          older than the table, so that ``state`` contains only later changes; or ``reread`` is
-          true.
-        - ``reread``: whether ``state`` may be out of date, because an event did not report what
-          changed. In that case, read the record from the org.
-        - ``reread_reason``: the change type of that event; or ``DIFF`` for a text that was sent
-          only as a diff, and is missing in ``state``; or ``LATE`` for an event that arrived after a
-          newer one, so that only commit timestamps determine their order.
+          deleted; or it is older than the table, so that ``state`` contains only later changes; or
+          ``reread`` is true.
+        - ``reread``: whether ``state`` may be out of date. In that case, read the record from the
+          org.
+        - ``reread_reason``: the change type of an event that did not report what changed; or
+          ``DIFF`` for a text that was sent only as a diff, and is missing in ``state``; or ``LATE``
+          for an event that arrived after a newer one, so that only commit timestamps determine
+          their order. Null if ``reread`` is false.
         - ``reread_since``: when that event's change was committed.
         - ``change_type``, ``commit_number``, ``sequence_number``, ``commit_timestamp`` and
           ``ingest_seq`` of the newest event.
@@ -268,7 +270,10 @@ def _marks(changes: DataFrame) -> DataFrame:
 
 
 def _since_whole(changes: DataFrame) -> DataFrame:
-    """Drop each record's changes that precede its last CREATE, DELETE or UNDELETE."""
+    """Drop each record's changes that precede its last CREATE, DELETE or UNDELETE.
+
+    Also add the columns ``whole_at`` (the order of that last change) and ``late`` (`_with_late`).
+    """
     whole = f.when(f.col("change_type").isin(*_WHOLE) & ~f.col("is_gap"), f.col("at"))
     last = f.max(whole).over(Window.partitionBy(*_RECORD))
     rows = _with_late(changes.withColumn("whole_at", last))

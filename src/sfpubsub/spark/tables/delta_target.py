@@ -1,9 +1,9 @@
 """Derived tables in Delta format: at a path or URL, or in a catalog.
 
 Each commit stores its step as the ``txnVersion`` of this package's application id; Delta skips a
-commit whose number the table already has. Rows arrive as complete Parquet files, which are added to
-the table's files and committed through Delta's own transaction, because a Spark write would need a
-separate job for each of forty small tables. Spark executes merges and deletes.
+commit if the table already has the same or a higher number. Rows arrive as complete Parquet files,
+which are added to the table's files and committed through Delta's own transaction, because a Spark
+write would need a separate job for each of forty small tables. Spark executes merges and deletes.
 """
 
 from __future__ import annotations

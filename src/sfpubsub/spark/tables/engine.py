@@ -173,16 +173,17 @@ class EventTables:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether `step` found nothing to do because rows are waiting for their schemas."""
+        """Whether the last `step` left out rows that are waiting for their schemas."""
         return self._planner.is_waiting
 
     def step(self) -> StepReport | None:
         """Perform the next step.
 
-        The first call also completes a step that an earlier process left unfinished.
+        A step that failed, or that an earlier process left unfinished, is completed first.
 
         Returns:
-            The report of the step, or None if there is nothing to do now.
+            The report of the next step, or None if there is nothing to do now. The completed step
+            is not reported.
 
         Raises:
             WriteError: The step failed. The next call, or the next process, completes it.
@@ -249,10 +250,11 @@ class EventTables:
 
         Raises:
             WriteError: The step failed. The next `step`, or the next process, completes it.
+            LocalProtocolError: `is_between` is true.
         """
         if self.is_between:
             raise LocalProtocolError(
-                "a step with a note needs the step before it to be finished: call step() first"
+                "the newest step is not finished: call step() before beginning a step with a note"
             )
         with self._under_way():
             self._begin(self._planner.beside(self._newest, note))
@@ -261,7 +263,8 @@ class EventTables:
         """Return the highest ``ingest_seq`` of the raw rows processed so far; -1 before the first.
 
         Raises:
-            WriteError: The raw table cannot be read.
+            WriteError: The raw table cannot be read, or no longer contains the last batch that was
+                processed.
         """
         last = self._newest.last if self._newest is not None else None
         if last is None:

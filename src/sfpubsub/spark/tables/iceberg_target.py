@@ -224,7 +224,10 @@ class IcebergTargetTable(LoggedTargetTable):
         )
 
     def _publish(self, staged: int, step: int, operations: Any) -> bool:
-        """Publish the snapshot *staged*; return False if the table has changed in the meantime."""
+        """Publish the snapshot *staged*; return False if the table has changed in the meantime.
+
+        The snapshot is then on no branch, and the change has to be staged again.
+        """
         return published(
             self._spark,
             operations,

@@ -31,8 +31,8 @@ class Identity:
     raw: str
     """Location of the raw table when it was last read."""
     id: str | None
-    """Identity of the raw table, independent of its location: the format's table id, or else its
-    sources.
+    """Identity of the raw table, independent of its location: the table format's id, or for Parquet
+    the first source; None for a Parquet table without sources.
     """
     objects: tuple[str, ...] = ()
     """Objects and event types that have tables; empty means all."""

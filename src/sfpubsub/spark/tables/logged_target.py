@@ -105,7 +105,8 @@ class LoggedTarget(Target):
     def settings(self, settings: Mapping[str, str]) -> Iterator[None]:
         """Set session settings within the block, and unset them afterwards. Thread-safe.
 
-        Other threads that change settings wait.
+        Within the block, the target's session is also the thread's active one. Other threads that
+        change settings wait.
         """
         with self._lock, active_session(self.spark):
             for name, value in settings.items():

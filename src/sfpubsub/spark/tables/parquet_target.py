@@ -58,7 +58,9 @@ class ParquetTarget(Target):
     """A directory with typed tables. See `Target`.
 
     Raises:
-        ConfigurationError: Another process is writing there, or the directory contains other files.
+        ConfigurationError: Another process is writing there, or the directory contains other files
+            or cannot be created.
+        WriteError: A step that an earlier process committed could not be published.
     """
 
     def __init__(self, spark: SparkSession, place: Place) -> None:

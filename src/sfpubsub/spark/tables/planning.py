@@ -36,7 +36,7 @@ _NOT_KNOWN = "schema % is not known"
 
 @dataclass(frozen=True)
 class _Count:
-    """Number, size and time of the rows that one raw batch has with one schema."""
+    """The rows of one raw batch that have one schema: their number, total size and newest time."""
 
     batch: str
     schema_id: str
@@ -178,7 +178,7 @@ class Planner:
         )
 
     def _again(self, forgotten: StepPlan) -> StepPlan | None:
-        """Return the step that decodes the rows removed by *forgotten* again, and adds them.
+        """Return the step that re-decodes the rows that *forgotten* removed, and adds them.
 
         It is None if the raw table no longer has these rows.
         """
@@ -287,6 +287,6 @@ def _check_read(batches: Sequence[RawBatch], counts: Sequence[_Count]) -> None:
     empty = [batch.id for batch in batches if batch.id not in found]
     if empty:  # batches are never empty, so Spark was configured to skip unreadable files
         raise WriteError(
-            f"raw batch {empty[0]} was read without rows, so nothing was written: "
+            f"reading raw batch {empty[0]} returned no rows, so nothing was written: "
             f"check that Spark does not ignore corrupt or missing files"
         )

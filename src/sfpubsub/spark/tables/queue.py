@@ -1,8 +1,9 @@
 """The queue of records to reread from the org: the table `_reread`.
 
 The queue has one row per reason. Rows are never changed: a reader of records works through the
-queue and stores its own progress. The table also records that a target has current tables, and
-whether it has history tables. This module makes no decisions about records.
+queue and stores its own progress. Only a rebuild and a mirror remove rows. The table's existence
+shows that a target has current tables, and its facts whether there are history tables. This module
+makes no decisions about records.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Queue:
         return self._table.step()
 
     def make(self, *, with_history: bool) -> None:
-        """Create the table, or reset its facts."""
+        """Create the table, or reset its facts, which forgets the recorded restarts (`note`)."""
         self._table.make(QUEUE, _facts(with_history=with_history, epochs=[]))
 
     def clear(self, step: int) -> None:
@@ -83,11 +84,13 @@ class Queue:
             self._table.append([parquet_of(pa.Table.from_pylist(rows, QUEUE))], step)
 
     def note(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Record restarts of the commit numbers, and log each migration of the org once.
+        """Record the restarts of the commit numbers that are new, and log each of them.
+
+        Commit numbers restart when the org is migrated to another instance.
 
         Args:
-            moves: For each record, the commit timestamps before and after the restart, in
-                milliseconds since 1970 UTC.
+            moves: Pairs of commit timestamps in milliseconds since 1970 UTC: a record's last commit
+                before a restart, and its first one afterwards.
         """
         facts = self._table.facts()
         known: list[int] = json.loads(facts[_EPOCHS])
@@ -104,12 +107,16 @@ class Queue:
 
 
 def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the commit timestamps of new restarts of the commit numbers, in milliseconds.
+    """Return the restarts of the commit numbers that *known* does not contain, oldest first.
+
+    A restart is recorded as the commit timestamp of the earliest commit that showed it, in
+    milliseconds since 1970 UTC. Every record shows it with its own first commit afterwards, however
+    late that is. So a pair of *moves* is a new restart only if no recorded one lies between its
+    timestamps.
 
     Args:
-        known: Commit timestamps of known restarts, in milliseconds.
-        moves: See `Queue.note`. A record shows a migration only with its first commit afterwards,
-            however late that is.
+        known: The recorded restarts.
+        moves: See `Queue.note`.
     """
     new: list[int] = []
     for before, after in sorted(moves, key=lambda move: move[1]):

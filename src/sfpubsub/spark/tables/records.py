@@ -3,7 +3,8 @@
 This module is pure: no Spark, no Arrow, no I/O, no clock. Changes are applied in order of arrival,
 so the result depends only on the raw rows, not on how the engine groups them into steps. Invariant:
 a record whose fields may differ from the org's is marked (`Record.reread_reason`) until a change
-describes it completely.
+describes it completely or deletes it. Fields that no event reports, such as formula fields, are
+excepted.
 
 **Order.** Changes are ordered by commit timestamp, then commit number, then sequence number, then
 arrival. Numbers are comparable within one database instance only, and restart lower when the org is
@@ -40,7 +41,7 @@ class Reason(enum.StrEnum):
     """Reason for rereading a record, or all records of an object, from the org."""
 
     GAP = "gap"
-    """An event did not report what changed."""
+    """An event did not report what changed, or changed a field that has no column."""
     OVERFLOW = "overflow"
     """A transaction changed more records than the service reported."""
     DIFF = "diff"
@@ -183,7 +184,9 @@ class Record:
     """
     is_deleted: bool
     is_complete: bool
-    """Whether every field is known from an event or a read of the record."""
+    """Whether every field that events report has been known, from an event or a read of the record.
+    With a `reread_reason`, the values may be outdated nevertheless.
+    """
     reread_reason: Reason | None
     """Why the record must be reread from the org: the first reason since all its fields were known;
     None if no reread is needed.
@@ -223,7 +226,7 @@ class ObjectCue:
 
     @classmethod
     def of(cls, record_id: str | None, change: Cue) -> ObjectCue | None:
-        """Return the cue if an event concerns all records with a prefix; None if only one.
+        """Return the cue if an event concerns all records with a prefix; None if only *record_id*.
 
         Args:
             record_id: One of the event's record ids; None if the event has no ids.
@@ -275,7 +278,11 @@ class Fold:
     """
 
     def apply(self, change: Change) -> None:
-        """Apply the next change, in order of arrival."""
+        """Apply the next change, in order of arrival.
+
+        A change that is late or was removed from the raw table (`RESTORED`) is not applied, but
+        marks the record for rereading.
+        """
         old = self.record
         if change.change_type == RESTORED:
             self._doubt(Reason.RESTORED, change)
@@ -293,7 +300,8 @@ class Fold:
     def mark(self, about_all: Cue) -> None:
         """Mark the record because of a cue that concerns all records of its object.
 
-        The cue has its own row in the queue, so nothing happens if the record is unknown.
+        Nothing happens if the record is already marked. An unknown record needs no mark, because
+        the cue has its own row in the queue.
         """
         if self.record is not None and self.record.reread_reason is None:
             self.record = replace(self.record, reread_reason=about_all.reason)

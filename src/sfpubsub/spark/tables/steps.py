@@ -144,7 +144,7 @@ class Follower(Protocol):
         """Apply the step to all tables that do not have its number yet.
 
         Called for each step: after the typed tables if it adds rows, before them if it removes
-        rows. Called again with the last step when an engine starts.
+        rows. After a restart of the engine, the last step is repeated first.
 
         Raises:
             WriteError: A table could not be written. The engine calls this again for the same step.
@@ -237,7 +237,8 @@ class StepFile(StepLog):
             return {} if text is None else dict(json.loads(text))
         except (ValueError, TypeError) as error:
             raise ConfigurationError(
-                f"{self._path / IDENTITY_FILE} is not a valid JSON object: {error}"
+                f"{self._path / IDENTITY_FILE} is not a valid JSON object ({error}): restore the "
+                f"file, or build the tables in another target"
             ) from error
 
     def claim(self, identity: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ class Place:
     address: str
     """An absolute path, a URL without a trailing slash, or the name of a schema."""
     local: Path | None = None
-    """The directory of a local target; otherwise None."""
+    """The directory of a local target; None for other targets."""
     in_catalog: bool = False
     """Whether `address` is the name of a catalog schema."""
 
@@ -214,8 +214,8 @@ class Target(ABC):
     """
 
     spark: SparkSession
-    """The session that writes. It is used for nothing else, and its time zone is UTC. Frames passed
-    to `TargetTable.merge` must belong to it.
+    """The target's own session, whose time zone is UTC. Frames passed to `TargetTable.merge` and
+    `TargetTable.insert` must belong to it.
     """
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
@@ -225,7 +225,10 @@ class Target(ABC):
     @property
     @abstractmethod
     def can_merge(self) -> bool:
-        """Whether the tables support `TargetTable.merge` and `TargetTable.delete`."""
+        """Whether the tables support `TargetTable.merge`, `TargetTable.insert` and any delete.
+
+        Without it, `TargetTable.delete` can only remove all rows of a table.
+        """
 
     @abstractmethod
     def table(self, name: str) -> TargetTable:

@@ -44,7 +44,8 @@ class EventTypes:
     def name_of(self, schema_id: str) -> str | None:
         """Return the event type of a schema; None if the schema is missing or not valid.
 
-        A missing schema is looked up again on each call, because it may have arrived.
+        It is also None if the type's name cannot be the name of a table. A missing schema is looked
+        up again on each call, because it may have arrived.
         """
         if schema_id not in self._names:
             name = self._read(schema_id)
@@ -54,7 +55,10 @@ class EventTypes:
         return self._names[schema_id]
 
     def is_missing(self, schema_id: str) -> bool:
-        """Return whether the schema is missing but may still arrive. JSON events have no schema."""
+        """Return whether the schema is missing but may still arrive.
+
+        Always False for the empty id of JSON events, which have no schema.
+        """
         if not schema_id or schema_id in self._names:
             return False
         return self._schemas.get(schema_id) is None
@@ -69,6 +73,7 @@ class EventTypes:
 
         Raises:
             ConfigurationError: A schema was removed from the store.
+            WriteError: A table could not be created or changed.
         """
         wanted: dict[str, dict[str, str]] = {}
         for schema_id in sorted(schema_ids):
