@@ -33,7 +33,7 @@ LOG_PREFIX = "_reads_"
 Kind = Literal["object", "ids", "sweep"]
 
 # Columns of a row in addition to the record's fields. They come before those, because Delta uses
-# the bounds of a table's first 32 columns only: those of `_piece` tell which files a merge reads.
+# the bounds of a table's first 32 columns only, and a merge looks for its pieces by `_piece`.
 FACTS = pa.schema(
     [
         ("_is_deleted", pa.bool_()),

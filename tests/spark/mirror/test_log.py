@@ -1,0 +1,64 @@
+"""The read log: what a piece costs, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from sfpubsub.spark.mirror.columns import Columns
+from sfpubsub.spark.mirror.described import Column
+from sfpubsub.spark.mirror.log import Marker, ReadLog
+from sfpubsub.spark.mirror.reads import AsOf
+from sfpubsub.spark.mirror.tables import _may_share
+from sfpubsub.spark.tables import open_target
+from sfpubsub.spark.tables.target import Target
+from tests.spark.conftest import TABLE_FORMAT
+
+# More fields than the columns whose bounds Delta uses.
+FIELDS = [f"Field{number}__c" for number in range(40)]
+COLUMNS = Columns("Account", tuple(Column(name, pa.string(), name, "", (name,)) for name in FIELDS))
+
+
+def rows(*ids: str) -> pa.Table:
+    """Return rows of these records."""
+    found = [
+        {"record_id": record_id, "_is_deleted": False, "_found": True, **dict.fromkeys(FIELDS, "x")}
+        for record_id in ids
+    ]
+    types = {"record_id": pa.string(), "_is_deleted": pa.bool_(), "_found": pa.bool_()}
+    return pa.Table.from_pylist(
+        found, pa.schema([*types.items(), *((name, pa.string()) for name in FIELDS)])
+    )
+
+
+@pytest.fixture
+def target(spark: SparkSession, tmp_path: Path) -> Iterator[Target]:
+    """A target in a directory."""
+    with open_target(spark, tmp_path / "lake", TABLE_FORMAT) as opened:
+        yield opened
+
+
+def test_a_merge_reads_its_own_pieces(target: Target, tmp_path: Path) -> None:
+    """However wide the object: the files of other pieces are not even opened. A piece says which
+    records it has, so that a merge need not ask Spark.
+    """
+    log = ReadLog(target, "Account")
+    marker = Marker(0, "object", AsOf(0))
+    marker = log.add(COLUMNS, [rows("001C", "001A"), rows(), rows("001B")], marker)
+    assert (marker.lowest, marker.highest) == ("001A", "001C")
+    (first,) = (tmp_path / "lake" / "_reads_Account").rglob("*.parquet")
+    marker = log.add(COLUMNS, [rows("001D")], marker)
+    assert (marker.lowest, marker.highest) == ("001D", "001D")
+    marker = log.add(COLUMNS, (), marker)
+    assert (marker.lowest, marker.highest) == (None, None)
+    assert log.markers()[1].highest == "001D"
+    table = log.rows(2, 3)
+    assert _may_share(table, None)
+    assert _may_share(table, ("001C", "001E"))
+    assert not _may_share(table, ("001A", "001C"))
+    first.unlink()
+    assert [row["record_id"] for row in log.rows(2, 3).collect()] == ["001D"]
