@@ -140,7 +140,7 @@ def topic(schema: str) -> str:
 MS = "[[managed_subscriptions]]\n"
 
 BROKEN = {
-    "syntax": ("x = ", "is not TOML"),
+    "syntax": ("x = ", "not valid TOML"),
     "table": ("[[topic]]\nname='x'", "unknown table topic"),
     "not a list": ("topics = 3", r"write \[\[topics\]\]"),
     "no name": ("[[topics]]\nschema='{}'", "topics number 1 has no name"),

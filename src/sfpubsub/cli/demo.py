@@ -141,7 +141,7 @@ class _Demo:
                 # Keep the status files in the demo's directory, which may be temporary.
                 SFPUBSUB_STATE_DIR=str(self._data.parent / "state"),
             )
-            click.echo(f"  grpc {ready['grpc']}, health page {self._http}", err=True)
+            click.echo(f"  gRPC {ready['grpc']}, web page {self._http}", err=True)
             yield
 
     def _publish(self, count: int) -> None:

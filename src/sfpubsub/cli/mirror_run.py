@@ -42,7 +42,7 @@ RAW_NAME = "_raw"
 
 
 class MirrorRun:
-    """Runs a mirror: its stream, its tables, and its reads of the org.
+    """Runs a mirror: its stream, its tables, and its reads from the org.
 
     Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
     The stream and its raw table are opened next, and the derived tables last.

@@ -98,7 +98,7 @@ class ReadingCommand(click.Command):
 
 
 def meant(name: str) -> str:
-    """Return the option and value for a name, judging by its form: ``--topic /event/A__e``."""
+    """Return how to specify *name*, judging by its form, such as ``--topic /event/A__e``."""
     if name.startswith(_CHANNELS):
         return f"subscribe --channel {name}"
     return f"--topic {name}" if name.startswith("/") else f"--managed {name}"

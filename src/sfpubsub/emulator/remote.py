@@ -1,7 +1,7 @@
 """A client for an emulator in another process, for commands, test suites and programs.
 
-It uses the emulator's HTTP port and sends the requests of the admin endpoint, which are described
-in docs/reference/emulator.md.
+It sends requests to the emulator's HTTP port, most of them to the admin endpoint, which
+docs/reference/emulator.md describes.
 """
 
 from __future__ import annotations

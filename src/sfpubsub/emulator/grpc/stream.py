@@ -2,11 +2,11 @@
 
 `EventStream` is the base class for the two RPCs that deliver events. `PlainStream` implements
 Subscribe; ManagedSubscribe is in managed_stream. A stream is run by one thread, which reads
-requests from the mailbox and yields replies; only that thread accesses the stream's attributes.
+requests from the mailbox and yields replies; only that thread changes the stream's attributes.
 
 Invariants: 0 <= pending <= max_outstanding; events are sent in the order of their positions, each
-once; a reply with a position is sent only while requested events are pending; the position of a
-keepalive is never beyond an event that has not been sent yet.
+once; events and keepalives are sent only while requested events are pending; the position of a
+keepalive is never beyond an event that is still to be sent.
 """
 
 from __future__ import annotations

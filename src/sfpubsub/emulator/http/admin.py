@@ -38,7 +38,8 @@ from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.world import World
 
 _LONGEST_JUMP_S = 1e9
-"""Largest clock jump in seconds, about 30 years; a much larger one would exceed the range of dates.
+"""Largest clock jump in seconds, about 30 years. A larger one is shortened to this, because a much
+larger one would exceed the range of dates.
 """
 
 _USER: dict[str, type] = {

@@ -1,7 +1,7 @@
-"""All times, limits and optional behaviours of the emulated service, in one place.
+"""The configurable times, limits and optional behaviours of the emulated service, in one place.
 
-No other module of the emulator defines such numbers. Tests use smaller values; the client has its
-own constant for each. A `Settings` is immutable.
+Fixed limits, such as the length of a SOQL query, are constants of the modules that enforce them.
+Tests set smaller values. The client has its own constants. A `Settings` is immutable.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Settings:
     """
 
     commit_deadline_s: float = 1800.0
-    """A managed stream is closed this long after its last commit request. Observed: 1,800."""
+    """A managed stream is closed this long after its last commit request, or after its start if
+    there was none. Observed: 1,800.
+    """
 
     retention_s: float = 72 * 3600.0
     """Events and positions are deleted after this long. Documented: 72 h."""
@@ -64,8 +66,9 @@ class Settings:
     """
 
     propagation_s: float = 0.0
-    """Delay until streams see that the Tooling API created a managed subscription, set it to RUN,
-    or changed its presets. Minutes on the real service; 0 here so that nobody waits by default.
+    """Delay until streams see that a managed subscription was created, or that the Tooling API set
+    it to RUN or changed its presets. Minutes on the real service; 0 here so that nobody waits by
+    default.
     """
 
     token_lifetime_s: float = 0.0
@@ -187,8 +190,8 @@ class Settings:
     """
 
     streaming_advice: StreamingAdvice = "first"
-    """Which connect responses contain advice: the first of a session, all ("always") or none
-    ("never").
+    """Which connect responses contain advice: the first of a session ("first"), all ("always") or
+    none ("never").
     """
 
     change_event_records: int = 20

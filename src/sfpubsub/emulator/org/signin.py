@@ -77,7 +77,8 @@ class SignIn:
             audiences: Further URLs that are accepted as the audience of an assertion.
 
         Raises:
-            SignInRefused: The credentials are not accepted.
+            SignInRefused: The grant type is unknown, a parameter is missing, the credentials are
+                not accepted, or a fault refuses the sign-in.
         """
         self._be_refused()
         flows: dict[str, Callable[[], dict[str, str]]] = {
@@ -98,7 +99,7 @@ class SignIn:
             The user, and a new access token.
 
         Raises:
-            SignInRefused: The credentials are not accepted.
+            SignInRefused: The credentials are not accepted, or a fault refuses the sign-in.
         """
         self._be_refused()
         user = self._by_password(username, password)

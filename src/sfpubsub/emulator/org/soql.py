@@ -51,7 +51,7 @@ class Literal:
 
     Attributes:
         kind: text (a string), number, time, or word (true, false or null).
-        text: The value; of a string, the text without its quotes, but with its backslashes.
+        text: The value; for a string, without the quotes but with the backslashes.
     """
 
     kind: str

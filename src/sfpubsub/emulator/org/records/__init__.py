@@ -3,7 +3,7 @@
     fields       definitions of objects: fields and types, compound and system fields
     values       field values: as clients write them, as stored, as returned
     formulas     evaluation of formula fields
-    problems     errors of changes and queries, with Salesforce's error codes
+    problems     errors for changes and queries, with Salesforce's error codes
     table        the rows of objects in SQLite
     queries      translation of SOQL to SQL
     writing      transactions: validated and stored changes

@@ -87,7 +87,8 @@ class ChangeEvent:
         of: The object.
         header: The ChangeEventHeader.
         body: Values by field name, in the format of the schema.
-        rows: The rows after the change, one for each record in the event.
+        rows: The rows after the change, one for each record in the event; empty for an overflow
+            event, and for a channel's own variant of an event.
         weight: How many changes the event counts as, for the limit of a transaction.
     """
 

@@ -52,7 +52,8 @@ class _Special:
     Attributes:
         channel: Name of the channel's topic.
         condition: The filter; None for all events.
-        enriched: Fields that are added to events of updates and deletions.
+        enriched: Fields that are added to update and delete events, including those that the filter
+            uses.
     """
 
     channel: str

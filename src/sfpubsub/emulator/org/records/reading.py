@@ -239,7 +239,8 @@ class Reading:
             user: The requesting user.
 
         Raises:
-            RecordProblem: The object does not exist, or the field is not an external id.
+            RecordProblem: The object or a field does not exist, `field` is not an external id, or
+                the value is not valid for it.
         """
         table = self.table(name)
         item = table.of.field(field)
