@@ -1,4 +1,4 @@
-"""``sfpubsub subscribe --channel``: print events of the Streaming API as JSON lines."""
+"""``sfpubsub subscribe --channel``: print events from the Streaming API as JSON lines."""
 
 from __future__ import annotations
 

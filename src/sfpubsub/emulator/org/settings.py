@@ -167,7 +167,7 @@ class Settings:
     """Maximum number of unused ids between two events of a PushTopic or generic channel."""
 
     streaming_reply_events: int = 1000
-    """Maximum number of events of one channel in one response of the Streaming API."""
+    """Maximum number of events from one channel in one Streaming API response."""
 
     streaming_old_versions: OldVersions = "newest"
     """How requests to API versions 23 to 36 are handled: like the newest version ("newest"), as
@@ -175,7 +175,7 @@ class Settings:
     """
 
     streaming_events_first: bool = True
-    """Whether the events in an HTTP response of the Streaming API come before the reply to the
+    """Whether the events in an HTTP response from the Streaming API come before the reply to the
     connect message, or after it.
     """
 
@@ -185,7 +185,7 @@ class Settings:
     """
 
     streaming_event_ids: bool = False
-    """Whether event messages of the Streaming API have an `id`, which may be the same as the `id`
+    """Whether event messages from the Streaming API have an `id`, which may be the same as the `id`
     of a client's message.
     """
 

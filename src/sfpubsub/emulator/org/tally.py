@@ -43,7 +43,7 @@ class Count:
         self._ends: list[int] = []
 
     def sent(self, after: int, positions: Sequence[int]) -> None:
-        """Count the events of one response.
+        """Count the events in one response.
 
         Args:
             after: The stream's position before the response.

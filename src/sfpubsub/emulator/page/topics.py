@@ -79,7 +79,7 @@ def counts(world: World) -> dict[str, Markup]:
 
 
 def overview_live(visit: Visit) -> Answer:
-    """GET /ui/live: send updates of the counts of all topics."""
+    """GET /ui/live: send updates to the counts of all topics."""
     world = visit.world
     keys = [topic.name for topic in world.bus.topics()]
     return stream(Live(lambda _mark: News(counts(world)), "", world.bus.bells, keys))

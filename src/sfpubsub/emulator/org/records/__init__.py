@@ -10,7 +10,7 @@
     reading      reads of records and queries, paged queries, and lagged reads
     schemas      the Avro schema of an object's change events
     bitmaps      lists of changed fields in the header of a change event
-    changes      contents of the change events of one transaction
+    changes      contents of the change events for one transaction
     publishing   destinations of change events: topics, channels with filters, PushTopics
     late         events that are published later than their change
     model        `Records`, used by all wire protocols

@@ -1,4 +1,4 @@
-"""Builds the change events of one transaction: their headers, bitmaps and bodies.
+"""Builds the change events for one transaction: their headers, bitmaps and bodies.
 
 Independent of the store and the bus. As on the service, the same change to several records of an
 object becomes one event that names all of these records. Changes beyond the org's limit for a
@@ -62,7 +62,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Commit:
-    """The values that all events of one transaction share.
+    """The values that all events for one transaction share.
 
     Attributes:
         at: The time of the transaction, in seconds since 1970 UTC.
@@ -139,7 +139,7 @@ def events(
     most_records: int,
     most_changes: int,
 ) -> list[ChangeEvent]:
-    """Return the events of a transaction, in order.
+    """Return the events for a transaction, in order.
 
     Args:
         changes: The changes, in order.

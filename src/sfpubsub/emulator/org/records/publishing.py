@@ -141,7 +141,7 @@ class Publishing:
     def publish(
         self, batch: Batch, made: Sequence[changes.Change], user: User, origin: str
     ) -> None:
-        """Publish the events of a transaction.
+        """Publish the events for a transaction.
 
         Args:
             batch: The open transaction of the bus.

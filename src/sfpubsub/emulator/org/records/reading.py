@@ -60,7 +60,7 @@ class Page:
 
     Attributes:
         of: The queried object.
-        total: Number of rows of the whole query. For COUNT(), this is the count, and `rows` is
+        total: Number of rows in the whole query. For COUNT(), this is the count, and `rows` is
             empty.
         rows: Values by field name, in the order of the query.
         ids: Record ids of the rows.
