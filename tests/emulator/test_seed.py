@@ -149,7 +149,7 @@ BROKEN = {
     "bad name": ("[[topics]]\nname='Order'\nschema='{}'", "topic 'Order'"),
     "no schema": ("[[topics]]\nname='/event/A__e'", "either schema or schema_file"),
     "no file": ("[[topics]]\nname='/event/A__e'\nschema_file='no.avsc'", "no.avsc"),
-    "not json": (topic("{"), "topic /event/A__e: the schema is not JSON"),
+    "not json": (topic("{"), "topic /event/A__e: the schema is not valid JSON"),
     "not avro": (
         topic('{"type": "record", "name": "A__e"}'),
         "topic /event/A__e: the schema is not",

@@ -117,7 +117,7 @@ class _Demo:
                         f"the second run ended with exit code {job.returncode}; "
                         f"see its output above"
                     )
-            _say("counting the rows of the table's files")
+            _say("counting the rows in the table's files")
             return self._count()
 
     @contextmanager

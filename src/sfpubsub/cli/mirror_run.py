@@ -171,7 +171,7 @@ class MirrorRun:
             stop.tell(mirror.stop)
             gc.freeze()
             stream.begin()
-            say(f"waiting until the stream of {self._source} has a start position")
+            say(f"waiting until the stream from {self._source} has a start position")
             try:
                 mirror.run(stream.standing, once=once)
             finally:

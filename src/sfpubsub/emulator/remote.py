@@ -80,8 +80,8 @@ class RemoteEmulator:
                 if not isinstance(problem.__cause__, urllib.error.HTTPError):
                     raise
                 raise EmulatorProblem(
-                    f"{problem}; if the org's seed defines apps, pass the access_token of the"
-                    " ready line"
+                    f"{problem}; if the org's seed defines apps, pass the access_token from"
+                    " the ready line"
                 ) from problem
             self._token = str(answer["access_token"])
         return self._token

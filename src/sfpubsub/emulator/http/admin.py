@@ -78,7 +78,7 @@ def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], An
             body = json_body(call)
             json.dumps(body, ensure_ascii=False).encode()  # lone surrogates cannot be stored
         except ValueError as error:
-            raise _bad(f"the body is not JSON: {error}") from error
+            raise _bad(f"the body is not valid JSON: {error}") from error
         return json_answer(act(call.world, body))
 
     return answer

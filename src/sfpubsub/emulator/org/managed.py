@@ -151,7 +151,8 @@ class ManagedSubscriptions:
                 raise NameTaken(f"a managed subscription named {developer_name} already exists")
             if len(taken) >= self._settings.managed_limit:
                 raise LimitReached(
-                    f"the org already has {len(taken)} managed subscriptions, which is its limit"
+                    f"the org already has {len(taken)} managed subscriptions, and its limit is"
+                    f" {self._settings.managed_limit}"
                 )
             number = int(self._store.meta("managed_made", "0")) + 1
             self._store.set_meta("managed_made", str(number))

@@ -273,8 +273,8 @@ class Settings:
             )
         if self.tip_refresh_s > self.retention_s / 2:
             raise ValueError(
-                "setting tip_refresh_s must be at most half of retention_s, which is"
-                f" {self.retention_s}, not {self.tip_refresh_s}"
+                f"setting tip_refresh_s must be at most {self.retention_s / 2}, half of"
+                f" retention_s, not {self.tip_refresh_s}"
             )
         if self.replay_id_bytes not in REPLAY_ID_LENGTHS:
             raise ValueError(

@@ -201,7 +201,7 @@ def _rows(world: World, found: Topic, entered: dict[str, str]) -> list[dict[str,
     try:
         value = json.loads(entered[_AS_JSON])
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"the text is not JSON: {error}") from error
+        raise Unreadable(f"the text is not valid JSON: {error}") from error
     rows = value if isinstance(value, list) else [value]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise Unreadable("the JSON must be an object, or a list of objects")
