@@ -101,7 +101,7 @@ class EventStream(ABC, Generic[R]):
 
         Raises:
             Refused: The service ends the call.
-            Dropped: A fault ends the call.
+            Dropped: A fault or a reset of the bus ends the call, or a request cannot be parsed.
         """
         arrivals, half_closed = self._first()
         if not arrivals:
@@ -370,7 +370,7 @@ class PlainStream(EventStream[Fetch]):
         """Handle the first request.
 
         Raises:
-            Refused: The topic is unknown or cannot be subscribed, no events are requested, or the
+            Refused: The topic is unknown or cannot be subscribed to, no events are requested, or the
                 position is not valid.
         """
         fetch = arrival.request

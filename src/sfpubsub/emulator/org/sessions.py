@@ -85,8 +85,8 @@ class Sessions:
     """The org's id and its access tokens. Thread-safe.
 
     A token is valid until its lifetime is over, it is expired or revoked, or it is deleted because
-    the org has too many. Valid tokens survive a restart with the same store. If the
-    newest of the emulator's own tokens is not valid then, a new one is issued.
+    the org has too many. Valid tokens survive a restart with the same store. If the newest of the
+    emulator's own tokens is not valid then, a new one is issued.
 
     Args:
         store: The store for the tokens and the org's id.

@@ -268,7 +268,7 @@ class _Parser:
         if not (token.text.isascii() and token.text.isdecimal()) or len(token.text) > (
             _LONGEST_NUMBER
         ):
-            raise Malformed(f"{what} must be followed by a number of up to {_LONGEST_NUMBER} digits")
+            raise Malformed(f"{what} must be followed by a number of 1 to {_LONGEST_NUMBER} digits")
         return int(token.text)
 
     def _at(self, word: str) -> bool:

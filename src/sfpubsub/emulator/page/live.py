@@ -1,4 +1,4 @@
-"""Updates of open pages, by server-sent events.
+"""Updates for open pages, by server-sent events.
 
 A stream renders its content again when `Bells` wakes it because one of its topics has changed, and
 otherwise once a second (for credit, commits and the clock). It sends only the parts that have

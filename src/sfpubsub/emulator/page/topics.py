@@ -103,7 +103,7 @@ def publish(visit: Visit) -> Answer:
 
 
 def topic_live(visit: Visit) -> Answer:
-    """GET /ui/topic/live?name=…&after=…: send new events, and updates of the counts."""
+    """GET /ui/topic/live?name=…&after=…: send new events, and updates to the counts."""
     world = visit.world
     found = _topic(visit, visit.query.get("name", ""))
     after = visit.call.headers.get("Last-Event-ID") or visit.query.get("after", "")

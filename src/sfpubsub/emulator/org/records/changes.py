@@ -2,8 +2,8 @@
 
 Independent of the store and the bus. As on the service, the same change to several records of an
 object becomes one event that names all of these records. Changes beyond the org's limit for a
-transaction become one overflow event for each object. An event that is too large, or selected by a
-fault, becomes a gap event.
+transaction become one overflow event for each object. `publishing` replaces an event that is too
+large, or selected by a fault, by a gap event.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Records(Reading):
         late: The delayed events.
 
     Attributes:
-        publishing: Publishes the events of changes.
+        publishing: Publishes the events for changes.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class RecordProblem(Exception):  # noqa: N818 - an answer, not a bug
-    """Raised if a change to a record, a query or a request to the Bulk API fails.
+    """Raised if a query, a record change or a Bulk API request fails.
 
     Args:
         code: The errorCode in the response.

@@ -62,7 +62,7 @@ class _Special:
 
 
 class Publishing:
-    """Publishes the events of changes. Call `publish` inside a transaction of the bus.
+    """Publishes the events for changes. Call `publish` inside a transaction of the bus.
 
     Args:
         store: The store with the rows.
