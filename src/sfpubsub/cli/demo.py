@@ -1,7 +1,7 @@
 """``sfpubsub demo``: run an ingest job against the emulator, kill it midway, and count events.
 
 It demonstrates the exactly-once guarantee: the emulator, the publisher and the job are separate
-processes, the job is killed with SIGKILL, and the counts are read from the table's files.
+processes, the job is killed with SIGKILL, and the rows are counted in the table's files.
 """
 
 from __future__ import annotations

@@ -31,7 +31,10 @@ class Seconds(click.FloatRange):
 
 
 class Topic(click.types.StringParamType):
-    """Parameter type of a topic's full name. For a short name, the error suggests the full name."""
+    """Parameter type of a topic's full name.
+
+    For a short name, the error suggests the full name; for a Streaming API channel, the option.
+    """
 
     name = "topic"
 

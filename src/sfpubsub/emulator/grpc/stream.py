@@ -370,8 +370,8 @@ class PlainStream(EventStream[Fetch]):
         """Handle the first request.
 
         Raises:
-            Refused: The topic is unknown or cannot be subscribed to, no events are requested, or the
-                position is not valid.
+            Refused: The topic is unknown or cannot be subscribed to, no events are requested, or
+                the position is not valid.
         """
         fetch = arrival.request
         self.topic = self.world.bus.topic(fetch.topic)
