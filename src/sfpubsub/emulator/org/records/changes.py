@@ -3,7 +3,7 @@
 Independent of the store and the bus. As on the service, the same change to several records of an
 object becomes one event that names all of these records. Changes beyond the org's limit for a
 transaction become one overflow event for each object. `publishing` replaces an event that is too
-large, or selected by a fault, by a gap event.
+large, or selected by a fault, with a gap event.
 """
 
 from __future__ import annotations
