@@ -66,5 +66,5 @@ def test_an_unknown_shell_is_a_usage_error(home, monkeypatch, capsys):
     """It names those that there are, and writes nothing."""
     monkeypatch.setenv("SHELL", "/bin/tcsh")
     assert run(["completion", "install"]) == 2
-    assert "--shell bash, zsh, fish" in capsys.readouterr().err
+    assert "--shell with one of bash, zsh, fish" in capsys.readouterr().err
     assert list(home.iterdir()) == []

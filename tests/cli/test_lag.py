@@ -440,7 +440,7 @@ def test_lag_opens_no_stream_and_needs_no_settings(emulator, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ([], 1, "no status file of a subscribe, ingest or mirror of any subscription"),
+        ([], 1, "no status file from subscribe, ingest or mirror for any subscription"),
         (["--managed", "Other"], 1, "Other"),
         (["--topic", TOPIC], 1, TOPIC),
         (["--managed", NAME, "--endpoint", "elsewhere:7443"], 1, NAME),

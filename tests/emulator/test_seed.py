@@ -140,7 +140,7 @@ def topic(schema: str) -> str:
 MS = "[[managed_subscriptions]]\n"
 
 BROKEN = {
-    "syntax": ("x = ", "is not TOML"),
+    "syntax": ("x = ", "not valid TOML"),
     "table": ("[[topic]]\nname='x'", "unknown table topic"),
     "not a list": ("topics = 3", r"write \[\[topics\]\]"),
     "no name": ("[[topics]]\nschema='{}'", "topics number 1 has no name"),
@@ -149,7 +149,7 @@ BROKEN = {
     "bad name": ("[[topics]]\nname='Order'\nschema='{}'", "topic 'Order'"),
     "no schema": ("[[topics]]\nname='/event/A__e'", "either schema or schema_file"),
     "no file": ("[[topics]]\nname='/event/A__e'\nschema_file='no.avsc'", "no.avsc"),
-    "not json": (topic("{"), "topic /event/A__e: the schema is not JSON"),
+    "not json": (topic("{"), "topic /event/A__e: the schema is not valid JSON"),
     "not avro": (
         topic('{"type": "record", "name": "A__e"}'),
         "topic /event/A__e: the schema is not",

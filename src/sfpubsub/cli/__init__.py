@@ -1,4 +1,4 @@
 """The command line. Each command is a thin wrapper around the package.
 
-A command imports its dependencies only when it runs.
+A command's module, with its dependencies, is imported only when the command is used.
 """

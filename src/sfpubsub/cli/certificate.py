@@ -60,7 +60,7 @@ def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
             length = int.from_bytes(der[at + 2 : begin], "big")
         at = begin + length
         if at > len(der):
-            raise ValueError("the data of the certificate is incomplete")
+            raise ValueError("the certificate is incomplete")
         yield tag, der[begin:at]
 
 

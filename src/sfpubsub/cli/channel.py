@@ -1,4 +1,4 @@
-"""``sfpubsub subscribe --channel``: print events of the Streaming API as JSON lines."""
+"""``sfpubsub subscribe --channel``: print events from the Streaming API as JSON lines."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def run(
     """Print a channel's events as JSON lines, then unsubscribe and disconnect.
 
     The function returns when a signal requests a stop, after *max_events* events, or after
-    *idle_timeout* seconds without an event. An event's position is stored once its line has been
-    flushed.
+    *idle_timeout* seconds without an event. With *store_file*, an event's position is stored once
+    its line has been flushed.
     """
     start = _start(replay)
     count, silent_since = 0, time.monotonic()
@@ -75,7 +75,9 @@ def run(
 
 
 def line_of(message: StreamingMessage) -> dict[str, Any]:
-    """Return an event with the keys that ``subscribe --topic`` prints, plus ``type``."""
+    """Return an event with the keys that ``subscribe --topic`` prints, plus ``type`` and
+    ``created_date``.
+    """
     data = message.data if isinstance(message.data, dict) else {"payload": message.data}
     about = data.get("event")
     return {

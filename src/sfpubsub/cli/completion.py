@@ -63,7 +63,7 @@ def _own_shell() -> str:
     name = Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
         raise click.UsageError(
-            f"the shell {name or '(SHELL is not set)'} is not supported: use --shell "
+            f"the shell {name or '(SHELL is not set)'} is not supported: use --shell with one of "
             + ", ".join(SHELLS)
         )
     return name

@@ -1,7 +1,7 @@
 """``sfpubsub demo``: run an ingest job against the emulator, kill it midway, and count events.
 
 It demonstrates the exactly-once guarantee: the emulator, the publisher and the job are separate
-processes, the job is killed with SIGKILL, and the counts are read from the table's files.
+processes, the job is killed with SIGKILL, and the rows are counted in the table's files.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _Demo:
                         f"the second run ended with exit code {job.returncode}; "
                         f"see its output above"
                     )
-            _say("counting the rows of the table's files")
+            _say("counting the rows in the table's files")
             return self._count()
 
     @contextmanager
@@ -141,7 +141,7 @@ class _Demo:
                 # Keep the status files in the demo's directory, which may be temporary.
                 SFPUBSUB_STATE_DIR=str(self._data.parent / "state"),
             )
-            click.echo(f"  grpc {ready['grpc']}, health page {self._http}", err=True)
+            click.echo(f"  gRPC {ready['grpc']}, web page {self._http}", err=True)
             yield
 
     def _publish(self, count: int) -> None:

@@ -294,8 +294,8 @@ def _check_topic(report: _Report, client: PubSubClient, topic: str) -> None:
     with report.trying("topic"):
         info = client.get_topic(topic)
         if info.can_subscribe:
-            publishing = "and publish to it" if info.can_publish else "not publish to it"
-            report.add("topic", "ok", f"you may subscribe to {topic}, {publishing}")
+            publishing = "and publish to it" if info.can_publish else "but not publish to it"
+            report.add("topic", "ok", f"you may subscribe to {topic} {publishing}")
         else:
             report.add(
                 "topic",
@@ -317,7 +317,10 @@ def _check_managed(
             # Subscribing may still be allowed.
             report.add(name, "skipped", f"you are not allowed to view the subscription: {error}")
             return
-        found = f"{record.developer_name} ({record.id}) of {record.topic_name} is in {record.state}"
+        found = (
+            f"{record.developer_name} ({record.id}) for {record.topic_name} is in state "
+            f"{record.state}"
+        )
         if record.state == "RUN":
             report.add(name, "ok", f"{found}, default replay {record.default_replay}")
         else:

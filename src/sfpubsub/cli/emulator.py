@@ -67,7 +67,7 @@ class _Commands(click.Group):
     type=click.IntRange(0, 65535),
     default=_HTTP_PORT,
     show_default=True,
-    help="Port of sign-in, the Tooling API and the health page; 0 selects a free port.",
+    help="Port of sign-in, the Tooling API and the web page; 0 selects a free port.",
 )
 @click.option(
     "--data-dir",

@@ -1,6 +1,6 @@
 """``sfpubsub emulator publish`` and other subcommands that control a running emulator.
 
-The commands are thin wrappers around the emulator's admin endpoint, and print JSON lines.
+The commands are thin wrappers around `RemoteEmulator`, and print JSON lines.
 """
 
 from __future__ import annotations

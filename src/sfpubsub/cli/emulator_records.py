@@ -22,7 +22,7 @@ _values = click.argument("values", nargs=-1, metavar="FIELD=VALUE...", required=
 def records() -> None:
     """List the org's objects; view, create, update and delete records.
 
-    Every change publishes a change event.
+    Every change publishes a change event, unless change events are off for the object.
     """
 
 

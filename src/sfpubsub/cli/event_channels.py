@@ -91,7 +91,7 @@ def show(name: str, **service: str | None) -> None:
     "enriched_fields",
     multiple=True,
     metavar="FIELD",
-    help="A field to include in every change event; can be repeated.",
+    help="A field to include in change events even if it did not change; can be repeated.",
 )
 @service_options
 def add(

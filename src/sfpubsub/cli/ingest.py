@@ -1,4 +1,4 @@
-"""``sfpubsub ingest``: write the events of subscriptions to a raw table.
+"""``sfpubsub ingest``: write events from subscriptions, topics and channels to a raw table.
 
 This module reads the options and starts the run. It makes no decisions about events.
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Report:
-    """Messages and progress of all sources of one run. Thread-safe.
+    """Messages and progress of all sources in one run. Thread-safe.
 
     Args:
         sources: The sources of the run. If there are several, each message starts with its source.

@@ -100,7 +100,7 @@ class Run:
         stop: StopRequest,
         http: Address | None = None,
     ) -> None:
-        """Open everything, and read until every source has ended."""
+        """Open everything, and read until every source has ended or *stop* is requested."""
         from sfpubsub.spark.ingest.streams import Streams
 
         with ExitStack() as opened:
@@ -163,7 +163,8 @@ class Run:
         Managed subscriptions and channels cannot be looked up in this way.
 
         Raises:
-            SfPubSubError: A topic cannot be read, and the error is not transient.
+            SfPubSubError: A topic cannot be read, and the error is not transient. With
+                on_source_failure "continue", only if this applies to all sources.
         """
         failures: list[SfPubSubError] = []
         for source in self._sources:

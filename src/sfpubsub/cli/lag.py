@@ -61,7 +61,7 @@ def lag(
     if not chosen:
         what = next(iter(meant.values()), "any subscription")
         raise ConfigurationError(
-            f"{directory} contains no status file of a subscribe, ingest or mirror of {what}: run "
+            f"{directory} contains no status file from subscribe, ingest or mirror for {what}: run "
             "sfpubsub lag on the same machine and as the same user as that command"
         )
     now = time.time()

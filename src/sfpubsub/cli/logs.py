@@ -67,7 +67,9 @@ class _ToStderr(logging.Handler):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats records as JSON objects with time, level, logger, message and, if known, RPC id."""
+    """Formats records as JSON objects with time, level, logger and message, plus RPC id and
+    traceback if there are any.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return *record* as one line of JSON."""

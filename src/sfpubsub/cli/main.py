@@ -1,7 +1,7 @@
 """The ``sfpubsub`` command: runs subcommands, and converts an error to one line and an exit code.
 
-Results go to stdout, messages to stderr. A command's module is imported only when
-the command is used, so that ``sfpubsub --help`` needs neither grpc nor Spark.
+Results go to stdout, messages to stderr. A command's module is imported only when the command is
+used, so that ``sfpubsub --help`` needs neither grpc nor Spark.
 """
 
 from __future__ import annotations

@@ -297,7 +297,7 @@ def _wait_until_served(
 ) -> None:
     name = record.developer_name
     with connected_client(None, tooling.sessions, **service) as client:
-        _say(f"waiting until {name} is available at the Pub/Sub API, which can take some minutes")
+        _say(f"waiting until {name} is available in the Pub/Sub API, which can take some minutes")
         wait_until(
             f"{name} is available",
             lambda: _is_served(client, name),

@@ -42,7 +42,7 @@ RAW_NAME = "_raw"
 
 
 class MirrorRun:
-    """Runs a mirror: its stream, its tables, and its reads of the org.
+    """Runs a mirror: its stream, its tables, and its reads from the org.
 
     Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
     The stream and its raw table are opened next, and the derived tables last.
@@ -171,7 +171,7 @@ class MirrorRun:
             stop.tell(mirror.stop)
             gc.freeze()
             stream.begin()
-            say(f"waiting until the stream of {self._source} has a start position")
+            say(f"waiting until the stream from {self._source} has a start position")
             try:
                 mirror.run(stream.standing, once=once)
             finally:

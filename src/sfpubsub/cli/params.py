@@ -31,7 +31,10 @@ class Seconds(click.FloatRange):
 
 
 class Topic(click.types.StringParamType):
-    """Parameter type of a topic's full name. For a short name, the error suggests the full name."""
+    """Parameter type of a topic's full name.
+
+    For a short name, the error suggests the full name; for a Streaming API channel, the option.
+    """
 
     name = "topic"
 
@@ -98,7 +101,7 @@ class ReadingCommand(click.Command):
 
 
 def meant(name: str) -> str:
-    """Return the option and value for a name, judging by its form: ``--topic /event/A__e``."""
+    """Return how to specify *name*, judging by its form, such as ``--topic /event/A__e``."""
     if name.startswith(_CHANNELS):
         return f"subscribe --channel {name}"
     return f"--topic {name}" if name.startswith("/") else f"--managed {name}"

@@ -205,7 +205,9 @@ class Printer:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Wait until all results are printed. The publisher's timeout limits the wait."""
+        """Wait until all results are printed. The publisher's timeout limits the wait. Raises the
+        error with which printing a result failed.
+        """
         self._receipts.put(None)
         self._thread.join()
         self._raise_broken()
@@ -242,7 +244,12 @@ class _Enough(Exception):  # noqa: N818  # not an error, but the end of a wait
 
 
 def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple[str, str]]:
-    """Yield each line, preceded by its location, at the given pace, until a signal arrives."""
+    """Yield each line, preceded by its location, at the given pace, until the file ends or a signal
+    arrives. Blank lines are skipped.
+
+    Raises:
+        ConfigurationError: The file is not valid UTF-8.
+    """
     is_waiting = False
 
     def interrupt() -> None:

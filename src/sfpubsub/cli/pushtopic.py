@@ -22,7 +22,7 @@ _OPERATIONS = ("create", "update", "delete", "undelete")
 
 @click.group()
 def pushtopic() -> None:
-    """Administer PushTopics, which publish changes of a query's results on /topic/NAME."""
+    """Administer PushTopics, which publish changes in a query's results on /topic/NAME."""
 
 
 @pushtopic.command()
@@ -99,7 +99,7 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
     "user_ids",
     multiple=True,
     metavar="ID",
-    help="Id of a user who receives the event; can be repeated.",
+    help="Id of a user who receives the event; can be repeated.  [default: all]",
 )
 @service_options
 def push(

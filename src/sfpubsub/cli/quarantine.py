@@ -131,7 +131,8 @@ def redrive(
     again: bool,
     **service: str | None,
 ) -> None:
-    """Decode all events, or those with the given KEYs, and print them as `subscribe` does.
+    """Decode all events, or those with the given KEYs, and print them as `subscribe` does or, with
+    --to, write them to a table.
 
     An event is marked as redriven after its line or row is written, and later runs skip it. Events
     that still cannot be decoded stay in the quarantine and cause a message on stderr and exit code
@@ -171,7 +172,7 @@ def _quarantine_at(directory: Path) -> FileQuarantine:
     """Return the quarantine in *directory*, which may be empty.
 
     Raises:
-        ConfigurationError: The directory contains other files.
+        ConfigurationError: The directory contains other files, but no entries.
         OSError: The directory cannot be read.
     """
     names = sorted(place.name for place in directory.iterdir())

@@ -1,4 +1,4 @@
-"""Decode the events of a quarantine, and write them as lines or to a raw table.
+"""Decode the events in a quarantine, and write them as lines or to a raw table.
 
 The order matters: decode, write durably, and only then mark as redriven. So a marked event is never
 lost, and an event that was written but not marked is written again. A table drops the duplicate. A
@@ -143,9 +143,7 @@ class Table:
         if entry.subscription in self._sources:
             return None
         owners = ", ".join(map(str, self._sources.values()))
-        return (
-            f"the event belongs to {entry.subscription}, but the table contains events of {owners}"
-        )
+        return f"the event belongs to {entry.subscription}, but the table has events from {owners}"
 
     def add(self, event: Event, received_at: float) -> bool:
         """See `Sink`."""
@@ -232,7 +230,8 @@ class Decoder:
     """Decodes entries with their stored schemas, otherwise with schemas from *sources*.
 
     Args:
-        sources: Functions that return a schema by id, or None. Called in order, each once per id.
+        sources: Functions that return a schema by id, or None. They are called in order until one
+            returns a valid schema. The result, even if there is none, is kept for later entries.
     """
 
     def __init__(self, sources: list[Callable[[str], str | None]]) -> None:

@@ -62,7 +62,7 @@ class Status:
     connected: bool = False
     """Whether the service has accepted the subscription in this run."""
     ended_at: float | None = None
-    """When the command exited cleanly; None if it is running or was killed."""
+    """When the command ended, with or without an error; None if it is running or was killed."""
     state: str = "new"
     """`Health.state` of the subscription."""
     reason: str | None = None

@@ -15,7 +15,7 @@ _RATE_OVER = 10.0
 
 
 class Summary:
-    """Summarises subscriptions: events, rate, lag, last commit, reconnects.
+    """Summarises subscriptions: events, rate, lag, last commit, reconnects, gaps.
 
     Args:
         facts: Returns the current state of each subscription.

@@ -1,7 +1,7 @@
 """A client for an emulator in another process, for commands, test suites and programs.
 
-It uses the emulator's HTTP port and sends the requests of the admin endpoint, which are described
-in docs/reference/emulator.md.
+It sends requests to the emulator's HTTP port, most of them to the admin endpoint, which
+docs/reference/emulator.md describes.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class RemoteEmulator:
                 if not isinstance(problem.__cause__, urllib.error.HTTPError):
                     raise
                 raise EmulatorProblem(
-                    f"{problem}; if the org's seed defines apps, pass the access_token of the"
-                    " ready line"
+                    f"{problem}; if the org's seed defines apps, pass the access_token from"
+                    " the ready line"
                 ) from problem
             self._token = str(answer["access_token"])
         return self._token

@@ -56,8 +56,8 @@ endpoint can change the org.
 """
 
 _STOP_S = 5.0
-"""Longest time in seconds that `stop` waits for calls to end. The calls are cancelled, so this
-normally takes milliseconds.
+"""Longest time in seconds that `stop` waits for gRPC to end its calls. The calls are cancelled, so
+this normally takes milliseconds.
 """
 
 _SPARE_THREADS = 32
@@ -362,7 +362,9 @@ class EmulatorServer:
         return self.bus.append(topic, drafts)
 
     def new_token(self) -> str:
-        """Issue and return an access token, as a sign-in would. Earlier tokens do not change."""
+        """Issue and return an access token, which `access_token` returns from now on. Earlier
+        tokens do not change.
+        """
         return self._sessions.new_token()
 
     def change_schema(self, topic: str, schema_json: str) -> str:

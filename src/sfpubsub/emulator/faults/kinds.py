@@ -1,7 +1,7 @@
 """The kinds of faults, as data: where each can occur and which parameters it takes.
 
 The web page, `sfpubsub emulator faults kinds` and the checks in `plan` read this table; the
-behaviour of each kind is implemented where it occurs. A fault of most kinds occurs in the next
+behaviour of each kind is implemented where it occurs. For most kinds, a fault occurs in the next
 matching call. A fault of an immediate kind (`Kind.acts`) changes the org when it is added, and is
 counted each time a client encounters its effect.
 """
@@ -19,7 +19,7 @@ RPCS = ("Subscribe", "GetSchema", "GetTopic", "Publish", "PublishStream", "Manag
 """The RPCs, in the order of the proto file."""
 
 SIGN_IN = "SignIn"
-"""The name used for token requests in place of an RPC."""
+"""The name used for sign-ins in place of an RPC."""
 
 BAYEUX = tuple(
     f"/meta/{kind}" for kind in ("handshake", "connect", "subscribe", "unsubscribe", "disconnect")
@@ -175,7 +175,7 @@ _SIGN_IN: dict[str, Kind] = {
     "refuse_sign_in": Kind(
         (SIGN_IN,),
         {"error": "rate_limit_exceeded"},
-        "Refuse every token request with this error of the token endpoint.",
+        "Refuse a sign-in with this error of the token endpoint.",
     ),
 }
 

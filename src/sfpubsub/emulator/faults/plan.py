@@ -43,7 +43,8 @@ class Fault:
         **params: Values of the kind's parameters; those not given have their defaults.
 
     Raises:
-        ValueError: The kind, the RPC or a parameter is unknown, or a value is not valid.
+        ValueError: The kind, the RPC or a parameter is unknown, a value is not valid, or the kind
+            requires a target or does not accept one.
     """
 
     kind: str
@@ -221,7 +222,9 @@ class FaultPlan:
         return None
 
     def next(self, kind: str, rpc: str) -> Fault | None:
-        """Return the fault that `take` would consume, or None, without consuming the fault."""
+        """Return the fault that `take` would consume for a call without a target or responses, or
+        None. The fault is not consumed.
+        """
         with self._lock:
             return next(
                 (item.fault for item in self._open.get(kind, []) if item.fits(rpc, None, 0)), None
@@ -286,7 +289,7 @@ def _check_target(kind: str, rpc: str | None, target: str | None) -> None:
         if target is None:
             raise ValueError(f"fault {kind} needs a target: a managed subscription's name")
     elif target is not None and kind == "refuse_sign_in":
-        raise ValueError(f"fault {kind} affects token requests of every client: omit the target")
+        raise ValueError(f"fault {kind} affects sign-ins of every client: omit the target")
     elif target is not None and KINDS[kind].acts:
         raise ValueError(f"fault {kind} affects the whole org: omit the target")
     elif target is not None and kind in AT_START and rpc in (None, *OPENED_LATER):
@@ -302,10 +305,10 @@ def _check(kind: str, name: str, value: object) -> None:
     wanted = type(params[name])
     fits = type(value) is wanted or (wanted is float and type(value) is int)
     if not fits or (isinstance(value, (int, float)) and not value >= 0):
-        raise ValueError(f"fault {kind}: {value!r} is not a valid value of {name}")
+        raise ValueError(f"fault {kind}: {value!r} is not a valid value for {name}")
     allowed = _ALLOWED.get(name)
     if allowed is not None and not allowed(kind, value):
-        raise ValueError(f"fault {kind}: {value!r} is not a valid value of {name}")
+        raise ValueError(f"fault {kind}: {value!r} is not a valid value for {name}")
 
 
 def _is_hex(value: str) -> bool:

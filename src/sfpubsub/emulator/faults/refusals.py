@@ -199,7 +199,7 @@ FAILURES: dict[str, Failure] = {
 
 
 class Refused(Exception):  # noqa: N818 - a response of the service, not a bug
-    """Raised to end a call with an error of the service, including its trailers.
+    """Raised to end a call with one of the service's errors, including its trailers.
 
     Args:
         suffix: Key of `FAILURES`.

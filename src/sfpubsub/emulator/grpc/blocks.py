@@ -1,12 +1,12 @@
-"""Blocks: groups of 100 consecutive events, encoded for sending when they are published.
+"""Blocks: groups of 100 consecutive events of a topic, encoded for sending as they are published.
 
 When events are read from the log, most of the time is spent not on the disk but on the row, the
 objects and the protobuf message that each event needs; a block is a single row for 100 events.
 Blocks duplicate the log and never replace it: events that are not in a block (the last events of a
 topic, large events, events of an older data directory) are read from the log.
 
-Invariant: a block contains every event of its topic between two positions, and none of these events
-has expired. When the first one expires, the store deletes the block.
+Invariant: a block that is read contains every event of its topic between two positions, and none of
+these events has expired. When the first one expires, the store deletes the block.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sfpubsub.emulator.org.store import Event
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 EVENTS = 100
-"""Events per block. This is the most that a stream can request, so a stream that reads from the
-beginning gets whole blocks.
+"""Events per block. By default this is the most that a stream can request, so a stream that reads
+from the beginning gets whole blocks.
 """
 
 _ENCODING = 1
@@ -182,7 +182,7 @@ class Blocks:
 
 
 def _part(block: Block, names: Sequence[str], position: int, limit: int, size: int) -> Piece | None:
-    """Return the events of a block after `position`: at most `limit` events and `size` bytes.
+    """Return the events in a block after `position`: at most `limit` events and `size` bytes.
     Return None if not a single event fits.
     """
     numbers = _NUMBERS.unpack_from(block.contents)

@@ -3,11 +3,11 @@
 `ManagedStream` extends `EventStream` with the subscription's slot, commits and their responses, and
 the commit deadline.
 
-A commit is (1) validated, (2) made durable, (3) answered in a later response without events.
-All commits that are waiting for a response share one response, with the values of the newest
-commit; a refused commit always gets its own response. After a failure between (2) and (3), a
-position is committed for which the client received no response, so a new stream may start later
-than the client expects.
+Unless a fault changes this, a commit is (1) validated, (2) made durable, (3) answered in a later
+response without events. Consecutive accepted commits that are waiting for a response share one,
+with the values of the newest; each refused commit gets its own. After a failure between (2) and
+(3), a position is committed for which the client received no response, so a new stream may start
+later than the client expects.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ class ManagedStream(EventStream[ManagedFetch]):
         return [self.topic.name, self._record.subscription_id]
 
     def check(self, now: float) -> None:
-        """Raise Refused if the subscription was stopped or deleted, or the deadline has passed."""
+        """Raise Refused if the subscription was stopped or deleted and `Settings.state_delay_s` has
+        passed since, or if the commit deadline has passed.
+        """
         managed, record = self.world.managed, self._record
         end = managed.end_of(record.subscription_id, self._endings)
         if end is not None and now >= end:

@@ -39,7 +39,7 @@ framing of three nested messages.
 
 
 class Page(NamedTuple):
-    """The events of one response.
+    """The events in one response.
 
     Attributes:
         positions: Positions of the events, in order; empty if the reader is up to date.

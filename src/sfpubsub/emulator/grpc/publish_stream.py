@@ -44,6 +44,7 @@ class PublishStream(Generic[R]):
         Raises:
             Refused: The topic is missing or differs from that of the first request, no request
                 arrived for too long, or the token expired.
+            Dropped: A request cannot be parsed.
         """
         bells = self._world.bus.bells
         bells.listen(_KEY, self._mailbox.wake)  # so that a jump of the clock wakes this stream

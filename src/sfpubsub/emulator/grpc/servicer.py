@@ -98,7 +98,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def Publish(  # noqa: N802
         self, request: pb.PublishRequest, context: grpc.ServicerContext
     ) -> pb.PublishResponse:
-        """Publish the events of one request, and return a result for each event."""
+        """Publish the events in one request, and return a result for each event."""
 
         def work(rpc_id: str) -> pb.PublishResponse:
             if not request.topic_name.strip():
@@ -110,7 +110,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def PublishStream(  # noqa: N802
         self, request_iterator: Iterator[pb.PublishRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.PublishResponse]:
-        """Publish the events of each request in a stream, and yield one response per request."""
+        """Publish the events in each request of a stream, and yield one response per request."""
         with self._stream("PublishStream", context):
             mailbox: Mailbox[pb.PublishRequest] = Mailbox(self._world.clock)
             stream = PublishStream(
@@ -139,7 +139,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def _publish(
         self, rpc: str, topic: str, request: pb.PublishRequest, rpc_id: str, sent: int
     ) -> pb.PublishResponse:
-        """Publish the events of a request, and return the response.
+        """Publish the events in a request, and return the response.
 
         Args:
             rpc: Name of the RPC, for faults.

@@ -2,11 +2,11 @@
 
 `EventStream` is the base class for the two RPCs that deliver events. `PlainStream` implements
 Subscribe; ManagedSubscribe is in managed_stream. A stream is run by one thread, which reads
-requests from the mailbox and yields replies; only that thread accesses the stream's attributes.
+requests from the mailbox and yields replies; only that thread changes the stream's attributes.
 
 Invariants: 0 <= pending <= max_outstanding; events are sent in the order of their positions, each
-once; a reply with a position is sent only while requested events are pending; the position of a
-keepalive is never beyond an event that has not been sent yet.
+once; events and keepalives are sent only while requested events are pending; the position of a
+keepalive is never beyond an event that is still to be sent.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class EventStream(ABC, Generic[R]):
 
         Raises:
             Refused: The service ends the call.
-            Dropped: A fault ends the call.
+            Dropped: A fault or a reset of the bus ends the call, or a request cannot be parsed.
         """
         arrivals, half_closed = self._first()
         if not arrivals:
@@ -370,8 +370,8 @@ class PlainStream(EventStream[Fetch]):
         """Handle the first request.
 
         Raises:
-            Refused: The topic is unknown or cannot be subscribed, no events are requested, or the
-                position is not valid.
+            Refused: The topic is unknown or cannot be subscribed to, no events are requested, or
+                the position is not valid.
         """
         fetch = arrival.request
         self.topic = self.world.bus.topic(fetch.topic)

@@ -38,7 +38,8 @@ from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.world import World
 
 _LONGEST_JUMP_S = 1e9
-"""Largest clock jump in seconds, about 30 years; a much larger one would exceed the range of dates.
+"""Largest clock jump in seconds, about 30 years. A larger one is shortened to this, because a much
+larger one would exceed the range of dates.
 """
 
 _USER: dict[str, type] = {
@@ -77,7 +78,7 @@ def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], An
             body = json_body(call)
             json.dumps(body, ensure_ascii=False).encode()  # lone surrogates cannot be stored
         except ValueError as error:
-            raise _bad(f"the body is not JSON: {error}") from error
+            raise _bad(f"the body is not valid JSON: {error}") from error
         return json_answer(act(call.world, body))
 
     return answer

@@ -169,7 +169,7 @@ def _enriched(metadata: Mapping[str, Any]) -> list[str]:
     fields = metadata.get("enrichedFields") or []
     for item in fields:
         if not isinstance(item, dict) or set(item) != {"name"} or not isinstance(item["name"], str):
-            raise _invalid("enrichedFields", 'each of enrichedFields must be {"name": …}')
+            raise _invalid("enrichedFields", 'each item of enrichedFields must be {"name": …}')
     return [item["name"] for item in fields]
 
 

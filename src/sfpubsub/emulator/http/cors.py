@@ -1,7 +1,7 @@
 """CORS: the response headers that let web pages of other origins use the emulator.
 
 In an org, an administrator lists the allowed origins; here they are in the setting `cors_origins`.
-Only paths that an org serves are shared, never the admin endpoint or the health page.
+Only paths that an org serves are shared, never the admin endpoint, /health or the web page.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def _limit(most: int, count: int) -> dict[str, int]:
 
 
 def _definitions(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
-    """Return a row of EntityDefinition for each event of the org. Objects are not included."""
+    """Return an EntityDefinition row for each event in the org. Objects are not included."""
     return [
         {
             "QualifiedApiName": name,

@@ -93,7 +93,7 @@ def _schema(call: Call, schema: Schema) -> Answer:
 
 
 def _expanded(compact: dict[str, Any]) -> dict[str, Any]:
-    """Return an Avro schema of the message in which a subscriber of the Streaming API receives the
+    """Return an Avro schema for the message in which a subscriber of the Streaming API receives the
     event; `compact` is the schema of the event itself.
     """
     event = {"type": "record", "name": "Event", "fields": [{"name": "replayId", "type": "long"}]}

@@ -149,7 +149,7 @@ class _Server(ThreadingHTTPServer):
             if not full:
                 self._due[request] = time.monotonic() + _REQUEST_S
         if full:
-            _log.warning("closed a new connection: %d connections are open", _CONNECTIONS)
+            _log.warning("closed a new connection: %d are open, the maximum", _CONNECTIONS)
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)

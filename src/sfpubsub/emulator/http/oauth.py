@@ -38,7 +38,7 @@ def revoke(call: Call) -> Answer:
 
 
 def must_post(call: Call) -> Answer:
-    """Refuse a GET of an endpoint that accepts only POST.
+    """Refuse a GET request to an endpoint that accepts only POST.
 
     Raises:
         SignInRefused: Always.

@@ -29,7 +29,7 @@ _FIELDS = 20
 
 
 class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
-    """Raised to refuse a request of the REST API.
+    """Raised to refuse a request to the REST API.
 
     Args:
         code: The errorCode in the response.

@@ -1,5 +1,5 @@
-"""The SOAP calls of old clients: login, which creates a session from a username and a password, and
-logout, which ends it.
+"""The SOAP calls for old clients: login, which creates a session from a username and a password,
+and logout, which ends it.
 
 Requests are read with an XML parser, so CDATA, character references and all encodings that the
 parser supports are accepted. A document type is refused, and with it any entity definition.

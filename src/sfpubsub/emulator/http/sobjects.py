@@ -122,7 +122,7 @@ def query(call: Call) -> Answer:
 
 
 def query_more(call: Call) -> Answer:
-    """GET …/query/<locator>: return the next page of a query."""
+    """GET …/query/<locator> or …/queryAll/<locator>: return the next page of a query."""
     user = user_of(call)
     return _page(call, call.world.records.next_page(call.parts["locator"], user))
 

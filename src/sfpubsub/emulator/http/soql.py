@@ -1,8 +1,8 @@
 """Parses queries for the few objects that are not stored as records, and compares values in memory.
 
-The syntax is that of `org.soql`, limited to a list of fields, and to `=` and LIKE on strings joined
-by AND; anything else raises Malformed. Strings are compared without regard to case. Names of
-objects and fields are not checked here.
+The syntax is that of `org.soql`, without COUNT(), OFFSET and NULLS; conditions are limited to `=`
+and LIKE on strings, joined by AND. Anything else raises Malformed. Strings are compared without
+regard to case. Names of objects and fields are not checked here.
 """
 
 from __future__ import annotations

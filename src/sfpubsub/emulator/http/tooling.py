@@ -25,7 +25,7 @@ _FIRST_VERSION = 60
 
 _NAME = re.compile(r"[A-Za-z](?:_?[A-Za-z0-9])*")
 _NAME_CHARS = 80
-"""Maximum number of characters of a developer name or label in an org."""
+"""Maximum number of characters in a developer name or label."""
 
 _PRESETS = ("LATEST", "EARLIEST")
 _STATES = ("RUN", "STOP")
@@ -145,7 +145,7 @@ def delete(call: Call) -> Answer:
 
 
 def query(call: Call) -> Answer:
-    """GET …/tooling/query?q=SELECT …: return rows of an object of the Tooling API."""
+    """GET …/tooling/query?q=SELECT …: return rows of a Tooling API object."""
     version = authorised(call)
     asked = tables.parsed(call)
     table = tables.find((TABLE, *channels.TABLES, *discovery.TABLES), asked, version)

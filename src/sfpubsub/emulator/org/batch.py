@@ -114,7 +114,7 @@ class Batch:
             The result for each event, in order.
 
         Raises:
-            Refused: The topic is unknown.
+            Refused: The topic is unknown, unless `only` is given.
         """
         carriers = self._carriers(name) if only is None else only
         events = [

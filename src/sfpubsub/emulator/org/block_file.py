@@ -1,8 +1,8 @@
 """A cache of encoded events, stored in blocks in a separate file next to the database.
 
-The file contains only copies of data in the database, so it can be deleted whenever the emulator is
-stopped, and it may lag behind. The callers define the contents of a row and whether a row is still
-valid.
+The file contains only copies of data in the database, so it may lag behind the database, and can
+be deleted whenever the emulator is stopped. The callers define the contents of a row and whether a
+row is still valid.
 
 The file is separate because its rows are large: with four times the usual page size they are read
 in a third less time, but in the database every small change would then write four times as much.
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PAGE_BYTES = 16 * 1024
-"""Page size of the file in bytes. A row of 100 change events takes five pages. With 64 KiB, a read
-takes a fifth less time, but a write twice as many bytes.
+"""Page size of the file in bytes. A row of 100 change events takes five pages. With 64 KiB,
+reads would take a fifth less time, but twice as many bytes would be written.
 """
 
 _TABLES = """
@@ -85,8 +85,8 @@ class BlockFile:
             )
 
     def after(self, topic_id: int, position: int) -> Block | None:
-        """Return the block that contains the first event of a topic after `position`, or None if no
-        block contains that event.
+        """Return the block of a topic whose range includes the next position after `position`, or
+        None. Such a block contains the topic's first event after `position`.
         """
         with self._lock:
             found = self._db.execute(
@@ -106,7 +106,7 @@ class BlockFile:
         return int(found[0]) if found else 0
 
     def forget(self, position: int) -> None:
-        """Delete all blocks that begin before `position`, for all topics."""
+        """Delete the blocks of all topics whose `behind` is less than `position`."""
         with self._lock:
             topic_id = -1
             while (found := self._db.execute(_NEXT_TOPIC, (topic_id,)).fetchone()) is not None:

@@ -259,7 +259,7 @@ class Bus(Positions):
                 listener(topic, count)
 
     def on_append(self, listener: Callable[[Topic, int], None]) -> None:
-        """Register a function to call for each topic or channel that has received events, with the
+        """Register a function to call with each topic or channel that has received events, and the
         number of these events, once they are durable. Call this before any event is published.
         """
         self._on_append.append(listener)
@@ -294,8 +294,8 @@ class Bus(Positions):
         self._store.blocks.use(form)
 
     def put_block(self, topic: Topic, block: Block, losses: int) -> None:
-        """Store a block of a topic's events, unless events were deleted since `standing` returned
-        `losses`, because the block might contain deleted events.
+        """Store a block of a topic's events, unless events were deleted or renumbered since
+        `standing` returned `losses`: the block might then be out of date.
         """
         with self._lock:
             self._purge()
@@ -303,8 +303,8 @@ class Bus(Positions):
                 self._store.blocks.put(topic.number, block)
 
     def block_after(self, topic: Topic, position: int) -> Block | None:
-        """Return the block that contains the first event of a topic after `position`, or None if no
-        block contains that event.
+        """Return a block that contains the topic's first retained event after `position`, or None
+        if the event is not in a block.
 
         A killed process may have left blocks that contain deleted events; these are skipped.
         """
@@ -327,8 +327,8 @@ class Bus(Positions):
             return self._store.newest_events(topic.number, limit)
 
     def times_after(self, topic: Topic, position: int, limit: int) -> list[tuple[int, float]]:
-        """Return the position and the publication time (seconds since 1970 UTC) of the last `limit`
-        events of a topic after `position`, in order.
+        """Return the position and the publication time (seconds since 1970 UTC) of each of the last
+        `limit` events of a topic after `position`, in order.
         """
         return self._store.times_after(topic.number, position, limit)
 

@@ -76,7 +76,7 @@ class Member:
         channel: Name of the channel, with the suffix `__chn`; or `ChangeEvents`.
         entity: Name of the event, such as `Order_Event__e` or `AccountChangeEvent`.
         filter_expression: Condition that selects events; blank for all events.
-        enriched: Fields that are added to events of updates and deletions, even if unchanged.
+        enriched: Fields that are added to update and delete events even if they did not change.
     """
 
     member_id: str
@@ -185,8 +185,11 @@ class EventChannels:
         """
         bare = name.removesuffix(_SUFFIX)
         if bare == name or not _NAME.fullmatch(bare) or len(name) > _NAME_CHARS:
-            text = "The name of a channel must have letters, digits, single underscores, and end in"
-            raise BadValue("INVALID_INPUT", f"{text} {_SUFFIX}", "FullName")
+            text = (
+                "The name of a channel begins with a letter, consists of letters, digits and single"
+                f" underscores, ends in {_SUFFIX}, and has at most {_NAME_CHARS} characters."
+            )
+            raise BadValue("INVALID_INPUT", text, "FullName")
         if kind not in ("event", "data"):
             raise BadValue("INVALID_INPUT", "channelType must be data or event", "channelType")
         with self._lock:
@@ -195,14 +198,14 @@ class EventChannels:
                 text = f"The name {name} is already used."
                 raise BadValue("DUPLICATE_DEVELOPER_NAME", text, "DeveloperName")
             if sum(item.kind == kind for item in others) >= _MOST_CHANNELS:
-                text = f"An org has at most {_MOST_CHANNELS} custom channels of a type."
+                text = f"An org has at most {_MOST_CHANNELS} custom channels of each type."
                 raise BadValue("LIMIT_EXCEEDED", text, "FullName")
             made = self._keep_channel(name, "data" if kind == "data" else "event", label)
             self._bus.put_channel(made.topic, [])
             return made
 
     def relabel(self, channel_id: str, label: str) -> None:
-        """Change the label of a channel."""
+        """Change the label of a channel; an unknown id is ignored."""
         self._store.run("UPDATE event_channels SET label = ? WHERE id = ?", label, channel_id)
 
     def delete(self, channel_id: str) -> None:
@@ -253,7 +256,7 @@ class EventChannels:
             channel: Name or id of the channel.
             entity: Name of the event; case-insensitive.
             filter_expression: Condition that selects events; blank for all events.
-            enriched: Fields to add to events of updates and deletions, even if unchanged.
+            enriched: Fields to add to update and delete events even if they did not change.
 
         Raises:
             BadValue: A value is not valid, the name is taken, or the channel already has the event.
@@ -285,7 +288,7 @@ class EventChannels:
         Args:
             member_id: The member's id of 18 characters.
             filter_expression: Condition that selects events; blank for all events.
-            enriched: Fields to add to events of updates and deletions, even if unchanged.
+            enriched: Fields to add to update and delete events even if they did not change.
 
         Raises:
             KeyError: There is no such member.

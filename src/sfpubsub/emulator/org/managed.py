@@ -2,11 +2,12 @@
 protocols and of grpc.
 
 Records are kept in the store. Slots are kept in memory, so that no slot stays taken if the emulator
-is killed. Invariants: at most one stream occupies the slot of a subscription; the committed
-position only moves forward, and only to a retained position.
+is killed. Invariants: at most one stream occupies the slot of a subscription; until STOP deletes
+it, the committed position only moves forward, each time to a position that is retained then.
 
-As on the real service, streams see changes with a delay: `propagation_s` for a creation, RUN or new
-presets, and `state_delay_s` for STOP and deletion.
+As on the real service, some changes take effect with a delay. Streams see that a subscription was
+created, or that the Tooling API set it to RUN or changed its presets, after `propagation_s`. After
+STOP or deletion, new streams are refused at once, and the open one ends after `state_delay_s`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Change:
-    """A changed record: until the time `until` (seconds since 1970 UTC), streams see `before`."""
+    """A changed record: until the time `until` (seconds since 1970 UTC), streams see the presets of
+    `before`, and see RUN only if `before` was also in that state.
+    """
 
     until: float
     before: ManagedSubscription
@@ -148,7 +151,8 @@ class ManagedSubscriptions:
                 raise NameTaken(f"a managed subscription named {developer_name} already exists")
             if len(taken) >= self._settings.managed_limit:
                 raise LimitReached(
-                    f"the org already has {len(taken)} managed subscriptions, which is its limit"
+                    f"the org already has {len(taken)} managed subscriptions, and its limit is"
+                    f" {self._settings.managed_limit}"
                 )
             number = int(self._store.meta("managed_made", "0")) + 1
             self._store.set_meta("managed_made", str(number))
@@ -277,8 +281,9 @@ class ManagedSubscriptions:
             developer_name: Developer name, or blank.
 
         Raises:
-            Refused: Id and name are both given or both blank, the id is malformed, or streams do
-                not see such a subscription (yet).
+            Refused: Id and name are both given or both blank, the id is malformed, or there is no
+                such subscription or streams do not see it yet. If a fault deleted it, the fault is
+                counted.
         """
         if not (subscription_id or developer_name):
             raise Refused(
@@ -308,7 +313,8 @@ class ManagedSubscriptions:
         """Return the record of a running subscription, without changes that streams do not see yet.
 
         Raises:
-            Refused: The subscription was stopped or deleted.
+            Refused: The subscription was deleted, or streams see it in state STOP. A fault that
+                caused this is counted.
         """
         with self._lock:
             record = self.by_id(subscription_id)
@@ -381,7 +387,8 @@ class ManagedSubscriptions:
             self._holders[key] = holder
 
     def release(self, record: ManagedSubscription, holder: object) -> None:
-        """Release the slot of a subscription. If `holder` does not occupy the slot, do nothing, so
+        """Release the slot of a subscription. It can be acquired again after `slot_release_s`, plus
+        the delay of a ``hold_slot`` fault. If `holder` does not occupy the slot, do nothing, so
         that this can be called repeatedly.
         """
         key = record.subscription_id

@@ -22,7 +22,8 @@ def plant(
     records: Records,
 ) -> None:
     """Load a seed into an emulator. Existing topics, objects, channels, users and apps are updated
-    to match the seed; those that the seed does not name are kept.
+    to match the seed; those that the seed does not name are kept. Managed subscriptions and events
+    are created once for each data directory.
 
     Raises:
         EmulatorProblem: An existing object cannot be changed to match the seed.

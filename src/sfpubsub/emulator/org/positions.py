@@ -31,9 +31,9 @@ class Positions:
     Attributes:
         bells: Wakes waiting streams.
         ids: Converts positions to replay ids and back.
-        moves: How many times all positions became invalid. Streams that started before the last
-            time must end.
-        moved_by: The fault that made all positions invalid the last time, or None.
+        moves: How many times `reset` or `move` was called. Streams that started before the last
+            call must end.
+        moved_by: The fault that caused the last of these calls; None if no fault did.
     """
 
     def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:

@@ -1,8 +1,8 @@
 """Converts positions of the bus to the opaque bytes that clients see, and back.
 
 Positions increase, but their bytes must not, so that a client that compares, sorts or counts ids
-fails its tests. Invariants: the conversion is a bijection, so equal ids mean equal positions; the
-first eight bytes are a number below 2**53, so clients that read ids as JavaScript numbers work.
+fails its tests. Invariants: different positions have different ids; the first eight bytes are a
+number below 2**53, so clients that read ids as JavaScript numbers work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ReplayIds:
 
     Args:
         length: Length of the ids in bytes. With 8, an id is a number; with 10, a number and two
-            zero bytes; with 12 or 24, a number and a digest with the bytes 0xff and 0x00 before it.
+            zero bytes; with 12 or 24, a number, the bytes 0xff and 0x00, and a digest.
     """
 
     def __init__(self, length: int) -> None:

@@ -28,7 +28,7 @@ _UNREADABLE = (
     MemoryError,  # a length larger than any payload
     struct.error,
 )
-"""The exceptions that fastavro raises for bytes that were not written with the schema."""
+"""The exceptions, besides its own, that fastavro raises for an invalid schema, value or payload."""
 
 
 class SchemaProblem(ValueError):  # noqa: N818 - a report about data, not about the program
@@ -59,11 +59,11 @@ class Schema:
             is_record = isinstance(value, dict) and value.get("type") == "record"
             fields = value["fields"] if is_record else []
         except json.JSONDecodeError as error:
-            raise SchemaProblem(f"the schema is not JSON: {error}") from error
+            raise SchemaProblem(f"the schema is not valid JSON: {error}") from error
         except fastavro.schema.UnknownType as error:
             raise SchemaProblem(f"the schema uses the unknown type {error}") from error
         except (fastavro.schema.SchemaParseException, *_UNREADABLE) as error:
-            raise SchemaProblem(f"the schema is not Avro: {error!r}") from error
+            raise SchemaProblem(f"the schema is not valid Avro: {error!r}") from error
         if not is_record:
             raise SchemaProblem("the schema of an event must be an Avro record")
         digest = hashlib.md5(canonical.encode(), usedforsecurity=False).digest()

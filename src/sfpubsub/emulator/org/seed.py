@@ -208,7 +208,7 @@ class _Reader:
         except OSError as error:
             raise self._error(error.strerror or "cannot be read", "use another file") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise self._error(f"is not TOML: {error}", "correct the syntax") from error
+            raise self._error(f"not valid TOML: {error}", "correct the syntax") from error
         return document
 
     def _rows(self, table: str, rows: object) -> list[dict[str, Any]]:

@@ -84,9 +84,9 @@ class _Token:
 class Sessions:
     """The org's id and its access tokens. Thread-safe.
 
-    A token is valid until it expires, is revoked, or its lifetime is over. Valid tokens survive a
-    restart with the same store. If the newest of the emulator's own tokens is not valid then, a new
-    one is issued.
+    A token is valid until its lifetime is over, it is expired or revoked, or it is deleted because
+    the org has too many. Valid tokens survive a restart with the same store. If the newest of the
+    emulator's own tokens is not valid then, a new one is issued.
 
     Args:
         store: The store for the tokens and the org's id.
@@ -234,8 +234,9 @@ class Sessions:
         return self.user_of(token) is not None
 
     def is_ours(self, token: str) -> bool:
-        """Return whether this org has issued a token, even if the token is no longer valid. The
-        admin endpoint accepts such a token, so that a client can use it to request a new one.
+        """Return whether this org has issued a token that is valid, or that has become invalid
+        since the process started. The admin endpoint accepts such a token, so that a client can use
+        it to request a new one.
         """
         with self._lock:
             return token in self._tokens

@@ -1,7 +1,7 @@
-"""All times, limits and optional behaviours of the emulated service, in one place.
+"""The configurable times, limits and optional behaviours of the emulated service, in one place.
 
-No other module of the emulator defines such numbers. Tests use smaller values; the client has its
-own constant for each. A `Settings` is immutable.
+Fixed limits, such as the length of a SOQL query, are constants of the modules that enforce them.
+Tests set smaller values. The client has its own constants. A `Settings` is immutable.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Settings:
     """
 
     commit_deadline_s: float = 1800.0
-    """A managed stream is closed this long after its last commit request. Observed: 1,800."""
+    """A managed stream is closed this long after its last commit request, or after its start if
+    there was none. Observed: 1,800.
+    """
 
     retention_s: float = 72 * 3600.0
     """Events and positions are deleted after this long. Documented: 72 h."""
@@ -64,8 +66,9 @@ class Settings:
     """
 
     propagation_s: float = 0.0
-    """Delay until streams see that the Tooling API created a managed subscription, set it to RUN,
-    or changed its presets. Minutes on the real service; 0 here so that nobody waits by default.
+    """Delay until streams see that a managed subscription was created, or that the Tooling API set
+    it to RUN or changed its presets. Minutes on the real service; 0 here so that nobody waits by
+    default.
     """
 
     token_lifetime_s: float = 0.0
@@ -164,7 +167,7 @@ class Settings:
     """Maximum number of unused ids between two events of a PushTopic or generic channel."""
 
     streaming_reply_events: int = 1000
-    """Maximum number of events of one channel in one response of the Streaming API."""
+    """Maximum number of events from one channel in one Streaming API response."""
 
     streaming_old_versions: OldVersions = "newest"
     """How requests to API versions 23 to 36 are handled: like the newest version ("newest"), as
@@ -172,7 +175,7 @@ class Settings:
     """
 
     streaming_events_first: bool = True
-    """Whether the events in an HTTP response of the Streaming API come before the reply to the
+    """Whether the events in an HTTP response from the Streaming API come before the reply to the
     connect message, or after it.
     """
 
@@ -182,13 +185,13 @@ class Settings:
     """
 
     streaming_event_ids: bool = False
-    """Whether event messages of the Streaming API have an `id`, which may be the same as the `id`
+    """Whether event messages from the Streaming API have an `id`, which may be the same as the `id`
     of a client's message.
     """
 
     streaming_advice: StreamingAdvice = "first"
-    """Which connect responses contain advice: the first of a session, all ("always") or none
-    ("never").
+    """Which connect responses contain advice: the first of a session ("first"), all ("always") or
+    none ("never").
     """
 
     change_event_records: int = 20
@@ -270,8 +273,8 @@ class Settings:
             )
         if self.tip_refresh_s > self.retention_s / 2:
             raise ValueError(
-                "setting tip_refresh_s must be at most half of retention_s, which is"
-                f" {self.retention_s}, not {self.tip_refresh_s}"
+                f"setting tip_refresh_s must be at most {self.retention_s / 2}, half of"
+                f" retention_s, not {self.tip_refresh_s}"
             )
         if self.replay_id_bytes not in REPLAY_ID_LENGTHS:
             raise ValueError(

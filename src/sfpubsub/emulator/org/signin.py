@@ -1,7 +1,7 @@
 """Sign-in, which checks credentials and issues access tokens. Independent of the wire protocols.
 
 There is one method for each flow. It checks the app, then the credentials of the flow, then the
-user, and fails with the errors of the service. Times in assertions are compared with the machine's
+user, and fails with the service's errors. Times in assertions are compared with the machine's
 clock without jumps, because the jumps do not affect the client that created the assertion.
 """
 
@@ -77,7 +77,8 @@ class SignIn:
             audiences: Further URLs that are accepted as the audience of an assertion.
 
         Raises:
-            SignInRefused: The credentials are not accepted.
+            SignInRefused: The grant type is unknown, a parameter is missing, the credentials are
+                not accepted, or a fault refuses the sign-in.
         """
         self._be_refused()
         flows: dict[str, Callable[[], dict[str, str]]] = {
@@ -98,7 +99,7 @@ class SignIn:
             The user, and a new access token.
 
         Raises:
-            SignInRefused: The credentials are not accepted.
+            SignInRefused: The credentials are not accepted, or a fault refuses the sign-in.
         """
         self._be_refused()
         user = self._by_password(username, password)

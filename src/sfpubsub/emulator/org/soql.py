@@ -51,7 +51,7 @@ class Literal:
 
     Attributes:
         kind: text (a string), number, time, or word (true, false or null).
-        text: The value; of a string, the text without its quotes, but with its backslashes.
+        text: The value; for a string, without the quotes but with the backslashes.
     """
 
     kind: str
@@ -268,7 +268,7 @@ class _Parser:
         if not (token.text.isascii() and token.text.isdecimal()) or len(token.text) > (
             _LONGEST_NUMBER
         ):
-            raise Malformed(f"{what} must be followed by a number")
+            raise Malformed(f"{what} must be followed by a number of 1 to {_LONGEST_NUMBER} digits")
         return int(token.text)
 
     def _at(self, word: str) -> bool:

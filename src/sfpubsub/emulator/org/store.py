@@ -1,7 +1,8 @@
-"""The durable part of the bus: one SQLite file in the data directory.
+"""The durable state of the org: one SQLite file in the data directory.
 
-The store only reads and writes rows; the bus decides which rows are valid. Invariant: once a call
-has returned, its changes survive a kill of the process.
+The store only reads and writes rows; its users decide which rows are valid. Invariant: changes
+survive a kill of the process once their call has returned or, in a `transaction`, once the
+transaction has ended.
 
 WAL with synchronous=NORMAL: a commit is passed to the operating system before the call returns,
 so it survives a kill of the process. FULL would add an fsync per publish to survive a crash of the
@@ -224,8 +225,8 @@ class Store:
         return [(Event._make(row[:4]), float(row[4])) for row in found]
 
     def times_after(self, topic_id: int, position: int, limit: int) -> list[tuple[int, float]]:
-        """Return the position and the publication time (seconds since 1970 UTC) of the last `limit`
-        events of a topic after `position`, in order.
+        """Return the position and the publication time (seconds since 1970 UTC) of each of the last
+        `limit` events of a topic after `position`, in order.
         """
         found = self.rows(
             "SELECT e.position, e.at FROM topic_log AS l"
@@ -265,8 +266,8 @@ class Store:
         self.blocks.forget(position)
 
     def renumber(self, above: int) -> int:
-        """Move all events to positions above `above`, keeping the gaps, and delete all marks. Call
-        this inside a `transaction`.
+        """Move all events to positions above `above`, keeping the gaps, and delete all marks and
+        blocks. Call this inside a `transaction`.
 
         Args:
             above: A position that is not below the newest one.
@@ -300,7 +301,7 @@ class Store:
 
     def oldest(self) -> float | None:
         """Return the time at which the oldest event or mark was created, in seconds since 1970 UTC;
-        None if there are no events and marks.
+        None if there are neither events nor marks.
         """
         found = self.rows(
             "SELECT min(at) FROM (SELECT * FROM (SELECT at FROM events ORDER BY position LIMIT 1)"

@@ -1,9 +1,10 @@
 """Counters for display and tests: publications, deliveries, redeliveries and commits.
 
 Deliveries and commits are counted from the start of the process, publications over the lifetime of
-the data directory. The counters have no effect on the emulator's behaviour. Invariant: an event is
-counted as redelivered on a topic or managed subscription if and only if it was sent there before,
-on any stream.
+the data directory. The counters have no effect on the emulator's behaviour. Invariant: an event on
+a gRPC stream is counted as redelivered if and only if, since the process started, a gRPC stream has
+already sent its position for the same topic or managed subscription. The Streaming API counts only
+deliveries.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from sfpubsub.emulator.org.usage import Usage
 
 
 class Count:
-    """The counts of one topic or one managed subscription. Thread-safe.
+    """The counts of one topic or one managed subscription. `sent` is thread-safe; callers that
+    change a count directly do so without a lock, so it can be slightly too low.
 
     Attributes:
         published: Number of events published (topics only).
@@ -41,7 +43,7 @@ class Count:
         self._ends: list[int] = []
 
     def sent(self, after: int, positions: Sequence[int]) -> None:
-        """Count the events of one response.
+        """Count the events in one response.
 
         Args:
             after: The stream's position before the response.
@@ -90,8 +92,8 @@ class Tally:
         self._managed: dict[str, Count] = {}
 
     def of_topic(self, name: str) -> Count:
-        """Return the counts of a topic: its published events, and its deliveries on unmanaged
-        streams.
+        """Return the counts of a topic: its published events, and its deliveries other than those
+        of managed subscriptions.
         """
         with self._lock:
             return self._topics.setdefault(name, Count())

@@ -3,7 +3,7 @@
     markup     HTML with escaped text
     shell      the frame of every page: head, navigation, notice
     guard      access control: hosts, origins, the token of a form
-    live       updates of open pages, by server-sent events
+    live       updates for open pages, by server-sent events
     visit      a browser's request, and functions to answer it
     topics, records, subscriptions, streams, faults, clock
                the pages

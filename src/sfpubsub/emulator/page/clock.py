@@ -44,7 +44,7 @@ def jump(visit: Visit) -> Answer:
 
 
 def live_clock(visit: Visit) -> Answer:
-    """GET /ui/clock/live: send updates of the times."""
+    """GET /ui/clock/live: send updates to the times."""
     world = visit.world
     return stream(Live(lambda _mark: News(_times(world)), "", world.bus.bells, ()))
 

@@ -26,7 +26,7 @@ def streams(visit: Visit) -> Answer:
 
 
 def live(visit: Visit) -> Answer:
-    """GET /ui/streams/live: send updates of the list."""
+    """GET /ui/streams/live: send updates to the list."""
     world = visit.world
     keys = [topic.name for topic in world.bus.topics()]
     look = Live(

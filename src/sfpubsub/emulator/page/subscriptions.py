@@ -36,7 +36,7 @@ def subscriptions(visit: Visit) -> Answer:
 
 
 def live(visit: Visit) -> Answer:
-    """GET /ui/subscriptions/live: send updates of each subscription's position, counts and plot."""
+    """GET /ui/subscriptions/live: send updates to each subscription's position, counts and plot."""
     world = visit.world
 
     def look(_mark: str) -> News:

@@ -79,7 +79,7 @@ def counts(world: World) -> dict[str, Markup]:
 
 
 def overview_live(visit: Visit) -> Answer:
-    """GET /ui/live: send updates of the counts of all topics."""
+    """GET /ui/live: send updates to the counts of all topics."""
     world = visit.world
     keys = [topic.name for topic in world.bus.topics()]
     return stream(Live(lambda _mark: News(counts(world)), "", world.bus.bells, keys))
@@ -103,7 +103,7 @@ def publish(visit: Visit) -> Answer:
 
 
 def topic_live(visit: Visit) -> Answer:
-    """GET /ui/topic/live?name=…&after=…: send new events, and updates of the counts."""
+    """GET /ui/topic/live?name=…&after=…: send new events, and updates to the counts."""
     world = visit.world
     found = _topic(visit, visit.query.get("name", ""))
     after = visit.call.headers.get("Last-Event-ID") or visit.query.get("after", "")
@@ -201,7 +201,7 @@ def _rows(world: World, found: Topic, entered: dict[str, str]) -> list[dict[str,
     try:
         value = json.loads(entered[_AS_JSON])
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"the text is not JSON: {error}") from error
+        raise Unreadable(f"the text is not valid JSON: {error}") from error
     rows = value if isinstance(value, list) else [value]
     if not rows or not all(isinstance(row, dict) for row in rows):
         raise Unreadable("the JSON must be an object, or a list of objects")

@@ -132,7 +132,7 @@ Work = Callable[[Visit], Answer]
 
 
 def handler(work: Work, guard: Guard, path: str) -> Callable[[Call], Answer]:
-    """Return a handler that checks the Host header, calls `work`, and shows errors as pages.
+    """Return a handler that checks the Host header, calls `work`, and shows a `Problem` as a page.
 
     Args:
         work: Answers the request.

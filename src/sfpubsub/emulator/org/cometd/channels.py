@@ -136,7 +136,8 @@ class Channels:
             The replay ids of the events, in order.
 
         Raises:
-            EmulatorProblem: The path does not begin with /topic/ or /u/, or an event is not valid.
+            EmulatorProblem: The path does not begin with /topic/ or /u/, it differs from that of an
+                existing channel only in case, or an event is not valid.
         """
         start, kind = next(
             ((start, kind) for start, kind in _OWN.items() if path.startswith(start)), ("", "")
@@ -149,7 +150,7 @@ class Channels:
         for event in events:
             if not set(event) <= known[kind] or not event:
                 raise EmulatorProblem(
-                    f"an event of {path} needs one or more of the keys"
+                    f"an event for {path} needs one or more of the keys"
                     f" {', '.join(sorted(known[kind]))}, and no others"
                 )
         name = path if start == "/u/" else path.removeprefix(start)

@@ -3,14 +3,14 @@
     fields       definitions of objects: fields and types, compound and system fields
     values       field values: as clients write them, as stored, as returned
     formulas     evaluation of formula fields
-    problems     errors of changes and queries, with Salesforce's error codes
+    problems     errors for changes and queries, with Salesforce's error codes
     table        the rows of objects in SQLite
     queries      translation of SOQL to SQL
     writing      transactions: validated and stored changes
     reading      reads of records and queries, paged queries, and lagged reads
     schemas      the Avro schema of an object's change events
     bitmaps      lists of changed fields in the header of a change event
-    changes      contents of the change events of one transaction
+    changes      contents of the change events for one transaction
     publishing   destinations of change events: topics, channels with filters, PushTopics
     late         events that are published later than their change
     model        `Records`, used by all wire protocols

@@ -1,9 +1,9 @@
-"""Builds the change events of one transaction: their headers, bitmaps and bodies.
+"""Builds the change events for one transaction: their headers, bitmaps and bodies.
 
 Independent of the store and the bus. As on the service, the same change to several records of an
 object becomes one event that names all of these records. Changes beyond the org's limit for a
-transaction become one overflow event for each object. An event that is too large, or selected by a
-fault, becomes a gap event.
+transaction become one overflow event for each object. `publishing` replaces an event that is too
+large, or selected by a fault, with a gap event.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Commit:
-    """The values that all events of one transaction share.
+    """The values that all events for one transaction share.
 
     Attributes:
         at: The time of the transaction, in seconds since 1970 UTC.
@@ -87,7 +87,8 @@ class ChangeEvent:
         of: The object.
         header: The ChangeEventHeader.
         body: Values by field name, in the format of the schema.
-        rows: The rows after the change, one for each record in the event.
+        rows: The rows after the change, one for each record in the event; empty for an overflow
+            event, and for a channel's own variant of an event.
         weight: How many changes the event counts as, for the limit of a transaction.
     """
 
@@ -138,7 +139,7 @@ def events(
     most_records: int,
     most_changes: int,
 ) -> list[ChangeEvent]:
-    """Return the events of a transaction, in order.
+    """Return the events for a transaction, in order.
 
     Args:
         changes: The changes, in order.

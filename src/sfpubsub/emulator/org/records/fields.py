@@ -116,7 +116,7 @@ class Field:
         name: API name.
         label: Label, for display.
         type: Key of `TYPES`.
-        length: Maximum number of characters of a text; 0 for other types.
+        length: Maximum number of characters in a text or id; 0 for other types.
         scale: Number of decimal places, as shown by describe; not enforced on writes.
         nillable: Whether the field can be empty.
         createable: Whether a client can set the field when it creates a record.

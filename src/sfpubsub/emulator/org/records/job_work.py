@@ -33,7 +33,8 @@ _NULL = "#N/A"
 
 
 def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> None:
-    """Run a query job: write the rows of the query to the job's file, until the job is stopped.
+    """Run a query job: write the rows of the query to the job's file. Return early if the job is
+    stopped.
 
     Raises:
         RecordProblem: The query cannot be executed.
@@ -79,7 +80,7 @@ def rows_of(path: Path, delimiter: str) -> Iterator[list[str]]:
 
 
 def write_unprocessed(file: ResultFile, path: Path, job: Job) -> None:
-    """Write the rows that an ingest job has not processed to a file.
+    """Write to a file the rows that an ingest job has not processed.
 
     Args:
         file: The file to write.
@@ -92,8 +93,8 @@ def write_unprocessed(file: ResultFile, path: Path, job: Job) -> None:
 
 
 def ingest(jobs: Jobs, records: Records, job: Job, user: User) -> None:
-    """Run an ingest job: process the uploaded rows that are not processed yet, until the job is
-    stopped.
+    """Run an ingest job: process the uploaded rows that are not processed yet. Return early if the
+    job is stopped.
 
     Raises:
         RecordProblem: The rows cannot be read, or have a column that the object does not have.

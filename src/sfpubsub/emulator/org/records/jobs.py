@@ -102,7 +102,7 @@ class Jobs:
                 self._hand_over(job)
 
     def create(self, facts: Mapping[str, Any], user: User) -> Job:
-        """Create a job; a query job starts immediately.
+        """Create a job. A query job is queued at once; an ingest job waits for `close`.
 
         Args:
             facts: The operation and its parameters, which the caller has validated.
@@ -178,7 +178,7 @@ class Jobs:
             path.write_bytes(data)
 
     def close(self, job: Job) -> None:
-        """Start an ingest job after the upload of its rows.
+        """Mark the upload of an ingest job as complete, and queue the job.
 
         Raises:
             RecordProblem: The job is not open.
@@ -248,7 +248,9 @@ class Jobs:
         return self._directory / f"{job.job_id}.upload"
 
     def change(self, job: Job, **facts: Any) -> None:
-        """Update properties of a job. If a transaction is open, the update is part of it."""
+        """Update properties of a job and its `systemModstamp`. If a transaction is open, the update
+        of the stored job is part of it.
+        """
         job.facts |= {**facts, "systemModstamp": moment(self._clock.now())}
         self._store.run("UPDATE jobs SET facts = ? WHERE id = ?", json.dumps(job.facts), job.job_id)
 
@@ -308,7 +310,7 @@ class Jobs:
             ended = {"state": "Failed", "errorMessage": f"{problem.code} : {problem.text}"}
         except Exception as error:  # noqa: BLE001 - a bug in the emulator must not end the thread
             _log.exception("job %s failed", job.job_id)
-            ended = {"state": "Failed", "errorMessage": f"the emulator failed: {error}"}
+            ended = {"state": "Failed", "errorMessage": f"emulator error, see its log: {error}"}
         with self._changed:
             if not job.stopped.is_set():  # otherwise it was aborted, or continues at the next start
                 took = max(1, round((self._clock.now() - started) * 1000))

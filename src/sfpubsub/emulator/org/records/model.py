@@ -50,7 +50,7 @@ class Records(Reading):
         late: The delayed events.
 
     Attributes:
-        publishing: Publishes the events of changes.
+        publishing: Publishes the events for changes.
     """
 
     def __init__(
@@ -196,8 +196,8 @@ class Records(Reading):
 
         Args:
             name: Name of the object.
-            external_field: Name of the external id field.
-            value: The value of that field.
+            external_field: Name of the external id field, or Id.
+            value: The value of that field; an empty Id creates a record.
             given: Values of the other fields by name, as sent by a client.
             user: The user who makes the change.
             origin: The changeOrigin for the header of the change event.
@@ -253,7 +253,9 @@ class Records(Reading):
         return self._numbers[of.name]
 
     def user(self, username: str) -> User:
-        """Return the user with this name, or a placeholder if there is no such user."""
+        """Return the user with this name: for a blank name, the org's first user; if there is no
+        such user, a placeholder.
+        """
         return self._accounts.holder(username)
 
     def is_user(self, record_id: str) -> bool:
@@ -317,7 +319,8 @@ class Records(Reading):
             self._tables = {**self._tables, of.name.lower(): table}
 
     def _topic(self, of: SObject, text: str) -> Schema:
-        """Return the schema for an object's topic. If the schema has changed, update the topic.
+        """Return the schema for an object's topic. If the object has change events, create the
+        topic or, if the schema has changed, update it.
 
         Args:
             of: The object.

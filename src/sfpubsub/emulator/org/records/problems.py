@@ -1,10 +1,10 @@
-"""Errors of record changes and queries, with Salesforce's codes and messages."""
+"""Errors for record changes and queries, with Salesforce's codes and messages."""
 
 from __future__ import annotations
 
 
 class RecordProblem(Exception):  # noqa: N818 - an answer, not a bug
-    """Raised if a change of a record or a query fails.
+    """Raised if a query, a record change or a Bulk API request fails.
 
     Args:
         code: The errorCode in the response.

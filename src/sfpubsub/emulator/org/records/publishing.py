@@ -52,7 +52,8 @@ class _Special:
     Attributes:
         channel: Name of the channel's topic.
         condition: The filter; None for all events.
-        enriched: Fields that are added to events of updates and deletions.
+        enriched: Fields that are added to update and delete events, including those that the filter
+            uses.
     """
 
     channel: str
@@ -61,7 +62,7 @@ class _Special:
 
 
 class Publishing:
-    """Publishes the events of changes. Call `publish` inside a transaction of the bus.
+    """Publishes the events for changes. Call `publish` inside a transaction of the bus.
 
     Args:
         store: The store with the rows.
@@ -140,7 +141,7 @@ class Publishing:
     def publish(
         self, batch: Batch, made: Sequence[changes.Change], user: User, origin: str
     ) -> None:
-        """Publish the events of a transaction.
+        """Publish the events for a transaction.
 
         Args:
             batch: The open transaction of the bus.

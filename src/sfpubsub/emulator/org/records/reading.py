@@ -60,7 +60,7 @@ class Page:
 
     Attributes:
         of: The queried object.
-        total: Number of rows of the whole query. For COUNT(), this is the count, and `rows` is
+        total: Number of rows in the whole query. For COUNT(), this is the count, and `rows` is
             empty.
         rows: Values by field name, in the order of the query.
         ids: Record ids of the rows.
@@ -239,7 +239,8 @@ class Reading:
             user: The requesting user.
 
         Raises:
-            RecordProblem: The object does not exist, or the field is not an external id.
+            RecordProblem: The object or a field does not exist, `field` is not an external id, or
+                the value is not valid for it.
         """
         table = self.table(name)
         item = table.of.field(field)

@@ -19,11 +19,12 @@ _PLACE_BYTES = array("q").itemsize
 
 
 class ResultFile:
-    """A CSV file with an index. It is written by one thread and can then be read by any thread.
+    """A CSV file with an index. It is written by one thread and can then be read by any thread. The
+    header line is not stored; `read` adds it.
 
     Args:
         path: The CSV file; the index is a second file in the same directory.
-        columns: The column names, for the first line.
+        columns: The column names, for the header line.
         delimiter: The separator between values.
         ending: The line ending.
     """

@@ -109,7 +109,7 @@ _SWITCHABLE = "Switchable_PersonName"
 
 @dataclass(frozen=True)
 class ChangeSchema:
-    """The schema of the change events of one object.
+    """The schema of one object's change events.
 
     Attributes:
         text: The Avro schema as JSON.
