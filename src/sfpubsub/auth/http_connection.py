@@ -42,6 +42,8 @@ class HttpConnection:
     ) -> Answer | SfPubSubError:
         """Send a POST request without retrying, and return the response or the error.
 
+        `ready` must be called before each request.
+
         The error is returned rather than raised, as in `HttpClient.exchange`.
 
         Args:

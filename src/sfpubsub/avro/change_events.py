@@ -261,8 +261,8 @@ class ChangeEvent:
         value = self._header.get(name)
         if not isinstance(value, kind):
             raise DecodeError(
-                f"the header of an event of type {self._schema.name} (schema "
-                f"{self._schema.schema_id}) has no {name}"
+                f"an event of type {self._schema.name} (schema {self._schema.schema_id}) has no "
+                f"{name} in its header"
             )
         return value
 

@@ -210,7 +210,7 @@ class Codec:
 
     @property
     def compiled(self) -> Any:
-        """The compiled decoder of the schema; None if it is not available or not suitable."""
+        """The compiled decoder for the schema; None if not installed, disabled or unsuitable."""
         if self._read is None:
             self._make_read()
         return self._compiled

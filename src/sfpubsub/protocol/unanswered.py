@@ -1,8 +1,9 @@
 """Events submitted to a publisher that have no result yet: queued, or in flight.
 
-The queue is in submission order: an event that is resent precedes all that were submitted after it. A result is matched to its event by the event's id, which is the correlation key. If several
-events in flight have the same id, results are assigned to them in order: by using the same id, the
-caller has declared them the same event.
+The queue is in submission order: an event that is resent precedes all that were submitted after it.
+A result is matched to its event by the event's id, which is the correlation key. If several events
+in flight have the same id, results are assigned to them in order: by using the same id, the caller
+has declared them the same event.
 """
 
 from __future__ import annotations

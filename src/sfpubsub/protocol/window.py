@@ -86,7 +86,7 @@ class Window:
         return self.outstanding == 0 or self._dry
 
     def reserve(self) -> int:
-        """Return 1, the event to request to keep a starving stream open; 0 if it is not starving."""
+        """Return 1 to keep a starving stream open by requesting one event; 0 if not starving."""
         if not self.starving:
             return 0
         self._probing = self.outstanding > 0
