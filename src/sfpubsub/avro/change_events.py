@@ -209,8 +209,8 @@ class ChangeEvent:
             )
         if self._wanted is not None and name.partition(".")[0] not in self._wanted:
             raise LocalProtocolError(
-                f"{name} of {self._schema.name} was not read: add it to fields=… when creating "
-                f"the subscription"
+                f"the field {name} of {self._schema.name} was not decoded: add it to fields=… when "
+                f"creating the subscription"
             )
         value = self._value_of(name)
         state = self._state(name, value)

@@ -100,7 +100,7 @@ class PublishProtocol:
             LocalProtocolError: The publisher is closed.
         """
         if self._draining or self._over:
-            raise LocalProtocolError(f"the publisher of {self.topic} is closed: open a new one")
+            raise LocalProtocolError(f"the publisher for {self.topic} is closed: open a new one")
         expires_at = now + self._timeout
         return [self._events.add(event, expires_at) for event in events], self._send(now)
 

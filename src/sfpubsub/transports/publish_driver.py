@@ -62,7 +62,7 @@ class PublishDriver(CallDriver[OpenPublish]):
         super().__init__(
             protocol,
             protocol.topic,
-            f"the publisher of {protocol.topic}",
+            f"the publisher for {protocol.topic}",
             alarm=alarm,
             renew=renew,
             clock=clock,
