@@ -50,7 +50,7 @@ class SfPubSubError(Exception):
         message: A lower-case sentence that names the cause and what to do next.
         retryable: Whether the same call may succeed later; by default, the value of the class.
         error_code: The service's ``error-code`` trailer, if any.
-        rpc_id: The service's id of the failed call, for Salesforce support, if known.
+        rpc_id: The service's id for the failed call, for Salesforce support, if known.
     """
 
     retryable: bool = False
@@ -106,7 +106,11 @@ class ProtocolError(SfPubSubError):
 
 
 class LocalProtocolError(ProtocolError):
-    """The caller broke a rule of this library. The call had no effect."""
+    """The caller broke a rule of this library, and the call had no effect.
+
+    It also means that the service rejected a request of this library as malformed, which is a bug;
+    the message then says so.
+    """
 
 
 class SubscriptionClosedError(LocalProtocolError):
@@ -196,15 +200,15 @@ class DecodeError(SchemaError):
 
 
 class EncodeError(SchemaError):
-    """A value does not fit the topic's schema."""
+    """An event cannot be encoded: a value does not fit the topic's schema, or it is too large."""
 
 
 class PublishError(SfPubSubError):
     """One or more events were refused, or not answered in time.
 
     Args:
-        results: From `PubSubClient.publish`, one per event, in order; from a `Publisher`, only
-            those of failed events. A failed event's result has an error.
+        results: From `PubSubClient.publish`, one per event, in order; from a `Publisher`, those of
+            failed events, at most 1000. A failed event's result has an error.
     """
 
     def __init__(
@@ -215,9 +219,9 @@ class PublishError(SfPubSubError):
 
 
 class HandlerError(SfPubSubError):
-    """A handler failed permanently on an event, which stopped the run.
+    """A handler or the ``key`` of a run failed permanently on an event, which stopped the run.
 
-    The handler's exception is chained as the cause.
+    The exception that it raised is chained as the cause.
 
     Args:
         event_id: Id of the event; can be empty.

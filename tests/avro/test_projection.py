@@ -156,7 +156,7 @@ def test_a_field_that_was_not_read_never_looks_unchanged_or_null():
         for name in ("Phone", "BillingAddress", "BillingAddress.City"):
             assert event.change_event.change(name) == whole.change_event.change(name)
         for name in ("Fax", "ShippingAddress.City"):
-            with pytest.raises(LocalProtocolError, match=f"{name} of .* was not read: add it to"):
+            with pytest.raises(LocalProtocolError, match=f"{name} of .* was not decoded: add it"):
                 event.change_event.change(name)
             assert whole.change_event.change(name).state in FieldState
 

@@ -46,7 +46,7 @@ def test_v_shows_the_life_of_a_healthy_subscription(emulator, capsys):
         f"INFO sfpubsub.cli: signed in at {emulator.instance_url}, org {emulator.tenant_id}",
         f"INFO sfpubsub.transport: connected to {emulator.grpc_target}",
         f"INFO sfpubsub.transport: subscribing to {NAME}, requesting ",
-        f"INFO sfpubsub.transport: first response of {NAME} after ",
+        f"INFO sfpubsub.transport: first response for {NAME} after ",
     ):
         assert [line for line in said if line.startswith(text)], (text, said)
     assert not [line for line in said if line.startswith("DEBUG")]
@@ -55,13 +55,13 @@ def test_v_shows_the_life_of_a_healthy_subscription(emulator, capsys):
 def test_vv_shows_every_request_and_response_by_its_counts(emulator, capsys):
     """Credit and commits as they are sent and answered."""
     said = said_by(capsys, "-vv")
-    about = f"DEBUG sfpubsub.transport: response of {NAME}: 4 events, "
+    about = f"DEBUG sfpubsub.transport: response for {NAME}: 4 events, "
     assert len([line for line in said if line.startswith(about)]) >= 3
     requests = [
-        line for line in said if line.startswith(f"DEBUG sfpubsub.transport: request to {NAME}: ")
+        line for line in said if line.startswith(f"DEBUG sfpubsub.transport: request for {NAME}: ")
     ]
-    assert [line for line in requests if "; commit of 00" in line]
-    assert [line for line in said if line.endswith("; commit confirmed")]
+    assert [line for line in requests if "; commit up to 00" in line]
+    assert [line for line in said if line.endswith("; commit: confirmed")]
     assert run(["-vv", "topic", TOPIC]) == 0
     assert f"topic {TOPIC}: answered after " in capsys.readouterr().err
 

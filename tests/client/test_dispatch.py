@@ -559,7 +559,7 @@ def test_it_ends_with_the_last_event_when_no_more_arrive():
 @pytest.mark.parametrize("value", [-1, float("nan")])
 def test_a_negative_time_is_refused(name: str, value: float):
     """A typo is found where it was made."""
-    with pytest.raises(ValueError, match=f"{name} of a Retry must be at least 0"):
+    with pytest.raises(ValueError, match=f"Retry.{name} must be at least 0"):
         Retry(**{name: value})
 
 

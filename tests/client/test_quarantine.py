@@ -449,7 +449,7 @@ def test_a_damaged_entry_is_an_error_that_hides_no_other(kept: FileQuarantine, c
         kept.get(two.key)
     kept.put([one, two])
     assert {event.raw.id for event in kept.entries()} == {"one", "two"}
-    assert "writing the entry again" in caplog.text
+    assert "rewriting the entry" in caplog.text
 
 
 def test_put_returns_when_file_and_name_are_durable(kept: FileQuarantine, monkeypatch):

@@ -1,8 +1,9 @@
 """The client for all HTTP requests. It does not depend on sign-in flows or org objects.
 
 A request is sent only to the host it was made for: redirects are not followed, plaintext is allowed
-on loopback only, ``.netrc`` files are ignored, and so are cookies unless a caller passes a cookie
-jar. The duration of a request and the size of its response are bounded, whatever the server does.
+only on loopback (unless the setting ``insecure`` is ``force``), ``.netrc`` files are ignored, and
+so are cookies unless a caller passes a cookie jar. The duration of a request and the size of its
+response are bounded, whatever the server does.
 Failures are raised as our own errors, never chained to the libraries' errors, which contain the
 request and its secrets.
 """

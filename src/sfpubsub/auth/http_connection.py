@@ -39,6 +39,8 @@ class HttpConnection:
     def post(self, bearer: Bearer, path: str, body: bytes, timeout: float) -> Answer:
         """Send JSON in a POST request, without retrying, and return the response.
 
+        `ready` must be called before each request.
+
         Args:
             bearer: The token and its host.
             path: Starts with a slash.

@@ -60,7 +60,7 @@ class OrgClient:
 
     @property
     def org_time(self) -> datetime | None:
-        """Latest time in a response's ``Date`` header; None before the first such response."""
+        """Latest ``Date`` header of a successful response; None before the first one."""
         return self._answered
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:

@@ -127,7 +127,7 @@ class Session:
         return cls(settings.access_token, settings.instance_url, settings.tenant_id)
 
     def doubt(self) -> str:
-        """Return a description of a mismatch of token and tenant id; empty if none is found."""
+        """Describe a mismatch between token and tenant id; return "" if none is found."""
         org_id = org_id_of_token(self.access_token)
         if not org_id or not is_other_org(org_id, self.tenant_id):
             return ""
@@ -176,7 +176,7 @@ class StaticSession:
             if doubt:
                 raise SessionExpiredError(
                     f"the service does not accept the session: {doubt}; set SFPUBSUB_TENANT_ID to "
-                    f"the token's org, or use a token of the other org"
+                    f"the token's org, or use a token from the other org"
                 )
             raise SessionExpiredError(
                 "the service no longer accepts the access token, and there are no credentials to "
@@ -209,7 +209,7 @@ class CurrentSession:
         """Return the current session, fetching it on first use.
 
         Raises:
-            AuthenticationError: No session can be obtained.
+            SfPubSubError: No session can be obtained; usually an AuthenticationError.
         """
         failures = self._failures
         with self._lock:
@@ -221,7 +221,7 @@ class CurrentSession:
         """Return a session other than *expired*, fetching one unless another caller has done so.
 
         Raises:
-            AuthenticationError: No session can be obtained.
+            SfPubSubError: No session can be obtained; usually an AuthenticationError.
         """
         failures = self._failures
         with self._lock:

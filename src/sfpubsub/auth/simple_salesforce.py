@@ -54,6 +54,7 @@ class SimpleSalesforceLogin:
         Raises:
             SessionExpiredError: The object has no method to renew its session.
             AuthenticationError: Renewing the session failed.
+            ConfigurationError: The org cannot be determined, or is not the one of *tenant_id*.
         """
         try:
             return self._take(expired)

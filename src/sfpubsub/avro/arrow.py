@@ -122,7 +122,7 @@ def arrow_type(schema_json: str) -> pa.StructType:
 def record_batches(
     batches: EncodedBatch | Iterable[EncodedBatch], *, native: bool | None = None
 ) -> ArrowEvents:
-    """Convert received events to Arrow record batches, one per schema.
+    """Convert received events to Arrow record batches, at least one per available schema.
 
     Args:
         batches: An `EventBatch`, or several in order of arrival. Converting more events in one call

@@ -1,7 +1,8 @@
 """Map Avro schemas to Arrow types.
 
-`shape_of` is a pure function of the schema; it does not deal with payloads. Invariant: Parquet and
-Spark support the resulting Arrow type, so it has no unions, and all its fields are nullable.
+`shape_of` is a pure function of the schema; it does not deal with payloads. The resulting Arrow
+type has no unions, and all its fields are nullable, so Parquet and Spark support it; only a field
+of type null keeps Arrow's null type, which `columns` replaces.
 """
 
 from __future__ import annotations

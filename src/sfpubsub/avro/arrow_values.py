@@ -51,7 +51,7 @@ class Values:
 
     @property
     def is_native(self) -> bool:
-        """Whether the compiled decoder is used for this schema."""
+        """Whether the compiled decoder is tried first for payloads of this schema."""
         return self._compiled is not None
 
     def decode(self, payloads: Sequence[bytes]) -> tuple[pa.StructArray, Rejects]:

@@ -209,8 +209,8 @@ class ChangeEvent:
             )
         if self._wanted is not None and name.partition(".")[0] not in self._wanted:
             raise LocalProtocolError(
-                f"{name} of {self._schema.name} was not read: add it to fields=… when creating "
-                f"the subscription"
+                f"the field {name} of {self._schema.name} was not decoded: add it to fields=… when "
+                f"creating the subscription"
             )
         value = self._value_of(name)
         state = self._state(name, value)
@@ -261,8 +261,8 @@ class ChangeEvent:
         value = self._header.get(name)
         if not isinstance(value, kind):
             raise DecodeError(
-                f"the header of an event of type {self._schema.name} (schema "
-                f"{self._schema.schema_id}) has no {name}"
+                f"an event of type {self._schema.name} (schema {self._schema.schema_id}) has no "
+                f"{name} in its header"
             )
         return value
 

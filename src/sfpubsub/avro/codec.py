@@ -210,7 +210,7 @@ class Codec:
 
     @property
     def compiled(self) -> Any:
-        """The compiled decoder of the schema; None if it is not available or not suitable."""
+        """The compiled decoder for the schema; None if not installed, disabled or unsuitable."""
         if self._read is None:
             self._make_read()
         return self._compiled
@@ -357,7 +357,7 @@ def _parse(text: str, named: dict[str, Any]) -> Any:
     for definition in named.values():
         size = definition.get("size", 0)
         if not isinstance(size, int) or size < 0:
-            raise ValueError(f"the size of a fixed type is {size!r}")
+            raise ValueError(f"a fixed type has the size {size!r}, which is not valid")
         for field in definition.get("fields", ()):
             if not isinstance(field["name"], str):
                 raise ValueError(f"the field name {field['name']!r} is not a string")  # noqa: TRY004

@@ -1,4 +1,4 @@
-"""A cache of schemas by id; each is fetched once.
+"""A cache of schemas by id; a schema is fetched again only after it was evicted.
 
 A schema id identifies its content (it is a hash of the schema), so an entry never becomes stale.
 Events of one stream may have different ids around a schema change, so the key is the event's own id
@@ -169,7 +169,7 @@ class SchemaCache:
         return len(self._mismatches)
 
     def peek(self, schema_id: str) -> Codec | None:
-        """Return the codec of *schema_id* if it is cached, else None. Never blocks."""
+        """Return the codec of *schema_id*; None if it is not cached. Never fetches a schema."""
         with self._lock:
             codec = self._codecs.get(schema_id)
             if codec is not None:

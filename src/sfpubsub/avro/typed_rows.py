@@ -173,7 +173,7 @@ def _expanded(
 
 
 def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
-    """Convert *array* to the type of the table's column.
+    """Convert *array* to the type of the table's column. Times out of Spark's range become null.
 
     Args:
         array: The decoded values.

@@ -90,7 +90,7 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
     ) -> AsyncPublisher:
         """Open a publisher in this loop; see `PubSubClient.open_publisher`.
 
-        The topic is looked up when the publisher is entered or first awaited.
+        The topic is looked up when the publisher is entered or first used.
         """
         limits = publish_limits(ordered, max_pending_count)
 

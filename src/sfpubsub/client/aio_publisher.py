@@ -65,9 +65,9 @@ class AsyncPublisher:
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> asyncio.Future[PublishResult]:
-        """Send an event, waiting only while too many events are pending; see `Publisher.send`.
+        """Send an event; see `Publisher.send`.
 
-        If the call is cancelled while it waits, the event is not sent.
+        If the call is cancelled, the event is not sent.
         """
         outbound = self._outbound or await self._begun()
         draft = await self._draft(outbound, value, event_id, headers)

@@ -61,7 +61,7 @@ class AsyncRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._finished = False
         self.over = False
-        """Whether all handlers have finished and their events are acked; the bell then rings."""
+        """Whether all handlers have finished or were cancelled; the bell then rings."""
 
     def check_caller(self) -> None:
         """Check that the current task can wait for the run to end.
@@ -80,7 +80,7 @@ class AsyncRunner:
             take: Waits for the next batch.
 
         Raises:
-            BaseException: An error of *take*, such as CancelledError, or of `Work.outcome`.
+            BaseException: An error from *take*, such as CancelledError, or from `Work.outcome`.
         """
         try:
             self._delivery.begin_run()

@@ -104,8 +104,8 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
     async def next_batch(self, timeout: float | None = None) -> EventBatch | None:
         """Wait for the next batch; see `Subscription.next_batch`.
 
-        Cancelling the call loses nothing: the next call returns the batch. Other tasks run at least
-        once a millisecond, even if batches arrive faster than they are processed.
+        Cancelling the call loses nothing: the next call returns the batch. Even if a batch is
+        always ready, calls let other tasks run about once a millisecond.
         """
         batch = await self._next(None if timeout is None else time.monotonic() + timeout)
         if isinstance(batch, End):

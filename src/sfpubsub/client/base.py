@@ -156,6 +156,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
                 *quarantine*.
             ValueError: *replay* or *replay_fallback* is not a valid position, or a limit is below
                 1.
+            LocalProtocolError: The client is closed.
         """
         options = SubscribeOptions(
             ack,
@@ -202,6 +203,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             ConfigurationError: *ack*, *on_undecodable* or *fields* is not valid, or
                 *on_undecodable* does not match *quarantine*.
             ValueError: A limit is below 1.
+            LocalProtocolError: The client is closed.
         """
         options = SubscribeOptions(
             ack,

@@ -1,8 +1,8 @@
 """The events and batches that an application receives.
 
-An `EventBatch` is one response of the service. Its `Event` objects are created on iteration, and an
-event is decoded when `Event.value` is first read. No I/O happens here: the schemas of a batch are
-fetched before it is delivered.
+An `EventBatch` holds consecutive events from one of the service's responses. Its `Event` objects
+are created on iteration, and an event is decoded when `Event.value` is first read. No I/O happens
+here: the schemas of a batch are fetched before it is delivered.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Event:
 
 
 class EventBatch:
-    """The events of one response, in order of arrival. Never empty.
+    """Consecutive events from one response, in order of arrival. Never empty.
 
     Args:
         subscription: The topic, or the managed subscription's name or id.
@@ -215,7 +215,7 @@ class EventBatch:
         first_seq: `Event.delivery_seq` of the first event; the others are numbered consecutively.
         received_at: When the response was received, in seconds since 1970 UTC on this machine's
             clock.
-        rpc_id: The service's id of the response.
+        rpc_id: The service's id for the response.
         ack: Called with the first and the last ``delivery_seq`` of consecutive events to ack.
             Thread-safe.
         decoded: Values of events that are already decoded, by index in *events*. Each becomes the

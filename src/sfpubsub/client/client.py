@@ -107,7 +107,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             ordered: Whether to keep only one request in flight, which preserves the order of
                 events. Otherwise the service may publish concurrent requests in any order.
             streamed: Whether to use PublishStream instead of Publish.
-            timeout: Seconds from `Publisher.send` to an event's result.
+            timeout: Limit from `Publisher.send` to an event's result, in seconds.
             created_by: See `publish`.
             max_pending_count: Number of events without a result at which `Publisher.send` blocks.
 

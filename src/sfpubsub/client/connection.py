@@ -261,7 +261,10 @@ class Connection:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the aborted calls to end, then close the channel. Must be called only once."""
+        """Wait up to `CLOSE_TIMEOUT` for the aborted calls to end, then close the channel.
+
+        Must be called only once.
+        """
         # A call that outlives its channel, or is still active when the interpreter exits, can cause
         # a hang.
         deadline = time.monotonic() + CLOSE_TIMEOUT

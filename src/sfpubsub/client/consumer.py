@@ -155,13 +155,14 @@ class Consumer:
     def asked(self) -> None:
         """Handle the application's request for the next batch.
 
-        The previous batch must already be acked.
+        The caller must first have acked the previous batch or noted that it is done, because
+        `in_hand` is reset.
         """
         self._given = self.in_hand = None
         self._store_when_idle = True
 
     def took_one(self, seq: int) -> None:
-        """Record that *seq* is the event last delivered, if a batch is delivered event by event."""
+        """Record that *seq* is the last event delivered of a batch delivered event by event."""
         self.in_hand = (seq, seq)
 
     def give_back(self, batch: EventBatch | None) -> None:
@@ -232,7 +233,10 @@ class Consumer:
         return self._unstored if last or self._store_when_idle or self.is_store_due(now) else None
 
     def stored(self, position: ReplayId, now: float) -> None:
-        """Record that *position* is durable, so that `to_store` does not return it again."""
+        """Record that *position* is durable, and restart the store interval.
+
+        `to_store` does not return the position again.
+        """
         if self._unstored == position:
             self._unstored = None
         self._store_due = now + self._store_interval

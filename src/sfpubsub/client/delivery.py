@@ -188,7 +188,7 @@ class Delivery:
             deadline: The application's deadline by `time.monotonic`; None means no limit.
 
         Returns:
-            The batch or step; None once the deadline has passed.
+            The batch or step; None if the deadline has passed and there is nothing to deliver.
         """
         try:
             step = self._step()
@@ -331,7 +331,10 @@ class Delivery:
     # Acks and positions.
 
     def ack(self, first_seq: int, last_seq: int) -> None:
-        """Ack the events from *first_seq* to *last_seq*, inclusive. Thread-safe."""
+        """Ack the events from *first_seq* to *last_seq*, inclusive. Thread-safe.
+
+        This may store the position in the calling thread, which may block.
+        """
         if not self._is_tracked:
             return  # no position is stored
         self.driver.ack(first_seq, last_seq)

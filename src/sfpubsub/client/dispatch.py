@@ -73,7 +73,7 @@ class Retry:
     def __post_init__(self) -> None:
         for name in ("seconds", "initial", "maximum"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} of a Retry must be at least 0, not {getattr(self, name)}")
+                raise ValueError(f"Retry.{name} must be at least 0, not {getattr(self, name)}")
 
     def may_help(self, error: BaseException) -> bool:
         """Return whether to call the handler again after *error*."""
@@ -93,8 +93,8 @@ class QuarantineLimit:
     """
 
     failures: int = 10
-    """Number of failed events. Bad events occur singly, or a few from one bad import; a handler
-    that fails on a tenth of all events is broken.
+    """Number of failed events that do not yet stop the run. Bad events occur singly, or a few from
+    one bad import; a handler that fails on a tenth of all events is broken.
     """
     last: int = 100
     """Number of finished events to consider; by default, as many as one response may contain."""
@@ -102,15 +102,15 @@ class QuarantineLimit:
     def __post_init__(self) -> None:
         if not 0 <= self.failures < self.last:
             raise ValueError(
-                f"the failures of a QuarantineLimit must be at least 0 and less than last, not "
-                f"{self.failures} of {self.last}"
+                f"QuarantineLimit.failures must be at least 0 and less than last ({self.last}), "
+                f"not {self.failures}"
             )
 
 
 class Shared(NamedTuple):
     """A key that several events can hold together.
 
-    An event with a shared key waits only for events that hold the same key exclusively.
+    An event with a shared key waits only for earlier events that hold the same key exclusively.
     """
 
     key: Hashable
@@ -264,14 +264,17 @@ class Dispatcher(Generic[T]):
         heapq.heappush(self._ready, (job.order, job))
 
     def succeeded(self, job: Job[T]) -> None:
-        """Record that the handler succeeded for an event."""
+        """Record that the handler succeeded for an event, which can now be acked."""
         self._busy -= 1
         self.handled += 1
         self._outcomes.append(False)
         self._done(job)
 
     def failed(self, job: Job[T], error: BaseException, now: float, jitter: float) -> None:
-        """Record that the handler failed on an event.
+        """Schedule a retry of an event on which the handler failed, or give it up.
+
+        An event that is given up is quarantined or stops the run. If the run has already stopped,
+        the event is only left unacked.
 
         Args:
             job: The event.
@@ -300,13 +303,13 @@ class Dispatcher(Generic[T]):
         return min(now + job.pauses.next(jitter), job.retry_until)
 
     def set_aside(self, job: Job[T]) -> None:
-        """Record that an event is durable in the quarantine."""
+        """Record that an event is durable in the quarantine, so that it can be acked."""
         self._busy -= 1
         self.quarantined += 1
         self._done(job)
 
     def broke(self, error: BaseException, job: Job[T] | None = None) -> None:
-        """Record why the run cannot continue.
+        """Stop the run because of an error; the first one is kept in `breakage`.
 
         Args:
             error: The exception raised.

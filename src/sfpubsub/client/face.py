@@ -47,7 +47,7 @@ RunT = TypeVar("RunT")
 
 
 class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
-    """Base class of `Subscription` and `AsyncSubscription`. Its methods are thread-safe.
+    """Base class of `Subscription` and `AsyncSubscription`. Thread-safe, except for `run`.
 
     Args:
         delivery: The subscription's `Delivery`, owned by this object from now on.
@@ -80,8 +80,8 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
     def pause(self) -> None:
         """Pause deliveries and requests until `resume`.
 
-        In the meantime the stream stays open, acks and commits continue, iteration blocks, and
-        `next_batch` with a timeout returns None.
+        In the meantime the stream stays open, for which single events are still requested. Acks and
+        commits continue, iteration blocks, and `next_batch` with a timeout returns None.
         """
         self._delivery.pause()
 
@@ -129,8 +129,8 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
             A summary of the run.
 
         Raises:
-            HandlerError: The handler failed on an event, which stopped the run. The cause is the
-                handler's exception.
+            HandlerError: *handler* or *key* failed on an event, which stopped the run. The cause is
+                the exception that it raised.
             WriteError: The quarantine could not be written.
             ConfigurationError: An argument is not valid.
             LocalProtocolError: The subscription has ended, or is already running a handler.
@@ -153,7 +153,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         self._delivery.stop()
 
     def abort(self) -> None:
-        """Abort immediately. Events that are not committed will be redelivered."""
+        """Abort the subscription immediately. Uncommitted events will be redelivered."""
         self._delivery.abort()
 
     def _raise_failure(self) -> None:

@@ -76,14 +76,14 @@ def by_record(event: Event) -> Keys:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """Numbers of events that a run has handled, retried and quarantined."""
+    """How many events a run has handled and quarantined, and how many retries it has made."""
 
     handled: int
     """Number of events handled successfully."""
     retried: int
     """Number of retries: handler calls other than the first one for an event."""
     quarantined: int
-    """Number of events quarantined because the handler failed permanently."""
+    """Number of events quarantined because the handler or *key* failed permanently."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class Work:
     # Decisions and results of steps.
 
     def next(self) -> Step[Event]:
-        """Return the next step. Deliveries are stopped once the run has stopped."""
+        """Return the next step. If either the run or the deliveries have stopped, stop both."""
         if self._delivery.discards:
             self._dispatcher.stop()
         step = self._dispatcher.next(time.monotonic())
@@ -199,23 +199,23 @@ class Work:
         return step
 
     def succeeded(self, job: Job[Event]) -> None:
-        """Record that the handler succeeded for an event."""
+        """Record that the handler succeeded for an event; resume deliveries if there is room."""
         self._dispatcher.succeeded(job)
         self.balance()
 
     def failed(self, job: Job[Event], error: BaseException) -> None:
-        """Record that the handler failed on an event."""
+        """Log that the handler failed on an event, and schedule a retry or give the event up."""
         logger.info("the handler failed on %s: %s", _named(job.event), _told(error))
         jitter = random.random()  # noqa: S311  # not a secret
         self._dispatcher.failed(job, error, time.monotonic(), jitter)
 
     def set_aside(self, job: Job[Event]) -> None:
-        """Record that an event is in the quarantine."""
+        """Record that an event is in the quarantine; resume deliveries if there is room."""
         self._dispatcher.set_aside(job)
         self.balance()
 
     def broke(self, error: BaseException, job: Job[Event] | None = None) -> None:
-        """Record why an event could not be quarantined or acked."""
+        """Stop the run, because an event could not be quarantined or acked."""
         self._dispatcher.broke(error, job)
 
     # Steps; thread-safe.
@@ -238,7 +238,7 @@ class Work:
         """Return the summary of the run.
 
         Raises:
-            HandlerError: The handler failed on an event, which stopped the run.
+            HandlerError: The handler or *key* failed on an event, which stopped the run.
             BaseException: An event could not be quarantined or acked because of this error, such as
                 a WriteError.
         """

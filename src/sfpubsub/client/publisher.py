@@ -48,7 +48,7 @@ class Publisher:
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> Future[PublishResult]:
-        """Send an event. Blocks only while too many events are pending.
+        """Send an event. Blocks while too many events are pending or a schema is being fetched.
 
         Args:
             value: Values by field name; see `PubSubClient.publish`.
@@ -61,7 +61,8 @@ class Publisher:
             `flush` and `close` raise for every failed event.
 
         Raises:
-            EncodeError: The value does not fit the schema, or is too large; nothing was sent.
+            EncodeError: The value does not fit the schema or is too large, or *event_id* or a
+                header is not valid; nothing was sent.
             LocalProtocolError: The publisher is closed.
             SfPubSubError: The publisher has failed; this is the error that ended it.
         """

@@ -141,10 +141,12 @@ class Outbound(Generic[ReceiptT]):
     ) -> Draft:
         """Encode a value with the topic's schema, fetching the schema if necessary.
 
+        If the value cannot be encoded, the topic is fetched again, in case its schema has changed.
+
         Raises:
             EncodeError: The value does not fit the schema or is too large, or the id or a header is
                 not valid.
-            SfPubSubError: The schema could not be fetched.
+            SfPubSubError: The topic or its schema could not be fetched.
         """
         used = self._topics.get(self.topic).schema_id
         try:
@@ -160,7 +162,10 @@ class Outbound(Generic[ReceiptT]):
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> Draft:
-        """Encode a value with the last known schema. Raises the same errors as `draft`."""
+        """Encode a value with the last known schema, which is fetched only if it is not cached.
+
+        Raises the same errors as `draft`.
+        """
         event_id = _checked_id(event_id)
         codec = self._schemas.get(self._topics.get(self.topic).schema_id)
         by = self._created_by
@@ -191,7 +196,7 @@ class Outbound(Generic[ReceiptT]):
     # Events to receipts.
 
     def offer(self, drafts: Sequence[Draft], receipts: Sequence[ReceiptT]) -> bool:
-        """Add events if there is room for all of them; return whether they were added.
+        """Add all events if the pending ones are below the limits; return whether they were added.
 
         Raises:
             SfPubSubError: The publisher has failed or was closed.
@@ -206,7 +211,7 @@ class Outbound(Generic[ReceiptT]):
         return self.driver.offer([draft.event for draft in drafts], taken)
 
     def settled(self, outcomes: Sequence[tuple[int, PublishResult]]) -> None:
-        """Deliver results, given by ticket, to the receipts of their events."""
+        """Deliver results, given by ticket, to their receipts; keep failures for later raising."""
         with self._lock:
             told = [(self._pending[ticket][1], result) for ticket, result in outcomes]
         self._deliver(told)  # before waiting threads see the events as settled

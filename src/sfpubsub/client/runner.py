@@ -57,7 +57,7 @@ class Runner:
         ]
         self._ended = 0  # number of threads that have ended
         self.over = threading.Event()
-        """Set when all handlers have finished and their events are acked."""
+        """Set once the run no longer waits for handlers: all have finished, or it was aborted."""
 
     def check_caller(self) -> None:
         """Check that the current thread can wait for the run to end.
@@ -76,7 +76,7 @@ class Runner:
             take: Waits for the next batch.
 
         Raises:
-            BaseException: An error of *take*, such as KeyboardInterrupt, or of `Work.outcome`.
+            BaseException: An error from *take*, such as KeyboardInterrupt, or from `Work.outcome`.
         """
         try:
             self._delivery.begin_run()

@@ -134,7 +134,7 @@ class SettleEvents:
 
 @dataclass(frozen=True, slots=True)
 class Reencode:
-    """Encode these events with another schema and the same ids, then report `reencoded`."""
+    """Re-encode these events with another schema, keeping their ids; report each `reencoded`."""
 
     tickets: tuple[int, ...]
     schema_id: str

@@ -195,7 +195,7 @@ class Commits:
 
     @property
     def exhausted(self) -> CommitError | None:
-        """The error that ends the subscription if commits have failed for too long, else None."""
+        """The error that ends the subscription; None until commits have failed for too long."""
         if self.last_error is None or self._failed_for < self._timings.commit_budget:
             return None
         return CommitError(

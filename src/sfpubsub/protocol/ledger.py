@@ -223,7 +223,7 @@ class Ledger:
         return newest.order not in self._again
 
     def confirm(self, order: int) -> None:
-        """Remove all entries up to *order*, because they are now committed or stored."""
+        """Remove the acked entries up to *order*, because they are now committed or stored."""
         gone, to = 0, min(order, self._done_to)
         for run in self._runs:
             places = run.confirm(to)

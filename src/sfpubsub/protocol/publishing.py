@@ -5,7 +5,7 @@ another is sent only if it is full, so that events are batched without an added 
 one request in flight, the order of events is preserved.
 
 An event stays pending until it has a result. If its stream ends or no response arrives, the event
-is sent again with the same id. After its timeout it fails, and its result states whether it may
+is resent with the same id. After its timeout it fails, and its result states whether it may
 have been published. The service ends a stream after 70 s without a request, so an idle stream is
 closed before that; the next event opens a new one.
 
@@ -44,7 +44,7 @@ from sfpubsub.types import ProducerEvent, PublishCounts, PublishResult
 
 
 class PublishProtocol:
-    """One publisher of one topic. Not thread-safe; the driver serialises all calls.
+    """A publisher for one topic. Not thread-safe; the driver serialises all calls.
 
     Args:
         topic: Full path of the topic.
@@ -100,7 +100,7 @@ class PublishProtocol:
             LocalProtocolError: The publisher is closed.
         """
         if self._draining or self._over:
-            raise LocalProtocolError(f"the publisher of {self.topic} is closed: open a new one")
+            raise LocalProtocolError(f"the publisher for {self.topic} is closed: open a new one")
         expires_at = now + self._timeout
         return [self._events.add(event, expires_at) for event in events], self._send(now)
 
@@ -121,14 +121,18 @@ class PublishProtocol:
     def reencoded(
         self, ticket: int, outcome: ProducerEvent | SfPubSubError, now: float, jitter: float
     ) -> list[Command]:
-        """Handle the result of encoding an event again: the event, or the error."""
+        """Queue a re-encoded event, or handle the error if it could not be re-encoded.
+
+        After a retryable error, the event is resent unchanged, after a delay; any other error
+        becomes its result.
+        """
         entry = self._events.recoded(ticket)
         if entry is None:
             return []
         if isinstance(outcome, ProducerEvent):
             self._events.replace(entry, outcome)
         elif outcome.retryable:
-            # Send it again unchanged; if it is rejected again, it is encoded again.
+            # Resend it unchanged; if it is rejected again, it is re-encoded.
             self._events.as_it_was(entry)
             self._wait_until = now + self._pause.next(jitter)
         else:
@@ -193,7 +197,7 @@ class PublishProtocol:
         return self._apply_verdict(self._retries.judge(failure, now, jitter), now)
 
     def session_renewed(self, now: float) -> list[Command]:
-        """Continue with the new session."""
+        """Record that a session was fetched; send waiting events, unless a delay is running."""
         self._renewing = False
         self._retries.renewed()
         return self._send(now)

@@ -1,6 +1,6 @@
 """Decide what to do when a stream ends: when to retry, or with which error to give up.
 
-Each budget limits the time for which one kind of failure may last. The first response of a stream
+Each budget limits the time for which one kind of failure may last. The first response on a stream
 resets all budgets. Opening a stream does not, because a service that accepts calls and then fails
 them would then be retried forever. A stream without a response resets them only after it has been
 open for long enough that a dead connection would have been detected.
@@ -37,11 +37,11 @@ class Verdict:
     reopen_at: float = 0.0
     """Earliest time to open the next stream; for EXPIRED, a new session is needed as well."""
     error: SfPubSubError | None = None
-    """For FATAL, the error that ends the subscription."""
+    """For FATAL, the error that ends the subscription or publisher."""
 
 
 class Retries:
-    """The retry budgets of one subscription. Not thread-safe; the driver serialises all calls.
+    """Retry budgets of a subscription or publisher. Not thread-safe; the driver serialises calls.
 
     Args:
         name: The topic, or the managed subscription's name or id.
@@ -65,7 +65,7 @@ class Retries:
         """The last failure; None once a stream works again."""
 
     def responded(self) -> None:
-        """Record a response of the service, and reset all budgets."""
+        """Record a response from the service, and reset all budgets."""
         self._let_in = True
         self.recovered()
 

@@ -145,11 +145,11 @@ class Standing:
         return self._commits.next_request(candidate, now, again=again, at_once=at_once)
 
     def last_commit(self, now: float, *, again: bool) -> CommitRequest | None:
-        """Return the next commit while draining, which sends each position once more.
+        """Return the commit to send now while draining, without the pause after the last one.
 
         Args:
             now: The current time, in seconds.
-            again: Whether to send a rejected position again.
+            again: Whether to skip the delay after a failure even for a rejected position.
         """
         newest = self._ledger.candidate
         newer = newest is not None and newest.order > self._commits.refused_up_to
@@ -175,7 +175,7 @@ class Standing:
 
     @property
     def exhausted(self) -> CommitError | None:
-        """The error that ends the subscription if commits have failed for too long, else None."""
+        """The error that ends the subscription; None until commits have failed for too long."""
         return self._commits.exhausted
 
     # Callers of commit().

@@ -16,13 +16,12 @@ A subscription has a sequence of streams. It starts in NEW. The states are:
 - PAUSED: no stream; it was closed because the application has too many unread events. It reopens
   when there is ROOM.
 
-A subscription can end in two ways. ABORT ends it immediately, from any state. DRAIN is graceful:
-DRAINING commits the acked events and waits for the answer; CLOSING has half-closed the stream and
-waits for the service to end it. SAVE is a DRAIN with acked events that cannot be committed yet
-because the current stream has not redelivered them: one stream is opened for them, once a session
-that is being fetched has arrived (SAVING). A stream that ends while draining ends the subscription.
-FATAL is a failure that retries cannot fix; the subscription's error states the cause. CLOSED is
-final.
+A subscription can end in three ways. ABORT ends it immediately. DRAIN is graceful: DRAINING commits
+the acked events and waits for the answer; CLOSING has half-closed the stream and waits for the
+service to end it. SAVE is a DRAIN with acked events that cannot be committed yet because the
+current stream has not redelivered them: one stream is opened for them, once a session that is being
+fetched has arrived (SAVING). A stream that ends while draining ends the subscription. FATAL is a
+failure that retries cannot fix; the subscription's error states the cause. CLOSED is final.
 
 The table contains exactly the pairs that can occur. Messages of an earlier call may arrive at any
 time; they are recognised by their stream number and never become a signal. Any other pair raises an

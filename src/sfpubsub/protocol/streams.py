@@ -102,7 +102,7 @@ class Streams:
     def ended(
         self, stream: int, failure: Failure | None, now: float, jitter: float
     ) -> list[Command]:
-        """Handle the end of a stream.
+        """Handle the end of a stream: schedule the next one, or end the subscription.
 
         Args:
             stream: Number of the stream.
@@ -123,7 +123,7 @@ class Streams:
         return self._apply_verdict(self._retries.judge(failure, now, jitter))
 
     def session_renewed(self, now: float) -> list[Command]:
-        """Continue with a new session."""
+        """Open the next stream with the new session, or wait first if a delay is still running."""
         if self.state not in {State.RENEWING, State.SAVING}:
             return []
         self._retries.renewed()
@@ -134,7 +134,7 @@ class Streams:
         return [self._open(now)]
 
     def renewal_failed(self, failure: Failure, now: float, jitter: float) -> list[Command]:
-        """Handle a failure to obtain a new session."""
+        """Handle a failure to obtain a new session: retry later, or end the subscription."""
         if self.state not in {State.RENEWING, State.SAVING}:
             return []
         if failure.kind is FailureKind.RETRY:
@@ -144,7 +144,7 @@ class Streams:
         return self._fail(failure.error)
 
     def crashed(self, error: SfPubSubError) -> list[Command]:
-        """Handle an internal failure of the driver."""
+        """End the subscription with *error*, an internal failure of the driver."""
         return [] if self.state is State.CLOSED else self._fail(error)
 
     # Timers.

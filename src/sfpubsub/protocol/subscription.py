@@ -86,7 +86,10 @@ class SubscriptionProtocol(Streams):
         return ticket, [*settled, *self._request(now, again=not settled)]
 
     def pause(self, now: float) -> list[Command]:
-        """Stop requesting events. The stream stays open, and commits continue."""
+        """Stop requesting events, except for single ones that keep the stream open.
+
+        Commits continue.
+        """
         self._held = True
         return self._request_or_reopen(now)
 
@@ -97,6 +100,8 @@ class SubscriptionProtocol(Streams):
 
     def storable(self) -> ReplayId | None:
         """Return the newest position up to which everything is acked, for the replay store.
+
+        The events up to it are then counted as stored.
 
         Returns:
             None if there is no newer position than at the last call, and for a managed

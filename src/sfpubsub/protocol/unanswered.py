@@ -1,9 +1,9 @@
 """Events submitted to a publisher that have no result yet: queued, or in flight.
 
-The queue is in submission order: an event that is sent again precedes all that were submitted after
-it. A result is matched to its event by the event's id, which is the correlation key. If several
-events in flight have the same id, results are assigned to them in order: by using the same id, the
-caller has declared them the same event.
+The queue is in submission order: an event that is resent precedes all that were submitted after it.
+A result is matched to its event by the event's id, which is the correlation key. If several events
+in flight have the same id, results are assigned to them in order: by using the same id, the caller
+has declared them the same event.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Unanswered:
 
     @property
     def recoding(self) -> bool:
-        """Whether any event is being encoded with another schema."""
+        """Whether any event is being re-encoded with another schema."""
         return bool(self._recoding)
 
     def send(self, now: float) -> tuple[ProducerEvent, ...]:
@@ -178,7 +178,7 @@ class Unanswered:
         self._requests.clear()
 
     def recode(self, entry: Entry, schema_id: str) -> None:
-        """Hold an event until it is encoded with another schema."""
+        """Hold an event until it is re-encoded with another schema."""
         entry.tried.add(schema_id)
         self._recoding.add(entry.ticket)
 

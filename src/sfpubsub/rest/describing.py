@@ -79,7 +79,7 @@ class ObjectDescription(ObjectSummary):
 
 
 def object_of(found: Any) -> ObjectDescription:
-    """Parse the describe response of an object.
+    """Parse the describe response for an object.
 
     Raises:
         RemoteProtocolError: The response is not valid.
@@ -92,7 +92,7 @@ def object_of(found: Any) -> ObjectDescription:
 
 
 def summaries_of(found: Any) -> tuple[ObjectSummary, ...]:
-    """Parse the describe response of the whole org.
+    """Parse the describe response for the whole org.
 
     Raises:
         RemoteProtocolError: The response is not valid.

@@ -46,7 +46,8 @@ class FileQuarantine(Quarantine):
     3. Flush the directory. Only now may the events be acked.
 
     If the process is killed before step 3, the event is redelivered and stored then; if it is
-    killed after step 3, the event is redelivered and already stored.
+    killed after step 3 but before the ack takes effect, the event is redelivered, and is already
+    stored.
 
     Args:
         directory: Directory of the files; created when the first entry is written.
@@ -135,7 +136,7 @@ class FileQuarantine(Quarantine):
 
         Args:
             keys: Keys of the entries.
-            destination: Where the events were written, for messages.
+            destination: Where the events were written; recorded in the mark.
 
         Raises:
             WriteError: The entries could not all be marked; some may have been.
@@ -276,6 +277,6 @@ def _is_whole(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except SfPubSubError as error:
-        logger.warning("%s; writing the entry again", error)
+        logger.warning("%s; rewriting the entry", error)
         return False
     return True

@@ -78,5 +78,6 @@ class Quarantine(ABC):
     def put(self, events: Sequence[QuarantinedEvent]) -> None:
         """Store events durably. An event that is already stored is not stored twice.
 
-        If this method raises an error, none of the events is acked, and all are redelivered.
+        If this method raises an error, none of the events is acked: the subscription passes them
+        again, or the service redelivers them.
         """

@@ -22,8 +22,9 @@ class ReplayStore(ABC):
 
     `set` is called only after every event up to the position was acked, so a new process that
     starts at the position from `get` misses no event. Events that were not acked, or were acked
-    after the last `set`, are redelivered. `set` is called at most `Timings.store_interval` after an
-    ack.
+    after the last `set`, are redelivered. `set` is called only within the application's own calls,
+    such as acks: immediately if a batch is requested and none is ready, otherwise at most once per
+    `Timings.store_interval`.
     """
 
     may_wait: bool = True

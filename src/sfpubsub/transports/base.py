@@ -32,7 +32,7 @@ class Target:
 
 
 class Call(ABC, Generic[Sent, Received]):
-    """One active call. `read` must be called from one thread; all other methods are thread-safe."""
+    """One active call. Thread-safe, but only one thread may call `read` or `receive`."""
 
     headers: Headers = ()
     """Session headers sent with the call."""

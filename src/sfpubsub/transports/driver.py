@@ -129,7 +129,7 @@ class StreamDriver(CallDriver[OpenStream]):
         return self._mailbox.discarded
 
     def pause(self) -> None:
-        """Stop requesting events until `resume`. The stream stays open."""
+        """Stop requesting events until `resume`, except single ones that keep the stream open."""
         self._apply(self._protocol.pause)
 
     def resume(self) -> None:
@@ -137,11 +137,11 @@ class StreamDriver(CallDriver[OpenStream]):
         self._apply(self._protocol.resume)
 
     def ack(self, first_seq: int, last_seq: int) -> None:
-        """Ack the events from *first_seq* to *last_seq*, inclusive. Does nothing after the end."""
+        """Ack the events from *first_seq* to *last_seq*, inclusive; sends nothing after the end."""
         self._apply(self._protocol.acked, first_seq, last_seq)
 
     def storable(self) -> ReplayId | None:
-        """Return the newest position to store; None if it has not changed since the last call."""
+        """Return the newest position to store; None if there is none since the last call."""
         self._check_process()
         with self._lock:
             return self._protocol.storable()
@@ -154,7 +154,7 @@ class StreamDriver(CallDriver[OpenStream]):
 
         Raises:
             CommitError: The commit was rejected, or not answered in time.
-            LocalProtocolError: There is nothing to commit.
+            LocalProtocolError: There is nothing to commit, or the subscription is plain or closed.
             SfPubSubError: The subscription failed during the wait.
         """
         future = self.begin_commit()
@@ -167,7 +167,7 @@ class StreamDriver(CallDriver[OpenStream]):
         """Start a commit of the acked events; return a future for the receipt or the error.
 
         Raises:
-            LocalProtocolError: There is nothing to commit.
+            LocalProtocolError: There is nothing to commit, or the subscription is plain or closed.
         """
         future: Future[CommitReceipt] = Future()
 
@@ -182,7 +182,7 @@ class StreamDriver(CallDriver[OpenStream]):
     def unconfirmed(self, timeout: float) -> CommitError:
         """Return the error for a commit that was not confirmed within *timeout* seconds."""
         health = self.health()
-        reason = health.reason or f"the stream is {health.state}"
+        reason = health.reason or f"the subscription is {health.state}"
         return CommitError(
             f"the commit on {self._target.name} was not confirmed within {timeout:g} s: {reason}"
         )

@@ -121,13 +121,13 @@ class MemoryTransport(Transport):
 
     def get_topic(self, name: str) -> TopicInfo:
         if name not in self.topics:
-            raise TopicNotFoundError(f"topic {name} is not in the topics of the MemoryTransport")
+            raise TopicNotFoundError(f"the MemoryTransport has no topic {name}: add it to topics")
         return TopicInfo(name, "memory", True, True, self.topics[name], "")
 
     def get_schema(self, schema_id: str) -> SchemaInfo:
         if schema_id not in self.schemas:
             raise SchemaNotFoundError(
-                f"schema {schema_id} is not in the schemas of the MemoryTransport"
+                f"the MemoryTransport has no schema {schema_id}: add it to schemas"
             )
         return SchemaInfo(schema_id, self.schemas[schema_id])
 

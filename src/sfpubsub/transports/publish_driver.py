@@ -35,8 +35,8 @@ class PublishDriver(CallDriver[OpenPublish]):
         protocol: The protocol to run, owned by this object from now on.
         transport: Opens the calls.
         streamed: Whether to use PublishStream instead of Publish.
-        reencode: Encodes the event of a ticket again, with another schema given by its id. It may
-            block, and may raise SfPubSubError.
+        reencode: Called with a ticket and a schema id: re-encodes the ticket's event with that
+            schema. It may block, and may raise SfPubSubError.
         use_schema: Called with the id of the topic's new schema; must not block.
         settled: Called with pairs of a ticket and the outcome of its event; must not block.
         alarm: Timer thread, shared by the drivers of a client.
@@ -62,7 +62,7 @@ class PublishDriver(CallDriver[OpenPublish]):
         super().__init__(
             protocol,
             protocol.topic,
-            f"the publisher of {protocol.topic}",
+            f"the publisher for {protocol.topic}",
             alarm=alarm,
             renew=renew,
             clock=clock,
@@ -78,7 +78,7 @@ class PublishDriver(CallDriver[OpenPublish]):
     # For the application's threads.
 
     def offer(self, events: Sequence[ProducerEvent], taken: Callable[[list[int]], None]) -> bool:
-        """Accept *events* if there is room for all of them; return whether they were accepted.
+        """Accept all *events* if the pending ones are below the limits; return whether it did.
 
         Args:
             events: Events with their ids.

@@ -167,15 +167,15 @@ class GrpcStreamCall(StreamCall):
         if not self._has_received:
             self._has_received = True
             waited = time.monotonic() - self._opened
-            logger.info("first response of %s after %.3f s", self._target.name, waited)
+            logger.info("first response for %s after %.3f s", self._target.name, waited)
         if self._debug:
             answer = response.commit
             logger.debug(
-                "response of %s: %d events, %d still pending%s",
+                "response for %s: %d events, %d requested but not yet sent%s",
                 self._target.name,
                 len(response.events),
                 response.pending,
-                "" if answer is None else f"; commit {answer.error or 'confirmed'}",
+                "" if answer is None else f"; commit: {answer.error or 'confirmed'}",
             )
 
     # Requests.
@@ -184,10 +184,10 @@ class GrpcStreamCall(StreamCall):
         if self._debug:
             commit = request.commit
             logger.debug(
-                "request to %s: %d events%s",
+                "request for %s: %d events%s",
                 self._target.name,
                 request.num_requested,
-                "" if commit is None else f"; commit of {commit.replay_id.hex()}",
+                "" if commit is None else f"; commit up to {commit.replay_id.hex()}",
             )
         self._put(self._form.request(self._target, request))
         self._has_sent = True

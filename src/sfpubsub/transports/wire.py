@@ -156,7 +156,7 @@ def schema_request(schema_id: str) -> pb.SchemaRequest:
 
 
 def topic_info(message: pb.TopicInfo) -> TopicInfo:
-    """Convert the response of GetTopic to a `TopicInfo`."""
+    """Convert a GetTopic response to a `TopicInfo`."""
     return TopicInfo(
         message.topic_name,
         message.tenant_guid,
@@ -168,7 +168,7 @@ def topic_info(message: pb.TopicInfo) -> TopicInfo:
 
 
 def schema_info(message: pb.SchemaInfo) -> SchemaInfo:
-    """Convert the response of GetSchema to a `SchemaInfo`."""
+    """Convert a GetSchema response to a `SchemaInfo`."""
     return SchemaInfo(message.schema_id, message.schema_json, message.rpc_id)
 
 
@@ -189,7 +189,7 @@ def publish_request(topic: str, events: Sequence[ProducerEvent]) -> pb.PublishRe
 
 
 def publish_answer(message: pb.PublishResponse) -> PublishAnswer:
-    """Convert a response of Publish or PublishStream to a `PublishAnswer`."""
+    """Convert a Publish or PublishStream response to a `PublishAnswer`."""
     return PublishAnswer(
         tuple(_publish_result(result) for result in message.results),
         message.schema_id,

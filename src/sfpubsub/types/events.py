@@ -112,9 +112,9 @@ class PublishResult:
     """Result of publishing one event."""
 
     replay_id: ReplayId | None
-    """Position of the event; None if it was refused."""
+    """Position of the event; None if it failed, or if the service sent no position."""
     correlation_key: str
-    """The id under which the event was published."""
+    """The event's id, as in ``ProducerEvent.id``."""
     error: str | None = None
     """Why the event failed; None if it was accepted."""
     retryable: bool = False

@@ -48,7 +48,7 @@ class Gap:
     error_code: str | None = None
     """The service's error code for a rejected position, if it sent one."""
     rpc_id: str | None = None
-    """The service's id of the call or response that showed the gap, if known."""
+    """The service's id for the call or response that showed the gap, if known."""
 
     def __str__(self) -> str:
         known_good = self.after.hex() if self.after else "the start"
@@ -86,7 +86,7 @@ class Health:
     pending_count: int
     """Number of events received but not yet delivered."""
     pending_bytes: int
-    """Payload bytes of the pending events."""
+    """Payload bytes of the pending events, except the rest of a partly delivered response."""
     unacked: int
     """Number of events delivered but not yet acked; 0 if acks are not tracked."""
     delivered: int
@@ -121,10 +121,14 @@ class Health:
 
     @property
     def can_receive(self) -> bool:
-        """Whether events can arrive now. If so, silence means that nothing was published."""
+        """Whether a stream is open or opening.
+
+        If so, silence means that nothing was published, unless requests are paused or the limits
+        for undelivered or unacked events are reached.
+        """
         return self.state in ("opening", "streaming")
 
     @property
     def has_ended(self) -> bool:
-        """Whether the subscription no longer delivers events."""
+        """Whether the subscription has ended or is shutting down, so no new events arrive."""
         return self.state in ("saving", "draining", "closing", "closed")
