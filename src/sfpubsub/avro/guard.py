@@ -2,8 +2,9 @@
 
 The check follows the Avro specification strictly. It runs before fastavro reads a payload, because
 fastavro trusts lengths and counts from the network, and it reports why a payload is not valid. Time
-and memory are bounded by the payload: every step consumes a byte of it or a part of a fixed
-allowance. The code is not fast; payloads that the generated decoder can read do not reach it.
+and memory are bounded by the size of the payload: every step consumes a byte of it, or part of an
+allowance (`MAX_EMPTY`, and `MAX_DEPTH` for each byte). The code is not fast; payloads that the
+generated decoder can read do not reach it.
 """
 
 from __future__ import annotations
@@ -122,9 +123,11 @@ class _Walk:
         self.take(schema["size"])
 
     def take(self, size: int) -> bytes:
-        if not 0 <= size <= len(self.payload) - self.at:
-            left = len(self.payload) - self.at
-            raise Misfit(f"a length of {size}, but only {left} bytes are left")
+        if size < 0:
+            raise Misfit(f"a negative length ({size})")
+        left = len(self.payload) - self.at
+        if size > left:
+            raise Misfit(f"{size} bytes are needed, but only {left} bytes are left")
         self.at += size
         return self.payload[self.at - size : self.at]
 

@@ -130,10 +130,10 @@ def emulator(
 ) -> None:
     """Run a local emulator of the Pub/Sub API.
 
-    When ready, the command prints one JSON line with everything that a client needs to connect. The
-    file client.toml in the data directory contains the same values as a settings file for --config.
-    SIGTERM and Ctrl-C shut the emulator down cleanly. If it is killed in another way, no
-    acknowledged data is lost.
+    When ready, the command prints one line of JSON with everything a client needs to connect. It
+    also writes these values to client.toml in the data directory, a settings file for --config.
+    SIGTERM and Ctrl-C shut the emulator down cleanly. Even if it is killed, no acknowledged data is
+    lost.
 
     A subcommand controls a running emulator instead of starting one.
     """

@@ -277,7 +277,7 @@ def wait_until(
 
     Args:
         what: The awaited condition, for the message, such as "Order_Sync is available".
-        check: Returns whether the change has arrived; may take some seconds.
+        check: Returns whether the change has arrived; may take a few seconds.
         timeout: Limit in seconds; *check* is called at least once.
         every: Seconds between checks.
         progress: Called before each pause with the elapsed seconds.

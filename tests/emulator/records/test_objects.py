@@ -32,7 +32,7 @@ def seed_of(path, *, name="A__c", prefix="a0A", fields="", rest=""):
         ({"fields": "{name = 'X__c'}"}, "type must be one of"),
         ({"fields": "{name = 'X__c', type = 'colour'}"}, "type must be one of"),
         ({"fields": "{name = '1', type = 'string'}"}, "'1' is not a valid field name"),
-        ({"fields": "{name = 'X__c', type = 'string', size = 3}"}, "size = 3 is not valid"),
+        ({"fields": "{name = 'X__c', type = 'string', size = 3}"}, "unknown key size"),
         ({"fields": "{name = 'X__c', type = 'string', length = 1000000}"}, "from 0 to 131072"),
         ({"fields": "{name = 'X__c', type = 'reference'}"}, "needs the key references"),
         ({"fields": "{name = 'X__c', type = 'double', formula = 'Y__c + 1'}"}, "cannot use Y__c"),

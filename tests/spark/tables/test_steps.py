@@ -59,7 +59,11 @@ ROWS = Identity("parquet", "/data/raw", "topic /event/A__e")
         (Identity("parquet", "/data/../data/raw", ROWS.id), False, None),
         (Identity("parquet", "/moved", ROWS.id), True, None),
         (Identity("parquet", "/moved", ROWS.id), False, "does not contain the last batch"),
-        (Identity("parquet", "/data/raw", "topic /event/B__e"), True, "are built from /data/raw"),
+        (
+            Identity("parquet", "/data/raw", "topic /event/B__e"),
+            True,
+            "an earlier table at /data/raw",
+        ),
         (Identity("delta", "/data/raw", ROWS.id), True, "are built from /data/raw"),
         (Identity("parquet", "/data/raw", ROWS.id, ("Account",)), True, "built from all objects"),
     ],

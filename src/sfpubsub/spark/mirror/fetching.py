@@ -16,7 +16,7 @@ from sfpubsub.spark.ingest.background import Background
 from sfpubsub.spark.mirror.log import Marker
 
 # Maximum number of pieces read ahead of the merge. They are merged together, which saves about a
-# second for each merge saved, but events wait for a merge: this many take some seconds.
+# second for each merge avoided; but events wait for a merge, which takes a few seconds.
 _AHEAD = 8
 
 # Seconds between checks of the stop flag while the queue is full.

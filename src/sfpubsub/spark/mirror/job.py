@@ -1,8 +1,9 @@
-"""The mirror job: merges events and reads of the org in one thread.
+"""The mirror job: one thread merges the events and the results of reads into the tables.
 
-The caller's thread runs every step of the engine: it applies events, merges reads, and requests new
-reads. A second thread reads the org into the log. A third thread writes the stream to the raw
-table. A read is guaranteed to contain the changes that were applied one margin before its request.
+The caller's thread runs every step of the engine: it applies events, merges the results of reads,
+and requests new reads. A second thread reads the org and writes the results to the read log
+(`ReadLog`). A third thread writes the event stream to the raw table. A read is guaranteed to
+contain all changes applied at least one margin (`MirrorSettings.margin`) before its request.
 Invariant: after a kill at any point, the next process continues from the tables alone.
 """
 

@@ -1,13 +1,15 @@
-"""Reads of the org: what they are guaranteed to contain, and which queue entries they heal.
+"""Reads of the org: what each is guaranteed to contain, and which entries of the queue it settles
+("heals").
 
-This module is pure: no Spark, no I/O, no clock. An answer of the org may lag behind the org's own
-events by some seconds, so the time of a read does not determine its content. Its as-of does: the
-rows that were durable in the raw table one margin before the request was sent. Their changes had
-been committed in the org, so an answer that lags by no more than the margin contains them.
-Invariant: a read is never assumed to contain more than its as-of.
+This module is pure: no Spark, no I/O, no clock. The org's responses may lag a few seconds behind
+its own events, so the time of a read does not determine its content. Its as-of does: the raw rows
+that had been applied at least one margin (`MirrorSettings.margin`, the longest lag assumed) before
+the request was sent. Their changes had been committed in the org, so a response that lags by no
+more than the margin contains them. Invariant: a read is never assumed to contain more than its
+as-of.
 
-An as-of has two numbers, because not every read is requested by an event. The number of the newest
-raw row orders reads relative to events. It does not advance while nothing happens in the org, so it
+An as-of consists of two numbers, because not every read is requested by an event. The number of the
+newest applied row orders reads relative to events. It does not advance while the org is idle, so it
 cannot distinguish a read that began before a sweep, a formula refresh or a lost position from one
 that began after it. Such requests have numbers of their own.
 """
@@ -28,10 +30,10 @@ _NO_DOUBT = (Reason.ASKED, Reason.FORMULA, Reason.SWEEP)
 
 @dataclass(frozen=True, slots=True, order=True)
 class AsOf:
-    """The state that was durable at one moment. Later states compare as greater or equal."""
+    """The state that had been applied at one moment. Later states compare as greater or equal."""
 
     ingest_seq: int
-    """``ingest_seq`` of the newest raw row; -1 if the table was empty."""
+    """``ingest_seq`` of the newest raw row that had been applied; -1 if there was none."""
     asked: int = 0
     """Number of the newest queue entry that was not caused by an event (`Entry.asked`)."""
 

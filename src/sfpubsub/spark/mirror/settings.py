@@ -7,8 +7,8 @@ from typing import Literal
 
 Deletes = Literal["mark", "remove"]
 
-# Maximum seconds by which answers of the org lag behind its events. REST answers have been observed
-# to lag by seconds. No limit is documented, so this is a setting.
+# Maximum seconds by which the org's responses lag behind its events. REST answers have been
+# observed to lag by seconds. No limit is documented, so this is a setting.
 DEFAULT_MARGIN = 300.0
 
 # Minimum number of records for which an object is read in bulk: for fewer, five queries are faster
@@ -27,7 +27,7 @@ class MirrorSettings:
     """The settings of a mirror."""
 
     margin: float = DEFAULT_MARGIN
-    """Maximum time in seconds by which answers of the org lag behind its events."""
+    """Maximum time in seconds by which the org's responses lag behind its events."""
     deletes: Deletes = "mark"
     """What to do with the row of a deleted record: ``mark`` or ``remove`` it."""
     bulk_from: int = DEFAULT_BULK_FROM

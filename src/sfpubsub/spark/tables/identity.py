@@ -95,6 +95,11 @@ class Identity:
                 f"last batch that was read there: specify the current location of that table, or "
                 f"choose another target"
             )
+        if self.format == now.format and not moved:
+            raise ConfigurationError(
+                f"these tables were built from an earlier table at {self.raw}, which has been "
+                f"replaced since: choose another target"
+            )
         raise ConfigurationError(
             f"these tables are built from {self.raw} ({self.format}), not from {now.raw} "
             f"({now.format}): choose another target"

@@ -165,8 +165,8 @@ class LoggedTargetTable(TargetTable):
         found = self.step()
         if found != step:
             raise WriteError(
-                f"{self._address} has step {found} after step {step} was written to it: stop its "
-                f"other writers"
+                f"{self._address} is at step {found}, but this process expected step {step}: "
+                f"another process writes to it, stop that process"
             )
 
     def _java(self, name: str) -> Any:

@@ -323,9 +323,13 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
     """
     name = row.get("name", "")
     for key, value in row.items():
-        if key not in _KEYS or not isinstance(value, _KEYS[key]):
-            known = ", ".join(_KEYS)
-            raise ValueError(f"{of}.{name}: {key} = {value!r} is not valid; valid keys are {known}")
+        problem = None
+        if key not in _KEYS:
+            problem = f"unknown key {key}; valid keys are {', '.join(_KEYS)}"
+        elif not isinstance(value, _KEYS[key]):
+            problem = f"{value!r} is not a valid value of {key}"
+        if problem is not None:
+            raise ValueError(f"{of}.{name}: {problem}")
     if name in _SYSTEM:
         return [_system(row)]
     if not _NAME.fullmatch(name):
