@@ -123,3 +123,22 @@ def test_the_evidence_of_promises_exists():
             r"`((?:tests|scripts|benchmarks)/[\w/]+\.(?:py|sh))`", path.read_text()
         ):
             assert (ROOT / named).is_file(), f"{path.name}: {named}"
+
+
+def test_the_tree_of_errors_is_that_of_the_classes():
+    """The picture, which the page of errors includes, has every error below its parent."""
+    tree = inspect.getdoc(errors).partition("::\n\n")[2].partition("\n\n")[0]
+    drawn: dict[str, str] = {}
+    path: list[str] = []
+    for line in tree.splitlines():
+        found = re.search(r"\w+", line)
+        assert found is not None
+        depth = (found.start() - 4) // 5  # four of indentation, five for each level
+        path[depth:] = [found[0]]
+        drawn[found[0]] = path[depth - 1] if depth else ""
+    classes = [each for _, each in inspect.getmembers(errors, inspect.isclass)]
+    ours = [each for each in classes if issubclass(each, errors.SfPubSubError)]
+    assert drawn == {
+        each.__name__: each.__bases__[0].__name__ if each is not errors.SfPubSubError else ""
+        for each in ours
+    }
