@@ -18,6 +18,7 @@ from sfpubsub.auth.http import HttpClient
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session, StaticSession
 from sfpubsub.emulator.faults import Fault
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import (
     AuthenticationError,
     ConfigurationError,
@@ -550,8 +551,11 @@ def test_odd_records_are_errors():
         PushTopics(Odd({"Id": good}), "67.0").show("Leads")
 
 
-def test_the_session_is_shared(emulator):
+def test_the_session_is_shared(run_emulator):
     """One sign-in for this client and the other, and one renewal."""
+    # A poll that is held does not notice the revocation: the next one does.
+    emulator = run_emulator(settings=Settings(streaming_timeout_s=0.2))
+    emulator.publish_streaming(TOPIC, numbered(1))
     provider = Current(emulator)
     shared = CurrentSession(provider)
     first, second = StreamingClient(shared, pace=QUICK), StreamingClient(shared, pace=QUICK)

@@ -65,7 +65,7 @@ def test_it_has_no_row_and_is_in_the_quarantine(open_writer, table, kept, caplog
     assert (entry.raw.payload, entry.raw.replay_id) == (BAD, replay_id(1))
     assert (entry.received_at, entry.subscription) == (NOW + 1.5, TOPIC)
     assert entry.schema_json
-    assert f"event event-1 at {replay_id(1).hex()} is quarantined" in caplog.text
+    assert f"event event-1 at position {replay_id(1).hex()} cannot be decoded" in caplog.text
     assert Progress().after(result, None, 0.1).received == 3
 
 
