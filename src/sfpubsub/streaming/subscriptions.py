@@ -2,10 +2,13 @@
 and the position of each channel. There is no I/O and no clock here.
 
 Two flags of a channel record whether the application wants it and whether the server has confirmed
-it. When they differ, a request is sent to make them equal.
+it. Channels whose flags differ are subscribed or unsubscribed, as many as fit in one request, with
+one request in flight at a time.
 
 Invariant: a channel resumes after the last message that was queued, so queued messages are not
-delivered twice. Only the application's store records what was processed.
+delivered twice. The exception is a channel without a replay id, or whose position was refused: it
+continues elsewhere, which is reported as a `Gap`. Only the application's store records what was
+processed.
 """
 
 from __future__ import annotations
