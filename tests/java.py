@@ -55,8 +55,8 @@ with spark_session(format="delta", java_options=archive) as spark:
         spark.read.format(format).load(place).orderBy("name").collect()
 """
 
-# Seconds for all of that and for writing the archive: 40 on a quiet machine, minutes on a busy one.
-# A run of the tests does not wait longer for what only makes it faster.
+# Seconds for all of that and for writing the archive, which takes about 55 s of CPU time. A run of
+# the tests does not wait longer for what only makes it faster.
 _PATIENCE = 300.0
 
 

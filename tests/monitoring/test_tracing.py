@@ -146,7 +146,7 @@ def test_a_write_links_to_the_responses_that_it_has(traced):
         def check(self):
             pass
 
-        def hear_time(self, process_time):
+        def record_time(self, process_time):
             pass
 
         def write_read(self, rows):

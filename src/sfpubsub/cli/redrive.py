@@ -231,7 +231,7 @@ class Decoder:
 
     Args:
         sources: Functions that return a schema by id, or None. They are called in order until one
-            returns a valid schema. The result, even if there is none, is kept for later entries.
+            returns a valid schema. The result, including a failure, is kept for later entries.
     """
 
     def __init__(self, sources: list[Callable[[str], str | None]]) -> None:

@@ -69,7 +69,7 @@ class TracedWriter:
         self._writer = writer
         self._tracing = tracing
         self.check: Callable[[], None] = writer.check
-        self.hear_time: Callable[[int], None] = writer.hear_time
+        self.record_time: Callable[[int], None] = writer.record_time
 
     @property
     def is_wanted(self) -> bool:

@@ -24,9 +24,8 @@ from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.described import Column
 from sfpubsub.spark.mirror.folding import Merging, read_from, row_without, struct_of
-from sfpubsub.spark.mirror.job import _ids_of
 from sfpubsub.spark.mirror.ledger import Account
-from sfpubsub.spark.mirror.log import Marker
+from sfpubsub.spark.mirror.log import Marker, id_range
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep, note_of
 from sfpubsub.spark.mirror.planning import MOST_IDS, Wanted, next_read
 from sfpubsub.spark.mirror.reads import AsOf, Entry, Read
@@ -168,9 +167,9 @@ def test_the_ids_of_a_merge_are_those_of_its_pieces():
     one = Marker(1, "object", READ.as_of, size=2, lowest="001C", highest="001D")
     two = replace(one, lowest="001A", highest="001B")
     none = replace(one, size=0, lowest=None, highest=None)
-    assert _ids_of([one, none, two]) == ("001A", "001D")
-    assert _ids_of([one, replace(two, lowest=None, highest=None)]) is None
-    assert _ids_of([none]) is None
+    assert id_range([one, none, two]) == ("001A", "001D")
+    assert id_range([one, replace(two, lowest=None, highest=None)]) is None
+    assert id_range([none]) is None
 
 
 def test_a_read_is_done_with_when_its_end_was_merged():

@@ -319,7 +319,7 @@ class _Exchange:
 
     def _peek(self, kind: str) -> Any:
         """Return the parameters of the next fault of a kind, without consuming the fault; None if
-        there is none.
+        no such fault is pending.
         """
         found = self._world.faults.next(kind, "/meta/connect")
         return found.params if found else None

@@ -68,7 +68,7 @@ class _Token:
 
     Attributes:
         username: The user; blank for the emulator's own tokens.
-        refresh_token: The refresh token for which the token was issued; blank if there is none.
+        refresh_token: The refresh token for which the token was issued; blank without one.
         own: Whether this is one of the emulator's own tokens.
         made_at: Time of issue, in seconds since 1970 UTC.
         end: Why the token was ended; None if it was not.
@@ -134,7 +134,7 @@ class Sessions:
         Args:
             username: The user.
             refresh_token: The refresh token for which the access token is issued; revoking the
-                refresh token also revokes the access token. Blank if there is none.
+                refresh token also revokes the access token. Blank without one.
         """
         return self._issue(username, refresh_token, own=False)
 

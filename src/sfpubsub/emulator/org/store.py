@@ -168,7 +168,7 @@ class Store:
             return made
 
     def meta(self, key: str, default: str = "") -> str:
-        """Return the text stored under a key, or `default` if there is none."""
+        """Return the text stored under a key, or *default* if the key is unknown."""
         found = self.rows("SELECT value FROM meta WHERE key = ?", key)
         return str(found[0][0]) if found else default
 

@@ -81,7 +81,7 @@ class Writer(Protocol):
         """Raise WriteError if the writer can no longer write."""
         ...
 
-    def hear_time(self, process_time: int) -> None:
+    def record_time(self, process_time: int) -> None:
         """Record the service's time, in milliseconds since 1970 UTC."""
         ...
 
@@ -262,7 +262,7 @@ class IngestJob:
         self._looked = now
         health = self._subscription.health()
         if health.process_time is not None:
-            self._writer.hear_time(health.process_time)
+            self._writer.record_time(health.process_time)
         if self._writing is None:  # a write uses the sidecars as well
             # Otherwise the last gap may be the failure itself, see `_finish_after`.
             if not health.has_ended:

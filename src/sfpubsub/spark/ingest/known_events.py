@@ -22,7 +22,7 @@ class KnownEvents:
     """Looks up the events of a raw table: recent ones in a window of keys, others in the table.
 
     Call `recover` first, and again after each write with an unknown outcome. Not thread-safe,
-    except for `hear_time`.
+    except for `record_time`.
 
     Args:
         table: The raw table.
@@ -89,7 +89,7 @@ class KnownEvents:
         keys = rows["dedupe_key"].to_pylist()
         self._window.add(keys, marks, now, self._table.next_seq - 1)
 
-    def hear_time(self, service_time: float) -> None:
+    def record_time(self, service_time: float) -> None:
         """Record the service's time, in seconds since 1970 UTC, to check the clock against it."""
         self._time.record(service_time)
 

@@ -64,7 +64,7 @@ class PartsWriter(Protocol):
         """Raise WriteError if the writer can no longer write."""
         ...
 
-    def hear_time(self, process_time: int) -> None:
+    def record_time(self, process_time: int) -> None:
         """Record the service's time, in milliseconds since 1970 UTC."""
         ...
 
@@ -312,9 +312,9 @@ class Member:
         self._writer.check()
         self._together.flush_due()
 
-    def hear_time(self, process_time: int) -> None:
-        """See `EventWriter.hear_time`."""
-        self._writer.hear_time(process_time)
+    def record_time(self, process_time: int) -> None:
+        """See `EventWriter.record_time`."""
+        self._writer.record_time(process_time)
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:

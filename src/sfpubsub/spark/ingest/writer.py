@@ -353,14 +353,14 @@ class EventWriter:
         if not self._jvm.alive():
             raise WriteError(f"the Spark JVM (pid {self._jvm.pid}) has exited: restart the job")
 
-    def hear_time(self, process_time: int) -> None:
+    def record_time(self, process_time: int) -> None:
         """Record the service's time, to check this machine's clock against it. Thread-safe.
 
         Args:
             process_time: The service's current or recent time, in milliseconds since 1970 UTC
                 (`CommitReceipt.process_time`).
         """
-        self._known.hear_time(process_time / 1000)
+        self._known.record_time(process_time / 1000)
 
     def close(self) -> None:
         """Release the table; nothing can be written afterwards. Can be called repeatedly.

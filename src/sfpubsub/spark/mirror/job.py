@@ -35,7 +35,7 @@ from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.fetching import Fetching
 from sfpubsub.spark.mirror.hand import Hand
 from sfpubsub.spark.mirror.ledger import Ledger
-from sfpubsub.spark.mirror.log import Marker, ReadLog
+from sfpubsub.spark.mirror.log import Marker, ReadLog, id_range
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep
 from sfpubsub.spark.mirror.planning import Wanted
@@ -453,7 +453,7 @@ class Mirror:
             laid=self._hand.laid(),
             at=now,
             size=size,
-            ids=_ids_of(new),
+            ids=id_range(new),
         )
         if size:
             self._hand.do(merge)
@@ -475,16 +475,6 @@ class Mirror:
     def _describe(self, name: str) -> ObjectDescription:
         self._described[name] = found = self._reader.describe(name)
         return found
-
-
-def _ids_of(markers: Sequence[Marker]) -> tuple[str, str] | None:
-    """Return the lowest and the highest id of some pieces; None if a piece does not have them."""
-    filled = [each for each in markers if each.size]
-    lowest = [each.lowest for each in filled if each.lowest is not None]
-    highest = [each.highest for each in filled if each.highest is not None]
-    if not filled or len(lowest) < len(filled) or len(highest) < len(filled):
-        return None
-    return min(lowest), max(highest)
 
 
 def _so_far(marker: Marker) -> str:

@@ -175,6 +175,18 @@ class ReadLog:
         self._cleared = last
 
 
+def id_range(pieces: Iterable[Marker]) -> tuple[str, str] | None:
+    """Return the lowest and the highest id in some pieces; None if they have no rows, or if one of
+    them was written by an earlier version.
+    """
+    ids: list[str] = []
+    for piece in pieces:
+        if piece.size and (piece.lowest is None or piece.highest is None):
+            return None
+        ids += [each for each in (piece.lowest, piece.highest) if each is not None]
+    return (min(ids), max(ids)) if ids else None
+
+
 def _file(schema: pa.Schema, rows: Iterable[pa.Table], marker: Marker) -> tuple[bytes, Marker]:
     """Return a piece as a file, and its marker with the lowest and the highest id."""
     content = io.BytesIO()

@@ -259,7 +259,7 @@ def _quoted(name: str) -> str:
 
 
 def _commit_info(lines: Iterator[str]) -> dict[str, Any]:
-    """Return the ``commitInfo`` of a commit, given its lines; empty if there is none.
+    """Return the ``commitInfo`` of a commit, given its lines; empty if it is missing.
 
     Spark writes it as the first line.
     """

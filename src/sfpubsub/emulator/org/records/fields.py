@@ -129,8 +129,8 @@ class Field:
         external_id: Whether records can be found and upserted by this field.
         unique: Whether no two records can have the same value.
         default: The value for new records that do not set one.
-        compound: Name of the compound field to which this field belongs; blank if there is none.
-        part: Name of this field within its compound field; blank if there is none.
+        compound: Name of the compound field to which this field belongs; blank for other fields.
+        part: Name of this field within its compound field; blank for other fields.
         avro: Replaces the type in the `doc` of the field in the Avro schema, unless blank.
     """
 
@@ -323,13 +323,13 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
     """
     name = row.get("name", "")
     for key, value in row.items():
-        problem = None
         if key not in _KEYS:
-            problem = f"unknown key {key}; valid keys are {', '.join(_KEYS)}"
-        elif not isinstance(value, _KEYS[key]):
-            problem = f"{value!r} is not a valid value of {key}"
-        if problem is not None:
-            raise ValueError(f"{of}.{name}: {problem}")
+            raise ValueError(f"{of}.{name}: unknown key {key}; valid keys are {', '.join(_KEYS)}")
+        if not isinstance(value, _KEYS[key]):
+            kind = _KEYS[key].__name__
+            raise ValueError(  # noqa: TRY004 - as for every definition that is not valid
+                f"{of}.{name}: {key} must be of type {kind}, not {value!r}"
+            )
     if name in _SYSTEM:
         return [_system(row)]
     if not _NAME.fullmatch(name):

@@ -171,7 +171,7 @@ class Reading:
         return found
 
     def by_prefix(self, record_id: str) -> SObject | None:
-        """Return the object whose key prefix begins a record id, or None if there is none."""
+        """Return the object with the key prefix of a record id; None if no object has it."""
         for table in self._tables.values():
             if table.of.key_prefix == record_id[:3]:
                 return table.of

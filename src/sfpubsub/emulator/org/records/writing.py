@@ -39,7 +39,7 @@ class Org(Protocol):
         ...
 
     def by_prefix(self, record_id: str) -> SObject | None:
-        """Return the object whose key prefix begins a record id, or None if there is none."""
+        """Return the object with the key prefix of a record id; None if no object has it."""
         ...
 
     def is_user(self, record_id: str) -> bool:
