@@ -5,13 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from sfpubsub.errors import SfPubSubError, StreamUnavailableError
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import Call, Command, Cut, Lane, Send, StreamingMessage, sorted_out
+from sfpubsub.streaming.bayeux import (
+    Call,
+    Command,
+    Cut,
+    Lane,
+    Message,
+    Send,
+    StreamingMessage,
+    replay_id_of,
+    sorted_out,
+)
+from sfpubsub.streaming.pending import Pending
 from sfpubsub.streaming.protocol import Pace, StreamingProtocol
 from sfpubsub.streaming.subscriptions import Subscriptions
 from sfpubsub.types import Gap
@@ -23,6 +34,22 @@ BROKEN = StreamUnavailableError("the connection broke")
 
 def event(replay_id: Any, channel: str = TOPIC, **more: Any) -> dict[str, Any]:
     return {"channel": channel, "data": {"event": {"replayId": replay_id}, "sobject": {}}, **more}
+
+
+class Recorded(Pending):
+    """A queue that remembers all that was ever in it."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(itertools.count(1), limit)
+        self.all: list[StreamingMessage | SfPubSubError] = []
+
+    def put(self, channel: str, events: Sequence[Message]) -> int | None:
+        self.all += [StreamingMessage(each, channel, replay_id_of(each), 0) for each in events]
+        return super().put(channel, events)
+
+    def fail(self, error: SfPubSubError) -> None:
+        self.all.append(error)
+        super().fail(error)
 
 
 class Script:
@@ -37,13 +64,12 @@ class Script:
     ) -> None:
         self.now = 100.0
         self.chance = 1.0
-        channels = Subscriptions(json.dumps, fallback, itertools.count(1), max_pending_count)
-        self.items = channels.items
+        self.pending = Recorded(max_pending_count)
+        channels = Subscriptions(json.dumps, fallback, self.pending)
         self.protocol = StreamingProtocol(channels, Pace(), lambda: self.chance, connection_timeout)
         self.calls: dict[object, Call] = {}
         self.session: object = "session"
         self.out: list[Command] = []
-        self.taken: list[Any] = []
         self.flying: dict[Lane, Send] = {}
         self.sent: list[list[dict[str, Any]]] = []
 
@@ -86,8 +112,9 @@ class Script:
 
     def read(self, count: int | None = None) -> None:
         """Take so many items out of the queue; all, if nothing is said."""
-        for _ in range(len(self.items) if count is None else count):
-            self.taken.append(self.items.popleft())
+        for _ in range(len(self.pending) if count is None else count):
+            self.pending.head()
+            self.pending.take()
         self.tick()
 
     # What the server does.
@@ -170,7 +197,7 @@ class Script:
 
     @property
     def queued(self) -> list[StreamingMessage | SfPubSubError]:
-        return [*self.taken, *self.items]
+        return self.pending.all
 
     @property
     def ids(self) -> list[int | None]:

@@ -336,9 +336,9 @@ def test_an_event_without_an_id_does_not_stop_a_client_that_keeps_positions(face
     """There is nothing to keep of it, and the next one has an id again."""
     replay: dict = {}
     client = face(emulator, TOPIC, replay=replay)
-    bare = StreamingMessage({"channel": TOPIC, "data": "text"}, TOPIC, None, 0)
-    client.client._driver.items.append(bare)
-    assert client.receive() == bare
+    bare = {"channel": TOPIC, "data": "text"}
+    client.client._driver.pending.put(TOPIC, [bare])
+    assert client.receive() == StreamingMessage(bare, TOPIC, None, 1)
     found = emulator.publish_streaming(TOPIC, numbered(1))
     assert client.ids(1) == found
     assert replay == {TOPIC: found[0].to_bytes(8, "big")}

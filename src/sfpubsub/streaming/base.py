@@ -23,11 +23,17 @@ from sfpubsub.auth.oauth import session_provider
 from sfpubsub.auth.rest import OrgClient
 from sfpubsub.auth.session import CurrentSession, Session, SessionProvider
 from sfpubsub.config.settings import STREAMING_API_VERSION, Settings
-from sfpubsub.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
+from sfpubsub.errors import (
+    ConfigurationError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    SfPubSubError,
+)
 from sfpubsub.stores.replay_store import is_async
 from sfpubsub.streaming import positions
 from sfpubsub.streaming.bayeux import Call, StreamingMessage
 from sfpubsub.streaming.driver import StreamingDriver
+from sfpubsub.streaming.pending import Pending
 from sfpubsub.streaming.protocol import Pace, StreamingProtocol
 from sfpubsub.streaming.subscriptions import Subscriptions
 from sfpubsub.streaming.transport import LongPolling
@@ -82,7 +88,7 @@ class StreamingBase:
         order = count(1)
 
         def new_driver() -> StreamingDriver:
-            channels = Subscriptions(json_dumps, fallback, order, max_pending_count)
+            channels = Subscriptions(json_dumps, fallback, Pending(order, max_pending_count))
             protocol = StreamingProtocol(
                 channels, pace or Pace(), random.random, connection_timeout
             )
@@ -122,7 +128,7 @@ class StreamingBase:
     @property
     def pending_count(self) -> int:
         """The number of messages fetched but not yet delivered, including queued errors."""
-        return len(self._driver.items)
+        return len(self._driver.pending)
 
     @property
     def has_pending_messages(self) -> bool:
@@ -198,28 +204,25 @@ class StreamingBase:
         return message
 
     async def _next(self, timeout: float | None = None) -> StreamingMessage | None:
-        driver = self._driver
-        if not driver.items and not driver.over:
-            await self._until(lambda: bool(driver.items or driver.over), timeout)
-        if not driver.items:
-            return None
-        head = driver.items[0]
+        driver, pending = self._driver, self._driver.pending
+        if not pending and not driver.over:
+            pending.report_room()
+            await self._until(lambda: bool(pending or driver.over), timeout)
+        head = pending.head()
         if self._auto_acks and isinstance(head, StreamingMessage) and head.replay_id is not None:
             await self._ack(head)  # first: if this fails, the message stays queued
-        driver.take()
-        if isinstance(head, StreamingMessage):
-            return head
-        raise head
+        if head is not None:
+            pending.take()
+        if isinstance(head, SfPubSubError):
+            raise head
+        return head
 
     def _already_queued(self) -> Iterator[StreamingMessage]:
-        """Yield queued messages without waiting; none if their positions must be stored.
+        """Return queued messages without waiting; none if their positions must be stored.
 
         This is cheaper than a call of `_next` for each message.
         """
-        items, take = self._driver.items, self._driver.take
-        while not self._auto_acks and items and type(head := items[0]) is StreamingMessage:
-            take()
-            yield head
+        return iter(()) if self._auto_acks else self._driver.pending.messages()
 
     async def _ack(self, message: StreamingMessage) -> None:
         name, number = message.subscription, message.replay_id

@@ -101,6 +101,15 @@ def part_of(value: Any, *names: str) -> Any:
     return value
 
 
+def replay_id_of(event: Message) -> int | None:
+    """Return an event's replay id, or None if it has no valid one."""
+    try:
+        number = event["data"]["event"]["replayId"]
+    except (KeyError, TypeError):
+        return None
+    return number if type(number) is int and number >= 0 else None  # isinstance accepts a bool
+
+
 class StreamingMessage(NamedTuple):  # cheap to make, and there are many
     """A PushTopic event, generic event, platform event or change event."""
 

@@ -36,17 +36,16 @@ class StreamingDriver:
         self, protocol: StreamingProtocol, transport: LongPolling, on_gap: Callable[[Gap], None]
     ) -> None:
         self.protocol = protocol
-        self.items = protocol.channels.items
-        """The messages and errors queued for the application. Only the thread that receives may
-        remove items.
-        """
+        self.pending = protocol.channels.pending
+        self.pending.on_room = self.step  # fetches again
         self.over = True
         """Whether the driver has ended, or has not started yet."""
         self._transport = transport
         self._on_gap = on_gap
-        self._news = threading.Condition()  # its lock serialises the protocol and its commands
-        # When the queue shrinks to this length, the client can fetch again.
-        self._room_at = protocol.channels.max_pending_count - 1
+        lock = threading.RLock()  # serialises the protocol and its commands
+        self._news = threading.Condition(lock)
+        self._alarm = threading.Condition(lock)  # wakes the thread for deadlines
+        self._wakes_at = 0.0  # when that thread wakes by itself
         self._jobs = {lane: queue.SimpleQueue[Send | None]() for lane in Lane}
         self._threads: list[threading.Thread] = []
 
@@ -89,20 +88,14 @@ class StreamingDriver:
             for jobs in self._jobs.values() if self.over else ():
                 jobs.put(None)
             self._news.notify_all()
+            if self.over or self.protocol.deadline < self._wakes_at:
+                self._alarm.notify()
             self._ring()
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> None:
         """Wait until *condition* is true, checked after each step; at most *timeout* seconds."""
         with self._news:
             self._news.wait_for(condition, timeout)
-
-    def take(self) -> None:
-        """Remove the first item, and resume fetching if there is room again. Only for the thread
-        that receives.
-        """
-        self.items.popleft()
-        if len(self.items) == self._room_at:
-            self.step()
 
     def close(self) -> None:
         """Disconnect from the server, and wait for the threads, `Pace.close` seconds for each."""
@@ -122,16 +115,19 @@ class StreamingDriver:
                 self._on_gap(command)
 
     def _run(self) -> None:
-        with self._news:
+        with self._alarm:
             while not self.over:
-                rest = self.protocol.deadline - time.monotonic()
+                self._wakes_at = self.protocol.deadline
+                rest = self._wakes_at - time.monotonic()
                 if rest > 0:
-                    self._news.wait(min(rest, threading.TIMEOUT_MAX))
+                    self._alarm.wait(min(rest, threading.TIMEOUT_MAX))
                 else:
                     self.step()
 
     def _work(self, lane: Lane) -> None:
+        outcome = None
         while (request := self._jobs[lane].get()) is not None:
+            outcome = None  # frees the last response in this thread, which uses its memory again
             outcome = self._transport.exchange(request)
             # In the same thread, because its processor has the response in its cache.
             self.step(partial(self.protocol.landed, request, outcome))

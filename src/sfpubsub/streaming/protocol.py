@@ -136,7 +136,7 @@ class StreamingProtocol:
         if not self._opener.is_done:
             self._opener.settle(reason)
         elif error is not None:
-            self.channels.items.append(error)
+            self.channels.pending.fail(error)
         self.channels.give_up(reason)
 
     def landed(self, request: Send, outcome: Answer | errors.SfPubSubError) -> None:
@@ -339,7 +339,7 @@ class StreamingProtocol:
             f"no connection for {self._patience:g} s, and still trying: {self._trouble}"
         )
         error.__cause__ = self._trouble
-        # One is enough if nobody receives messages. A copy, because another thread removes items.
-        if errors.StreamUnavailableError not in map(type, self.channels.items.copy()):
-            self.channels.items.append(error)
+        # One is enough if nobody receives messages.
+        if errors.StreamUnavailableError not in map(type, self.channels.pending.errors):
+            self.channels.pending.fail(error)
         self.channels.give_up(error)

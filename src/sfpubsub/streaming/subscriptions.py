@@ -14,15 +14,17 @@ processed.
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from sfpubsub.errors import LocalProtocolError, ReplayIdRejectedError, SfPubSubError
 from sfpubsub.streaming import bayeux
-from sfpubsub.streaming.bayeux import Call, Command, Message, StreamingMessage, path_of
+from sfpubsub.streaming.bayeux import Call, Command, Message, path_of
 from sfpubsub.streaming.failures import BayeuxError, error_for
+from sfpubsub.streaming.pending import Pending
 from sfpubsub.streaming.positions import NEW_EVENTS, as_replay_id
 from sfpubsub.types import Gap, GapReason
 
@@ -84,12 +86,8 @@ class Subscriptions:
     """Encodes the JSON of requests."""
     fallback: int | None
     """Where a channel continues if its position is refused; None to report an error."""
-    order: Iterator[int]
-    """Supplies the sequence numbers of messages, in order of arrival."""
-    max_pending_count: int
-    """Queue length at which no more events are fetched; 0 or less for no limit."""
-    items: deque[StreamingMessage | SfPubSubError] = field(default_factory=deque)
-    """The queue of messages and errors for the application, which removes them from the left."""
+    pending: Pending
+    """The messages and errors for the application."""
     out: list[Command] = field(default_factory=list)
     """Commands for the driver, including those of the rest of the protocol."""
     has_replay: bool = True
@@ -115,7 +113,7 @@ class Subscriptions:
     def are_full(self) -> bool:
         """Whether no more events should be fetched for now."""
         # There is no other limit on the number of early events.
-        return bool(self._early) or 0 < self.max_pending_count <= len(self.items)
+        return bool(self._early) or self.pending.is_full
 
     def subscribe(self, name: str, start: int, call: Call, *, rewind: bool, resumes: bool) -> None:
         """Mark a channel as wanted.
@@ -237,7 +235,7 @@ class Subscriptions:
                 return
         del self._by_path[path_of(channel.name)]
         if channel.call is None:  # no caller waits, so the error goes into the queue
-            self.items.append(error)
+            self.pending.fail(error)
         channel.answer(error)
 
     def lost(self) -> None:
@@ -262,23 +260,10 @@ class Subscriptions:
     def arrived(self, events: list[Message]) -> None:
         """Queue the events of one response, and advance the positions of their channels."""
         events, self._early = events + self._early, []
-        path = None  # path of the previous event
-        # Local names are faster: there are many events.
-        put, make, order = self.items.append, tuple.__new__, self.order
-        for event in events:
-            if event["channel"] != path:
-                path = event["channel"]
-                channel = self._by_path.get(path_of(path)) or Channel(path, is_live=True)
-            if not channel.is_live:
-                if channel.asked is not None:  # otherwise, the server sends it again
-                    self._early.append(event)
-                continue
-            try:
-                number = event["data"]["event"]["replayId"]
-            except (KeyError, TypeError):
-                number = None
-            if type(number) is not int or number < 0:  # isinstance would accept a bool
-                number = None
-            else:
-                channel.position = number
-            put(make(StreamingMessage, (event, channel.name, number, next(order))))
+        for path, group in groupby(events, itemgetter("channel")):
+            channel = self._by_path.get(path_of(path)) or Channel(path, is_live=True)
+            if channel.is_live:
+                last = self.pending.put(channel.name, list(group))
+                channel.position = channel.position if last is None else last
+            elif channel.asked is not None:  # otherwise, the server sends them again
+                self._early += group

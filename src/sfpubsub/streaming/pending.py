@@ -1,0 +1,117 @@
+"""The queue of messages and errors between the driver and the application."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice, repeat
+
+from sfpubsub.errors import SfPubSubError
+from sfpubsub.streaming.bayeux import Message, StreamingMessage, replay_id_of
+
+
+class _Run:
+    """Events of one channel that arrived together, or one error.
+
+    A message is made when it is taken. If every queued event were a message already, the garbage
+    collector would run more often.
+    """
+
+    def __init__(self, channel: str, events: Sequence[Message], order: Iterator[int]) -> None:
+        self.ids = [replay_id_of(event) for event in events]
+        # The events that are not taken, the next one last, above None, which marks the end. Taken
+        # events are not kept, so that their memory can be used for the next response.
+        self._events = [None, *reversed(events)]
+        fields = zip(iter(self._events.pop, None), repeat(channel), self.ids, order)
+        self.messages = map(partial(tuple.__new__, StreamingMessage), fields)
+        """Takes the events, and returns them as messages."""
+        self.head: StreamingMessage | SfPubSubError | None = None
+        """The first item, if it was looked at before it was taken."""
+
+    def __len__(self) -> int:
+        return max(len(self._events) - 1, 0) + (self.head is not None)
+
+
+class Pending:
+    """A queue of messages and errors. One thread appends, and one takes.
+
+    Args:
+        order: Supplies the sequence numbers of messages.
+        limit: Length at which the queue is full; 0 or less for no limit.
+    """
+
+    def __init__(self, order: Iterator[int], limit: int) -> None:
+        self._order = order
+        self._limit = max(limit, 0)
+        self._runs: deque[_Run] = deque()
+        self._has_reported = False  # whether room was reported since the last append
+        self.on_room: Callable[[], None] = lambda: None
+        """Called in the thread that takes, once the queue is no longer full."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs.copy()))  # a copy, because two threads change it
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the limit is reached."""
+        return 0 < self._limit <= len(self)
+
+    @property
+    def errors(self) -> list[SfPubSubError]:
+        """The errors in the queue."""
+        heads = [run.head for run in self._runs.copy()]
+        return [head for head in heads if isinstance(head, SfPubSubError)]
+
+    def put(self, channel: str, events: Sequence[Message]) -> int | None:
+        """Append events of a channel; return their last replay id, or None if they have none."""
+        run = _Run(channel, events, self._order)
+        self._append(run)
+        return next((each for each in reversed(run.ids) if each is not None), None)
+
+    def fail(self, error: SfPubSubError) -> None:
+        """Append an error."""
+        run = _Run("", (), self._order)
+        run.head = error
+        self._append(run)
+
+    def head(self) -> StreamingMessage | SfPubSubError | None:
+        """Return the first item without taking it; None if the queue is empty."""
+        run = self._first()
+        if run is not None and run.head is None:
+            run.head = next(run.messages)
+        return None if run is None else run.head
+
+    def take(self) -> None:
+        """Remove the item that `head` has returned."""
+        self._runs[0].head = None
+        self.report_room()
+
+    def messages(self) -> Iterator[StreamingMessage]:
+        """Take messages until the next error, without waiting. Cheaper than `head` and `take`."""
+        while (run := self._first()) is not None and run.head is None:
+            # The queue remains full, so there is nothing to report, unless `take` is called
+            # meanwhile.
+            yield from islice(run.messages, max(len(run) - self._limit, 0))
+            for message in run.messages:
+                self.report_room()
+                yield message
+
+    def report_room(self) -> None:
+        """Call `on_room` if there is room that was not reported. Must be called before waiting."""
+        if not self._has_reported:
+            # Set first: the other thread may append, and reset it, at any moment from here.
+            self._has_reported = True
+            if len(self) < self._limit:
+                self.on_room()
+            else:
+                self._has_reported = False
+
+    def _append(self, run: _Run) -> None:
+        self._runs.append(run)
+        self._has_reported = False  # after the append, see `report_room`
+
+    def _first(self) -> _Run | None:
+        while self._runs and not self._runs[0]:
+            self._runs.popleft()
+        return self._runs[0] if self._runs else None

@@ -1,0 +1,158 @@
+"""The queue between the driver and the application."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from sfpubsub.errors import SfPubSubError, StreamUnavailableError
+from sfpubsub.streaming.bayeux import StreamingMessage
+from sfpubsub.streaming.pending import Pending
+from tests.streaming.script import TOPIC, event
+
+
+class Queue(RuleBasedStateMachine):
+    """What comes out is what went in, however it is taken, and room is always reported."""
+
+    @initialize(limit=st.integers(-1, 6))
+    def made(self, limit):
+        self.limit = limit
+        self.pending = Pending(itertools.count(1), limit)
+        self.pending.on_room = self.look
+        self.waiting = []  # replay ids and errors, as they have to come out
+        self.ids = itertools.count(1)
+        self.last = 0
+        self.iterator = iter(())
+        self.awaits_room = False  # as the driver does after it has seen a full queue
+        self.is_mixed = False  # whether there was a `take` in the middle of an iteration
+
+    def look(self):
+        self.awaits_room = self.pending.is_full
+
+    @rule(count=st.integers(1, 12))
+    def arrive(self, count):
+        ids = list(itertools.islice(self.ids, count))
+        assert self.pending.put(TOPIC, [event(each) for each in ids]) == ids[-1]
+        self.waiting += ids
+        self.look()
+
+    @rule()
+    def fail(self):
+        error = StreamUnavailableError("no connection")
+        self.pending.fail(error)
+        self.waiting.append(error)
+        self.look()
+
+    @precondition(lambda self: self.waiting)
+    @rule(looks=st.integers(1, 2))
+    def receive(self, looks):
+        for _ in range(looks):
+            item = self.pending.head()
+        if isinstance(item, StreamingMessage):
+            self.came(item)
+        else:
+            assert item is self.waiting.pop(0)
+        self.is_mixed = True
+        self.pending.take()
+
+    @rule(count=st.integers(1, 8), anew=st.booleans())
+    def iterate(self, count, anew):
+        """One iteration goes on where others have taken messages in between."""
+        if anew:
+            self.iterator, self.is_mixed = self.pending.messages(), False
+        for item in itertools.islice(self.iterator, count):
+            self.came(item)
+
+    def came(self, item):
+        assert item.replay_id == self.waiting.pop(0)
+        assert item.delivery_seq > self.last
+        self.last = item.delivery_seq
+
+    @invariant()
+    def holds(self):
+        assert len(self.pending) == len(self.waiting)
+        assert self.pending.errors == [
+            item for item in self.waiting if isinstance(item, SfPubSubError)
+        ]
+        assert self.pending.is_full == (0 < self.limit <= len(self.waiting))
+        if self.is_mixed and not self.waiting:
+            self.pending.report_room()  # as before each wait
+        if not self.is_mixed or not self.waiting:
+            assert not self.awaits_room or self.pending.is_full, "nobody was told of the room"
+
+
+TestQueue = Queue.TestCase
+TestQueue.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+
+
+def test_an_iteration_ends_at_an_error_and_leaves_it():
+    """`receive` raises it, so an iteration must not skip it."""
+    pending = Pending(itertools.count(1), 100)
+    pending.put(TOPIC, [event(1)])
+    pending.fail(StreamUnavailableError("no connection"))
+    pending.put(TOPIC, [event(2)])
+    assert [item.replay_id for item in pending.messages()] == [1]
+    assert isinstance(pending.head(), StreamUnavailableError)
+    pending.take()
+    assert [item.replay_id for item in pending.messages()] == [2]
+    assert pending.head() is None
+
+
+class Interrupted(Pending):
+    """Another thread comes in between as soon as the length was looked at."""
+
+    hook = None
+
+    def __len__(self):
+        found = super().__len__()
+        hook, self.hook = self.hook, None
+        if hook is not None:
+            hook()
+        return found
+
+
+@pytest.mark.parametrize("before", [2, 3])
+def test_an_append_between_the_look_and_the_report_does_not_hide_the_next_room(before):
+    """The queue gets full again just then; that there is room must be told again."""
+    pending, told = Interrupted(itertools.count(1), 2), []
+    pending.on_room = lambda: told.append(len(pending))
+    pending.put(TOPIC, [event(each) for each in range(before)])
+    pending.head()
+    pending.hook = lambda: pending.put(TOPIC, [event(8), event(9)])
+    pending.take()
+    told.clear()
+    for _ in range(before + 1):
+        pending.head()
+        pending.take()
+    assert told
+    assert len(pending) == 0
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_room_is_reported_whatever_another_thread_does(limit):
+    """The driver's thread waits for room before it appends: it must never wait for nothing."""
+    pending = Pending(itertools.count(1), limit)
+    room, rounds = threading.Event(), 200
+
+    def append():
+        for number in range(rounds):
+            room.clear()  # before the look, as the driver's lock has it
+            while pending.is_full:
+                assert room.wait(30), f"nobody reported room after {number} appends"
+                room.clear()
+            pending.put(TOPIC, [event(2 * number), event(2 * number + 1)])
+
+    pending.on_room = room.set
+    thread = threading.Thread(target=append)
+    thread.start()
+    found: list[int | None] = []
+    while len(found) < 2 * rounds and (thread.is_alive() or len(pending)):
+        found += [item.replay_id for item in pending.messages()]
+        pending.report_room()
+    thread.join(60)
+    assert found == list(range(2 * rounds))
