@@ -184,10 +184,11 @@ def _may_see(job: Job, user: User) -> bool:
 
 
 def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the members of a new job, with defaults for those that are missing.
+    """Return the properties of a new job from the request body, with defaults for missing ones.
 
     Raises:
-        RestRefused: A member is unknown, required but missing, or not one of the allowed values.
+        RestRefused: A property is unknown, is required but missing, or has a value that is not
+            allowed.
     """
     for name, value in body.items():
         if name not in _MEMBERS[kind] or not isinstance(value, str):

@@ -30,7 +30,7 @@ from sfpubsub.emulator.org.world import World
 _log = logging.getLogger(__name__)
 
 _BODY_BYTES = 256 * 1024
-"""Largest accepted body in bytes; a wide schema for the admin endpoint has some 50 kB."""
+"""Largest accepted body in bytes; a wide schema for the admin endpoint has about 50 kB."""
 
 _LARGER_BODIES = (
     (re.compile(r"/services/data/v\d+\.0/jobs/ingest/\w+/batches/?"), 150_000_000),
@@ -161,7 +161,7 @@ class _Server(ThreadingHTTPServer):
         if self.tls is None:
             super().finish_request(request, client_address)
             return
-        # A duplicate, so that the original can be cut off and closed like a plain one.
+        # TLS uses a duplicate, so that the original socket can be closed like that of plain HTTP.
         with contextlib.closing(request.dup()) as copy:
             copy.settimeout(_SILENCE_S)
             with self.tls.wrap_socket(copy, server_side=True) as secured:
@@ -174,15 +174,17 @@ class _Server(ThreadingHTTPServer):
 
     def expect_request(self, held_s: float = 0.0) -> None:
         """Restart the time limit of the calling thread's connection, for the next request or for
-        the rest of the current one. `held_s` is the number of seconds to add while an answer is
-        held back.
+        the remainder of the current one. `held_s` is added to the limit, in seconds, for a
+        deliberately delayed answer.
         """
         with self._lock:
             if self._own.request in self._due:
                 self._due[self._own.request] = time.monotonic() + _REQUEST_S + held_s
 
     def begin_stream(self, stream: Stream) -> bool:
-        """Register a stream that the calling thread sends. Return False if too many are open."""
+        """Register a stream that the calling thread will send, and return True. If too many streams
+        are open, return False instead.
+        """
         with self._lock:
             if len(self._streams) >= _STREAMS:
                 return False
@@ -243,7 +245,9 @@ class _Handler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        """Return the value of the Date header, by the emulator's clock, which includes jumps."""
+        """Return the time of the emulator's clock, including jumps, as the value of the Date
+        header.
+        """
         return super().date_time_string(timestamp or self.server.world.clock.now())
 
     def finish(self) -> None:
@@ -268,7 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
         close the connection.
         """
         self.close_connection = self.unread = True
-        # Otherwise an unknown version gets no status line.
+        # Otherwise http.server would send no status line for an unknown HTTP version.
         self.request_version = self.protocol_version
         status = HTTPStatus(code)
         text = message or explain or status.phrase
@@ -397,7 +401,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _cut(request: socket.socket) -> None:
     try:
-        request.shutdown(socket.SHUT_RDWR)  # its thread wakes up and closes it
+        request.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
     except OSError as error:
         _log.debug("a connection was already closed: %s", error)
 

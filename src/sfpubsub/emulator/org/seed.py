@@ -30,7 +30,7 @@
     error_recovery_replay = "EARLIEST"  # optional; as above
     state = "RUN"                       # optional; RUN or STOP, default RUN
 
-    [[users]]                           # who can sign in; defaults apply without users and apps
+    [[users]]                           # who can sign in; see also the defaults below
     username = "user@example.com"
     password = "…"                      # optional; append the security token
     active = true                       # optional; default true
@@ -48,6 +48,8 @@
     topic = "/event/Order_Event__e"
     payload = {Order_Number__c = "1"}   # TOML has no null: leave the field out; or
     payload_json = '{"City__c": null}'  # JSON text
+
+An org without users and apps gets a default user and a default app.
 
 A seed is checked completely before anything is stored. Applying it twice changes nothing: topics,
 objects, channels, users and apps are created or updated to match the file; managed subscriptions
