@@ -192,7 +192,9 @@ def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
     """
     for name, value in body.items():
         if name not in _MEMBERS[kind] or not isinstance(value, str):
-            raise RestRefused("INVALIDJOB", f"{name[:80]}: unknown, or not a string", name)
+            raise RestRefused(
+                "INVALIDJOB", f"{name[:80]} is not a known property, or is not a string", name
+            )
     facts = {"contentType": "CSV", "columnDelimiter": "COMMA", "lineEnding": "LF", **body}
     choices = {
         "operation": QUERIES if kind == "query" else INGESTS,

@@ -149,7 +149,10 @@ class _Server(ThreadingHTTPServer):
             if not full:
                 self._due[request] = time.monotonic() + _REQUEST_S
         if full:
-            _log.warning("closed a new connection: %d are open, the maximum", _CONNECTIONS)
+            _log.warning(
+                "closed a new connection: %d connections are open, which is the maximum",
+                _CONNECTIONS,
+            )
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -354,7 +357,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_stream(self, answer: Answer, stream: Stream) -> None:
         self.close_connection = True  # the end of the connection marks the end of the body
         if not self.server.begin_stream(stream):
-            text = f"{_STREAMS} pages are open, the maximum: close one and load this page again"
+            text = (
+                f"{_STREAMS} pages with live updates are open, which is the maximum: close one and"
+                " load this page again"
+            )
             self._send(routing.problem("", HTTPStatus.SERVICE_UNAVAILABLE, text))
             return
         try:

@@ -56,7 +56,7 @@ def table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[object]], 
     Args:
         caption: The table's caption.
         heads: The headings of the columns.
-        rows: The cells of each row, as many as there are headings.
+        rows: The cells of each row, one for each heading.
         id_: Id of the table's body, which updates can replace.
     """
     heads = list(heads)
@@ -90,7 +90,9 @@ def table_rows(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup
 
 
 def live(id_: str, content: object) -> Markup:
-    """Return an element whose content `News.places` can replace while the page is open."""
+    """Return `content` in an element with the id `id_`. While the page is open, updates can replace
+    the content of this element (`News.places`).
+    """
     return tag("span", content, id=id_)
 
 

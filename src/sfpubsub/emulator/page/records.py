@@ -23,7 +23,7 @@ PLACE = "/ui/records"
 ONE = "/ui/record"
 
 _SHOWN = 50
-"""Maximum number of records that the page of an object lists: those that were changed last."""
+"""Maximum number of records on an object's page, which lists the last changed ones."""
 
 _COLUMNS = 4
 """Maximum number of columns in the list of records."""

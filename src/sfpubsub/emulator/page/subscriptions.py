@@ -101,7 +101,7 @@ def _state(world: World, record: ManagedSubscription) -> Markup:
     if record.committed is not None:
         committed = tag("code", bus.ids.mint(record.committed).hex())
     elif record.default_replay == "LATEST":
-        behind = "unknown: nothing is committed, and it starts at LATEST"
+        behind = "unknown: nothing is committed, and new streams start at LATEST"
     read = ", with an open stream" if world.managed.is_active(key) else ""
     shown = facts(
         state=f"{record.state}{read}",
