@@ -22,9 +22,9 @@ from sfpubsub.emulator.org.store import Event
 
 _KEPT_BYTES = 6 * 1024 * 1024
 """Memory for cached pages, in bytes; about 20,000 small events. This is enough for streams that
-read in parallel and for the pages prepared ahead. A larger cache slows down a long first read: until
-the cache is full, each page is written to new memory, which for change events costs as much as
-reading the block.
+read in parallel and for the pages prepared ahead. A larger cache slows down a long first read:
+until the cache is full, each page is written to new memory, which for change events costs as much
+as reading the block.
 """
 
 _PAGE_OVERHEAD_BYTES = 4096
