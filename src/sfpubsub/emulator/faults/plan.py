@@ -350,4 +350,4 @@ _ALLOWED: dict[str, Callable[[str, Any], bool]] = {
     "text": lambda _, value: bool(value),
     "advance": lambda _, value: value <= _FAR,
 }
-"""Checks on parameter values, in addition to their types."""
+"""Functions that check the value of a parameter, by parameter name. The type is checked as well."""

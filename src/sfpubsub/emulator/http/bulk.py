@@ -19,7 +19,7 @@ from sfpubsub.emulator.org.records.result_file import ResultFile
 
 _CSV = "text/csv; charset=UTF-8"
 _QUERY_API, _INGEST_API = 47, 41
-"""API versions that introduced query jobs and ingest jobs."""
+"""API versions that introduced query jobs (`_QUERY_API`) and ingest jobs (`_INGEST_API`)."""
 
 _MEMBERS = {
     "query": ("operation", "query", "columnDelimiter", "lineEnding", "contentType"),
@@ -38,8 +38,8 @@ _PLACE_DIGITS = 12
 
 _HIDDEN = ("user", "origin", "delimiter", "query", "columns", "assignmentRuleId")
 _NUMBERS = ("numberRecordsProcessed", "numberRecordsFailed", "retries", "totalProcessingTime")
-"""Properties of a job that are never returned, and counts that are returned only when a single job
-is read.
+"""`_HIDDEN` are the properties of a job that are never returned; `_NUMBERS` are counts that are
+returned only when a single job is read.
 """
 
 _RESULTS = {

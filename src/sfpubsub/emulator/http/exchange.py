@@ -98,7 +98,7 @@ class Route:
 
 
 def route(path: str, **methods: Handler) -> Route:
-    """Return a route.
+    """Create a route from a regular expression and handlers.
 
     Args:
         path: Regular expression that the whole path must match.

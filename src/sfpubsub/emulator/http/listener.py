@@ -42,15 +42,15 @@ job, 50 MB for a request.
 
 _LINE_BYTES = 1024
 _TRAILERS = 10
-"""Maximum size of a line in bytes, and maximum number of trailers, in a chunked body."""
+"""Limits of a chunked body: `_LINE_BYTES` in a line, and `_TRAILERS` trailer lines."""
 
 _SILENCE_S = 10.0
 """Seconds after which a silent connection is closed, so that it does not occupy a thread."""
 
 _LINGER_S = 1.0
 _LINGER_BYTES = 1024 * 1024
-"""How long (in seconds) and how much (in bytes) to keep reading after refusing a request with an
-unread body.
+"""After refusing a request with an unread body, the server keeps reading for up to `_LINGER_S`
+seconds, and up to `_LINGER_BYTES` bytes.
 """
 
 _REQUEST_S = 30.0

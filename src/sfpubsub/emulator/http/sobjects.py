@@ -22,7 +22,9 @@ from sfpubsub.emulator.org.records.reading import Page
 
 _BATCH = 2000
 _SMALLEST_BATCH = 200
-"""Rows per page of a query: the maximum, and the minimum that a client can request. Documented."""
+"""Number of rows in a page of a query: at most `_BATCH`, which is also the default. A client can
+request fewer rows, but not less than `_SMALLEST_BATCH`. Documented.
+"""
 
 _CLIENT = re.compile(r"(?:^|[,;\s])client=([^,;\s]+)")
 _UPSERTS_ANSWER = 46

@@ -40,7 +40,8 @@ def actor(
             acts[fault.kind](fault)
         except KeyError as error:
             raise ValueError(
-                f"fault {fault.kind}: there is no managed subscription {fault.target!r}"
+                f"fault {fault.kind}: there is no managed subscription {fault.target!r}: set the"
+                " target to the name of an existing one"
             ) from error
 
     return act

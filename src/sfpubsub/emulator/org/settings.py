@@ -67,8 +67,8 @@ class Settings:
 
     propagation_s: float = 0.0
     """Delay until streams see that a managed subscription was created, or that the Tooling API set
-    it to RUN or changed its presets. Minutes on the real service; 0 here so that nobody waits by
-    default.
+    it to RUN or changed its presets. Minutes on the real service; 0 here so that by default tests
+    do not wait.
     """
 
     token_lifetime_s: float = 0.0
@@ -176,8 +176,8 @@ class Settings:
     """
 
     streaming_events_first: bool = True
-    """Whether the events in an HTTP response from the Streaming API come before the reply to the
-    connect message, or after it.
+    """Whether events come before the reply to the connect message in an HTTP response of the
+    Streaming API; otherwise they come after it.
     """
 
     streaming_events_on_subscribe: bool = False
@@ -216,8 +216,8 @@ class Settings:
     """
 
     rest_lag_s: float = 0.0
-    """How far reads of records lag behind, while events are sent immediately. On the real service,
-    a lag of 1 to 3 s has been measured.
+    """Reads of records return the state of this long ago, while events are sent immediately. On the
+    real service, a lag of 1 to 3 s has been measured.
     """
 
     max_streams: int = 400
@@ -227,9 +227,9 @@ class Settings:
     """
 
     headers_at_once: bool = False
-    """Whether a stream's response headers are sent when the stream opens, or with its first
-    message. Not known for the service. With False, a client that waits for the headers (tonic)
-    hangs until the first event or keepalive; this is the harder case.
+    """Whether a stream's response headers are sent as soon as the stream opens; otherwise they are
+    sent with its first message. Not known for the service. With False, a client that waits for the
+    headers (tonic) hangs until the first event or keepalive; this is the harder case.
     """
 
     first_request_s: float = 60.0

@@ -73,7 +73,7 @@ CREATE TABLE IF NOT EXISTS access_tokens (
 """
 
 _LAYOUT = 1
-"""Version of the tables above; a file of another version is rejected."""
+"""Version of the database tables; a file of another version is rejected."""
 
 
 class StoreProblem(Exception):  # noqa: N818 - a report about a file, not about the program
@@ -173,7 +173,7 @@ class Store:
         return str(found[0][0]) if found else default
 
     def set_meta(self, key: str, value: str) -> None:
-        """Store a text under a key."""
+        """Store a text under a key, replacing any earlier text."""
         self.run("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
 
     def append(self, topic_ids: Sequence[int], events: Sequence[Event], at: float) -> None:

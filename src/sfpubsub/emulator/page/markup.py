@@ -51,7 +51,7 @@ def _escaped(child: object) -> str:
 
 
 def table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[object]], id_: str) -> Markup:
-    """Return a table, which narrow screens show as cards. The first cell of each row is a heading.
+    """Return a table; narrow screens show each row as a card. The first cell of a row is a heading.
 
     Args:
         caption: The table's caption.

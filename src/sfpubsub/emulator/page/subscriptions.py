@@ -19,7 +19,8 @@ PLACE = "/ui/subscriptions"
 
 _WINDOW_S = 600.0
 _POINTS = 120
-"""Time span of the plot, in seconds of the emulator's clock, and its number of points: one per 5 s.
+"""Time span of the plot, in seconds of the emulator's clock (`_WINDOW_S`), and its number of points
+(`_POINTS`): one for every 5 s.
 """
 
 

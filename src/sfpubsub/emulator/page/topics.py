@@ -37,7 +37,7 @@ PLACE = "/ui/topic"
 _LIST = "events"
 _AS_JSON = "form-json"
 _NAME = "form-topic"
-"""Names of controls that are not fields; the names of fields contain no hyphen."""
+"""Names of controls that are not fields (`_AS_JSON`, `_NAME`); names of fields have no hyphen."""
 
 
 def overview(visit: Visit) -> Answer:

@@ -29,7 +29,7 @@ from sfpubsub.emulator.org.sessions import eighteen
 from sfpubsub.emulator.org.store import Snapshot, Store
 
 _CURSORS = 10
-"""Maximum number of unfinished queries of one user; a further one closes the oldest. Documented."""
+"""Maximum number of unfinished queries of one user; a new query closes the oldest. Documented."""
 
 _PLACE_DIGITS = 12
 """Maximum number of digits of the row position in a query locator; no query has so many rows."""
