@@ -164,8 +164,8 @@ _COMMITS: dict[str, Kind] = {
     "answer_with_events": Kind(
         _MANAGED,
         {"within_s": 5.0},
-        "Send a commit response in the same message as the next events; if there are none, send "
-        "it without events after this long.",
+        "Send a commit response in the same message as the next events, or without events if none "
+        "are sent within this time.",
     ),
     "hold_slot": Kind(
         _MANAGED,

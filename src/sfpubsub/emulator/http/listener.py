@@ -49,8 +49,8 @@ _SILENCE_S = 10.0
 
 _LINGER_S = 1.0
 _LINGER_BYTES = 1024 * 1024
-"""After refusing a request with an unread body, the server keeps reading for up to `_LINGER_S`
-seconds, and up to `_LINGER_BYTES` bytes.
+"""After refusing a request with an unread body, the server reads up to `_LINGER_BYTES` more bytes,
+and stops when the client sends nothing for `_LINGER_S` seconds.
 """
 
 _REQUEST_S = 30.0

@@ -282,8 +282,8 @@ class Bus(Positions):
     def read(self, topic: Topic, after: int, limit: int) -> tuple[list[Event], int]:
         """Return at most `limit` events of a topic after a position, and the reader's new position.
 
-        The new position is that of the last event. If there are no events it is the org's tip,
-        because the topic has no events up to the tip.
+        The new position is that of the last event. Without events, it is the org's tip, because the
+        topic has no events between `after` and the tip.
         """
         with self._lock:
             self._purge()

@@ -30,8 +30,8 @@ Documented.
 """
 
 _DIFF_SHARE, _DIFF_LINES = 0.5, 0.25
-"""A diff is sent instead of the whole text if at most these shares of its characters and of its
-lines changed. Documented.
+"""A diff is sent instead of the whole text only if at most these shares of its characters and of
+its lines changed. Documented.
 """
 
 

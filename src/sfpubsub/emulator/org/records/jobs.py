@@ -255,8 +255,8 @@ class Jobs:
         self._store.run("UPDATE jobs SET facts = ? WHERE id = ?", json.dumps(job.facts), job.job_id)
 
     def stop(self) -> None:
-        """Stop the worker thread. Unfinished jobs are run again at the next start. This method can
-        be called repeatedly.
+        """Stop the worker thread. Unfinished jobs are queued again at the next start. This method
+        can be called repeatedly.
         """
         with self._changed:
             self._stopping = True
