@@ -106,7 +106,7 @@ def test_events_and_counts_arrive_while_one_looks(visit, org):
     assert first.count() == 1
     sync_api.expect(published).to_have_text(str(before + 1))
     assert page.evaluate("document.activeElement.textContent") == "Publish an event"
-    assert page.locator("#live-state").text_content() == "Updates as it happens."
+    assert page.locator("#live-state").text_content() == "Live updates are on."
 
 
 def test_a_record_and_the_event_of_its_change(visit):

@@ -1,7 +1,7 @@
 """The addresses on which an emulator listens, and those announced to clients: hosts, ports, URLs.
 
-The two differ in a container, for example: it listens on all interfaces, and clients reach it by
-its name.
+The two differ, for example, for an emulator in a container: the emulator listens on all interfaces,
+and clients reach it by the name of the container.
 """
 
 from __future__ import annotations

@@ -423,4 +423,4 @@ class EmulatorServer:
 
 
 def _in_use(address: str) -> str:
-    return f"cannot listen on {address}: the port is in use or not allowed; choose another"
+    return f"cannot listen on {address}: the port is in use or not allowed; choose another port"

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 AnswerTip = Literal["none", "sent", "org"]
-"""The tip in a commit answer: absent, the stream's last position, or the org's newest."""
+"""What a commit response contains as `latest_replay_id`: nothing ("none"), the last position sent
+on the stream ("sent"), or the org's newest position ("org").
+"""
 
 RPCS = ("Subscribe", "GetSchema", "GetTopic", "Publish", "PublishStream", "ManagedSubscribe")
 """The RPCs, in the order of the proto file."""
@@ -81,13 +83,13 @@ _CALLS: dict[str, Kind] = {
     "drop_stream": Kind(
         _STREAMS,
         {"after_responses": 0, "status": "UNAVAILABLE"},
-        "End a stream once it has sent this many responses, without trailers. OK ends it cleanly, "
-        "RESET cuts the HTTP/2 stream.",
+        "After this many responses, end a stream without trailers. OK ends it cleanly, RESET cuts "
+        "the HTTP/2 stream.",
     ),
     "fail_stream": Kind(
         _STREAMS,
         {"after_responses": 0, "error_code": "service.unavailable", "status": ""},
-        "End a stream once it has sent this many responses, with this error code.",
+        "After this many responses, end a stream with this error code.",
     ),
 }
 
@@ -103,8 +105,8 @@ _DELIVERY: dict[str, Kind] = {
     "merge_responses": Kind(
         _STREAMS,
         {"events": 10, "within_s": 5.0},
-        "Hold events until this many are pending (or as many as the client requested), or for "
-        "this long, then send them in one response.",
+        "Hold events for this long, or until this many or all requested events are pending. Then "
+        "send them in one response.",
     ),
     "withhold_keepalive": Kind(
         _STREAMS,
@@ -114,8 +116,8 @@ _DELIVERY: dict[str, Kind] = {
     "move_keepalive_tip": Kind(
         _STREAMS,
         {"advance": 0},
-        "The next keepalive repeats the last position of its stream. With advance, it is that "
-        "many positions ahead of the org's tip, as if there were other traffic.",
+        "The next keepalive repeats the last position of its stream. If advance is above 0, it is "
+        "that many positions ahead of the org's tip, as if there were other traffic.",
     ),
 }
 
@@ -150,19 +152,20 @@ _COMMITS: dict[str, Kind] = {
     "coalesce_commits": Kind(
         _MANAGED,
         {"count": 2, "within_s": 5.0},
-        "Hold answers until this many commits are pending, or for this long, then send one answer "
-        "for all.",
+        "Hold commit responses for this long, or until this many commits are pending. Then send "
+        "one response for all.",
     ),
     "shape_commit_answer": Kind(
         _MANAGED,
         {"pending": True, "tip": "sent"},
-        "Include or omit pending_num_requested in the next commit answer, and use the tip none, "
+        "In the next commit response, include or omit pending_num_requested, and use the tip none, "
         "sent or org, regardless of the settings.",
     ),
     "answer_with_events": Kind(
         _MANAGED,
         {"within_s": 5.0},
-        "Send a commit's answer in the same message as the next events, or alone after this long.",
+        "Send a commit response in the same message as the next events, or without events if none "
+        "are sent within this time.",
     ),
     "hold_slot": Kind(
         _MANAGED,
@@ -183,17 +186,17 @@ _COMETD: dict[str, Kind] = {
     "refuse_message": Kind(
         BAYEUX,
         {"text": "403::Unknown client", "reconnect": "", "reason": ""},
-        "Refuse a message with this error; and with this reconnect advice and this failureReason, "
-        "unless they are blank.",
+        "Refuse a message with this error, this reconnect advice and this failureReason; blank "
+        "values are omitted.",
     ),
     "end_cometd_session": Kind(
         _POLL,
         {},
-        "Forget a session, even while its connect request is open; the answer is 403::Unknown "
+        "Forget a session, even while its connect request is open; the response is 403::Unknown "
         "client.",
     ),
     "say_goodbye": Kind(
-        _POLL, {}, "End a session with /meta/disconnect, after its pending events."
+        _POLL, {}, "Send a session's pending events, and end it with /meta/disconnect."
     ),
     "answer_with_page": Kind(
         BAYEUX, {"status": 500}, "Answer a request with an HTML page and this HTTP status."
@@ -201,8 +204,8 @@ _COMETD: dict[str, Kind] = {
     "cut_poll": Kind(
         _POLL,
         {"with_events": True},
-        "Reset the connection of an open connect request. With with_events, wait until events are "
-        "pending; they are lost with the connection.",
+        "Reset the connection of an open connect request. If with_events is true, wait until "
+        "events are pending; they are lost with the connection.",
     ),
     "drip_answer": Kind(
         BAYEUX, {"seconds": 1.0}, "Send a response in two halves, this many seconds apart."
@@ -226,7 +229,7 @@ _ORG: dict[str, Kind] = {
         (),
         {},
         "All tokens expire: open streams end immediately with service.auth.error, and new calls "
-        "fail with it.",
+        "fail with the same error.",
         acts=True,
     ),
     "revoke_token": Kind(

@@ -93,7 +93,8 @@ class Fault:
         """Return a fault from a decoded JSON object whose members are the arguments of this class.
 
         Raises:
-            ValueError: The value is not such an object, or an argument is not valid.
+            ValueError: The value is not a JSON object with the key `kind`, or an argument is not
+                valid.
         """
         if not isinstance(value, dict) or not isinstance(value.get("kind"), str):
             raise ValueError(  # noqa: TRY004 - a value from outside, not a caller's mistake
@@ -109,7 +110,7 @@ class FaultPlan:
     """
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
-        # Held while a fault is added and applied; taken before _lock.
+        # Held while a fault is added and applied; acquired before _lock.
         self._adding = threading.RLock()
         self._lock = threading.Lock()  # guards the fields below
         self._entries: list[_Entry] = []
@@ -301,7 +302,9 @@ def _check_target(kind: str, rpc: str | None, target: str | None) -> None:
 def _check(kind: str, name: str, value: object) -> None:
     params = KINDS[kind].params
     if name not in params:
-        raise ValueError(f"fault {kind} takes {', '.join(params) or 'nothing'}, not {name!r}")
+        raise ValueError(
+            f"fault {kind}: valid parameters are {', '.join(params) or '(none)'}, not {name!r}"
+        )
     wanted = type(params[name])
     fits = type(value) is wanted or (wanted is float and type(value) is int)
     if not fits or (isinstance(value, (int, float)) and not value >= 0):
@@ -347,4 +350,4 @@ _ALLOWED: dict[str, Callable[[str, Any], bool]] = {
     "text": lambda _, value: bool(value),
     "advance": lambda _, value: value <= _FAR,
 }
-"""Checks on parameter values, in addition to their types."""
+"""Functions that check the value of a parameter, by parameter name. The type is checked as well."""

@@ -1,12 +1,12 @@
 """Blocks: groups of 100 consecutive events of a topic, encoded for sending as they are published.
 
-When events are read from the log, most of the time is spent not on the disk but on the row, the
-objects and the protobuf message that each event needs; a block is a single row for 100 events.
-Blocks duplicate the log and never replace it: events that are not in a block (the last events of a
-topic, large events, events of an older data directory) are read from the log.
+Most of the time for reading events from the log is spent on creating a row, several objects and a
+protobuf message for each event, not on the disk. A block is a single row for 100 events. Blocks
+duplicate the log and never replace it: events that are not in a block (the last events of a topic,
+large events, events of an older data directory) are read from the log.
 
 Invariant: a block that is read contains every event of its topic between two positions, and none of
-these events has expired. When the first one expires, the store deletes the block.
+these events has expired. When the first of them expires, the store deletes the block.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sfpubsub.emulator.org.store import Event
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 EVENTS = 100
-"""Events per block. By default this is the most that a stream can request, so a stream that reads
-from the beginning gets whole blocks.
+"""Number of events in a block. By default a stream can have at most the same number of requested
+events, so a stream that reads from the beginning gets whole blocks.
 """
 
 _ENCODING = 1
@@ -42,7 +42,7 @@ than encoding the events, so storing them is not worth the disk space.
 """
 
 _UNKNOWN = sys.maxsize
-"""Marks that the number of events that are not in a block yet is unknown."""
+"""Used as the number of events after a topic's last block while this number is not known."""
 
 _NUMBERS = struct.Struct(f"={EVENTS}q{EVENTS}I{EVENTS}B")
 """The fixed part of a block: the position of each event, the offset at which the event ends in the
@@ -110,7 +110,7 @@ class Blocks:
         return message
 
     def after(self, topic: Topic, position: int, limit: int, size: int) -> Piece | None:
-        """Return the events of a topic that follow `position`, as far as one block contains them.
+        """Return the next events of a topic after `position`, from a single block.
 
         Args:
             topic: The topic to read.

@@ -55,9 +55,9 @@ class ManagedStream(EventStream[ManagedFetch]):
     ) -> None:
         super().__init__(world, mailbox, token, pages)
         self.record: ManagedSubscription | None = None
-        # Positions that may be committed: events of the topic from the first to the last one sent
-        # on this stream, and keepalive positions after the committed one. There is no list of
-        # events, because any number of them may be sent before the commit deadline.
+        # Positions that may be committed: those of the topic's events in the range `_sent` (first
+        # and last event sent on this stream), and the keepalive positions after the committed one.
+        # A range takes constant memory, however many events are sent before the commit deadline.
         self._sent: tuple[int, int] | None = None
         self._tips: list[int] = []
         self._answers: list[CommitAnswer] = []
@@ -127,7 +127,7 @@ class ManagedStream(EventStream[ManagedFetch]):
             self._commit(fetch.commit, arrival.at)
 
     def keys(self) -> list[str]:
-        """Return the keys of `EventStream.keys`, and the key for changes of the subscription."""
+        """Return the topic's name and the subscription's id: `Bells` wakes this stream for both."""
         return [self.topic.name, self._record.subscription_id]
 
     def check(self, now: float) -> None:
@@ -165,8 +165,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         )
 
     def deliver(self, now: float) -> Reply | None:
-        """Return the reply of `EventStream.deliver`. If a fault has held back a commit response for
-        the next events, a reply with events includes it.
+        """Return the reply of `EventStream.deliver`. If a fault holds a commit response back until
+        the next events, add the commit response to a reply with events.
         """
         reply = super().deliver(now)
         if reply is None or not reply.page.positions or not self._with_events:

@@ -21,10 +21,10 @@ from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.org.store import Event
 
 _KEPT_BYTES = 6 * 1024 * 1024
-"""Memory for cached pages, in bytes; some 20,000 small events. This is enough for streams that read
-in parallel and for the pages prepared ahead. A larger cache slows down a long first read: until the
-cache is full, each page is written to new memory, which for change events costs as much as reading
-the block.
+"""Memory for cached pages, in bytes; about 20,000 small events. This is enough for streams that
+read in parallel and for the pages prepared ahead. A larger cache slows down a long first read:
+until the cache is full, each page is written to new memory, which for change events costs as much
+as reading the block.
 """
 
 _PAGE_OVERHEAD_BYTES = 4096
@@ -109,8 +109,8 @@ class Pages:
             return page
 
     def _read(self, topic: Topic, position: int, limit: int) -> tuple[Page, bool]:
-        """Return a page, read from blocks where they exist, and whether it is full: whether no
-        later event could be added to it.
+        """Return a page, read from blocks where they exist, and whether the page is full, so that
+        no later event could be added to it.
         """
         pieces: list[Piece] = []
         end, left, size = position, limit, self._settings.response_bytes

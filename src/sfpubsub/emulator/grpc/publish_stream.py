@@ -1,7 +1,7 @@
 """The PublishStream RPC: a stream of publish requests for one topic. Does not use gRPC.
 
-Requests are handled one at a time, in order. A stream without a request for too long ends with an
-error.
+Requests are handled one at a time, in order. A stream that receives no request for
+`Settings.publish_stream_idle_s` ends with an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PublishStream(Generic[R]):
         self._topic = ""
 
     def run(self) -> Iterator[tuple[str, R]]:
-        """Yield the topic name and the request, for each request until the call ends.
+        """Yield (topic name, request) for each request, until the call ends.
 
         Raises:
             Refused: The topic is missing or differs from that of the first request, no request

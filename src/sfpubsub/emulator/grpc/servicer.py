@@ -1,5 +1,5 @@
-"""The gRPC servicer. It translates between protobuf messages, statuses and trailers and the stream
-classes, which contain the logic.
+"""The gRPC servicer. It translates between gRPC (protobuf messages, statuses, trailers) and the
+stream classes, which contain the logic.
 
 Methods are in the order of the proto file. Each call runs inside `_call`, which checks the headers,
 applies faults, and ends the RPC when `Refused` or `Dropped` is raised.
@@ -43,7 +43,7 @@ R = TypeVar("R")
 
 
 class PubSubServicer(pb_grpc.PubSubServicer):
-    """The implementation of the six RPCs.
+    """Implements the six RPCs of the Pub/Sub API.
 
     Args:
         world: The emulator's state.
@@ -243,7 +243,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         try:
             while clock.now() < deadline and not mailbox.gone:
                 mailbox.collect()
-                if clock.now() < deadline:  # a jump between the two lines wakes `wait`
+                if clock.now() < deadline:  # a jump after this check wakes `wait`
                     mailbox.wait(deadline)
         finally:
             bells.forget(_DELAYED, mailbox.wake)

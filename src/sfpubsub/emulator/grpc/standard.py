@@ -1,7 +1,7 @@
 """The standard gRPC services: health, and reflection for tools such as grpcurl.
 
 Health is available if grpcio-health-checking is installed; reflection also needs
-grpcio-reflection. They require no access token. The real service is not known to offer them.
+grpcio-reflection. Neither requires an access token. The real service is not known to offer them.
 Reflection is imported on first use, because the import takes longer than the rest of the emulator's
 start.
 """

@@ -38,8 +38,8 @@ from sfpubsub.emulator.org.schemas import Schema, SchemaProblem
 from sfpubsub.emulator.org.world import World
 
 _LONGEST_JUMP_S = 1e9
-"""Largest clock jump in seconds, about 30 years. A larger one is shortened to this, because a much
-larger one would exceed the range of dates.
+"""Largest clock jump in seconds, about 30 years. Larger jumps are reduced to this, because times
+after a much larger jump would exceed the range of `datetime`.
 """
 
 _USER: dict[str, type] = {
@@ -58,14 +58,14 @@ _APP: dict[str, type] = {
 
 
 def faults(call: Call) -> Answer:
-    """GET /admin/faults: return the fault plan, with how often each fault occurred."""
+    """GET /admin/faults: return the faults of the plan, and how many times each has occurred."""
     _authorise(call)
     return json_answer({"faults": call.world.faults.report()})
 
 
 def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], Answer]:
-    """Return a POST handler that checks the token, passes the parsed body to `act`, and answers
-    with the value that `act` returns.
+    """Return a POST handler that checks the token, passes the parsed body to `act`, and responds
+    with the return value of `act` as JSON.
     """
 
     def answer(call: Call) -> Answer:

@@ -19,7 +19,7 @@ from sfpubsub.emulator.org.records.result_file import ResultFile
 
 _CSV = "text/csv; charset=UTF-8"
 _QUERY_API, _INGEST_API = 47, 41
-"""API versions that introduced query jobs and ingest jobs."""
+"""API versions that introduced query jobs (`_QUERY_API`) and ingest jobs (`_INGEST_API`)."""
 
 _MEMBERS = {
     "query": ("operation", "query", "columnDelimiter", "lineEnding", "contentType"),
@@ -38,8 +38,8 @@ _PLACE_DIGITS = 12
 
 _HIDDEN = ("user", "origin", "delimiter", "query", "columns", "assignmentRuleId")
 _NUMBERS = ("numberRecordsProcessed", "numberRecordsFailed", "retries", "totalProcessingTime")
-"""Properties of a job that are never returned, and counts that are returned only when a single job
-is read.
+"""`_HIDDEN` are the properties of a job that are never returned; `_NUMBERS` are counts that are
+returned only when a single job is read.
 """
 
 _RESULTS = {
@@ -184,14 +184,17 @@ def _may_see(job: Job, user: User) -> bool:
 
 
 def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the members of a new job, with defaults for those that are missing.
+    """Return the properties of a new job from the request body, with defaults for missing ones.
 
     Raises:
-        RestRefused: A member is unknown, required but missing, or not one of the allowed values.
+        RestRefused: A property is unknown, is required but missing, or has a value that is not
+            allowed.
     """
     for name, value in body.items():
         if name not in _MEMBERS[kind] or not isinstance(value, str):
-            raise RestRefused("INVALIDJOB", f"{name[:80]}: unknown, or not a string", name)
+            raise RestRefused(
+                "INVALIDJOB", f"{name[:80]} is not a known property, or is not a string", name
+            )
     facts = {"contentType": "CSV", "columnDelimiter": "COMMA", "lineEnding": "LF", **body}
     choices = {
         "operation": QUERIES if kind == "query" else INGESTS,

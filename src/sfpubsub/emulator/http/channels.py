@@ -240,7 +240,7 @@ MEMBERS = Table(
     f"tooling/sobjects/{MEMBER}",
 )
 TABLES = (CHANNELS, MEMBERS)
-"""The objects that can be queried."""
+"""The objects of this module that queries of the Tooling API can use."""
 
 
 def _required(name: str) -> RestRefused:

@@ -15,8 +15,8 @@ from sfpubsub.emulator.org.records.writing import Transaction
 
 _MOST = 200
 _MOST_READ = 2000
-"""Maximum number of records in a request that changes records, and in one that reads them.
-Documented.
+"""Maximum number of records in a request that changes records (`_MOST`), and in a request that
+reads records (`_MOST_READ`). Documented.
 """
 
 _ROLLED_BACK = RecordProblem(

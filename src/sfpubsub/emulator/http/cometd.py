@@ -22,7 +22,7 @@ from sfpubsub.emulator.org.world import World
 
 _COOKIE = "BAYEUX_BROWSER"
 _BODY_BYTES = 32_768
-"""A request of this size in bytes or more is refused. Documented."""
+"""Requests with bodies of this many bytes or more are refused. Documented."""
 
 _OLDEST, _RETIRED, _NEWEST = 23.0, 37.0, 67.0
 """API versions: the oldest that exists, the oldest that is supported, and the newest."""
@@ -184,8 +184,8 @@ class _Exchange:
             The messages to send together with the reply to the connect message.
 
         Raises:
-            _Instead: A newer connect message, a fault or the end of the server replaces the
-                response.
+            _Instead: Another response is sent, because of a newer connect message, a fault or the
+                end of the emulator.
             Refusal: The session or the token has ended.
         """
         deadline = self._world.clock.now() + self._settings.streaming_timeout_s

@@ -14,7 +14,7 @@ from sfpubsub.emulator.http.tables import Table
 from sfpubsub.emulator.org.usage import DAY_S, HOUR_S, SEGMENT_S, used
 
 _SEGMENTS = {"FifteenMinutes": SEGMENT_S, "Hourly": HOUR_S, "Daily": DAY_S}
-"""Seconds by TimeSegment; "Hourly" is documented, the spelling of the others is not known."""
+"""Length of each TimeSegment in seconds. "Hourly" is documented; the other names are assumed."""
 
 
 def limits(call: Call) -> Answer:

@@ -21,7 +21,9 @@ _EVENT_ID = "e00xx0000000001AAA"
 
 _FIRST_VERSION = 40
 _FIRST_FORMATS = 43
-"""API versions that introduced event schemas, and the parameter payloadFormat."""
+"""API versions that introduced event schemas (`_FIRST_VERSION`) and the parameter payloadFormat
+(`_FIRST_FORMATS`).
+"""
 
 
 def publish(call: Call) -> Answer:

@@ -91,14 +91,14 @@ Handler = Callable[[Call], Answer]
 
 @dataclass(frozen=True)
 class Route:
-    """A pattern for paths, and the handler of these paths for each HTTP method."""
+    """A pattern for paths, and the handlers of matching requests, by HTTP method."""
 
     path: re.Pattern[str]
     methods: Mapping[str, Handler]
 
 
 def route(path: str, **methods: Handler) -> Route:
-    """Return a route.
+    """Create a route from a regular expression and handlers.
 
     Args:
         path: Regular expression that the whole path must match.
@@ -108,7 +108,7 @@ def route(path: str, **methods: Handler) -> Route:
 
 
 class Problem(Exception):  # noqa: N818 - an answer, not a bug
-    """Raised to answer with an error. The format of the response depends on the area of the path.
+    """Raised to answer a request with an error, in the format that `routing` uses for its path.
 
     Args:
         status: The HTTP status.

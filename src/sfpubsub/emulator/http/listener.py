@@ -30,7 +30,7 @@ from sfpubsub.emulator.org.world import World
 _log = logging.getLogger(__name__)
 
 _BODY_BYTES = 256 * 1024
-"""Largest accepted body in bytes; a wide schema for the admin endpoint has some 50 kB."""
+"""Largest accepted body in bytes; a wide schema for the admin endpoint has about 50 kB."""
 
 _LARGER_BODIES = (
     (re.compile(r"/services/data/v\d+\.0/jobs/ingest/\w+/batches/?"), 150_000_000),
@@ -42,15 +42,15 @@ job, 50 MB for a request.
 
 _LINE_BYTES = 1024
 _TRAILERS = 10
-"""Maximum size of a line in bytes, and maximum number of trailers, in a chunked body."""
+"""Limits of a chunked body: `_LINE_BYTES` in a line, and `_TRAILERS` trailer lines."""
 
 _SILENCE_S = 10.0
 """Seconds after which a silent connection is closed, so that it does not occupy a thread."""
 
 _LINGER_S = 1.0
 _LINGER_BYTES = 1024 * 1024
-"""How long (in seconds) and how much (in bytes) to keep reading after refusing a request with an
-unread body.
+"""After refusing a request with an unread body, the server reads up to `_LINGER_BYTES` more bytes,
+and stops when the client sends nothing for `_LINGER_S` seconds.
 """
 
 _REQUEST_S = 30.0
@@ -149,7 +149,10 @@ class _Server(ThreadingHTTPServer):
             if not full:
                 self._due[request] = time.monotonic() + _REQUEST_S
         if full:
-            _log.warning("closed a new connection: %d are open, the maximum", _CONNECTIONS)
+            _log.warning(
+                "closed a new connection: %d connections are open, which is the maximum",
+                _CONNECTIONS,
+            )
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -161,7 +164,7 @@ class _Server(ThreadingHTTPServer):
         if self.tls is None:
             super().finish_request(request, client_address)
             return
-        # A duplicate, so that the original can be cut off and closed like a plain one.
+        # TLS uses a duplicate, so that the original socket can be closed like that of plain HTTP.
         with contextlib.closing(request.dup()) as copy:
             copy.settimeout(_SILENCE_S)
             with self.tls.wrap_socket(copy, server_side=True) as secured:
@@ -174,15 +177,17 @@ class _Server(ThreadingHTTPServer):
 
     def expect_request(self, held_s: float = 0.0) -> None:
         """Restart the time limit of the calling thread's connection, for the next request or for
-        the rest of the current one. `held_s` is the number of seconds to add while an answer is
-        held back.
+        the remainder of the current one. `held_s` is added to the limit, in seconds, for a
+        deliberately delayed answer.
         """
         with self._lock:
             if self._own.request in self._due:
                 self._due[self._own.request] = time.monotonic() + _REQUEST_S + held_s
 
     def begin_stream(self, stream: Stream) -> bool:
-        """Register a stream that the calling thread sends. Return False if too many are open."""
+        """Register a stream that the calling thread will send, and return True. If too many streams
+        are open, return False instead.
+        """
         with self._lock:
             if len(self._streams) >= _STREAMS:
                 return False
@@ -243,7 +248,9 @@ class _Handler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def date_time_string(self, timestamp: float | None = None) -> str:
-        """Return the value of the Date header, by the emulator's clock, which includes jumps."""
+        """Return the time of the emulator's clock, including jumps, as the value of the Date
+        header.
+        """
         return super().date_time_string(timestamp or self.server.world.clock.now())
 
     def finish(self) -> None:
@@ -268,7 +275,7 @@ class _Handler(BaseHTTPRequestHandler):
         close the connection.
         """
         self.close_connection = self.unread = True
-        # Otherwise an unknown version gets no status line.
+        # Otherwise http.server would send no status line for an unknown HTTP version.
         self.request_version = self.protocol_version
         status = HTTPStatus(code)
         text = message or explain or status.phrase
@@ -350,7 +357,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_stream(self, answer: Answer, stream: Stream) -> None:
         self.close_connection = True  # the end of the connection marks the end of the body
         if not self.server.begin_stream(stream):
-            text = f"{_STREAMS} pages are open, the maximum: close one and load this page again"
+            text = (
+                f"{_STREAMS} pages with live updates are open, which is the maximum: close one and"
+                " load this page again"
+            )
             self._send(routing.problem("", HTTPStatus.SERVICE_UNAVAILABLE, text))
             return
         try:
@@ -397,7 +407,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _cut(request: socket.socket) -> None:
     try:
-        request.shutdown(socket.SHUT_RDWR)  # its thread wakes up and closes it
+        request.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
     except OSError as error:
         _log.debug("a connection was already closed: %s", error)
 

@@ -11,7 +11,9 @@ from sfpubsub.emulator.http.exchange import Answer, Call, Problem, json_answer, 
 
 OLDEST_VERSION = 31
 NEWEST_VERSION = 67
-"""Range of API versions that are served. The emulator is modelled on the newest."""
+"""The API versions from `OLDEST_VERSION` to `NEWEST_VERSION` are served. The emulator is modelled
+on the newest.
+"""
 
 _SEASONS = ("Spring", "Summer", "Winter")
 

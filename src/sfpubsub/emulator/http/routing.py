@@ -85,13 +85,13 @@ _ROUTES = (
         DELETE=channels.delete,
     ),
     _route(_VERSION + r"/event/eventSchema/(?P<id>[\w-]+)/?", GET=events.schema_by_id),
-    # Records; after the objects that are not records.
+    # Records. These patterns also match the objects above, so they must follow them.
     _route(_VERSION + r"/query(?P<all>All)?/?", GET=sobjects.query),
     _route(_VERSION + r"/query(?P<all>All)?/(?P<locator>[\w-]+)", GET=sobjects.query_more),
     _route(_VERSION + r"/sobjects/?", GET=describe.everything),
     _route(_OBJECT + r"/?", GET=describe.basics, POST=sobjects.create),
     _route(_OBJECT + r"/describe/?", GET=describe.whole),
-    _route(  # getUpdated and getDeleted are not served, and no ids
+    _route(  # `updated` and `deleted` are other resources, which are not served, and not ids
         _OBJECT + r"/(?P<id>(?!(?:updated|deleted)$)\w+)",
         GET=sobjects.read,
         PATCH=sobjects.update,

@@ -1,8 +1,8 @@
 """The SOAP calls for old clients: login, which creates a session from a username and a password,
-and logout, which ends it.
+and logout, which ends a session.
 
 Requests are read with an XML parser, so CDATA, character references and all encodings that the
-parser supports are accepted. A document type is refused, and with it any entity definition.
+parser supports are accepted. A document type declaration is refused, which rules out entities.
 """
 
 from __future__ import annotations

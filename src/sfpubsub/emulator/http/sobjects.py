@@ -22,7 +22,9 @@ from sfpubsub.emulator.org.records.reading import Page
 
 _BATCH = 2000
 _SMALLEST_BATCH = 200
-"""Rows per page of a query: the maximum, and the minimum that a client can request. Documented."""
+"""Number of rows in a page of a query: at most `_BATCH`, which is also the default. A client can
+request fewer rows, but not less than `_SMALLEST_BATCH`. Documented.
+"""
 
 _CLIENT = re.compile(r"(?:^|[,;\s])client=([^,;\s]+)")
 _UPSERTS_ANSWER = 46
@@ -105,8 +107,8 @@ def delete_by(call: Call) -> Answer:
 
 
 def query(call: Call) -> Answer:
-    """GET …/query?q=… or …/queryAll?q=…: return the first page of a query for records, or for an
-    object that `org.records` does not store.
+    """GET …/query?q=… or …/queryAll?q=…: return the first page of a query. `streaming` answers
+    queries for objects that `org.records` does not store.
     """
     user = user_of(call)
     text = _asked(call).get("q", "")
@@ -201,8 +203,8 @@ def _object(call: Call) -> str:
 
 
 def _fields(call: Call) -> list[str] | None:
-    """Return the fields that a request names, always including the id; None if it names none, which
-    means all fields.
+    """Return the field names in the request's parameter `fields`, plus the id. None, which means
+    all fields, if the parameter is missing or empty.
     """
     names = [name for name in _asked(call).get("fields", "").split(",") if name]
     if not names:

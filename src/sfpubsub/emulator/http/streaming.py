@@ -98,8 +98,8 @@ def online(call: Call) -> Answer:
 
 
 def push(call: Call) -> Answer:
-    """POST …/sobjects/StreamingChannel/<Id>/push: publish events to a generic channel. Return for
-    each event how many of the named users are subscribed, or -1 if it names none.
+    """POST …/sobjects/StreamingChannel/<Id>/push: publish events to a generic channel. For each
+    event, return how many of its named recipients are subscribed, or -1 if it names none.
     """
     authorised(call)
     record, events = _record(call), body_of(call).get("pushEvents")

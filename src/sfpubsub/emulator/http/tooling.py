@@ -90,7 +90,9 @@ def create(call: Call) -> Answer:
             "DUPLICATE_DEVELOPER_NAME", f"The name {name} is already used.", "DeveloperName"
         ) from taken
     except LimitReached as reached:
-        raise RestRefused("LIMIT_EXCEEDED", f"No more can be created: {reached}.") from reached
+        raise RestRefused(
+            "LIMIT_EXCEEDED", f"No more managed subscriptions can be created: {reached}."
+        ) from reached
     answer = {
         "id": made.subscription_id,
         "success": True,

@@ -2,8 +2,8 @@
 protocols.
 
 All data is in the store, so that credentials survive a restart of the emulator. An org without
-users and apps gets default ones. `signin` checks credentials and issues tokens. Invariant: every
-stored public key is valid.
+users and apps gets a default user and a default app. `signin` checks credentials and issues tokens.
+Invariant: every stored public key is valid.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def check_public_key(text: str) -> None:
     """Check that a PEM public key or certificate can verify assertions.
 
     Raises:
-        EmulatorProblem: The text does not contain such a key, or the extra `emulator` is not
+        EmulatorProblem: The text does not contain an RSA public key, or the extra `emulator` is not
             installed.
     """
     try:
@@ -272,7 +272,7 @@ def read_public_key(text: str) -> Any:
     """Return the RSA public key in a PEM public key or certificate.
 
     Raises:
-        ValueError: The text does not contain such a key.
+        ValueError: The text does not contain an RSA public key.
         EmulatorProblem: The extra `emulator` is not installed.
     """
     try:

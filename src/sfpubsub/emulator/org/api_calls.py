@@ -11,7 +11,7 @@ from sfpubsub.emulator.org.usage import DAY_S, SEGMENT_S
 class ApiCalls:
     """Counts API calls, and enforces a limit. Thread-safe.
 
-    Calls are counted in segments of 15 minutes, so a day needs about a hundred numbers.
+    Calls are counted in segments of 15 minutes, so a day needs only about a hundred counters.
 
     Args:
         most: Maximum number of calls in 24 hours.
@@ -41,7 +41,7 @@ class ApiCalls:
             return True
 
     def remaining(self, now: float) -> int:
-        """Return how many more calls are allowed at `now`, in seconds since 1970 UTC."""
+        """Return how many more calls are allowed at `now` (seconds since 1970 UTC)."""
         with self._lock:
             self._forget(now)
             return self.most - self._used

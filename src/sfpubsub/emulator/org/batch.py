@@ -63,7 +63,7 @@ class Published:
 
 
 class Batch:
-    """Events that become durable together. Created and completed by `Bus.together`.
+    """Events that are committed in one transaction. `Bus.together` creates and commits a batch.
 
     Args:
         carriers: Returns the topic with a given name, and the channels that carry it.
@@ -75,8 +75,8 @@ class Batch:
     Attributes:
         tip: The newest position, including the events added so far.
         at: Time of publication, in seconds since 1970 UTC.
-        added: The topics and channels to which events were added, each with the number of these
-            events, by name.
+        added: The topics and channels that received events, by name, each with its number of added
+            events.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Batch:
             The result for each event, in order.
 
         Raises:
-            Refused: The topic is unknown, unless `only` is given.
+            Refused: `only` is None, and the topic is unknown.
         """
         carriers = self._carriers(name) if only is None else only
         events = [

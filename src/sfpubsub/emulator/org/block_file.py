@@ -4,8 +4,9 @@ The file contains only copies of data in the database, so it may lag behind the 
 be deleted whenever the emulator is stopped. The callers define the contents of a row and whether a
 row is still valid.
 
-The file is separate because its rows are large: with four times the usual page size they are read
-in a third less time, but in the database every small change would then write four times as much.
+The file is separate because its rows are large. With four times the usual page size, reading the
+rows takes a third less time. In the database, that page size would make every small change write
+four times as much data.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class BlockFile:
         return int(found[0]) if found else 0
 
     def forget(self, position: int) -> None:
-        """Delete the blocks of all topics whose `behind` is less than `position`."""
+        """Delete every block, of any topic, whose `behind` is less than `position`."""
         with self._lock:
             topic_id = -1
             while (found := self._db.execute(_NEXT_TOPIC, (topic_id,)).fetchone()) is not None:
@@ -126,7 +127,7 @@ class BlockFile:
             undo.callback(database.close)
             database.execute(f"PRAGMA page_size={_PAGE_BYTES}")
             database.execute("PRAGMA journal_mode=WAL")
-            database.execute("PRAGMA synchronous=NORMAL")  # as for the database
+            database.execute("PRAGMA synchronous=NORMAL")  # the same setting as in `Store`
             database.executescript(_TABLES)
             undo.pop_all()
         return database

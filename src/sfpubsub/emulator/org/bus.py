@@ -129,7 +129,9 @@ class Bus(Positions):
             return found is not None and found.number == topic.number
 
     def put_log(self, name: str) -> None:
-        """Create a log without a schema, if it does not exist. gRPC clients cannot read the log."""
+        """Create a topic that has an event log but no schema, unless the topic exists. gRPC clients
+        can neither publish to the topic nor subscribe to it.
+        """
         with self._lock, self._store.transaction():
             self._put(name, "", False, False)
         self._load()
@@ -181,7 +183,7 @@ class Bus(Positions):
             The result for each event, in order.
 
         Raises:
-            Refused: The topic is unknown or cannot be published to, or there are no events.
+            Refused: The topic is unknown, clients cannot publish to it, or `drafts` is empty.
         """
         topic = self.topic(name)
         if not topic.can_publish:
@@ -238,10 +240,10 @@ class Bus(Positions):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[Batch]:
-        """Run the body of a `with` statement as one transaction of store statements and events.
+        """Run the body of a `with` statement in one transaction. The transaction covers the events
+        that the body adds to the yielded batch, and all other changes of the body to the store.
 
-        Yields the batch to which the body adds events. An exception rolls back everything. Streams
-        are notified once everything is durable.
+        An exception rolls back everything. Streams are notified after the commit.
         """
         with self._lock:
             at = self._clock.now()
@@ -259,8 +261,9 @@ class Bus(Positions):
                 listener(topic, count)
 
     def on_append(self, listener: Callable[[Topic, int], None]) -> None:
-        """Register a function to call with each topic or channel that has received events, and the
-        number of these events, once they are durable. Call this before any event is published.
+        """Register a function to call after new events were committed. It is called once for each
+        topic or channel that received events, with that topic and its number of new events. Call
+        this method before any event is published.
         """
         self._on_append.append(listener)
 
@@ -279,8 +282,8 @@ class Bus(Positions):
     def read(self, topic: Topic, after: int, limit: int) -> tuple[list[Event], int]:
         """Return at most `limit` events of a topic after a position, and the reader's new position.
 
-        The new position is that of the last event. If there are no events it is the org's tip,
-        because the topic has no events up to the tip.
+        The new position is that of the last event. Without events, it is the org's tip, because the
+        topic has no events between `after` and the tip.
         """
         with self._lock:
             self._purge()

@@ -1,4 +1,4 @@
-"""Applies the faults of immediate kinds (`Kind.acts`), with one function per kind.
+"""Applies faults that change the org immediately (`Kind.acts`), with one function for each kind.
 
 The effects are implemented in `sessions`, `positions`, `managed` and `records`. These modules
 receive the fault, so that they can count the clients that encounter its effect.
@@ -40,7 +40,8 @@ def actor(
             acts[fault.kind](fault)
         except KeyError as error:
             raise ValueError(
-                f"fault {fault.kind}: there is no managed subscription {fault.target!r}"
+                f"fault {fault.kind}: there is no managed subscription {fault.target!r}: set the"
+                " target to the name of an existing one"
             ) from error
 
     return act

@@ -15,7 +15,7 @@ from collections.abc import Callable
 class Clock:
     """A clock that shows real time plus all requested jumps.
 
-    After a jump of 73 hours, everything is due that would have become due in that time: the end of
+    After a jump of 73 hours, everything that would have become due in that time is due: the end of
     the retention period, keepalives, deadlines. Jumps are lost when the process ends; a restarted
     emulator starts at real time.
 

@@ -1,9 +1,10 @@
 """Custom event channels and their members, as an administrator defines them.
 
-A channel `X__chn` is a topic of the bus, `/event/X__chn` or `/data/X__chn`; the standard channel
-`ChangeEvents` is `/data/ChangeEvents` and has no record. A member selects one event, optionally
-with a filter and enriched fields; these are only stored here, and the publisher of change events
-applies them. Invariant: on the bus, a channel carries exactly the events of its members.
+A custom channel `X__chn` is the topic `/event/X__chn` or `/data/X__chn` of the bus. The standard
+channel `ChangeEvents` is the topic `/data/ChangeEvents` and has no record. A member selects one
+type of event, optionally with a filter and enriched fields. This module only stores the filters and
+enriched fields; the publisher of change events applies them. Invariant: on the bus, a channel
+carries exactly the events of its members.
 """
 
 from __future__ import annotations
@@ -68,13 +69,13 @@ class EventChannel:
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a channel: one event that the channel carries.
+    """A member of a channel: one type of event that the channel carries.
 
     Attributes:
         member_id: Id of 18 characters; blank before the member is stored.
         developer_name: Name of the member.
         channel: Name of the channel, with the suffix `__chn`; or `ChangeEvents`.
-        entity: Name of the event, such as `Order_Event__e` or `AccountChangeEvent`.
+        entity: Name of the event type, such as `Order_Event__e` or `AccountChangeEvent`.
         filter_expression: Condition that selects events; blank for all events.
         enriched: Fields that are added to update and delete events even if they did not change.
     """
@@ -91,8 +92,8 @@ class ChangeSource(Protocol):
     """The source of the change events that channel members select."""
 
     def offer(self, event_name: str) -> None:
-        """Create the topic for an event name, if the name is that of an object's change event and
-        the topic does not exist.
+        """Create the topic for an object's change events, unless it exists. Does nothing if
+        `event_name` is not the name of a change event.
         """
         ...
 
@@ -262,7 +263,10 @@ class EventChannels:
             BadValue: A value is not valid, the name is taken, or the channel already has the event.
         """
         if not _NAME.fullmatch(developer_name):
-            text = "A name must consist of letters, digits and single underscores"
+            text = (
+                "A name must consist of letters, digits and single underscores, begin with a"
+                " letter, and not end with an underscore"
+            )
             raise BadValue("INVALID_INPUT", text, "FullName")
         with self._lock:
             if self._records is not None:

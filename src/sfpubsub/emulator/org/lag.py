@@ -21,7 +21,7 @@ COUNTED = 10_000
 
 @dataclass(frozen=True)
 class Lag:
-    """The lag of a subscription, in events, at the time `at`, in seconds since 1970 UTC."""
+    """The lag of a subscription in events, at the time `at` (seconds since 1970 UTC)."""
 
     at: float
     events: int
@@ -43,7 +43,7 @@ class CommitHistory:
                 self.note(subscription_id, position, 0.0)
 
     def note(self, subscription_id: str, position: int, at: float) -> None:
-        """Record that a position was committed at `at`, in seconds since 1970 UTC."""
+        """Store a commit of `position` at the time `at` (seconds since 1970 UTC)."""
         with self._lock:
             known = self._commits.setdefault(subscription_id, deque(maxlen=_COMMITS))
             known.append((at, position))

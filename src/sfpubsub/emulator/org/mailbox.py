@@ -1,9 +1,9 @@
 """The mailbox on which a stream's loop waits, and `Bells`, which wakes waiting streams.
 
-Each stream has one mailbox. Its reader thread adds requests; the bus, the clock and the fault plan
-wake it through `Bells`; the loop collects the requests. Nothing polls. Invariant: whatever happens
-after a `collect` makes the next `wait` return immediately, so no wake-up is lost between collecting
-and waiting.
+Each stream has one mailbox. The stream's reader thread adds requests, and its loop collects them.
+The bus, the clock and the fault plan wake the loop through `Bells`. Nothing polls. Invariant: a
+request or wake-up that arrives after a `collect` makes the next `wait` return immediately, so none
+is lost between collecting and waiting.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Bells:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards both
+        self._lock = threading.Lock()  # guards the fields below
         self._listeners: dict[Hashable, list[Callable[[], None]]] = {}
         self._watchers: dict[Callable[[], None], frozenset[Hashable]] = {}
 

@@ -2,12 +2,14 @@
 protocols and of grpc.
 
 Records are kept in the store. Slots are kept in memory, so that no slot stays taken if the emulator
-is killed. Invariants: at most one stream occupies the slot of a subscription; until STOP deletes
-it, the committed position only moves forward, each time to a position that is retained then.
+is killed. Invariants: at most one stream occupies the slot of a subscription. The committed
+position only moves forward until STOP deletes it, and each position is retained when it is
+committed.
 
 As on the real service, some changes take effect with a delay. Streams see that a subscription was
 created, or that the Tooling API set it to RUN or changed its presets, after `propagation_s`. After
-STOP or deletion, new streams are refused at once, and the open one ends after `state_delay_s`.
+STOP or deletion, new streams are refused immediately, and the open stream ends after
+`state_delay_s`.
 """
 
 from __future__ import annotations
@@ -207,7 +209,8 @@ class ManagedSubscriptions:
         """Replace the settings of a subscription, as a PATCH of the Tooling API does. The settings
         are those of `create`.
 
-        For streams, STOP takes effect as with `set_state`, everything else after `propagation_s`.
+        For streams, STOP takes effect as with `set_state`, and everything else takes effect after
+        `propagation_s`.
 
         Raises:
             KeyError: There is no such subscription.
@@ -281,9 +284,9 @@ class ManagedSubscriptions:
             developer_name: Developer name, or blank.
 
         Raises:
-            Refused: Id and name are both given or both blank, the id is malformed, or there is no
-                such subscription or streams do not see it yet. If a fault deleted it, the fault is
-                counted.
+            Refused: Id and name are both given or both blank, the id is malformed, or the
+                subscription does not exist or is not visible to streams yet. If a fault deleted the
+                subscription, the fault is counted.
         """
         if not (subscription_id or developer_name):
             raise Refused(
@@ -338,8 +341,8 @@ class ManagedSubscriptions:
             return ending.number if ending else 0
 
     def end_of(self, subscription_id: str, seen: int) -> float | None:
-        """Return the time at which a stream must end because its subscription was stopped or
-        deleted, in seconds since 1970 UTC; None if it was not.
+        """Return the time at which a stream must end, in seconds since 1970 UTC; None if its
+        subscription has not been stopped or deleted since the stream started.
 
         Args:
             subscription_id: Id of 18 characters.
@@ -350,8 +353,8 @@ class ManagedSubscriptions:
             return ending.due if ending and ending.number > seen else None
 
     def end(self, record: ManagedSubscription) -> Refused:
-        """Return the error with which a stream ends after a STOP or deletion, and count the fault
-        that caused it.
+        """Return the error with which a stream ends after a STOP or deletion. If a fault caused the
+        STOP or deletion, count the fault.
         """
         with self._lock:
             ending = self._endings[record.subscription_id]
@@ -377,7 +380,8 @@ class ManagedSubscriptions:
         """Acquire the slot of a subscription for a stream.
 
         Raises:
-            Refused: Another stream occupies the slot, or the delay after its release is not over.
+            Refused: Another stream occupies the slot, or the delay after its release has not
+                passed.
         """
         key = record.subscription_id
         with self._lock:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 class Stream(Protocol):
     """The attributes of a stream that are displayed. The stream's own thread changes them
-    concurrently, one at a time.
+    concurrently, so values that are read together may not match exactly.
     """
 
     rpc: str
@@ -29,7 +29,7 @@ class OpenStream:
     Attributes:
         rpc: Subscribe or ManagedSubscribe.
         target: Name of the topic, or developer name of the managed subscription.
-        pending: Number of events that are requested and not yet sent.
+        pending: Number of events that the client has requested and that are not sent yet.
         position: The position that the stream has reached.
         responses: Number of responses sent so far.
         since: The time at which the stream was opened, in seconds since 1970 UTC.

@@ -46,7 +46,8 @@ class Positions:
         self._settings = settings
         self._lock = threading.RLock()  # guards the fields below, and the order of positions
         self._corrupted: dict[int, Fault | None] = {}
-        # Pairs: all positions up to this one were deleted, by this fault.
+        # Pairs (position, fault): the fault deleted all positions up to and including this one;
+        # None if they were deleted without a fault.
         self._forgotten: list[tuple[int, Fault | None]] = []
         self._tip = int(store.meta("tip", "0"))
         self._purged_through = int(store.meta("purged_through", "0"))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 
 class EmulatorProblem(Exception):  # noqa: N818 - a report to the user, not a bug
-    """Raised if an emulator cannot start, or cannot do what was requested. The message includes the
-    next step.
+    """Raised if an emulator cannot start, or cannot do what was requested. The message also states
+    how to correct the error.
     """
 
 
 class SeedError(EmulatorProblem):
-    """Raised if a seed cannot be used. The message names the file and the item, and includes the
-    next step.
+    """Raised if a seed cannot be used. The message names the file and the item, and states how to
+    correct the error.
     """
 
 

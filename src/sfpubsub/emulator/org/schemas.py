@@ -28,7 +28,7 @@ _UNREADABLE = (
     MemoryError,  # a length larger than any payload
     struct.error,
 )
-"""The exceptions, besides its own, that fastavro raises for an invalid schema, value or payload."""
+"""The built-in exceptions that fastavro raises for an invalid schema, value or payload."""
 
 
 class SchemaProblem(ValueError):  # noqa: N818 - a report about data, not about the program

@@ -30,7 +30,7 @@
     error_recovery_replay = "EARLIEST"  # optional; as above
     state = "RUN"                       # optional; RUN or STOP, default RUN
 
-    [[users]]                           # who can sign in; defaults apply without users and apps
+    [[users]]                           # who can sign in; see also the defaults below
     username = "user@example.com"
     password = "…"                      # optional; append the security token
     active = true                       # optional; default true
@@ -48,6 +48,8 @@
     topic = "/event/Order_Event__e"
     payload = {Order_Number__c = "1"}   # TOML has no null: leave the field out; or
     payload_json = '{"City__c": null}'  # JSON text
+
+An org without users and apps gets a default user and a default app.
 
 A seed is checked completely before anything is stored. Applying it twice changes nothing: topics,
 objects, channels, users and apps are created or updated to match the file; managed subscriptions
@@ -238,7 +240,7 @@ class _Reader:
     def _topic(self, row: dict[str, Any]) -> tuple[str, Schema, bool, bool]:
         name = self._topic_name(row["name"])
         if ("schema" in row) == ("schema_file" in row):
-            raise self._error(f"topic {name}", "give it either schema or schema_file")
+            raise self._error(f"topic {name}", "set exactly one of schema and schema_file")
         text = row.get("schema")
         if text is None:
             text = self._beside(f"topic {name}", row, "schema_file")
@@ -282,7 +284,7 @@ class _Reader:
         if topic not in schemas:
             raise self._error(f"{what}: no topic {topic!r}", "add it to [[topics]]")
         if ("payload" in row) == ("payload_json" in row):
-            raise self._error(what, "give it either payload or payload_json")
+            raise self._error(what, "set exactly one of payload and payload_json")
         try:
             values = row["payload"] if "payload" in row else json.loads(row["payload_json"])
         except json.JSONDecodeError as error:
@@ -302,7 +304,7 @@ class _Reader:
         if "refresh_token" in row and not row.get("run_as"):
             raise self._error(f"{what}: refresh_token has no user", "add run_as")
         if "public_key" in row and "public_key_file" in row:
-            raise self._error(what, "give it either public_key or public_key_file")
+            raise self._error(what, "set either public_key or public_key_file, not both")
         if "public_key_file" in row:
             row = {**row, "public_key": self._beside(what, row, "public_key_file")}
             del row["public_key_file"]

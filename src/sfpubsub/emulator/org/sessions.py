@@ -55,7 +55,7 @@ class _End:
 
     Attributes:
         expired: Whether the token expired, which also ends open streams; otherwise it was revoked.
-        cause: The fault that ended the token, if any.
+        cause: The fault that ended the token; None if no fault did.
     """
 
     expired: bool
@@ -64,11 +64,12 @@ class _End:
 
 @dataclass
 class _Token:
-    """The state of an access token. The token is valid until `end` is set or its lifetime is over.
+    """The state of an access token. The token is valid until `end` is set or its lifetime ends.
 
     Attributes:
         username: The user; blank for the emulator's own tokens.
-        refresh_token: The refresh token for which the token was issued; blank without one.
+        refresh_token: The refresh token for which the token was issued; blank if the sign-in used
+            no refresh token.
         own: Whether this is one of the emulator's own tokens.
         made_at: Time of issue, in seconds since 1970 UTC.
         end: Why the token was ended; None if it was not.
@@ -84,9 +85,9 @@ class _Token:
 class Sessions:
     """The org's id and its access tokens. Thread-safe.
 
-    A token is valid until its lifetime is over, it is expired or revoked, or it is deleted because
-    the org has too many. Valid tokens survive a restart with the same store. If the newest of the
-    emulator's own tokens is not valid then, a new one is issued.
+    A token is valid until its lifetime ends, it is expired or revoked, or it is deleted because the
+    org has too many tokens. Valid tokens survive a restart with the same store. If the newest of
+    the emulator's own tokens is not valid after a restart, a new one is issued.
 
     Args:
         store: The store for the tokens and the org's id.
@@ -134,7 +135,8 @@ class Sessions:
         Args:
             username: The user.
             refresh_token: The refresh token for which the access token is issued; revoking the
-                refresh token also revokes the access token. Blank without one.
+                refresh token also revokes the access token. Blank if the sign-in used no refresh
+                token.
         """
         return self._issue(username, refresh_token, own=False)
 

@@ -1,7 +1,7 @@
 """The configurable times, limits and optional behaviours of the emulated service, in one place.
 
 Fixed limits, such as the length of a SOQL query, are constants of the modules that enforce them.
-Tests set smaller values. The client has its own constants. A `Settings` is immutable.
+Tests set smaller values. The client does not use these values. A `Settings` is immutable.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Settings:
 
     propagation_s: float = 0.0
     """Delay until streams see that a managed subscription was created, or that the Tooling API set
-    it to RUN or changed its presets. Minutes on the real service; 0 here so that nobody waits by
-    default.
+    it to RUN or changed its presets. Minutes on the real service; 0 here so that by default tests
+    do not wait.
     """
 
     token_lifetime_s: float = 0.0
@@ -83,7 +83,7 @@ class Settings:
     """
 
     assertion_s: float = 300.0
-    """A JWT of the bearer flow is refused if it expires later than this, counted from now.
+    """A JWT of the bearer flow is refused if its expiry time is more than this in the future.
     Reported: 3 or 5 min.
     """
 
@@ -101,24 +101,25 @@ class Settings:
     """
 
     commit_answer_delay_s: float = 0.005
-    """Time from a commit to its answer. About 1 s on the real service; commits within this time
-    share an answer.
+    """Time from a commit request to its response. About 1 s on the real service; commit requests
+    within this time share a response.
     """
 
     commit_answer_tip: AnswerTip = "sent"
-    """`latest_replay_id` of a commit answer: absent ("none"), the last position sent on the stream
-    ("sent"), or the org's newest ("org"), which may be ahead of events that have not been sent yet.
+    """`latest_replay_id` of a commit response: absent ("none"), the last position sent on the
+    stream ("sent"), or the org's newest position ("org"), which may be ahead of events that have
+    not been sent yet.
     """
 
     commit_answer_pending: bool = True
-    """Whether a commit answer contains `pending_num_requested`."""
+    """Whether a commit response contains `pending_num_requested`."""
 
     publish_stream_idle_s: float = 70.0
     """A PublishStream is closed this long after its last request. Documented: 70."""
 
     max_outstanding: int = 100
-    """Maximum number of requested events that a stream can have outstanding; what a client requests
-    beyond this is ignored. Documented: 100.
+    """Maximum number of requested events that a stream can have outstanding; any excess in a
+    request is discarded without an error. Documented: 100.
     """
 
     events_per_response: int = 100
@@ -170,13 +171,13 @@ class Settings:
     """Maximum number of events from one channel in one Streaming API response."""
 
     streaming_old_versions: OldVersions = "newest"
-    """How requests to API versions 23 to 36 are handled: like the newest version ("newest"), as
-    since 2026, or rejected ("refuse"), as the error messages still state.
+    """How requests to API versions 23 to 36 are handled: like the newest version ("newest"), as the
+    service has done since 2026, or rejected ("refuse"), as the error messages still state.
     """
 
     streaming_events_first: bool = True
-    """Whether the events in an HTTP response from the Streaming API come before the reply to the
-    connect message, or after it.
+    """Whether events come before the reply to the connect message in an HTTP response of the
+    Streaming API; otherwise they come after it.
     """
 
     streaming_events_on_subscribe: bool = False
@@ -205,8 +206,8 @@ class Settings:
     """
 
     overflow_changes: int = 100_000
-    """Maximum number of changes in one transaction that become change events; the rest become one
-    overflow event for each object. Documented: 100,000.
+    """Maximum number of changes in one transaction that become change events; further changes
+    become one overflow event for each object. Documented: 100,000.
     """
 
     bulk_result_records: int = 100_000
@@ -215,8 +216,8 @@ class Settings:
     """
 
     rest_lag_s: float = 0.0
-    """How far reads of records lag behind, while events are sent immediately. On the real service,
-    a lag of 1 to 3 s has been measured.
+    """Reads of records return the state of this long ago, while events are sent immediately. On the
+    real service, a lag of 1 to 3 s has been measured.
     """
 
     max_streams: int = 400
@@ -226,9 +227,9 @@ class Settings:
     """
 
     headers_at_once: bool = False
-    """Whether a stream's response headers are sent when the stream opens, or with its first
-    message. Not known for the service. With False, a client that waits for the headers (tonic)
-    hangs until the first event or keepalive; this is the harder case.
+    """Whether a stream's response headers are sent as soon as the stream opens; otherwise they are
+    sent with its first message. Not known for the service. With False, a client that waits for the
+    headers (tonic) hangs until the first event or keepalive; this is the harder case.
     """
 
     first_request_s: float = 60.0

@@ -133,7 +133,7 @@ class SignIn:
 
     def _refresh(self, form: Mapping[str, str], url: str) -> dict[str, str]:
         app = self._app(form)
-        if "client_secret" in form:  # some apps do not require one
+        if "client_secret" in form:  # some apps do not require the secret
             _check_secret(app, form)
         token = _needed(form, "refresh_token")
         username = self.accounts.refresh_user(token, app.client_id)

@@ -1,6 +1,6 @@
 """The durable state of the org: one SQLite file in the data directory.
 
-The store only reads and writes rows; its users decide which rows are valid. Invariant: changes
+The store only reads and writes rows; its callers decide which rows are valid. Invariant: changes
 survive a kill of the process once their call has returned or, in a `transaction`, once the
 transaction has ended.
 
@@ -73,7 +73,7 @@ CREATE TABLE IF NOT EXISTS access_tokens (
 """
 
 _LAYOUT = 1
-"""Version of the tables above; a file of another version is rejected."""
+"""Version of the database tables; a file of another version is rejected."""
 
 
 class StoreProblem(Exception):  # noqa: N818 - a report about a file, not about the program
@@ -138,8 +138,8 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Run the body of a `with` statement as a transaction: all of its changes become durable at
-        the end, or, after an exception, none.
+        """Run the body of a `with` statement as a transaction. Its changes are committed at the
+        end; an exception rolls back all of them.
         """
         with self._lock:
             self._db.execute("BEGIN IMMEDIATE")
@@ -168,12 +168,12 @@ class Store:
             return made
 
     def meta(self, key: str, default: str = "") -> str:
-        """Return the text stored under a key, or *default* if the key is unknown."""
+        """Return the text stored under a key, or `default` if the key is unknown."""
         found = self.rows("SELECT value FROM meta WHERE key = ?", key)
         return str(found[0][0]) if found else default
 
     def set_meta(self, key: str, value: str) -> None:
-        """Store a text under a key."""
+        """Store a text under a key, replacing any earlier text."""
         self.run("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
 
     def append(self, topic_ids: Sequence[int], events: Sequence[Event], at: float) -> None:
@@ -337,8 +337,8 @@ class Snapshot:
     def stream(self, sql: str, *values: object) -> Generator[Any, None, None]:
         """Execute a query, and yield its rows one by one. Only one query can run at a time.
 
-        The snapshot, including its `close`, is blocked until the generator is exhausted or closed.
-        Close the generator if you do not consume it completely.
+        Other calls of this snapshot, including `close`, block until the generator is exhausted or
+        closed. Close the generator if you do not consume it completely.
         """
         with self._lock:
             yield from self._db.execute(sql, values)

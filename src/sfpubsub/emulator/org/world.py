@@ -1,4 +1,4 @@
-"""The state of an emulator, which is passed to every call of every wire protocol."""
+"""A container for the state of one emulator, passed to the handlers of every wire protocol."""
 
 from __future__ import annotations
 

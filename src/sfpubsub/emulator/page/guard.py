@@ -38,8 +38,8 @@ class Guard:
         return tag("input", type="hidden", name=_TOKEN, value=self._token)
 
     def check_host(self, call: Call) -> None:
-        """Check that the Host header is an IP address, a name that nobody can register, or the
-        emulator's own name.
+        """Check that the Host header is an IP address, a local name (without a dot, or ending in
+        .localhost), or the emulator's announced name.
 
         Raises:
             Problem: The Host header is any other name.
@@ -60,7 +60,7 @@ class Guard:
             Problem: Another site sent the form, its token is not valid, or the body is not a form.
         """
         site = call.headers.get("Sec-Fetch-Site", "same-origin")
-        # Without the scheme: a proxy in front may add TLS.
+        # Compared without the scheme, because a proxy in front of the emulator may add TLS.
         origin = _parts(call.headers.get("Origin", call.named)).netloc
         if site != "same-origin" or origin != _parts(call.named).netloc:
             text = "this form was sent by another site: use the form on this page"

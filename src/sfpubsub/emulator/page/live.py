@@ -34,7 +34,7 @@ class News:
     Attributes:
         places: Content to replace, by the id of its element.
         added: New entries, oldest first, to insert at the top of the list `into`.
-        into: Id of the element of the list.
+        into: Id of the list's element.
         mark: Identifies the last entry of `added`. A browser sends the mark when it reconnects.
     """
 

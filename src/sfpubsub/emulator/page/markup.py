@@ -51,12 +51,12 @@ def _escaped(child: object) -> str:
 
 
 def table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[object]], id_: str) -> Markup:
-    """Return a table, which narrow screens show as cards. The first cell of each row is a heading.
+    """Return a table; narrow screens show each row as a card. The first cell of a row is a heading.
 
     Args:
         caption: The table's caption.
         heads: The headings of the columns.
-        rows: The cells of each row, as many as there are headings.
+        rows: The cells of each row, one for each heading.
         id_: Id of the table's body, which updates can replace.
     """
     heads = list(heads)
@@ -90,7 +90,9 @@ def table_rows(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup
 
 
 def live(id_: str, content: object) -> Markup:
-    """Return an element whose content `News.places` can replace while the page is open."""
+    """Return `content` in an element with the id `id_`. While the page is open, updates can replace
+    the content of this element (`News.places`).
+    """
     return tag("span", content, id=id_)
 
 

@@ -10,7 +10,9 @@ from sfpubsub.emulator.page.markup import Markup, tag
 
 _WIDTH, _HEIGHT = 600, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 10, 12, 24
-"""Size of the image and margins around the curve, in SVG units; the page scales the image."""
+"""Size of the image (`_WIDTH`, `_HEIGHT`) and margins around the curve, in SVG units; the page
+scales the image.
+"""
 
 
 def plot(name: str, points: Sequence[Lag]) -> Markup:

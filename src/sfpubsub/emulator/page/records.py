@@ -23,7 +23,7 @@ PLACE = "/ui/records"
 ONE = "/ui/record"
 
 _SHOWN = 50
-"""Maximum number of records that the page of an object lists: those that were changed last."""
+"""Maximum number of records on an object's page, which lists the last changed ones."""
 
 _COLUMNS = 4
 """Maximum number of columns in the list of records."""
@@ -208,9 +208,9 @@ def _changed(fields: Sequence[Field], entered: Mapping[str, str]) -> dict[str, s
 
 
 def _sent(field: Field, text: str) -> str:
-    """Return a text with the line ends that it has after a browser has shown it in a form and sent
-    it back, so that an unchanged text compares equal. A browser converts line ends, removes the
-    first from a text area, and removes all from a control with one line.
+    """Return a text as a browser sends it back unchanged from a form, with LF as the line ending,
+    so that unchanged texts compare equal. A browser converts line endings, removes a line ending at
+    the start of a text area, and removes all line endings from a control with one line.
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     return lines.removeprefix("\n") if _is_long(field) else lines.replace("\n", "")

@@ -82,7 +82,7 @@ def document(
         ),
         tag(
             "footer",
-            tag("p", "Not connected to updates.", id="live-state", role="status") if live else None,
+            tag("p", "Live updates are off.", id="live-state", role="status") if live else None,
             tag("p", "As JSON: ", tag("a", "/health", href="/health")),
         ),
         data_live=live or None,

@@ -19,7 +19,7 @@ def streams(visit: Visit) -> Answer:
     """GET /ui/streams: list the open streams of the Pub/Sub API."""
     return visit.page(
         "Open streams",
-        tag("p", "Credit is the number of events requested and not yet sent; at 0, none are sent."),
+        tag("p", "Credit is the number of requested events to send. At 0, no events are sent."),
         table("Open streams of the Pub/Sub API", _HEADS, _rows(visit.world), _ROWS),
         live=f"{PLACE}/live",
     )

@@ -19,7 +19,8 @@ PLACE = "/ui/subscriptions"
 
 _WINDOW_S = 600.0
 _POINTS = 120
-"""Time span of the plot, in seconds of the emulator's clock, and its number of points: one per 5 s.
+"""Time span of the plot, in seconds of the emulator's clock (`_WINDOW_S`), and its number of points
+(`_POINTS`): one for every 5 s.
 """
 
 
@@ -101,7 +102,7 @@ def _state(world: World, record: ManagedSubscription) -> Markup:
     if record.committed is not None:
         committed = tag("code", bus.ids.mint(record.committed).hex())
     elif record.default_replay == "LATEST":
-        behind = "unknown: nothing is committed, and it starts at LATEST"
+        behind = "unknown: nothing is committed, and new streams start at LATEST"
     read = ", with an open stream" if world.managed.is_active(key) else ""
     shown = facts(
         state=f"{record.state}{read}",

@@ -1,4 +1,4 @@
-"""The topic pages, which show all topics, or one with its last events and a form to publish."""
+"""The topic pages: a list of all topics; one topic with its last events and a form to publish."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PLACE = "/ui/topic"
 _LIST = "events"
 _AS_JSON = "form-json"
 _NAME = "form-topic"
-"""Names of controls that are not fields; the names of fields contain no hyphen."""
+"""Names of controls that are not fields (`_AS_JSON`, `_NAME`); names of fields have no hyphen."""
 
 
 def overview(visit: Visit) -> Answer:
@@ -190,8 +190,8 @@ def _id(found: Topic, what: str) -> str:
 
 
 def _rows(world: World, found: Topic, entered: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the events in a form: those entered as JSON or, if there are none, one event with the
-    values of the form's other fields.
+    """Return the events in a form: those entered as JSON or, if the control for JSON is blank, one
+    event with the values of the other controls.
 
     Raises:
         Unreadable: A text is not valid.

@@ -16,7 +16,7 @@
     model        `Records`, used by all wire protocols
     result_file  CSV files with random access to rows
     jobs         jobs of the Bulk API, and the worker thread that runs them
-    job_work     the work of a job
+    job_work     the implementation of query jobs and ingest jobs
 
 This package is independent of the wire protocols.
 """

@@ -17,7 +17,7 @@ def bitmaps(places: Iterable[int], parts: Mapping[int, Iterable[int]]) -> list[s
 
     Args:
         places: Positions of the fields in the schema.
-        parts: Position of a compound field -> positions of its parts in its own record.
+        parts: Position of a compound field in the schema -> positions of its parts within it.
     """
     top = _bits(places)
     texts = [_hex(top)] if top else []

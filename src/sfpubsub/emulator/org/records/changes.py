@@ -30,8 +30,8 @@ Documented.
 """
 
 _DIFF_SHARE, _DIFF_LINES = 0.5, 0.25
-"""Maximum changed share of a text, and of its lines, for sending a diff instead of the whole text.
-Documented.
+"""A diff is sent instead of the whole text only if at most these shares of its characters and of
+its lines changed. Documented.
 """
 
 
@@ -44,7 +44,7 @@ class Change:
         record_id: Id of 18 characters.
         kind: CREATE, UPDATE, DELETE or UNDELETE.
         old: The row before the change; None for CREATE.
-        new: The row after the change; for DELETE, the row as it was.
+        new: The row after the change; for DELETE, the same as `old`.
     """
 
     of: SObject
@@ -88,8 +88,8 @@ class ChangeEvent:
         header: The ChangeEventHeader.
         body: Values by field name, in the format of the schema.
         rows: The rows after the change, one for each record in the event; empty for an overflow
-            event, and for a channel's own variant of an event.
-        weight: How many changes the event counts as, for the limit of a transaction.
+            event, and for a variant that only one channel receives.
+        weight: Number of changes that count toward the limit of a transaction.
     """
 
     of: SObject

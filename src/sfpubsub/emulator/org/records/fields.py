@@ -1,8 +1,8 @@
 """Objects and their fields, including the system fields of every object and the parts of compound
 fields.
 
-An `SObject` is created from a definition: plain data as in a seed, which is also what is stored.
-Fields and objects are immutable and thread-safe.
+An `SObject` is created from a definition: plain data in the format of a seed, which the store also
+contains. Fields and objects are immutable and thread-safe.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ TYPES: dict[str, int] = {
     "name": 121,
     "address": 0,
 }
-"""Field types, and the default text length of each."""
+"""Field types, each with its default length in characters; 0 for types without a length."""
 
 NUMBERS = ("int", "double", "currency", "percent")
 _LONGEST = 131_072
 """Maximum number of characters in a text field of an org."""
 
 _SCALE, _GEO_SCALE, _MOST_SCALE = 2, 15, 17
-"""Decimal places: the default of a number, those of latitude and longitude, and the maximum. A
-number has 18 digits.
+"""Numbers of decimal places: the default, that of a latitude or longitude, and the maximum. A
+number has at most 18 digits.
 """
 
 # Part of a compound field -> type and length of the field that stores it.
@@ -301,7 +301,7 @@ def _fields(of: str, rows: object) -> list[Field]:
     named = {row.get("name") for row in rows}
     missing = [name for name in _SYSTEM if name not in named]
     for row in rows:
-        if str(row.get("name", "")).endswith("__c"):  # the others precede custom fields
+        if str(row.get("name", "")).endswith("__c"):  # other system fields precede custom fields
             found += [_system({"name": name}) for name in missing]
             missing = []
         found += _one(of, row)

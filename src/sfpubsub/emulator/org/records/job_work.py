@@ -1,8 +1,8 @@
-"""The work of Bulk API jobs: writing the rows of a query, or processing the rows of a file.
+"""Implements the jobs of the Bulk API: query jobs and ingest jobs.
 
-A query reads a snapshot of the org and streams its rows to a file. Rows of a file are processed in
-transactions of 200, which include the job's progress, so that a restarted job processes no row
-twice.
+A query job reads a snapshot of the org and writes the rows of its query to a file. An ingest job
+processes the rows of an uploaded file in transactions of 200 rows. Each transaction also stores the
+job's progress, so that a restarted job processes no row twice.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def query(jobs: Jobs, records: Records, store: Store, job: Job, user: User) -> N
     jobs.change(job, columns=columns)
     file = jobs.result(job, "results", columns)
     file.remove()
-    # Closed in this order: rows that are not read completely block the snapshot.
+    # The stream is closed before the snapshot: an unfinished stream would block `Snapshot.close`.
     with (
         contextlib.closing(store.snapshot()) as snapshot,
         contextlib.closing(snapshot.stream(plan.rows, *plan.values)) as found,
@@ -126,7 +126,7 @@ def _take(jobs: Jobs, records: Records, job: Job, user: User, columns: list[str]
                 except RecordProblem as problem:
                     given = _values(columns, row).get("id") or ""
                     failures.append([given, _said(problem), *row])
-            # Before the transaction ends: on a restart, rows beyond its counts are truncated.
+            # Written before the commit: a restart truncates rows beyond the stored counts.
             for file, results in ((good, went), (bad, failures)):
                 for _count in file.append(iter(results)):
                     pass
@@ -145,8 +145,8 @@ def _check(columns: Sequence[str], records: Records, job: Job) -> None:
 
 
 def _values(columns: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
-    """Return the non-empty values of a row by column name. The record id has the key "id", in
-    whatever case the column is written.
+    """Return the non-empty values of a row by column name, with None for `#N/A`. The key of the
+    record id is "id", even if the column name is written in another case.
 
     Raises:
         RecordProblem: The row does not have one value for each column.

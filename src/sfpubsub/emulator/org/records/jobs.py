@@ -1,8 +1,8 @@
 """Jobs of the Bulk API 2.0: their state, their files, and the worker thread that runs them.
 
 A job consists of a row in the store and of files in a separate directory. Jobs run one after
-another. A job that was running when the emulator was killed continues after its last transaction.
-`job_work` implements the work of a job.
+another. If the emulator is killed while a job is running, the next start repeats a query job, and
+continues an ingest job after its last transaction. `job_work` implements both kinds of jobs.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Jobs:
                 self._hand_over(job)
 
     def create(self, facts: Mapping[str, Any], user: User) -> Job:
-        """Create a job. A query job is queued at once; an ingest job waits for `close`.
+        """Create a job. A query job is queued immediately, an ingest job when `close` is called.
 
         Args:
             facts: The operation and its parameters, which the caller has validated.
@@ -255,8 +255,8 @@ class Jobs:
         self._store.run("UPDATE jobs SET facts = ? WHERE id = ?", json.dumps(job.facts), job.job_id)
 
     def stop(self) -> None:
-        """Stop the worker thread. Jobs continue at the next start. This method can be called
-        repeatedly.
+        """Stop the worker thread. Unfinished jobs are queued again at the next start. This method
+        can be called repeatedly.
         """
         with self._changed:
             self._stopping = True
@@ -312,7 +312,7 @@ class Jobs:
             _log.exception("job %s failed", job.job_id)
             ended = {"state": "Failed", "errorMessage": f"emulator error, see its log: {error}"}
         with self._changed:
-            if not job.stopped.is_set():  # otherwise it was aborted, or continues at the next start
+            if not job.stopped.is_set():  # by an abort, a deletion, or the end of the emulator
                 took = max(1, round((self._clock.now() - started) * 1000))
                 self.change(job, **ended, totalProcessingTime=took)
 

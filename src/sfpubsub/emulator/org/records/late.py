@@ -34,7 +34,7 @@ class LateEvents:
         self._store = store
         self._bus = bus
         self._clock = clock
-        # Guards the fields below; taken after the lock of the bus.
+        # Guards the fields below. A thread that needs both locks acquires that of the bus first.
         self._changed = threading.Condition()
         self._next: float | None = None
         self._thread: threading.Thread | None = None
@@ -46,7 +46,7 @@ class LateEvents:
             self._await(first)
 
     def add(self, due: float, carriers: Sequence[Topic], draft: Draft) -> None:
-        """Schedule an event. Call this inside the transaction of the bus.
+        """Schedule an event. Call this inside a transaction of the bus.
 
         Args:
             due: Time of publication, in seconds since 1970 UTC.

@@ -110,8 +110,8 @@ class Records(Reading):
             self._compute(of)
 
     def offer(self, event_name: str) -> None:
-        """Create the topic for an event name, if the name is that of an object's change event and
-        the topic does not exist.
+        """Create the topic for an object's change events, unless it exists. Does nothing if
+        `event_name` is not the name of a change event.
         """
         of = self._by_event(event_name)
         if of is not None and not self._has_topic(of):
@@ -142,7 +142,7 @@ class Records(Reading):
             of = self._by_event(name)
             if of is not None and of.change_events != (name in events):
                 self.put_object(SObject({**of.definition, "change_events": name in events}))
-        with self._bus.together():  # no change is in progress
+        with self._bus.together():  # waits for a change in progress
             self.publishing.select([one for one in members if self._by_event(one.entity)])
 
     # Records.
@@ -248,13 +248,15 @@ class Records(Reading):
     # For transactions.
 
     def number(self, of: SObject) -> int:
-        """Return a new row number, which no row of the object has ever had."""
+        """Return a new row number for an object. A number is never used twice, even after the row
+        was deleted.
+        """
         self._numbers[of.name] += 1
         return self._numbers[of.name]
 
     def user(self, username: str) -> User:
-        """Return the user with this name: for a blank name, the org's first user; if there is no
-        such user, a placeholder.
+        """Return the user with this name. For a blank name, return the org's first user; for an
+        unknown name, a placeholder.
         """
         return self._accounts.holder(username)
 
@@ -263,7 +265,9 @@ class Records(Reading):
         return self._accounts.by_id(record_id) is not None
 
     def missed(self, record_id: str) -> None:
-        """Count the fault that purged a record, if any, because a client requested the record."""
+        """Called when a client requests a record that does not exist or that its user may not see.
+        If a fault purged the record, counts the fault.
+        """
         self._faults.met(self._purged.get(record_id))
 
     def purge(self, record_id: str, cause: Fault | None = None) -> None:
@@ -313,7 +317,7 @@ class Records(Reading):
         number = table.prepare()
         layout = self._layout(of)
         schema = self._topic(of, layout.text)
-        with self._bus.together():  # no change is in progress
+        with self._bus.together():  # waits for a change in progress
             self._numbers[of.name] = max(number, self._numbers.get(of.name, 0))
             self.publishing.use(of, layout, schema)
             self._tables = {**self._tables, of.name.lower(): table}

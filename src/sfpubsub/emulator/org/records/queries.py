@@ -1,7 +1,7 @@
 """Translates SOQL queries to SQL, and converts the resulting rows to JSON.
 
-Unlike in SQL, a comparison never has the result "unknown". An empty field equals null and nothing
-else, so a comparison of it with other values is false or, for !=, NOT IN and EXCLUDES, true.
+Unlike in SQL, a comparison never has the result "unknown". An empty field equals only null. Its
+comparison with any other value is false for most operators, and true for !=, NOT IN and EXCLUDES.
 """
 
 from __future__ import annotations

@@ -29,14 +29,13 @@ from sfpubsub.emulator.org.sessions import eighteen
 from sfpubsub.emulator.org.store import Snapshot, Store
 
 _CURSORS = 10
-"""Maximum number of unfinished queries of one user; a further one closes the oldest. Documented."""
+"""Maximum number of unfinished queries of one user; a new query closes the oldest. Documented."""
 
 _PLACE_DIGITS = 12
-"""Maximum number of digits in the position of a locator; no query has that many rows."""
+"""Maximum number of digits of the row position in a query locator; no query has so many rows."""
 
 _SNAPSHOTS = 4
-"""Number of parts into which the time of the lag is divided. At most one snapshot is taken in each.
-"""
+"""Number of intervals into which the lag is divided; each has at most one snapshot."""
 
 
 @dataclass(frozen=True)
@@ -228,8 +227,8 @@ class Reading:
     def find(
         self, name: str, field: str, value: str, fields: Sequence[str] | None, user: User
     ) -> list[dict[str, Any]]:
-        """Return the records with a given value in an external id field, as far as the user may see
-        them.
+        """Return the records that have a given value in an external id field and that the user may
+        see, each as JSON values by field name.
 
         Args:
             name: Name of the object.

@@ -39,7 +39,7 @@ class ResultFile:
         self.header: bytes = self.line(columns)
 
     def line(self, texts: Sequence[str]) -> bytes:
-        """Return values as an encoded line of the file, all of them in double quotes."""
+        """Return values as one line of the file in UTF-8, each in double quotes."""
         quoted = [text.replace('"', '""') if '"' in text else text for text in texts]
         return f'"{self._between.join(quoted)}{self._ending}'.encode()
 

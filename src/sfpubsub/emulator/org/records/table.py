@@ -83,7 +83,7 @@ class Table:
         """Add a row. Call this inside a transaction.
 
         Args:
-            number: The row's number, which no other row may have had.
+            number: The row's number, which must never have been used in this table.
             row: Values by field name; a missing field is empty.
         """
         self._store.run(self._insert, number, *(row.get(name) for name in self._columns))
@@ -106,7 +106,7 @@ class Table:
 
         Args:
             record_id: Id of 18 characters.
-            rows: Executes the query; None reads the current state of the store.
+            rows: Function that executes the query; None reads the current state of the store.
         """
         found = self.where("Id = ?", [record_id], rows)
         return found[0] if found else None
@@ -118,7 +118,7 @@ class Table:
         Args:
             condition: SQL expression for the WHERE clause.
             values: The parameters of the expression.
-            rows: Executes the query; None reads the current state of the store.
+            rows: Function that executes the query; None reads the current state of the store.
         """
         found = (rows or self._store.rows)(
             f"{self._select} WHERE {condition} ORDER BY n",

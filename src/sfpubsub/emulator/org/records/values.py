@@ -1,7 +1,8 @@
 """Converts field values between the formats of requests, storage, responses and events.
 
-The table stores texts, numbers, and 0 or 1. Dates and times are stored as fixed-length texts in
-UTC, so that they compare correctly as texts. None and an empty text mean an empty field.
+The table stores texts and numbers, and booleans as 0 or 1. Dates and times are stored as
+fixed-length texts in UTC, so that they compare correctly as texts. None and an empty text mean an
+empty field.
 """
 
 from __future__ import annotations

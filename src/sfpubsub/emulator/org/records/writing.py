@@ -2,7 +2,7 @@
 
 A transaction validates and stores the values from a client, and collects the changes, from which
 `changes` builds the events. A rejected change writes nothing, so the transaction can continue with
-the next one.
+further changes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Org(Protocol):
         ...
 
     def number(self, of: SObject) -> int:
-        """Return a new row number, which no row of the object has ever had."""
+        """Return a new row number for an object. A number is never used twice, even after the row
+        was deleted.
+        """
         ...
 
     def by_prefix(self, record_id: str) -> SObject | None:
@@ -53,7 +55,9 @@ class Org(Protocol):
         ...
 
     def missed(self, record_id: str) -> None:
-        """Called when a client requests a record that does not exist or that it may not see."""
+        """Called when a client requests a record that does not exist or that its user may not
+        see.
+        """
         ...
 
 
@@ -204,8 +208,8 @@ class Transaction:
         self.changes.append(Change(table.of, row["Id"], "UNDELETE", row, {**row, **changes}))
 
     def finish(self) -> None:
-        """Remove the rows of permanently deleted records. Call this after the events of the changes
-        are published, which need the rows.
+        """Remove the rows of permanently deleted records. Call this after the events are published,
+        because publishing evaluates filters on the rows.
         """
         for table, record_id in self._removals:
             table.remove(record_id)
@@ -213,7 +217,7 @@ class Transaction:
     # Internal.
 
     def _row(self, table: Table, record_id: str) -> Row:
-        """Return the row of a record, so that the user can change the record.
+        """Return the row of a record that the user is about to change.
 
         Raises:
             RecordProblem: The record does not exist or was deleted, or the user may not see it.

@@ -15,8 +15,8 @@ function place(event) {
   return [document.getElementById(id), html];
 }
 
-stream.addEventListener("open", () => said("Updates as it happens."));
-stream.addEventListener("error", () => said("Updates have stopped; reconnecting."));
+stream.addEventListener("open", () => said("Live updates are on."));
+stream.addEventListener("error", () => said("Live updates have stopped; reconnecting."));
 
 stream.addEventListener("put", (event) => {
   const [element, html] = place(event);
