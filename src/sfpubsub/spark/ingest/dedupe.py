@@ -1,6 +1,6 @@
 """Decide which events are new, which are duplicates, and which only share another event's id.
 
-An event is identified by its dedupe key. For each key the window stores a mark, computed from the
+An event is identified by its dedupe key. For each key the window stores a *mark*: hashes of the
 event's payload, schema and topic. If a second event with the same key has a different payload, the
 marks show whether its schema or topic differs too. If so, it is a duplicate that was re-encoded; if
 not, it may be another event with the same id, which is a conflict. Events that the marks cannot
@@ -50,12 +50,12 @@ class Window(Protocol):
         ...
 
     def oldest(self, now: float) -> float:
-        """Return the earliest write time since which no key is missing (seconds since 1970 UTC)."""
+        """Return the time since which the window has every key, in seconds since 1970 UTC."""
         ...
 
 
 class Marker:
-    """Computes marks: 64-bit numbers made of the hour and hashes of schema, topic and payload."""
+    """Computes marks: 64-bit numbers with the hour and hashes of schema, topic and payload."""
 
     def __init__(self) -> None:
         self._contexts: dict[tuple[str, str], int] = {}
@@ -133,7 +133,7 @@ def judge(
     Args:
         rows: Rows of a raw table.
         marks: One mark per row.
-        window: The recent keys.
+        window: The keys of recent rows.
         look_up: Returns the table's rows with the given keys in the given time spans.
         now: Time of the write, in seconds since 1970 UTC.
         is_live: Whether the service has just delivered the rows, so that no event is older than the

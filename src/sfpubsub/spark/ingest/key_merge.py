@@ -83,7 +83,7 @@ class Merge:
         return self._head == HEADS
 
     def step(self, count: int) -> int:
-        """Merge about *count* more records; return the actual number, or 1 if there were none.
+        """Merge about *count* more records; return how many were merged, but at least 1.
 
         Raises:
             OSError: The file could not be written.

@@ -149,7 +149,7 @@ class KeyWindow:
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:
-        """Return the earliest write time since which no key is missing (seconds since 1970 UTC)."""
+        """Return the time since which the window has every key, in seconds since 1970 UTC."""
         return max(now - self.length, self._floor)
 
     def begin(self) -> None:

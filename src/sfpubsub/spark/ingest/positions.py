@@ -53,7 +53,7 @@ class TableReplayStore(ReplayStore):
         self._names = {source.name for source in writer.sources if source.keeps_position}
 
     def get(self, topic: str) -> StartPosition:
-        """Return the stored position of *topic*, or the earliest one if none is stored.
+        """Return the stored position of *topic*; without one, the earliest that is retained.
 
         Raises:
             ConfigurationError: The topic is not a source of the table.

@@ -56,7 +56,7 @@ class RunDirectory:
             self._take()
 
     def read_manifest(self) -> dict[str, Any] | None:
-        """Return the manifest; None if it is missing, damaged or of another version.
+        """Return the manifest; None if it is missing, damaged or has another format version.
 
         Also delete all runs that the manifest does not list.
         """

@@ -33,8 +33,8 @@ DEFAULT_PATIENCE = 0.4
 # read more events again.
 MOVE_AFTER = 60.0
 
-# Number of recent write positions remembered per source, because the client may store one of them
-# again: it stores about one per second, and a position yet to be stored is at most two writes old.
+# Number of written positions remembered per source, so that `Together.note` can ignore them. The
+# client stores about one position per second, which is at most two writes old.
 _OWN_POSITIONS = 16
 
 # Maximum number of full batches combined into one write, which takes hardly longer than one batch.
@@ -91,10 +91,10 @@ class Together:
 
     Args:
         writer: Writer of the table; used by one thread at a time.
-        max_events: Number of events at which a write no longer waits for other sources. It may
-            include more events, if they are available.
-        max_bytes: Payload bytes at which a write no longer waits and takes no further source. The
-            events of its last source may exceed them.
+        max_events: Number of events at which a write no longer waits for other sources. The write
+            may include more events, if they are available.
+        max_bytes: Payload bytes at which a write no longer waits and accepts no further source. The
+            events of its last source may exceed this limit.
         patience: Seconds that a write waits for other sources.
     """
 
@@ -163,7 +163,8 @@ class Together:
     def flush_due(self) -> None:
         """Write the recorded positions if the oldest was recorded `MOVE_AFTER` seconds ago.
 
-        Cheap otherwise. If another thread is writing, they are left to the next call or write.
+        Otherwise the call is cheap. If another thread is writing, the positions are written by the
+        next call or with the next write.
 
         Raises:
             WriteError: The positions could not be written and will be retried.

@@ -154,7 +154,7 @@ class EventWriter:
         2. Drop duplicates: within these batches, by the window, or by the table, with a single
            lookup for everything that the window cannot decide (dedupe.py).
         3. Apply *on_undecodable* to the events that cannot be decoded: by default, their rows have
-           no JSON; with ``quarantine``, they are stored there durably instead of in the table.
+           no JSON; with ``quarantine``, they are stored durably in *quarantine*, not in the table.
         4. Store conflicts (the id of another event, but a different payload) durably in their
            sidecar.
         5. Store missing schemas of these events durably in their sidecar.

@@ -108,7 +108,7 @@ class Columns:
         }
 
     def fields(self, plan: Plan) -> Fields:
-        """Return where values of the fields and parts that an event type can report are stored."""
+        """Return the columns and struct members for each field and part that events can report."""
         places = []
         for field, sources in sources_of(plan).items():
             for column in self._of(field):

@@ -15,7 +15,7 @@ import pyarrow as pa
 from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.rest import FieldDescription, ObjectDescription
 
-# Fields that the table stores in columns of its own.
+# Fields that are not mirrored as such, because every mirrored table has its own columns for them.
 _OURS = ("Id", "IsDeleted")
 
 # Fields to exclude, because no event reports them and they change constantly: with every change of
@@ -66,9 +66,9 @@ class Column:
     """
     parts: tuple[str, ...] = ()
     """For a compound field: names of the struct members, one for each element of `asked`; otherwise
-    empty. If the first member has the name of the field, it contains the name of a record whose
-    name has no parts, and is null if another member is set. The struct may have further members,
-    which only events fill.
+    empty. If the first member has the name of the field, it contains names that are not divided
+    into parts, and is null if another member is set. The struct may have further members, which
+    only events fill.
     """
     calculated: bool = False
     """Whether the field is a formula or a roll-up summary, which no event reports."""

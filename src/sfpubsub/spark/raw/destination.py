@@ -108,9 +108,9 @@ class Destination:
         return place_of(self.local, self.staging or recorded_staging(self.local))
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Check, as far as possible without Spark, that *sources* can use this as their table.
+        """Check, as far as possible without Spark, that *sources* can be written to this table.
 
-        Changes nothing.
+        The check changes nothing.
 
         Raises:
             ConfigurationError: The destination exists but is not a raw table, belongs to other
@@ -121,9 +121,10 @@ class Destination:
 
 
 def format_of(raw: str | os.PathLike[str], default: str) -> str:
-    """Detect the format of a raw table at a local path by its log; without one it is parquet.
+    """Detect the format of a raw table at a local path by its log directory.
 
-    Return *default* if *raw* is not an existing local directory.
+    A directory without a log is taken to be a Parquet table. Return *default* if *raw* is not an
+    existing local directory.
     """
     try:
         path = local_path(raw)

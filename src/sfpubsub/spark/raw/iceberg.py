@@ -4,9 +4,9 @@ Iceberg's appends never conflict: if the table has changed, an append is retried
 change, even for a superseded writer. So each of our transactions has two steps. First a snapshot is
 *staged*: it is in the table's metadata, with its rows and its `State`, but on no branch. Then it is
 *published* by swapping the table's metadata for a version whose main branch ends in the staged
-snapshot, provided that the newest state in the current metadata is the one that this writer last
-read or wrote. If anything has changed in the meantime, the swap fails; whether it is retried
-depends on what has changed.
+snapshot. The writer does this only if the newest state in the current metadata is the one that it
+last read or wrote. If the metadata has changed in the meantime, the swap fails. Whether it is
+retried depends on what has changed.
 
 The state is a property of both the snapshot and the table, because compaction adds snapshots on top
 of ours, after which ours may expire.
@@ -56,7 +56,7 @@ _STAGING = "write.wap.enabled"
 STAGING_PROPERTIES = {
     "format-version": "2",
     _STAGING: "true",
-    # Each batch creates two metadata files: keep only the latest.
+    # Each batch creates two metadata files: keep only the latest 100.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
@@ -190,7 +190,7 @@ class IcebergTable(LoggedTable):
             f"snapshot-property.{STATE}": state.to_json(),
             "distribution-mode": "none",  # the frame has one partition, and rows of one day
         }
-        # Leave columns added by others empty; a frame must contain all of them.
+        # The frame must contain every column of the table. Leave those added by others empty.
         columns = self._rows().schema
         others = {
             field.name: f.lit(None).cast(field.dataType)

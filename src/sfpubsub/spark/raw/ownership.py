@@ -272,7 +272,7 @@ def _identity(path: Path) -> _Identity | None:
 
 
 def recorded_staging(path: Path) -> Path | None:
-    """Return the parent directory chosen for staging, as recorded; None if it is the default."""
+    """Return the parent directory for staging that the table records; None for the default."""
     identity = _identity(path)
     return identity.staging if identity else None
 

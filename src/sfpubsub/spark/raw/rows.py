@@ -109,7 +109,7 @@ def _table(
 def read_table(
     events: Sequence[Event], received_at: Sequence[float], first_seq: int
 ) -> tuple[pa.Table, list[tuple[int, Row]]]:
-    """Decode events to the table of `arrow_table`.
+    """Decode events to an Arrow table with the columns of `SCHEMA`.
 
     Also return the rows that could not be decoded, each with its index in the table.
     """

@@ -102,8 +102,8 @@ def check_rows(rows: pa.Table) -> pa.Table:
     wrong = (names - set(SCHEMA.names)) | (set(SCHEMA.names) - may_lack - names)
     if wrong:
         raise LocalProtocolError(
-            f"rows do not have the columns of a raw table: add the missing ones and drop the "
-            f"unknown ones among {', '.join(sorted(wrong))}"
+            f"rows do not have the columns of a raw table: add these columns if they are missing, "
+            f"and drop them otherwise: {', '.join(sorted(wrong))}"
         )
     try:
         columns = [

@@ -103,8 +103,8 @@ def joined(
         other = found.setdefault(source.name.casefold(), source)
         if other is not source:
             raise ConfigurationError(
-                f"{where} cannot distinguish {source} from {other}: write one of them to another "
-                f"table"
+                f"{where} cannot contain both {source} and {other}, because their names do not "
+                f"differ, or only in case: write one of them to another table"
             )
     return tuple(found.values())
 

@@ -19,7 +19,7 @@ REMEMBERED_NAMES = 32
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """Values that distinguish a row from others with the same event id, and the row's position."""
+    """Values that distinguish a row from others with the same event id, and where it is stored."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         "dedupe_key",
