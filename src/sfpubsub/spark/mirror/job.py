@@ -204,7 +204,7 @@ class Mirror:
             self._stopping.wait(_POLL)
 
     def begin(self) -> None:
-        """Complete the unfinished step of a crashed process, and queue the pieces that it read."""
+        """Complete the unfinished step of a crashed process, and queue its unmerged pieces."""
         self._hand.finish()
         for name in self._objects:
             markers = self._logs[name].markers()

@@ -32,8 +32,8 @@ LOG_PREFIX = "_reads_"
 
 Kind = Literal["object", "ids", "sweep"]
 
-# Columns of a row in addition to the record's fields. They come before those, because Delta uses
-# the bounds of a table's first 32 columns only, and a merge looks for its pieces by `_piece`.
+# Columns of a row in addition to the record's fields. They come first, because Delta has bounds
+# only for a table's first 32 columns, and a merge finds its pieces by `_piece`.
 FACTS = pa.schema(
     [
         ("_is_deleted", pa.bool_()),
@@ -54,7 +54,7 @@ class Marker:
     read: int
     """Number of the read's first piece, which identifies the read."""
     kind: Kind
-    """``object``: every record. ``ids``: some records. ``sweep``: the ids of every record."""
+    """``object``: all records. ``ids``: records by id. ``sweep``: the ids of all records."""
     as_of: AsOf
     is_last: bool = False
     until: datetime | None = None
@@ -126,7 +126,7 @@ class ReadLog:
             marker: The marker without its number. ``read`` is 0 for the first piece of a read.
 
         Returns:
-            The marker with its numbers.
+            The marker with `Marker.piece` and `Marker.read` set.
 
         Raises:
             WriteError: The write failed, or its outcome is unknown: `markers` shows whether the
@@ -188,7 +188,7 @@ def id_range(pieces: Iterable[Marker]) -> tuple[str, str] | None:
 
 
 def _file(schema: pa.Schema, rows: Iterable[pa.Table], marker: Marker) -> tuple[bytes, Marker]:
-    """Return a piece as a file, and its marker with the lowest and the highest id."""
+    """Return a piece as the contents of a Parquet file, and its marker with the range of ids."""
     content = io.BytesIO()
     ids: list[str] = []
     with pq.ParquetWriter(content, schema, compression="snappy") as writer:

@@ -1,8 +1,8 @@
 """The reread queue of a mirror, which contains only open entries.
 
 An entry is durable before the row it concerns, and is removed only after a read that heals it was
-merged. So a crash can leave an extra entry, but never lose one. A step changes the table twice,
-under the numbers 2 * step and 2 * step + 1. This module makes no decisions.
+merged. So a crash can leave an extra entry, but never lose one. A step changes the table at most
+twice, with the version numbers 2 * step and 2 * step + 1. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
 def entry_row(
     entity: str, record_id: str | None, cue: Cue, step: int, *, asked: bool = False
 ) -> dict[str, Any]:
-    """Return a row of the queue.
+    """Return the queue row for *cue*.
 
     Args:
         entity: The object.

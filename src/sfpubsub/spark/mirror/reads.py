@@ -11,7 +11,7 @@ as-of.
 An as-of consists of two numbers, because not every read is requested by an event. The number of the
 newest applied row orders reads relative to events. It does not advance while the org is idle, so it
 cannot distinguish a read that began before a sweep, a formula refresh or a lost position from one
-that began after it. Such requests have numbers of their own.
+that began after it. So requests with these reasons are numbered separately.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ def as_of(notes: Iterable[Noted], sent: float, margin: float) -> AsOf | None:
         margin: Maximum time in seconds by which answers lag behind the event bus.
 
     Returns:
-        The as-of; None if no note is old enough, so that the caller must wait for the rest of the
-        margin.
+        The as-of; None if no note is old enough yet, in which case the caller must wait.
     """
     return max((each.durable for each in notes if each.time <= sent - margin), default=None)
 
@@ -71,9 +70,9 @@ class Read:
     as_of: AsOf
     since: tuple[datetime, int, int] | None
     """The greatest `Change.order` of all events up to the as-of, of any record. The answer contains
-    everything earlier in the org, so an earlier change that arrives later is late. Without this, an
-    event decoded late would silently be applied to a newer row: the row may be newer because of an
-    overflow, which is not among the record's own events.
+    everything earlier in the org, so an earlier change that arrives later is late. Without this
+    value, an event that is decoded late would silently be applied to a newer row, which may be
+    newer because of an overflow event that does not name the record.
     """
     until: datetime | None
     """The org's time (the answer's Date header) when the answer was complete, plus a margin for
@@ -106,7 +105,8 @@ class Entry:
     """
     asked: int = 0
     """Number of the step that added an entry not caused by an event; 0 for an entry caused by an
-    event. Assigned once the reason applies: for a lost position, when the new stream is anchored.
+    event. The step must not run before the reason has taken effect: for a lost position, not before
+    the new stream is anchored.
     """
 
     @property

@@ -24,9 +24,9 @@ class Offset:
     """A position between two events of one topic.
 
     The checkpoint contains only the ends of batches. A batch with events ends after its last event.
-    A batch may start at ``latest`` or ``earliest``, which refer to another place when the batch is
-    read again after a crash. So the end of such a batch also contains the replay id of the batch's
-    first event.
+    A batch may start at ``latest`` or ``earliest``, which refer to a different place in the topic
+    when the batch is read again after a crash. So the end of such a batch also contains the replay
+    id of the batch's first event.
     """
 
     topic: str

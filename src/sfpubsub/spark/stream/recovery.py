@@ -49,10 +49,10 @@ def find(
             EARLIEST.
         horizon: Creates a `Horizon`, which detects when everything published before now has been
             read.
-        patience: Seconds of silence after which no more events are expected.
+        patience: Seconds without an event after which no more events are expected.
 
     Returns:
-        The batch; None if its end was not found, as when its events are no longer retained.
+        The batch; None if its end was not found, for example because it is no longer retained.
     """
     size = end.seq - start.seq
     # The newest events: those of the batch, once its end is found.

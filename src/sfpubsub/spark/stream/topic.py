@@ -99,7 +99,7 @@ class TopicReader:
 
     @property
     def initial(self) -> Offset:
-        """Where a query without a checkpoint starts."""
+        """The offset at which a query without a checkpoint starts."""
         return Offset(self.topic, self._options.start_of(self.topic))
 
     def stop_at_now(self, keeps_position: bool) -> None:
@@ -124,8 +124,8 @@ class TopicReader:
     def plan(self, share: Share, timeout: float) -> Offset:
         """Plan the next batch after `follow`, and return its end.
 
-        Without events, return its start, or that start with the position of a keepalive if the
-        position of a quiet topic has to be renewed.
+        If there are no events, return the start of the batch. If the position of a quiet topic has
+        to be renewed, a keepalive's position is added to the start.
 
         Args:
             share: Share of the batch.
@@ -148,9 +148,9 @@ class TopicReader:
     def latest(self) -> dict[str, Any] | None:
         """Return figures for the query's progress; None before the first batch.
 
-        The service does not report where a topic ends. So the figures are the number of events
-        received so far, whether a keepalive has shown that no more are waiting, and how old the
-        last event was when it arrived, in seconds.
+        The service does not report where a topic ends. So the figures include the number of events
+        received so far (``seq``), whether a keepalive has shown that no more are available
+        (``caught_up``), and the age of the last event when it arrived, in seconds (``delay_s``).
         """
         base, feed = self._base, self._feed
         if base is None or feed is None:

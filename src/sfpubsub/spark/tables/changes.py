@@ -2,7 +2,7 @@
 
 The functions map data frames to data frames, and events are read only when the result is used. They
 run on executors, with a classic session or Spark Connect, on tables of any format. They store
-nothing; records.py maintains stored current tables. Changes are ordered by the header's commit
+nothing (for stored current tables, see current.py). Changes are ordered by the header's commit
 timestamp, commit number and sequence number, then by arrival, and never by replay id. Invariant: if
 an event does not report what changed or when, its record is marked for rereading until a later
 event describes the record completely.
@@ -100,7 +100,7 @@ def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
     """Return the latest state of every record in the change events, one row per record.
 
     Args:
-        raw: A raw table, or those of its rows to consider.
+        raw: A raw table, or some of its rows. Other rows are not taken into account.
         schemas: See `field_changes`.
 
     Returns:

@@ -377,7 +377,8 @@ class EventTables:
 
         1. Add missing columns to every type.
         2. Decode, and check that every row is accounted for.
-        3. Write the undecodable rows first: once all types are written, nothing is missing.
+        3. Write the undecodable rows. They come first, so that a step whose types are all written
+           is complete.
         4. Write the types.
         """
         if plan.rows == 0:  # no rows of the requested objects

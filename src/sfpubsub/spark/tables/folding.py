@@ -1,8 +1,8 @@
 """Apply `Fold` to the changes of many records, as Arrow data on an executor.
 
-This module does not need Spark. The rows of a record are adjacent: first its row of the current
-table, if any, then its changes in order of arrival. Invariant: the result depends only on these
-rows and on the cues about all records, not on how the rows are split into batches.
+This module does not need Spark. The rows of a record are adjacent: its row of the current table, if
+it has one, and then its changes in order of arrival. Invariant: the result depends only on these
+rows and on the cues that concern all records, not on how the rows are split into batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, ObjectCue, Reason, Record
 
-# Columns of a current table besides the record's fields.
+# Columns of a current table in addition to the record's fields.
 FLAGS = pa.schema(
     [
         ("_is_deleted", pa.bool_()),

@@ -64,7 +64,7 @@ class Queue:
         return self._table.facts().get(_HISTORY) == "true"
 
     def step(self) -> int:
-        """Return the step of the queue's table: the newest step that added or removed cues."""
+        """Return the newest step that added rows to the queue or removed rows from it."""
         return self._table.step()
 
     def make(self, *, with_history: bool) -> None:
@@ -72,7 +72,7 @@ class Queue:
         self._table.make(QUEUE, _facts(with_history=with_history, epochs=[]))
 
     def clear(self, step: int) -> None:
-        """Remove all rows from the queue, as the change of *step*."""
+        """Remove all rows from the queue, with *step* as the number of the change."""
         self._table.delete("true", step)
 
     def add(self, cues: Sequence[dict[str, Any]], step: int) -> None:
@@ -110,9 +110,9 @@ def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[i
     """Return the restarts of the commit numbers that *known* does not contain, oldest first.
 
     A restart is recorded as the commit timestamp of the earliest commit that showed it, in
-    milliseconds since 1970 UTC. Every record shows it with its own first commit afterwards, however
-    late that is. So a pair of *moves* is a new restart only if no recorded one lies between its
-    timestamps.
+    milliseconds since 1970 UTC. Each record shows the same restart with its own first commit
+    afterwards, which may be much later. So a pair in *moves* is a new restart only if no recorded
+    restart is between its timestamps.
 
     Args:
         known: The recorded restarts.

@@ -227,7 +227,7 @@ class Target(ABC):
     def can_merge(self) -> bool:
         """Whether the tables support `TargetTable.merge`, `TargetTable.insert` and any delete.
 
-        Without it, `TargetTable.delete` can only remove all rows of a table.
+        If False, `TargetTable.delete` can only remove all rows of a table.
         """
 
     @abstractmethod
@@ -257,7 +257,7 @@ class Target(ABC):
         """Check that the target supports tables with merges.
 
         Args:
-            what: What needs merges, for the message, such as ``current tables``.
+            what: The tables that need merges, for the message, such as ``current tables``.
 
         Raises:
             ConfigurationError: The target's format is Parquet.
