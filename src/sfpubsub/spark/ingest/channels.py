@@ -317,7 +317,7 @@ class ChannelSubscription:
             self._refused(error)
 
     def _refused(self, error: ReplayIdRejectedError) -> None:
-        """Record the gap, then start a new epoch at the fallback, or raise *error* without one."""
+        """Record the gap, and start a new epoch at the fallback. Without one, raise *error*."""
         if error.gap is not None:
             self._note(error.gap)
         if self._fallback is None:
@@ -368,7 +368,7 @@ def _parsed(position: ReplayId, channel: str) -> tuple[int, int]:
 def _milliseconds(date: str | None) -> int | None:
     """Convert `StreamingMessage.created_date` to milliseconds since 1970 UTC.
 
-    The date is in ISO format or a number of milliseconds. None is returned if it is anything else.
+    The date is in ISO format or a number of milliseconds. For any other text, return None.
     """
     if date is None:
         return None

@@ -55,7 +55,7 @@ class Window(Protocol):
 
 
 class Marker:
-    """Computes marks: 64-bit numbers with the hour and hashes of schema, topic and payload."""
+    """Computes marks: 64-bit numbers that contain the hour and hashes of schema, topic, payload."""
 
     def __init__(self) -> None:
         self._contexts: dict[tuple[str, str], int] = {}
@@ -63,8 +63,8 @@ class Marker:
     def marks(self, rows: pa.Table, now: float) -> list[int]:
         """Return the mark of each row.
 
-        The payload's part of a mark is never 0, because 0 marks a key that was loaded from the
-        table, whose payload is unknown.
+        The payload's part of a mark is never 0, because 0 is used for a key that was loaded from
+        the table, whose payload is unknown.
 
         Args:
             rows: Rows of a raw table.
@@ -123,10 +123,9 @@ def judge(
     1. The window contains all keys of its time span. An event needs no lookup if its key is not in
        the window and its time is not before that span, or if this process stored its key and the
        two marks are enough to classify it.
-    2. All other events are looked up in the table: those that the marks cannot classify; those
-       whose key was stored by an earlier process, because the row may have been deleted since; and
-       those that may have been written before the window's time span, because they are older than
-       the window or have no time.
+    2. All other events are looked up in the table. Some of them cannot be classified by the marks.
+       If the key was stored by an earlier process, the row may have been deleted since. An event
+       that is older than the window, or has no time, may have been written before its time span.
     3. Of several rows with the same new key, the first one is new, and the others are compared with
        it.
 

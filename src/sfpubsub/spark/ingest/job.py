@@ -87,7 +87,7 @@ class Writer(Protocol):
 
 
 class SidecarStore(Protocol):
-    """Where the loop stores gaps and commits; see `sfpubsub.spark.ingest.sidecars.Sidecars`."""
+    """Stores gaps and commits for the loop; see `sfpubsub.spark.ingest.sidecars.Sidecars`."""
 
     def keep_gaps(self, gaps: Sequence[Gap]) -> None:
         """Store gaps durably."""
@@ -118,19 +118,19 @@ class IngestJob:
     Not thread-safe, except for `stop` and `writing_seconds`.
 
     Args:
-        subscription: An open subscription with ``ack="manual"``. The job does not close it: its own
-            ``with`` block drains it, and `settle` then records what the drain committed.
+        subscription: An open subscription with ``ack="manual"``. The job does not close it. After
+            its own ``with`` block has drained it, `settle` records what the drain committed.
         writer: Writer of the table.
-        sidecars: Stores gaps and commits; None stores none.
+        sidecars: Stores gaps and commits; None to store neither.
         batch_events: Number of events at which a batch is written. The last response of the batch
             may exceed it.
         batch_bytes: Payload bytes at which a batch is written. The last response of the batch may
-            exceed them.
+            exceed this number.
         batch_seconds: Seconds after the first event of a batch at which the batch is written.
         max_events: Stop after exactly this many received events, including duplicates; None means
             no limit. Further events of the last response are not acked and will be redelivered.
-        idle_timeout: Stop when the open stream has received nothing for this many seconds; None
-            never stops for this reason.
+        idle_timeout: Stop when the open stream has received nothing for this many seconds; None for
+            no timeout.
         until_caught_up: Stop when a keepalive from the service shows that no events are left.
         on_progress: Called in the thread of `run` after each write, once its events are acked.
         on_acked: Called after *on_progress* with the last response of the write, and how many of
@@ -352,7 +352,7 @@ class IngestJob:
         self._wrote(result, writing.batch, seconds)
 
     def _finish_after(self, error: SfPubSubError) -> None:
-        """After *error*, finish the current write and store the gaps; only log further errors."""
+        """After *error*, finish the current write and store the gaps; only log their errors."""
         try:
             self._finish()
         except SfPubSubError as second:

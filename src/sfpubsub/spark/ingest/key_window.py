@@ -153,7 +153,7 @@ class KeyWindow:
         return max(now - self.length, self._floor)
 
     def begin(self) -> None:
-        """Drop the keys of all rows after `covered`, or all keys if it is None.
+        """Drop the keys of all rows after `covered`, or all keys if `covered` is None.
 
         Raises:
             WriteError: The files could not be deleted.
@@ -254,7 +254,7 @@ class KeyWindow:
         Args:
             keys: In the order of their rows, which are the last rows of the table.
             marks: The mark of each key, containing the hour of *now*.
-            now: Seconds since 1970 UTC; must not decrease between calls.
+            now: Time of the write, in seconds since 1970 UTC; must not decrease between calls.
             last_seq: ``ingest_seq`` of the last row.
 
         Raises:

@@ -32,7 +32,7 @@ class PositionKeeper(Protocol):
         """Store *position*, immediately or with a later write.
 
         Args:
-            position: The position.
+            position: The position to store.
             source: Name of the topic or channel; may be None if there is only one.
         """
         ...

@@ -232,7 +232,7 @@ class Sidecars:
                 self._commits.add(commit, self._clock())
 
     def flush_due(self) -> None:
-        """Write pending commits if the last write was `COMMITS_EVERY` seconds ago. Cheap otherwise.
+        """Write pending commits, unless the last write was less than `COMMITS_EVERY` seconds ago.
 
         Raises:
             WriteError: The log could not be written.

@@ -2,7 +2,7 @@
 
 If a job fails, the others either continue, or write and commit the events that they have received
 and then stop. If the table cannot be written, all jobs stop. This module makes no decisions about
-events, which each job makes for its own source (job.py).
+events: each job decides about those of its own source (job.py).
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Streams:
 
         Raises:
             SfPubSubError: The error of the first job that failed. With several sources, the message
-                names its source. It is raised after all other jobs have ended, whose errors are
-                logged. They were stopped, unless *on_failure* is ``continue``.
+                names the job's source. It is raised after all other jobs have ended. They are
+                stopped, unless *on_failure* is ``continue``, and their errors are logged.
         """
         for stream, thread in zip(self._streams, self._threads, strict=True):
             stream.is_running = True

@@ -180,7 +180,7 @@ class Together:
         self._flush(older_than=0.0)
 
     def leave(self, source: str) -> None:
-        """Remove a source that has ended, and write all recorded positions, including its last.
+        """Remove a source that has ended, and write the recorded positions of all sources.
 
         Raises:
             WriteError: The positions could not be written. The source is removed nevertheless.
@@ -270,7 +270,7 @@ class Together:
         return group
 
     def _has(self, group: Collection[_Waiting], events: int) -> bool:
-        """Return whether the group reaches the number of events, or the size limit of a write."""
+        """Return whether a group has at least *events* events or `max_bytes` payload bytes."""
         return (
             sum(len(waiting.part.rows) for waiting in group) >= events
             or sum(waiting.part.rows.bytes for waiting in group) >= self._max_bytes

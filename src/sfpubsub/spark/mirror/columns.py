@@ -93,7 +93,7 @@ class Columns:
         """Return a SQL expression for each column that an event type fills, by column name.
 
         The expression is evaluated over a row of the typed table, and has exactly the column's
-        type. The session must use UTC. A text sent as a diff is returned as a diff.
+        type. The session must use UTC. If a text was sent as a diff, the result is the diff.
         """
         found: dict[str, list[str]] = {}
         for field, sources in sources_of(plan).items():

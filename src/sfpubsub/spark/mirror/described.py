@@ -111,9 +111,9 @@ def described(description: ObjectDescription) -> Iterator[Column]:
 
 
 def _compound_of(description: ObjectDescription, field: FieldDescription) -> str | None:
-    """Return the compound field that contains a field; None if it is not part of one.
+    """Return the name of the compound field that contains a field; None if no other field does.
 
-    A name field that is declared as its own compound field is not part of one.
+    A name field may be declared as its own compound field, which does not count.
     """
     name = field.compound_field_name
     found = None if name is None else description.field(name)

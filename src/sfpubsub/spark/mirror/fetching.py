@@ -124,7 +124,7 @@ class Fetching:
         self._under_way = entity, self._background.start(work)
 
     def ended(self) -> Ended | None:
-        """Return how the last read ended, only once; None while it runs or if there is no read."""
+        """Return the end of the last read, only on the first call after it; otherwise None."""
         if self._under_way is None or not self._under_way[1].done():
             return None
         (entity, future), self._under_way = self._under_way, None

@@ -182,7 +182,7 @@ class Mirror:
         self._stopping.set()
 
     def run(self, stream: Callable[[], Standing], *, once: bool = False) -> None:
-        """Mirror until stopped.
+        """Run the mirror until it is stopped.
 
         Args:
             stream: Returns the state of the stream (`MirrorStream.standing`), or raises its error.

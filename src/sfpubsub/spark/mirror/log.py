@@ -2,9 +2,9 @@
 
 Each object has its own log table in the target, such as ``_reads_Account``. A read is stored in
 pieces. Each piece is one transaction: its rows plus a marker row, which contains the as-of of the
-piece and the position at which the read continues. So a restarted process resumes after the last
-complete piece. Invariant: a piece never changes; merged pieces are removed when the next read
-begins.
+piece (`reads.AsOf`) and the position at which the read continues. So a restarted process resumes
+after the last complete piece. Invariant: a piece never changes; merged pieces are removed when the
+next read begins.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FACTS = {"kind": "reads"}
 
 @dataclass(frozen=True)
 class Marker:
-    """The as-of of a piece, and the position at which its read continues."""
+    """Metadata of a piece, such as its as-of and the position at which its read continues."""
 
     read: int
     """Number of the read's first piece, which identifies the read."""
@@ -176,8 +176,9 @@ class ReadLog:
 
 
 def id_range(pieces: Iterable[Marker]) -> tuple[str, str] | None:
-    """Return the lowest and the highest id in some pieces; None if they have no rows, or if one of
-    them was written by an earlier version.
+    """Return the lowest and the highest id in some pieces.
+
+    None if the pieces have no rows, or if one of them was written by an earlier version.
     """
     ids: list[str] = []
     for piece in pieces:

@@ -38,7 +38,7 @@ class Mirrored:
     """The known state of one record, as stored in its table row."""
 
     record: Record
-    """The record. Its `ingest_seq` is never less than that of the as-of of `read`."""
+    """The record. Its `ingest_seq` is never less than ``read.as_of.ingest_seq``."""
     read: Read | None = None
     """The newest merged read; None if only events were merged."""
 
@@ -192,14 +192,14 @@ def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) ->
 def _sorted_out(
     record_id: str, read: Read, entries: Iterable[Entry]
 ) -> tuple[tuple[Entry, ...], list[Entry]]:
-    """Return the record's own entries that the read heals, and all its entries that stay open."""
+    """Return the record's own entries that the read closes, and all its entries that stay open."""
     known = list(entries)
     healed = tuple(each for each in known if each.record_id == record_id and heals(read, each))
     return healed, [each for each in known if not heals(read, each)]
 
 
 def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
-    """Return *record* with the later of two positions in the order of changes: *read*'s or its old.
+    """Return *record* with its position among changes: that of *read*, or its old one if later.
 
     A change that arrives afterwards but precedes this position is late.
     """

@@ -237,7 +237,7 @@ class MirroredObject:
 
 
 def _as(name: str, there: DataType, wanted: DataType) -> str:
-    """Return SQL for a log column in the type *wanted*. Parts missing from the log are null."""
+    """Return SQL that converts a log column to the type *wanted*. Missing parts become null."""
     if not (isinstance(there, StructType) and isinstance(wanted, StructType)):
         return f"`{name}`"
     members = ", ".join(

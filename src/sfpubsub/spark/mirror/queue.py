@@ -1,6 +1,6 @@
 """The reread queue of a mirror, which contains only open entries.
 
-An entry is durable before the row it concerns, and is removed only after a read that heals it was
+An entry is durable before the row it concerns, and is removed only after a read that closes it was
 merged. So a crash can leave an extra entry, but never lose one. A step changes the table at most
 twice, with the version numbers 2 * step and 2 * step + 1. This module makes no decisions.
 """
@@ -61,7 +61,7 @@ class MirrorQueue:
     def remove(
         self, entity: str, healed: AsOf, step: int, record_ids: Iterable[str] | None = None
     ) -> None:
-        """Remove the entries that a read has healed (`reads.heals`).
+        """Remove the entries that a read has closed (`reads.heals`).
 
         Args:
             entity: The object.

@@ -1,5 +1,4 @@
-"""Reads of the org: what each is guaranteed to contain, and which entries of the queue it settles
-("heals").
+"""What a read of the org is guaranteed to contain, and which queue entries it closes ("heals").
 
 This module is pure: no Spark, no I/O, no clock. The org's responses may lag a few seconds behind
 its own events, so the time of a read does not determine its content. Its as-of does: the raw rows
@@ -33,7 +32,7 @@ class AsOf:
     """The state that had been applied at one moment. Later states compare as greater or equal."""
 
     ingest_seq: int
-    """``ingest_seq`` of the newest raw row that had been applied; -1 if there was none."""
+    """``ingest_seq`` of the newest raw row that had been applied; -1 before the first."""
     asked: int = 0
     """Number of the newest queue entry that was not caused by an event (`Entry.asked`)."""
 
@@ -127,22 +126,23 @@ class Entry:
 
 
 def heals(read: Read, entry: Entry) -> bool:
-    """Return whether a read began at least a margin after an entry's cue arrived.
+    """Return whether *read* began late enough to close *entry*.
 
-    Such a read contains the changes that the cue does not describe. An earlier read may lack them:
-    its row is provisional, and the entry stays open.
+    It must have begun at least one margin after the reason for the entry arrived. Such a read
+    contains the changes that caused the entry. An earlier read may lack them: its row is
+    provisional, and the entry stays open.
     """
     cue = entry.cue
     return cue.ingest_seq <= read.as_of.ingest_seq and entry.asked <= read.as_of.asked
 
 
 def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[Entry, ...]:
-    """Return the entries about all records that a read of the whole object has healed.
+    """Return the entries about all records that a read of the whole object has closed.
 
     Args:
         entries: Open entries.
-        pieces: The merged reads that together contain every record of the object. An entry must be
-            healed by all of them.
+        pieces: The merged reads that together contain every record of the object. All of them must
+            close an entry.
     """
     return tuple(
         each for each in entries if each.is_about_all and all(heals(read, each) for read in pieces)
@@ -152,8 +152,8 @@ def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[
 def nominated(live: AbstractSet[str], swept: AbstractSet[str]) -> AbstractSet[str]:
     """Return the ids of the records to read: those in the sweep or the table, but not in both.
 
-    A sweep alone proves nothing: it has no as-of, takes long, and may miss records that its user
-    cannot see. A read by id decides.
+    A sweep alone proves nothing: it has no as-of, takes a long time, and may miss records that its
+    user cannot see. So these records are then read by id.
 
     Args:
         live: Ids of the table's records that are not deleted.

@@ -70,7 +70,9 @@ class Difference:
 
 @dataclass
 class Verification:
-    """Compares one object. Iterate over `differences` once; the counts are complete afterwards.
+    """Compares the table of one object with the org.
+
+    Iterate over `differences` once. The counts are complete afterwards.
 
     Args:
         spark: A session with the format's jars.

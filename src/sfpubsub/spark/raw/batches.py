@@ -79,7 +79,7 @@ class RawBatches:
         return str(sources[0]) if sources else None
 
     def version(self) -> str | None:
-        """Return the table's current version, for use with the other methods.
+        """Return the table's current version, which other methods accept as an argument.
 
         Returns:
             The version, or None for a Parquet table, which has no versions.

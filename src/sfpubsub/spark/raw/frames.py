@@ -44,8 +44,8 @@ _ROWS_OF_A_PIECE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 def spark_schema(columns: pa.Schema) -> StructType:
     """Convert an Arrow schema to a Spark schema, with comments on the columns.
 
-    A column's comment is its metadata ``comment``, or else its entry in `COMMENTS`. Times become
-    the type TIMESTAMP.
+    A column's comment is its metadata ``comment``, or else its entry in `COMMENTS`. Timestamps get
+    Spark's type TIMESTAMP.
     """
     found = from_arrow_schema(columns)
     for field, own in zip(found.fields, columns, strict=True):
@@ -56,7 +56,7 @@ def spark_schema(columns: pa.Schema) -> StructType:
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
-    """Convert a Spark schema to an Arrow schema. Times are in UTC."""
+    """Convert a Spark schema to an Arrow schema. Timestamps get the time zone UTC."""
     # PySpark 4.2 needs the zone, whereas 4.1 always uses UTC.
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(columns, timezone="UTC")
@@ -186,7 +186,7 @@ def rows_among(
     Args:
         spark: The session of *rows*.
         rows: Rows with the columns of a `StoredRow`; other columns are not read.
-        keys: At least one dedupe key, and no more than a batch has rows.
+        keys: At least one dedupe key, and at most one for each row of a batch.
     """
     wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
     asked = f.broadcast(frame_of_rows(spark, wanted))

@@ -46,8 +46,8 @@ def moves(commits: Sequence[Commit], since: int) -> Moves:
     """Return the batches that were added or removed since version *since*.
 
     Args:
-        commits: Consecutive commits up to the current version, starting no later than *since* and
-            every restored version.
+        commits: Consecutive commits up to the current version. The first one must not be later than
+            *since* or any version that was restored.
         since: The earlier version.
     """
     batches: dict[int, frozenset[str]] = {}
@@ -69,7 +69,7 @@ class Lineage(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """Return the id that the format assigned to the table. Moving the table keeps the id."""
+        """Return the id that the format assigned to the table. It survives a move of the table."""
 
     @abstractmethod
     def version(self) -> str:

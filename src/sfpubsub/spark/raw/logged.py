@@ -166,9 +166,9 @@ class LoggedTable(RawTable):
         1. Read the newest state in the log; if the table was restored, report it.
         2. If this writer had already started and the state belongs to another writer, raise
            WriteError: that writer has taken over the table.
-        3. Commit an empty transaction on top of that state. From then on, no earlier write can be
-           committed, neither by an older writer nor by this one, in case Spark is still executing a
-           write that has failed.
+        3. Commit an empty transaction on top of that state. After that, no earlier write can be
+           committed: neither one of an older writer, nor a failed one of this writer that Spark is
+           still executing.
         """
         if self.place.local is not None:
             shutil.rmtree(self.place.local / STAGING_NAME, ignore_errors=True)
@@ -280,7 +280,7 @@ class LoggedTable(RawTable):
         """Check that the location of a new table has no entries except hidden ones.
 
         Raises:
-            ConfigurationError: It has other entries.
+            ConfigurationError: The location has other entries.
         """
         if self.place.local is not None or self.place.in_catalog:
             return  # checked by `check_destination`, or the responsibility of the catalog
@@ -345,7 +345,7 @@ class LoggedTable(RawTable):
     def _from_rows(self, known: State) -> State:
         """Reconstruct the state from the rows, if the log has lost it or a restore has undone it.
 
-        Each source resumes after its last row, which is never later than the lost position; events
+        Each source resumes after its last row, which is never later than the lost position. Events
         delivered again are dropped as duplicates. ``ingest_seq`` continues from the highest number
         ever used, because batch ids are derived from it, and readers never return to a batch id
         that they have passed.

@@ -159,8 +159,8 @@ class ParquetTable(RawTable):
            directory that no later write uses.
         2. Flush the directories that contain the newest batch. Its writer may have died between
            rename and flush, and later acks rely on that batch.
-        3. Read where the newest batch ends, the names of the newest batches, and the newer of the
-           two position records.
+        3. Read the next ``ingest_seq`` after the newest batch, the names of the newest batches, and
+           the newer of the two position records.
         """
         try:
             shutil.rmtree(self._staging, ignore_errors=False)
@@ -245,8 +245,8 @@ class ParquetTable(RawTable):
         2. Check that Spark reports the write as complete, and that the files contain all rows.
         3. Add the positions and the name.
         4. Flush the files and their directory.
-        5. Publish with one rename. Before it nothing is visible; after it everything is, including
-           the positions.
+        5. Publish with one rename. Before it, readers see nothing of the batch; after it, they see
+           the whole batch, including the positions.
         6. Flush the source and target directories; only now is the batch durable.
 
         A failure after step 5 leaves the batch in the table, so the caller has to call `recover`.

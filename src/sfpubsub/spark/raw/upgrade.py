@@ -53,7 +53,7 @@ def upgrade_table(spark: SparkSession, table: Destination) -> bool:
     Raises:
         ConfigurationError: *table* is not a raw table, is a path-only Iceberg table, or is a
             Parquet table with another active writer. (In other formats, the writer is fenced off.)
-        WriteError: The upgrade failed; call it again.
+        WriteError: The upgrade failed; call this function again.
     """
     check_raw_table(table)
     if table.format == "delta":
@@ -77,8 +77,8 @@ def _upgrade_files(spark: SparkSession, table: Destination, path: Path) -> bool:
     """Upgrade a Parquet table.
 
     1. Write every batch next to the table, and flush everything.
-    2. Write the marker: from then on the upgrade can only be completed, and `claim_table` rejects
-       the table until it is.
+    2. Write the marker. From then on, the upgrade can only be completed, and `claim_table` rejects
+       the table until the upgrade is complete.
     3. Record the newest layout in the table's identity. From then on, older versions of sfpubsub
        reject the table.
     4. Move the old directories, one per hour, out of the table, and the new ones, one per day, into

@@ -109,7 +109,8 @@ class Offsets:
     """The positions of a query, one per topic.
 
     For one topic, the checkpoint contains its `Offset`; for several, a list of offsets sorted by
-    topic. A topic that is removed from the query keeps its offset there, in case it is added again.
+    topic. If a topic is removed from the query, the checkpoint keeps its offset, in case the topic
+    is added again.
     """
 
     by_topic: dict[str, Offset]

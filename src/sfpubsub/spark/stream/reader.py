@@ -83,11 +83,11 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_events)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Limit the query to events published before now. It ends after the last one."""
+        """Limit the query to events published before now. The query ends after the last of them."""
         self.stop_at_now(keeps_position=True)
 
     def stop_at_now(self, *, keeps_position: bool) -> None:
-        """Limit the query to events published before now. It ends after the last one.
+        """Limit the query to events published before now. The query ends after the last of them.
 
         Args:
             keeps_position: Whether there is a checkpoint from which the next run continues.
@@ -142,7 +142,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offsets(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return figures of each topic for the query's progress; None if no stream is open."""
+        """Return each topic's figures for the query's progress; None if no stream is open."""
         found = [latest for topic in self._topics if (latest := topic.latest()) is not None]
         if not found:
             return None

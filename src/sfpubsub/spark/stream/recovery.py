@@ -1,4 +1,4 @@
-"""Read a batch again that an earlier process recorded in the checkpoint.
+"""Reread a batch that an earlier process recorded in the checkpoint.
 
 The checkpoint contains only the start and the end of a batch. Its events are read again from the
 start until the replay id of an event EQUALS the end: ids have no order, so no other comparison can
@@ -18,7 +18,7 @@ from sfpubsub.spark.stream.offsets import Offset
 
 
 class Found(NamedTuple):
-    """A batch that was read again."""
+    """A batch that was reread."""
 
     events: list[ReceivedEvent]
     after: list[ReceivedEvent]

@@ -216,7 +216,7 @@ class _Object:
     def fold(self) -> DataFrame:
         """Apply the changes to the current rows, and return the result as a cached frame.
 
-        The caller has to unpersist it after merging it.
+        The caller has to unpersist the frame after merging it.
         """
         with_versions = self._history is not None
         folding = Folding(self._fields, self._types, self.about_all, with_versions)
@@ -332,9 +332,9 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
 
 
 def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
-    """Return a cue for each change event of a step that could not be decoded, by event type.
+    """Return a reason to reread for each change event of a step that could not be decoded.
 
-    Such an event may concern any record of its object.
+    The reasons are grouped by event type. Such an event may concern any record of its object.
     """
     table = target.table(UNDECODABLE_NAME)
     if step.plan.kind != "rows" or table.step() != step.plan.number:

@@ -73,7 +73,7 @@ class _Version:
 
 
 class DeltaTarget(LoggedTarget):
-    """A place with Delta tables. See `Target`."""
+    """A target for tables in Delta format. See `Target`."""
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
         check_session(spark, "delta")
@@ -256,7 +256,7 @@ class DeltaTargetTable(LoggedTargetTable):
             writer.save(self._address)
 
     def _lacks(self, columns: pa.Schema) -> bool:
-        """Return whether the table lacks some of the columns, or parts of them."""
+        """Return whether the table lacks some of the columns, or fields within structs."""
         there = json.loads(self._snapshot().schema().json())
         return _lacking(there, json.loads(spark_schema(columns).json()))
 

@@ -182,8 +182,8 @@ class EventTables:
         A step that failed, or that an earlier process left unfinished, is completed first.
 
         Returns:
-            The report of the next step, or None if there is nothing to do now. The completed step
-            is not reported.
+            The report of the next step, or None if there is nothing to do now. A step that was only
+            completed is not reported.
 
         Raises:
             WriteError: The step failed. The next call, or the next process, completes it.

@@ -54,7 +54,7 @@ _BATCH_ROWS = 1000
 
 @dataclass(frozen=True)
 class Folding:
-    """Parameters for folding the rows of one object. Sent to executors."""
+    """Parameters for applying the changes of one object's records. Sent to executors."""
 
     fields: Fields
     types: pa.Schema
@@ -76,7 +76,7 @@ class Folding:
 
 
 def fold_rows(rows: Iterable[pa.RecordBatch], folding: Folding) -> Iterator[pa.RecordBatch]:
-    """Fold the changes of each record over its row.
+    """Apply the changes of each record to its row.
 
     Args:
         rows: Batches of `Folding.input`, sorted by record, `_is_change` and `_ingest_seq`.

@@ -1,9 +1,9 @@
 """Derived tables in Iceberg format: at a path or URL, or in a catalog.
 
-Iceberg's appends never conflict, so a change is made in two steps, as in a raw table: a snapshot is
-*staged* outside all branches, and then *published* by swapping the table's metadata, if the table
-still has a lower step. The step is a property of both the snapshot and the table, because
-compaction adds newer snapshots, after which ours may expire.
+Iceberg's appends never conflict, so a change is made in two stages, as in a raw table. First a
+snapshot is *staged* outside all branches. Then it is *published* by swapping the table's metadata,
+if the table still has a lower step. The step is a property of both the snapshot and the table,
+because compaction adds newer snapshots, after which ours may expire.
 
 Rows arrive as complete Parquet files. They are stored with the table's files through its `FileIO`,
 and appended with the metrics that Iceberg reads from them. Their columns are found by name
@@ -54,7 +54,7 @@ _MERGED = {f"write.{change}.mode": "merge-on-read" for change in ("delete", "upd
 
 
 class IcebergTarget(LoggedTarget):
-    """A place with Iceberg tables. See `Target`."""
+    """A target for tables in Iceberg format. See `Target`."""
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
         check_session(spark, "iceberg")

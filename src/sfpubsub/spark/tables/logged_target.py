@@ -40,7 +40,7 @@ _SETTINGS = {
 
 
 class LoggedTarget(Target):
-    """A place with tables of a table format. See `Target`.
+    """A target for tables in a table format. See `Target`.
 
     Args:
         spark: Any classic session of the JVM.

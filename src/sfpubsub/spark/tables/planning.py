@@ -129,7 +129,7 @@ class Planner:
         )
 
     def rebuild(self, newest: StepPlan | None) -> StepPlan:
-        """Return the plan of a step that empties all tables, so that steps start over after it."""
+        """Return the plan of a step that empties all tables, to start over from the first batch."""
         self._missing = None
         number = 1 if newest is None else newest.number + 1
         return StepPlan(number, "rebuild", version=self._raw.version(), types=self._typed())
@@ -155,7 +155,8 @@ class Planner:
     def _forget(self, base: StepPlan) -> StepPlan | None:
         """Return the plan of a step that removes rows from `_undecodable`.
 
-        These are the rows whose schemas were missing before. Return None if there are no such rows.
+        They are the rows whose missing schemas are now available. Return None if there are no such
+        rows.
         """
         if not self._target.can_merge:
             return None

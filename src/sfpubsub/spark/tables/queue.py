@@ -1,9 +1,9 @@
 """The queue of records to reread from the org: the table `_reread`.
 
 The queue has one row per reason. Rows are never changed: a reader of records works through the
-queue and stores its own progress. Only a rebuild and a mirror remove rows. The table's existence
-shows that a target has current tables, and its facts whether there are history tables. This module
-makes no decisions about records.
+queue and stores its own progress. Only a rebuild and a mirror remove rows. The table exists if the
+target has current tables, and its facts record whether there are history tables. This module makes
+no decisions about records.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Queue:
         self._table.delete("true", step)
 
     def add(self, cues: Sequence[dict[str, Any]], step: int) -> None:
-        """Add the cues of a step, unless the queue already has the step."""
+        """Add the rows of a step, unless the queue already has the step."""
         # Without cues, no commit is needed. A repeated step, which skips finished objects, produces
         # no cues for them.
         if cues:
@@ -131,7 +131,7 @@ def _facts(*, with_history: bool, epochs: Sequence[int]) -> dict[str, str]:
 
 
 def object_row(entity: str, about: ObjectCue, step: int) -> dict[str, Any]:
-    """Return the queue row for a cue about all records of an object, or all with an id prefix."""
+    """Return the queue row for a reason to reread all of an object's records with an id prefix."""
     return {
         "entity_name": entity,
         "record_id": f"{about.prefix}*" if about.prefix else None,

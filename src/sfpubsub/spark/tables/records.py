@@ -145,7 +145,7 @@ def _with_part(old: Any, new: Any, path: tuple[str, ...]) -> Any:
 def none_if_empty(value: Any) -> Any:
     """Return *value*, or None for a compound value whose parts are all null.
 
-    Events use both forms.
+    Events represent an empty compound value in both ways.
     """
     if isinstance(value, dict) and all(none_if_empty(part) is None for part in value.values()):
         return None

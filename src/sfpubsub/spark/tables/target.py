@@ -208,7 +208,7 @@ class TargetTable(ABC):
 
 
 class Target(ABC):
-    """A place with tables, which only one process at a time may change. A context manager.
+    """A location with tables, which only one process at a time may change. A context manager.
 
     Different tables may be changed by different threads. Use `sfpubsub.spark.tables.open_target`.
     """
