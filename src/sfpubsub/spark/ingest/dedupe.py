@@ -23,11 +23,11 @@ from sfpubsub.spark.raw.layout import LONGEST_PARTITION
 from sfpubsub.spark.raw.table import StoredRow
 
 # Longest time for which the service is assumed to retain an event, in seconds: 72 h (Salesforce
-# documentation), doubled because it purges late. An older event time cannot be right.
+# documentation), doubled because the service purges late. An older event time cannot be right.
 KEPT = 144 * 3600.0
 
-# Seconds by which an event's time may be too late: publishers set it with their own clocks. Lookups
-# in the table start that much earlier.
+# Seconds by which an event's time may be too late, because publishers set it with their own clocks.
+# Lookups in the table start that much earlier.
 _CLOCK_MARGIN = 24 * 3600.0
 
 # Layout of a mark's 64 bits: the hour, then 12 bits for schema and topic, then 32 for the payload.
@@ -125,7 +125,8 @@ def judge(
        two marks are enough to classify it.
     2. All other events are looked up in the table. Some of them cannot be classified by the marks.
        If the key was stored by an earlier process, the row may have been deleted since. An event
-       that is older than the window, or has no time, may have been written before its time span.
+       that has no time, or one before the window's time span, may have been written before that
+       span.
     3. Of several rows with the same new key, the first one is new, and the others are compared with
        it.
 

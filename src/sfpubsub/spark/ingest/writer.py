@@ -123,7 +123,7 @@ class EventWriter:
         self._sidecars = Sidecars(spark, place, clock=clock)
         self._told: set[str] = set()
         """Ids of missing schemas that were already logged."""
-        self._trusted = False  # whether window, numbers and position match the table
+        self._trusted = False  # whether this object's state matches the table
         self._is_closed = False
         self._busy = threading.Lock()  # held while the table may change
         self._jvm = jvm_of(spark)
@@ -284,7 +284,7 @@ class EventWriter:
         with self._turn():
             if name is not None and name in self._table.names:
                 return WriteResult(0, 0, 0, None, None, self.position, repeated=True)
-            is_live = name is not None  # otherwise they may be of any age
+            is_live = name is not None  # rows without a name may be of any age
             now = self._known.time_of(rows, is_live=is_live)
             marks = self._known.marks(rows, now)
             verdict = self._known.judge(rows, marks, now, is_live=is_live)
@@ -465,7 +465,7 @@ class EventWriter:
         try:
             if not self._trusted:
                 self._known.recover()
-            self._trusted = False  # until everything is done
+            self._trusted = False  # until the write has succeeded
             yield
             self._trusted = True
         finally:

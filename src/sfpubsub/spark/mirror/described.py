@@ -15,7 +15,7 @@ import pyarrow as pa
 from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.rest import FieldDescription, ObjectDescription
 
-# Fields that are not mirrored as such, because every mirrored table has its own columns for them.
+# Fields to exclude, because every mirrored table already has columns for them.
 _OURS = ("Id", "IsDeleted")
 
 # Fields to exclude, because no event reports them and they change constantly: with every change of

@@ -141,8 +141,8 @@ class ReadLog:
         content, marker = _file(schema, rows, marker)
         if not self._table.append([content], number):
             raise WriteError(
-                f"piece {number} of {self._table.name} was written by another process: run one "
-                f"mirror for each target"
+                f"piece {number} of {self._table.name} was written by another process: run only "
+                f"one mirror for each target"
             )
         self._number = number
         self._target.finish(number)

@@ -44,7 +44,7 @@ _DELETED = "_is_deleted AND NOT _reread"
 # fewer rows, a second table change (half a second) costs more than merging them with the others.
 _INSERT_FROM = 5000
 
-# Output columns of the rule that become queue rows.
+# Output columns of the merge rule that become columns of queue rows.
 _CUE = ("record_id", "_reread_reason", "_change_type", "_commit_timestamp", "_ingest_seq")
 
 

@@ -63,8 +63,8 @@ STAGING_PROPERTIES = {
 
 _PROPERTIES = {
     **STAGING_PROPERTIES,
-    # Store no minimum and maximum: they imply an order, which replay ids do not have; for the other
-    # columns they are useless.
+    # Store no minimum and maximum. They imply an order, which replay ids do not have, and would be
+    # useless for the other columns.
     "write.metadata.metrics.column.replay_id": "none",
     "write.metadata.metrics.column.dedupe_key": "none",
     "write.metadata.metrics.column.payload": "none",

@@ -127,7 +127,7 @@ def _read(descriptor: int, role: str) -> Process | None:
         found = json.loads(text)[role]
         return None if found is None else Process(int(found["pid"]), str(found["started"]))
     except (ValueError, KeyError, TypeError):
-        # The file is new, or was damaged by a power loss, which no process survived.
+        # The file is new, or was damaged by a power loss, after which no old process is running.
         return None
 
 

@@ -308,7 +308,7 @@ class LoggedTable(RawTable):
 
     def _taken_over(self, found: State) -> WriteError:
         return WriteError(
-            f"{self.place} was taken over by another writer ({found.writer[:8]}); this one "
+            f"{self.place} was taken over by another writer ({found.writer[:8]}); this writer "
             f"({self._writer[:8]}) can no longer write, and unwritten events are not acked: run "
             f"only one job per table"
         )

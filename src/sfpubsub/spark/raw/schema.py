@@ -117,7 +117,9 @@ def check_rows(rows: pa.Table) -> pa.Table:
         raise LocalProtocolError(f"rows do not have the types of a raw table: {error}") from error
     lengths = set(pc.unique(pc.binary_length(rows["dedupe_key"])).to_pylist())
     if not lengths <= {KEY_BYTES}:
-        raise LocalProtocolError(f"a dedupe_key must have {KEY_BYTES} bytes")
+        raise LocalProtocolError(
+            f"a dedupe_key must have {KEY_BYTES} bytes: do not change the column's values"
+        )
     return rows
 
 

@@ -28,7 +28,7 @@ from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.process import Process
 from sfpubsub.spark.runtime.runtimes import check_session, session_settings
 
-# One core writes (a batch is one file), the other is for the driver's own work.
+# One core writes, because a batch is one file. The other core is for the driver's own work.
 DEFAULT_MASTER = "local[2]"
 
 # Environment variable of a process started by spark-submit, which has already started the JVM.

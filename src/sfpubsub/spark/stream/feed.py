@@ -110,7 +110,7 @@ class Feed:
         if os.getppid() != self._parent:
             # The driver was killed, so nobody reads the result. Do not outlive it with a long
             # recovery.
-            raise StreamError("the Spark driver of this source has exited")
+            raise StreamError("the Spark driver of this source has exited: restart the query")
         batch = self._subscription.next_batch(timeout)
         if batch is None:
             health = self._subscription.health()

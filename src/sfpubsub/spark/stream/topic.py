@@ -34,9 +34,9 @@ _log = logging.getLogger("sfpubsub.spark")
 # Seconds between checks that Spark is still alive, while a batch is read again.
 _GLANCE = 0.5
 
-# Seconds after which the position of a quiet topic is renewed: a batch without rows replaces it by
-# that of a keepalive. The service accepts a position for 72 h; renewing it after a third of that
-# time allows a query to be stopped for two days.
+# Seconds after which the position of a quiet topic is renewed: a batch without rows replaces the
+# position with that of a keepalive. The service accepts a position for 72 h. Renewing it after a
+# third of that time allows a query to be stopped for two days.
 _RENEW_AFTER = 24 * 3600.0
 
 # Longest silence of an open stream, in seconds. The service sends a message at least every 270 s,

@@ -305,12 +305,12 @@ def _nulls(names: Iterable[str]) -> list[str]:
 
 
 def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
-    """Return, for each object, the reasons to reread many records, by id prefix or all of them.
+    """Return, for each object, the reasons to reread all its records, or all with an id prefix.
 
     This runs one Spark job.
 
     Args:
-        rows: Typed rows of each object; None for an object without reasons.
+        rows: Typed rows of each object; None for an object to skip, whose list stays empty.
     """
     found: list[list[ObjectCue]] = [[] for _ in rows]
     ids = f.col("record_ids")

@@ -48,7 +48,7 @@ NUMBER_SETTING = "spark.databricks.delta.write.txnVersion"
 _BOUNDED = ("event_time", "received_at", "ingest_seq", "commit_timestamp", "batch", "_piece")
 
 # Commits between checkpoints of the log, each of which costs six Spark jobs. Delta's default of 10
-# is too frequent for tables with a small commit every few seconds; a new reader reads at most this
+# is too frequent for tables with a small commit every few seconds. A new reader reads at most this
 # many small log files.
 _CHECKPOINT_COMMITS = 50
 

@@ -34,7 +34,7 @@ FLAGS = pa.schema(
 # Additional columns of a history table.
 VALIDITY = pa.schema([("valid_from", TIME), ("valid_to", TIME)])
 
-# Input columns of `fold_rows` besides the record's id, its fields and `FLAGS`.
+# Input columns of `fold_rows` in addition to the record's id, its fields and `FLAGS`.
 CHANGES = pa.schema(
     [
         ("_is_change", pa.bool_()),  # otherwise it is a row of the current table

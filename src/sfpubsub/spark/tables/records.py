@@ -188,8 +188,8 @@ class Record:
     `reread_reason` is set, the values may be outdated nevertheless.
     """
     reread_reason: Reason | None
-    """Why the record must be reread from the org: the first reason since an event last described
-    the whole record. None if no reread is needed.
+    """Why the record must be reread from the org: the first reason since an event or a read last
+    described the whole record. None if no reread is needed.
     """
     commit_timestamp: datetime | None
     """Taken from the newest applied event, like the following fields."""
