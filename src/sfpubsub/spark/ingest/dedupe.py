@@ -46,7 +46,7 @@ class Window(Protocol):
     """The part of a `KeyWindow` that `judge` needs."""
 
     def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
-        """Return the entry of each of the *keys* that is in the window, by key."""
+        """Return the entries of those *keys* that are in the window, by key."""
         ...
 
     def oldest(self, now: float) -> float:

@@ -234,7 +234,7 @@ class KeyWindow:
         self._commit([])
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Known]:
-        """Return the entry of each of the *keys* that is in the window, by key.
+        """Return the entries of those *keys* that are in the window, by key.
 
         Raises:
             ValueError: One of *keys* does not have `KEY_BYTES` bytes.
@@ -258,7 +258,7 @@ class KeyWindow:
             last_seq: ``ingest_seq`` of the last row.
 
         Raises:
-            WriteError: The disk is full or failed. The keys are in the window nevertheless.
+            WriteError: The disk is full or failed. The keys are in the window anyway.
         """
         self._recent.update(zip(keys, marks, strict=True))
         if keys and len(self._recent) >= self._max_recent:

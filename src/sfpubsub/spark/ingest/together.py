@@ -183,7 +183,7 @@ class Together:
         """Remove a source that has ended, and write the recorded positions of all sources.
 
         Raises:
-            WriteError: The positions could not be written. The source is removed nevertheless.
+            WriteError: The positions could not be written. The source is removed anyway.
         """
         with self._changed:
             self._running.discard(source)
@@ -297,7 +297,7 @@ class Member:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether other sources are about to write and are waiting for this one."""
+        """Whether other sources are about to write and are waiting for this source."""
         return self._together.is_awaited(self._source.name)
 
     def write_read(self, received: EventRows) -> WriteResult:
@@ -341,6 +341,6 @@ class Member:
         """Leave the group, so that no source waits for this one, and write all recorded positions.
 
         Raises:
-            WriteError: The positions could not be written. The source has left nevertheless.
+            WriteError: The positions could not be written. The source has left anyway.
         """
         self._together.leave(self._source.name)

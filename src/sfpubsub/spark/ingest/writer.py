@@ -100,7 +100,7 @@ class EventWriter:
         spark: SparkSession,
         path: str | os.PathLike[str],
         *,
-        format: str = "parquet",  # noqa: A002  # Spark's own word
+        format: str = "parquet",  # noqa: A002  # named as in Spark
         subscription: str | Iterable[str] | None = None,
         topic: str | Iterable[str] | None = None,
         channel: str | Iterable[str] | None = None,
@@ -160,7 +160,7 @@ class EventWriter:
         5. Store missing schemas of these events durably in their sidecar.
         6. Pass rows and positions to the table, which commits them atomically and returns when they
            are durable. If no rows are left, pass only the positions, so that redelivered events are
-           not read yet again.
+           not delivered again.
         7. Remember the keys, then return. Only after that may the caller ack.
 
         If a step fails, nothing may be acked. The next write first reloads the window, the next

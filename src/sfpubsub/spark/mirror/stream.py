@@ -169,7 +169,7 @@ class MirrorStream:
         return Standing(self._was_anchored, idle, received, gaps, health)
 
     def _position(self, health: Health) -> ReplayId | None:
-        """Return the position at which another process would continue; None if none is durable."""
+        """Return the durable position at which another process would continue, or None."""
         if self._source.keeps_position:
             return self._writer.positions.get(self._source.name)
         return health.committed

@@ -40,7 +40,7 @@ class RawBatch:
 
 
 class RawBatches:
-    """The batches of one raw table, whatever its layout. Not thread-safe.
+    """The batches of one raw table of any layout. Not thread-safe.
 
     Args:
         spark: Session used for reading.

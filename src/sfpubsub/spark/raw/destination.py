@@ -40,7 +40,7 @@ class Destination:
     def parse(
         cls,
         destination: str | os.PathLike[str],
-        format: str,  # noqa: A002  # Spark's own word
+        format: str,  # noqa: A002  # named as in Spark
         staging: str | os.PathLike[str] | None = None,
     ) -> Destination:
         """Return the destination for a path, a URL or the name of a catalog table.
@@ -167,7 +167,7 @@ def check_raw_table(table: Destination) -> None:
         )
 
 
-def _refuse_ambiguous(name: str, format: str) -> None:  # noqa: A002  # Spark's own word
+def _refuse_ambiguous(name: str, format: str) -> None:  # noqa: A002  # named as in Spark
     if Path(name, LOGS[format]).is_dir():
         raise ConfigurationError(
             f"{name} is ambiguous, as it is both a local directory with a table and a valid "

@@ -211,15 +211,15 @@ class IcebergTable(LoggedTable):
 
         Returns:
             True if published; False if the rows must be staged again, because another snapshot was
-            committed in between.
+            committed in the meantime.
 
         Raises:
-            Conflict: A transaction of this or another writer was committed in between.
+            Conflict: A transaction of this or another writer was committed in the meantime.
         """
 
         def is_ours(base: Any) -> bool:
             if self._newest_state(base).attempt != self._newest:
-                raise Conflict("another writer committed in between")
+                raise Conflict("another writer committed in the meantime")
             return True
 
         properties = {STATE: state.to_json(), _STATE_OF: str(staged)}
@@ -345,7 +345,7 @@ def published(
 
     Returns:
         True if published; False if *is_ours* returned False, another snapshot was committed in
-        between, or other writers keep changing the table.
+        the meantime, or other writers keep changing the table.
     """
     for _ in range(TRIES):
         base = operations.refresh()

@@ -39,7 +39,7 @@ class Moves:
     added: frozenset[str] = frozenset()
     """Ids of batches in the table that were not in the earlier version: new or restored ones."""
     went_back: bool = False
-    """Whether the table was restored to an older version in between."""
+    """Whether the table was restored to an older version since the earlier version."""
 
 
 def moves(commits: Sequence[Commit], since: int) -> Moves:
@@ -69,7 +69,7 @@ class Lineage(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """Return the id that the format assigned to the table. It survives a move of the table."""
+        """Return the id that the format assigned to the table. A move does not change it."""
 
     @abstractmethod
     def version(self) -> str:

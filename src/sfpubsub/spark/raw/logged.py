@@ -94,7 +94,7 @@ class LoggedTable(RawTable):
 
     @classmethod
     def of_any_source(cls, spark: SparkSession, place: Destination) -> Self:
-        """Open an existing table, whatever its sources.
+        """Open an existing table, regardless of its sources.
 
         Raises:
             ConfigurationError: *place* is not a raw table, or Spark lacks the format's jars.
@@ -425,7 +425,7 @@ class LoggedTable(RawTable):
             empty: Whether the frame has no rows.
 
         Raises:
-            Conflict: Another transaction, of this or another writer, was committed in between.
+            Conflict: Another transaction, of this or another writer, was committed in the meantime.
         """
 
     @abstractmethod

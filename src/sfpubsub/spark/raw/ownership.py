@@ -47,7 +47,7 @@ _ASIDE = 2
 def check_destination(
     path: Path,
     sources: Sequence[Source],
-    format: str = "parquet",  # noqa: A002  # Spark's own word
+    format: str = "parquet",  # noqa: A002  # named as in Spark
     staging: Path | None = None,
 ) -> None:
     """Check, without changing anything, that *path* is or can become the table of *sources*.

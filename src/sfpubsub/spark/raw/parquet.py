@@ -68,7 +68,7 @@ SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 WRITE_OPTIONS = {
     "compression": "snappy",
-    # Write the _SUCCESS file, which marks a complete write, whatever the cluster's default.
+    # Always write the _SUCCESS file, which marks a complete write; a cluster may not by default.
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",
     # Store no minimum and maximum: they imply an order, which replay ids do not have.
     "parquet.column.statistics.enabled#replay_id": "false",

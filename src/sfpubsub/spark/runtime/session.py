@@ -70,7 +70,7 @@ def frame_of_rows(
 def spark_session(
     master: str | None = None,
     *,
-    format: str = "parquet",  # noqa: A002  # Spark's own word
+    format: str = "parquet",  # noqa: A002  # named as in Spark
     app_name: str = "sfpubsub",
     java_options: str = "",
     settings: Mapping[str, str] | None = None,

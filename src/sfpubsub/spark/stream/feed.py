@@ -30,7 +30,7 @@ _PASSED = 100_000
 
 
 class ReceivedEvent(NamedTuple):
-    """An event and when it was received."""
+    """An event, and the time at which it was received."""
 
     raw: RawEvent
     received_at: float

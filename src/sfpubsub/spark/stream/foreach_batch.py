@@ -86,7 +86,7 @@ class ForeachBatchWriter:
         path: str | os.PathLike[str],
         *,
         topic: str | Iterable[str],
-        format: str = "parquet",  # noqa: A002  # Spark's own word
+        format: str = "parquet",  # noqa: A002  # named as in Spark
         window: float = DEFAULT_WINDOW,
         staging: str | os.PathLike[str] | None = None,
         org_id: str | None = None,

@@ -2,7 +2,7 @@
 
 Spark compares offsets as text, so keys are always written in the same order. Replay ids are
 hexadecimal, as in logs and in ``startingOffsets``, so that a position can be copied from a
-checkpoint. They are never ordered; ``seq`` is a counter of our own.
+checkpoint. They are never ordered; events are counted by ``seq`` instead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Offset:
     It is set only if the batch started at ``latest`` or ``earliest``.
     """
     keepalive: ReplayId | None = None
-    """Position of a later keepalive, with no events in between; None if none was received.
+    """Position of a keepalive that arrived after `position`, before any further event, or None.
 
     It remains valid after a quiet time in which `position` would expire.
     """

@@ -180,13 +180,13 @@ class TopicReader:
             SfPubSubError: The subscription has failed.
         """
         if last.seq == first.seq and not self._is_planned(first, last):
-            return []  # the position was renewed by a keepalive: there are no events in between
+            return []  # a keepalive renewed the position: there are no events to return
         if not self._is_planned(first, last):
             self._recover(first, last)
         return list(self._partitions(last))
 
     def close(self) -> None:
-        """Forget the streams. Call it after the client was closed, which ends them."""
+        """Discard the streams. Call it after the client was closed, which ends them."""
         self._feed = self._horizon = None
 
     # Finished batches, and where to continue.

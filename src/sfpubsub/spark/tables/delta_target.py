@@ -386,7 +386,7 @@ def _statistics(content: bytes) -> dict[str, Any]:
     """Return a Parquet file's statistics for Delta's log: row count, bounds of `_BOUNDED`, nulls.
 
     A reader that looks for a value also checks whether a file has values other than null. Without
-    the number of nulls, it would read every file, whatever the bounds.
+    the number of nulls, it would read every file, regardless of the bounds.
     """
     metadata = pq.read_metadata(io.BytesIO(content))
     least: dict[str, Any] = {}

@@ -185,7 +185,7 @@ class Record:
     is_deleted: bool
     is_complete: bool
     """Whether an event or a read of the record has supplied every field that events report. If
-    `reread_reason` is set, the values may be outdated nevertheless.
+    `reread_reason` is set, the values may still be outdated.
     """
     reread_reason: Reason | None
     """Why the record must be reread from the org: the first reason since an event or a read last

@@ -4,7 +4,7 @@ Steps are numbered consecutively. A step's plan contains everything that the out
 is durable before any table is written. Then the tables are changed one by one, each with the step's
 number. After a crash, a step is repeated from its plan: tables that have the number are skipped,
 and the others receive exactly the same changes. The next step is planned only when all tables have
-the changes of this one.
+the changes of the current one.
 """
 
 from __future__ import annotations
