@@ -260,7 +260,7 @@ class Together:
     def _group(self) -> list[_Waiting]:
         """Return the parts for the next write: the first one, and others until the write is full.
 
-        A full write has `_BATCHES_AT_ONCE` times `max_events` events, or `max_bytes`.
+        A full write has `_BATCHES_AT_ONCE` times `max_events` events, or `max_bytes` payload bytes.
         """
         group: list[_Waiting] = []
         for waiting in self._waiting:

@@ -27,9 +27,9 @@ _GAPS = "gaps"
 
 
 class MirrorQueue:
-    """The queue of one target. Not thread-safe.
+    """The reread queue of one mirror. Not thread-safe.
 
-    Its rows are cached, because no other writer changes the table.
+    The rows are cached, because no other writer changes the table.
     """
 
     def __init__(self, target: Target) -> None:

@@ -65,7 +65,7 @@ def moves(commits: Sequence[Commit], since: int) -> Moves:
 
 
 class Lineage(ABC):
-    """The versions of one raw table. Not thread-safe."""
+    """Gives access to the versions of one raw table. Not thread-safe."""
 
     @abstractmethod
     def identity(self) -> str:

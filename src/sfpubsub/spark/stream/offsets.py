@@ -42,9 +42,10 @@ class Offset:
     It is set only if the batch started at ``latest`` or ``earliest``.
     """
     keepalive: ReplayId | None = None
-    """Position of a keepalive that arrived after `position`, before any further event, or None.
+    """Position of the last keepalive received after `position` and before any further event.
 
-    It remains valid after a quiet time in which `position` would expire.
+    None if there was no such keepalive. This position remains valid after a quiet time in which
+    `position` would expire.
     """
 
     @property

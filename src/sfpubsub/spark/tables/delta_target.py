@@ -67,7 +67,7 @@ class _Version:
 
     number: int
     step: int
-    """Step of this package's newest commit."""
+    """Number of the step that made this package's newest commit."""
     mapping: str
     """Mode of column mapping."""
 

@@ -107,7 +107,7 @@ class TargetTable(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, str]:
-        """Return the facts stored by `make`; empty if there is no table."""
+        """Return the metadata (*facts*) that `make` stored; empty if there is no table."""
 
     @abstractmethod
     def columns(self) -> list[str]:
