@@ -98,7 +98,7 @@ def test_sources_come_and_go(open_writer, table, format_):
     with pytest.raises(LocalProtocolError, match="is stored by the service"):
         writer.move(replay_id(50), MANAGED)
     assert open_writer(topic=TOPIC).position == replay_id(50)
-    with pytest.raises(ConfigurationError, match=f"distinguish channel {OTHER} from topic {OTHER}"):
+    with pytest.raises(ConfigurationError, match=f"both channel {OTHER} and topic {OTHER}"):
         open_writer(topic=TOPIC, channel=OTHER)
 
 

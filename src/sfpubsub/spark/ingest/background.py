@@ -1,7 +1,7 @@
 """A background thread that runs one task at a time.
 
 `concurrent.futures` is not used, because its threads keep the interpreter from exiting, and a write
-to a stuck Spark may never return.
+may never return if Spark hangs.
 """
 
 from __future__ import annotations

@@ -33,11 +33,11 @@ from sfpubsub.streaming import StreamingMessage
 from sfpubsub.types import Gap, Health, HealthState, RawEvent, ReplayId, dedupe_key
 
 # Seconds without a connection after which the job is notified, so that it does not mistake an
-# outage for silence. Shorter than typical idle timeouts, longer than a reconnect.
+# outage for an idle channel. Shorter than typical idle timeouts, longer than a reconnect.
 CONNECTION_TIMEOUT = 5.0
 
-# Maximum number of messages in one batch, and of received messages waiting for the next one: about
-# as many as in one server response.
+# Maximum number of messages in one batch, and of received messages that wait for the next batch. A
+# server response has about this many messages.
 _MOST = 1000
 
 _ALL_EVENTS = -2
@@ -233,7 +233,8 @@ class ChannelSubscription:
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
         """Return the next batch, or None if no event arrives within *timeout* seconds.
 
-        None is returned earlier if the connection is lost or a rejected position was replaced.
+        None is returned earlier if the connection is lost, or if the position was rejected and the
+        subscription continues at the fallback.
 
         Raises:
             ReplayIdRejectedError: The position was rejected, and there is no fallback.
@@ -304,7 +305,8 @@ class ChannelSubscription:
             self._state, self._reason = "streaming", None
         if message is not None and message.replay_id is None:
             raise RemoteProtocolError(
-                f"an event from {self.name} has no replay id, so there is no position to resume at"
+                f"an event from {self.name} has no replay id, so the job could not resume after "
+                f"it: ingest only channels whose events have replay ids"
             )
         return message
 
@@ -315,7 +317,7 @@ class ChannelSubscription:
             self._refused(error)
 
     def _refused(self, error: ReplayIdRejectedError) -> None:
-        """Record the gap, then start a new epoch at the fallback, or raise *error* without one."""
+        """Record the gap, and start a new epoch at the fallback. Without one, raise *error*."""
         if error.gap is not None:
             self._note(error.gap)
         if self._fallback is None:
@@ -366,7 +368,7 @@ def _parsed(position: ReplayId, channel: str) -> tuple[int, int]:
 def _milliseconds(date: str | None) -> int | None:
     """Convert `StreamingMessage.created_date` to milliseconds since 1970 UTC.
 
-    The date is in ISO format or a number of milliseconds. None is returned if it is anything else.
+    The date is in ISO format or a number of milliseconds. For any other text, return None.
     """
     if date is None:
         return None

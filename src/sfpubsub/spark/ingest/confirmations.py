@@ -71,8 +71,8 @@ class Unconfirmed:
 
         Args:
             events: Total number of acked events whose position is safe (`Health.confirmed`).
-            committed: Last position that the service confirmed, which the commit will contain; with
-                None, as for a topic, it contains the position of the last safe write.
+            committed: Last position that the service confirmed, which becomes the commit's
+                position. If None, as for a topic, the position of the last safe write is used.
         """
         safe: list[_Written] = []
         while self._writes and self._writes[0].acked <= events:

@@ -1,6 +1,6 @@
 """Decide which events are new, which are duplicates, and which only share another event's id.
 
-An event is identified by its dedupe key. For each key the window stores a mark, computed from the
+An event is identified by its dedupe key. For each key the window stores a *mark*: hashes of the
 event's payload, schema and topic. If a second event with the same key has a different payload, the
 marks show whether its schema or topic differs too. If so, it is a duplicate that was re-encoded; if
 not, it may be another event with the same id, which is a conflict. Events that the marks cannot
@@ -23,11 +23,11 @@ from sfpubsub.spark.raw.layout import LONGEST_PARTITION
 from sfpubsub.spark.raw.table import StoredRow
 
 # Longest time for which the service is assumed to retain an event, in seconds: 72 h (Salesforce
-# documentation), doubled because it purges late. An older event time cannot be right.
+# documentation), doubled because the service purges late. An older event time cannot be right.
 KEPT = 144 * 3600.0
 
-# Seconds by which an event's time may be too late: publishers set it with their own clocks. Lookups
-# in the table start that much earlier.
+# Seconds by which an event's time may be too late, because publishers set it with their own clocks.
+# Lookups in the table start that much earlier.
 _CLOCK_MARGIN = 24 * 3600.0
 
 # Layout of a mark's 64 bits: the hour, then 12 bits for schema and topic, then 32 for the payload.
@@ -46,16 +46,16 @@ class Window(Protocol):
     """The part of a `KeyWindow` that `judge` needs."""
 
     def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
-        """Return the entry of each of the *keys* that is in the window, by key."""
+        """Return the entries of those *keys* that are in the window, by key."""
         ...
 
     def oldest(self, now: float) -> float:
-        """Return the earliest write time since which no key is missing (seconds since 1970 UTC)."""
+        """Return the time since which the window has every key, in seconds since 1970 UTC."""
         ...
 
 
 class Marker:
-    """Computes marks: 64-bit numbers made of the hour and hashes of schema, topic and payload."""
+    """Computes marks: 64-bit numbers that contain the hour and hashes of schema, topic, payload."""
 
     def __init__(self) -> None:
         self._contexts: dict[tuple[str, str], int] = {}
@@ -63,8 +63,8 @@ class Marker:
     def marks(self, rows: pa.Table, now: float) -> list[int]:
         """Return the mark of each row.
 
-        The payload's part of a mark is never 0, because 0 marks a key that was loaded from the
-        table, whose payload is unknown.
+        The payload's part of a mark is never 0, because 0 is used for a key that was loaded from
+        the table, whose payload is unknown.
 
         Args:
             rows: Rows of a raw table.
@@ -123,17 +123,17 @@ def judge(
     1. The window contains all keys of its time span. An event needs no lookup if its key is not in
        the window and its time is not before that span, or if this process stored its key and the
        two marks are enough to classify it.
-    2. All other events are looked up in the table: those that the marks cannot classify; those
-       whose key was stored by an earlier process, because the row may have been deleted since; and
-       those that may have been written before the window's time span, because they are older than
-       the window or have no time.
+    2. All other events are looked up in the table. Some of them cannot be classified by the marks.
+       If the key was stored by an earlier process, the row may have been deleted since. An event
+       that has no time, or one before the window's time span, may have been written before that
+       span.
     3. Of several rows with the same new key, the first one is new, and the others are compared with
        it.
 
     Args:
         rows: Rows of a raw table.
         marks: One mark per row.
-        window: The recent keys.
+        window: The keys of recent rows.
         look_up: Returns the table's rows with the given keys in the given time spans.
         now: Time of the write, in seconds since 1970 UTC.
         is_live: Whether the service has just delivered the rows, so that no event is older than the

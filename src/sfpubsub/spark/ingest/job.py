@@ -27,9 +27,9 @@ from sfpubsub.types import Gap, Health
 
 _log = logging.getLogger("sfpubsub.spark")
 
-# Events per write. A write costs about 0.1 s in Spark, which is little per event with 10,000 events
-# (measured: 10k events 0.2 s, 100k events 1 s). A killed job has to receive about twice as many
-# again, at most: one batch being written and one being collected.
+# Events per write. The fixed cost of a write in Spark (about 0.1 s) is small for 10,000 events
+# (measured: 10k events 0.2 s, 100k events 1 s). If a job is killed, about two batches at most have
+# to be received again: the one being written and the one being collected.
 DEFAULT_BATCH_EVENTS = 10_000
 
 # Longest time that a batch waits for more events after its first one, in seconds.
@@ -39,8 +39,8 @@ DEFAULT_BATCH_SECONDS = 10.0
 # about twice the size, and Spark rejects more than 128 MiB (spark.rpc.message.maxSize).
 DEFAULT_BATCH_BYTES = 32 * 1024 * 1024
 
-# Seconds without an event after which ``once`` ends. Longer than gRPC's 20 s connection timeout, so
-# that an unreachable endpoint is not mistaken for an idle one.
+# Seconds without an event after which a job with ``once`` ends. Longer than gRPC's 20 s connection
+# timeout, so that an unreachable endpoint is not mistaken for an idle one.
 DEFAULT_IDLE_TIMEOUT = 30.0
 
 # Longest time between checks of `IngestJob.stop`, and of Spark's JVM, in seconds.
@@ -87,7 +87,7 @@ class Writer(Protocol):
 
 
 class SidecarStore(Protocol):
-    """Where the loop stores gaps and commits; see `sfpubsub.spark.ingest.sidecars.Sidecars`."""
+    """Stores gaps and commits for the loop; see `sfpubsub.spark.ingest.sidecars.Sidecars`."""
 
     def keep_gaps(self, gaps: Sequence[Gap]) -> None:
         """Store gaps durably."""
@@ -118,19 +118,19 @@ class IngestJob:
     Not thread-safe, except for `stop` and `writing_seconds`.
 
     Args:
-        subscription: An open subscription with ``ack="manual"``. The job does not close it: its own
-            ``with`` block drains it, and `settle` then records what the drain committed.
+        subscription: An open subscription with ``ack="manual"``. The job does not close it. After
+            its own ``with`` block has drained it, `settle` records what the drain committed.
         writer: Writer of the table.
-        sidecars: Stores gaps and commits; None stores none.
+        sidecars: Stores gaps and commits; None to store neither.
         batch_events: Number of events at which a batch is written. The last response of the batch
             may exceed it.
         batch_bytes: Payload bytes at which a batch is written. The last response of the batch may
-            exceed them.
+            exceed this number.
         batch_seconds: Seconds after the first event of a batch at which the batch is written.
         max_events: Stop after exactly this many received events, including duplicates; None means
-            no limit. The rest of a response is not acked and will be redelivered.
-        idle_timeout: Stop when the open stream has received nothing for this many seconds; None
-            never stops for this reason.
+            no limit. Further events of the last response are not acked and will be redelivered.
+        idle_timeout: Stop when the open stream has received nothing for this many seconds; None for
+            no timeout.
         until_caught_up: Stop when a keepalive from the service shows that no events are left.
         on_progress: Called in the thread of `run` after each write, once its events are acked.
         on_acked: Called after *on_progress* with the last response of the write, and how many of
@@ -264,7 +264,7 @@ class IngestJob:
         if health.process_time is not None:
             self._writer.record_time(health.process_time)
         if self._writing is None:  # a write uses the sidecars as well
-            # Otherwise the last gap may be the failure itself, see `_finish_after`.
+            # If the stream has ended, the last gap may be the failure itself: see `_finish_after`.
             if not health.has_ended:
                 self._keep_gaps(health.gaps)
             self._note_confirmed(health)
@@ -290,7 +290,7 @@ class IngestJob:
         if self._caught_up and self._until_caught_up:
             return "caught-up"
         idle = self._clock() - self._active
-        # During a write, events may stop arriving only because the ledger is full.
+        # During a write, the stream may only seem idle, because too many events are unacked.
         if self._idle_timeout is not None and idle >= self._idle_timeout and not self._writing:
             return "idle"
         return None
@@ -342,7 +342,7 @@ class IngestJob:
     def _finish(self) -> None:
         """Wait for the current write, then ack its events and report progress.
 
-        The package's central guarantee depends on the order of these steps.
+        Events must never be acked before their write has succeeded, or they could be lost.
         """
         if self._writing is None:
             return
@@ -352,7 +352,7 @@ class IngestJob:
         self._wrote(result, writing.batch, seconds)
 
     def _finish_after(self, error: SfPubSubError) -> None:
-        """After *error*, finish the current write and store the gaps; only log further errors."""
+        """After *error*, finish the current write and store the gaps; only log their errors."""
         try:
             self._finish()
         except SfPubSubError as second:
@@ -360,9 +360,9 @@ class IngestJob:
         self._keep_gaps_of_a_failure(error)
 
     def _let_end(self) -> None:
-        """After any other error, log the error of the current write if that write fails as well.
+        """After an error that is not an `SfPubSubError`, let the current write end on its own.
 
-        Its events are not acked, even if it succeeds.
+        If that write fails as well, its error is logged. If it succeeds, its events are not acked.
         """
 
         def tell(written: Future[tuple[WriteResult, float]]) -> None:
@@ -392,7 +392,7 @@ class IngestJob:
         self._kept_gaps = len(gaps)
 
     def _keep_gaps_of_a_failure(self, error: SfPubSubError) -> None:
-        """Store the gaps that the job continued after, but not the one that stopped it."""
+        """Store the gaps after which the job continued, but not the gap that stopped it."""
         stopped_by = error.gap if isinstance(error, ReplayIdRejectedError) else None
         gaps = [gap for gap in self._subscription.health().gaps if gap is not stopped_by]
         try:

@@ -1,7 +1,7 @@
 """Choose which sorted runs to merge, and merge them incrementally.
 
 A lookup searches every run, so there should be few runs. A merge rewrites all its records, so each
-record should rarely be merged. This module only deals with runs; key_window.py manages them.
+record should rarely be merged. This module is given the runs, which key_window.py manages.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Merge:
         return self._head == HEADS
 
     def step(self, count: int) -> int:
-        """Merge about *count* more records; return the actual number, or 1 if there were none.
+        """Merge about *count* more records; return how many were merged, but at least 1.
 
         Raises:
             OSError: The file could not be written.

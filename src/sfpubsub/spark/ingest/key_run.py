@@ -64,7 +64,7 @@ def sorted_records(records: Numbers) -> Numbers:
     """Return the records sorted by key."""
     ordered: Numbers = records[np.argsort(records[:, 0])]
     heads = ordered[:, 0]
-    if (heads[1:] == heads[:-1]).any():  # equal keys, or hashes that agree in 64 bits
+    if (heads[1:] == heads[:-1]).any():  # equal keys, or keys with the same first half
         ordered = records[np.lexsort((records[:, 1], records[:, 0]))]
     return ordered
 
@@ -189,7 +189,7 @@ class KeyRun:
                     crc = zlib.crc32(data, crc)
                     index.add(np.frombuffer(data, "<u8").reshape(-1, _COLUMNS))
                     left -= len(data) // RECORD_BYTES
-        except (OSError, ValueError, IndexError) as error:  # the latter two if it is not sorted
+        except (OSError, ValueError, IndexError) as error:  # the last two if it is not sorted
             raise DamagedRunError(f"{path} cannot be read: {error}") from error
         if crc != entry.crc:
             raise DamagedRunError(f"{path} does not have the checksum in the manifest")
@@ -220,10 +220,10 @@ class KeyRun:
     def _compare(
         self, sought: Sought, candidates: npt.NDArray[np.intp]
     ) -> tuple[npt.NDArray[np.intp], Numbers]:
-        """Return which of the candidate keys are in the file, and their marks."""
+        """Return the candidates that are in the file, as indexes in *sought*, and their marks."""
         starts, ends = self._index.spans(sought.tops[candidates])
-        # All records that may match a key, and some more: one read instead of seven steps of a
-        # binary search, each of which would cost as much.
+        # Compare all records that may match a key, and a few more. This is one read, whereas a
+        # binary search would take seven steps that cost as much as one read each.
         width = max(1, int((ends - starts).max()))
         near = np.minimum(starts, len(self) - width)[:, None] + np.arange(width)
         rows, columns = np.nonzero(self._heads[near] == sought.heads[candidates][:, None])
@@ -237,7 +237,7 @@ class KeyRun:
         If there is no such record, return the number of records.
 
         Args:
-            head: First half of a key as a number, or `HEADS`, which is above all of them.
+            head: First half of a key as a number, or `HEADS`, which is greater than all of these.
         """
         if head >= HEADS:
             return len(self)

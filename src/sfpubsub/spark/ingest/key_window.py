@@ -149,11 +149,11 @@ class KeyWindow:
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:
-        """Return the earliest write time since which no key is missing (seconds since 1970 UTC)."""
+        """Return the time since which the window has every key, in seconds since 1970 UTC."""
         return max(now - self.length, self._floor)
 
     def begin(self) -> None:
-        """Drop the keys of all rows after `covered`, or all keys if it is None.
+        """Drop the keys of all rows after `covered`, or all keys if `covered` is None.
 
         Raises:
             WriteError: The files could not be deleted.
@@ -234,7 +234,7 @@ class KeyWindow:
         self._commit([])
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Known]:
-        """Return the entry of each of the *keys* that is in the window, by key.
+        """Return the entries of those *keys* that are in the window, by key.
 
         Raises:
             ValueError: One of *keys* does not have `KEY_BYTES` bytes.
@@ -254,11 +254,11 @@ class KeyWindow:
         Args:
             keys: In the order of their rows, which are the last rows of the table.
             marks: The mark of each key, containing the hour of *now*.
-            now: Seconds since 1970 UTC; must not decrease between calls.
+            now: Time of the write, in seconds since 1970 UTC; must not decrease between calls.
             last_seq: ``ingest_seq`` of the last row.
 
         Raises:
-            WriteError: The disk is full or failed. The keys are in the window nevertheless.
+            WriteError: The disk is full or failed. The keys are in the window anyway.
         """
         self._recent.update(zip(keys, marks, strict=True))
         if keys and len(self._recent) >= self._max_recent:

@@ -26,7 +26,7 @@ class KnownEvents:
 
     Args:
         table: The raw table.
-        window: The recent keys. The caller closes it.
+        window: Window with the keys of recent rows. The caller closes it.
         clock: Returns the time in seconds since 1970 UTC.
     """
 

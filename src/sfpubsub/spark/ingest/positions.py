@@ -32,7 +32,7 @@ class PositionKeeper(Protocol):
         """Store *position*, immediately or with a later write.
 
         Args:
-            position: The position.
+            position: The position to store.
             source: Name of the topic or channel; may be None if there is only one.
         """
         ...
@@ -53,7 +53,7 @@ class TableReplayStore(ReplayStore):
         self._names = {source.name for source in writer.sources if source.keeps_position}
 
     def get(self, topic: str) -> StartPosition:
-        """Return the stored position of *topic*, or the earliest one if none is stored.
+        """Return the stored position of *topic*; without one, the earliest that is retained.
 
         Raises:
             ConfigurationError: The topic is not a source of the table.

@@ -22,8 +22,8 @@ class WriteResult:
     first_seq: int | None
     """``ingest_seq`` of the first row; None if there are no rows."""
     position: ReplayId | None
-    """Stored position of the topic or channel; None if there is none, as for a managed subscription
-    or for `EventWriter.write_rows` with several sources.
+    """Stored position of the topic or channel. None if no position is stored, for a managed
+    subscription, and for `EventWriter.write_rows` with several sources.
     """
     set_aside: int = 0
     """Events that have no row because they could not be decoded: quarantined or skipped."""

@@ -56,7 +56,7 @@ class RunDirectory:
             self._take()
 
     def read_manifest(self) -> dict[str, Any] | None:
-        """Return the manifest; None if it is missing, damaged or of another version.
+        """Return the manifest; None if it is missing, damaged or has another format version.
 
         Also delete all runs that the manifest does not list.
         """
@@ -135,7 +135,7 @@ class RunDirectory:
                 run.path.unlink(missing_ok=True)
 
     def failure(self, error: OSError) -> WriteError:
-        """Return the WriteError to raise after *error*, a failure of the disk."""
+        """Convert *error*, which occurred in this directory, to the WriteError to raise."""
         return WriteError(
             f"the dedupe keys cannot be stored in {self.path} ({error.strerror}), which needs 24 "
             f"bytes per event in the window: free some disk space there"

@@ -1,5 +1,6 @@
-"""Select the events of several sources to write: drop duplicates and conflicts, and apply the
-policy for undecodable events.
+"""Select which events of several sources to write.
+
+Duplicates and conflicts are dropped, and the policy for undecodable events is applied.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ScreenedPart:
 
 @dataclass(frozen=True)
 class Screened:
-    """What to write of each part, and the conflicts to store."""
+    """The rows of each part to write, and the conflicts to store."""
 
     now: float
     """The time of the write, in seconds since 1970 UTC."""
@@ -64,9 +65,9 @@ def screen(parts: Sequence[Part], known: KnownEvents, undecodable: Undecodable) 
     marks = [known.marks(table, now) for table in tables]
     errors: dict[int, DecodeError] = {}
     while True:
-        # Judge all parts together, because one table lookup for all costs about as much as one for
-        # each. Leave out the excluded parts, because they do not write the events that they share
-        # with others.
+        # Judge all parts together, because one table lookup for all parts costs about as much as
+        # one for a single part. Leave out excluded parts: their events are not written, so the same
+        # events in other parts are not duplicates.
         going = [n for n in range(len(parts)) if n not in errors]
         rows = pa.concat_tables([SCHEMA.empty_table(), *(tables[n] for n in going)])
         verdict = known.judge(rows, [mark for n in going for mark in marks[n]], now, is_live=True)

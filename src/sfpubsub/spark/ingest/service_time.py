@@ -55,17 +55,18 @@ class ServiceTime:
             self._service = service_time, self._steady()
 
     def read(self) -> float:
-        """Return the clock's time, or the service's time if the clock is too far ahead.
+        """Return the current time, in seconds since 1970 UTC.
 
-        Seconds since 1970 UTC. Without a recorded service time, the clock is trusted.
+        It is the clock's time, or the service's time if that is known and the clock is too far
+        ahead of it.
         """
         return self.at_delivery(None)
 
     def at_delivery(self, newest_event: float | None) -> float:
         """Return the time of a delivery, in seconds since 1970 UTC.
 
-        It is the clock's time. If the clock is too far ahead, it is the service's time instead, or
-        *newest_event* if the service's time is unknown; the first such case is logged.
+        It is the clock's time, unless the clock is too far ahead. Then it is the service's time, or
+        *newest_event* if the service's time is unknown, and the first such case is logged.
 
         Args:
             newest_event: Time of the newest event delivered, in seconds since 1970 UTC; None if

@@ -11,9 +11,9 @@ determines when they are written:
 - a *conflict*, an event with the id of another event, is durable before its position can be
   committed.
 
-Writing an entry again changes nothing, because its file name is derived from its id or contents;
-only the log of commits has numbered files. This module makes no decisions about events;
-raw/files.py decides how files are written.
+Writing an entry again changes nothing, because its file name is derived from its id or contents.
+Only the log of commits has numbered files. This module makes no decisions about events, and leaves
+file operations to raw/files.py.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Sidecars:
             self._kept.add(schema_id)
 
     def lacks_schemas(self, schema_ids: Iterable[str]) -> list[str]:
-        """Return those of *schema_ids* whose schema is not stored, sorted.
+        """Return, in sorted order, the *schema_ids* whose schema is not stored.
 
         Raises:
             ConfigurationError: The store cannot be read.
@@ -204,7 +204,7 @@ class Sidecars:
             WriteError: The events could not be stored.
         """
         files = self._files(CONFLICTS_NAME)
-        files.make()  # a writer used without a job has not opened any of them
+        files.make()  # `open` is not called for a writer without a job
         for conflict in conflicts:
             row = rows.slice(conflict.index, 1).to_pylist()[0]
             names = ("subscription", "topic", "event_id", "schema_id")
@@ -232,7 +232,7 @@ class Sidecars:
                 self._commits.add(commit, self._clock())
 
     def flush_due(self) -> None:
-        """Write pending commits if the last write was `COMMITS_EVERY` seconds ago. Cheap otherwise.
+        """Write pending commits, unless the last write was less than `COMMITS_EVERY` seconds ago.
 
         Raises:
             WriteError: The log could not be written.

@@ -1,8 +1,8 @@
 """Run several ingest jobs concurrently: one thread each, one table, one client.
 
-If a job fails, the others either stop cleanly, so that they write and commit what they have, or
-continue without it. If the table cannot be written, all stop. This module makes no decisions about
-events; each job (job.py) does that for its own source.
+If a job fails, the others either continue, or write and commit the events that they have received
+and then stop. If the table cannot be written, all jobs stop. This module makes no decisions about
+events: each job decides about those of its own source (job.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Stream:
     job: IngestJob
     subscription: Watched
     block: AbstractContextManager[Any]
-    """Context in which the job runs: entering it opens the subscription, leaving it drains it."""
+    """Context in which the job runs: it opens the subscription on entry, and drains it on exit."""
     finish: Callable[[], None]
     """Called in the job's thread after the drain, even after a failure."""
     summary: Summary | None = None
@@ -92,9 +92,9 @@ class Streams:
         """Run all jobs. Call it in the main thread, which remains free to handle signals.
 
         Raises:
-            SfPubSubError: The error of the first job that failed; with several sources, the message
-                names its source. By then the other jobs have ended too: they were stopped, or ran
-                to their end if *on_failure* is ``continue``. Their errors are logged.
+            SfPubSubError: The error of the first job that failed. With several sources, the message
+                names the job's source. It is raised after all other jobs have ended. They are
+                stopped, unless *on_failure* is ``continue``, and their errors are logged.
         """
         for stream, thread in zip(self._streams, self._threads, strict=True):
             stream.is_running = True

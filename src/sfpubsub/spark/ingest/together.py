@@ -33,8 +33,8 @@ DEFAULT_PATIENCE = 0.4
 # read more events again.
 MOVE_AFTER = 60.0
 
-# Number of recent write positions remembered per source, because the client may store one of them
-# again: it stores about one per second, and a position yet to be stored is at most two writes old.
+# Number of written positions remembered per source, so that `Together.note` can ignore them. The
+# client stores about one position per second, which is at most two writes old.
 _OWN_POSITIONS = 16
 
 # Maximum number of full batches combined into one write, which takes hardly longer than one batch.
@@ -91,10 +91,10 @@ class Together:
 
     Args:
         writer: Writer of the table; used by one thread at a time.
-        max_events: Number of events at which a write no longer waits for other sources. It may
-            include more events, if they are available.
-        max_bytes: Payload bytes at which a write no longer waits and takes no further source. The
-            events of its last source may exceed them.
+        max_events: Number of events at which a write no longer waits for other sources. The write
+            may include more events, if they are available.
+        max_bytes: Payload bytes at which a write no longer waits and accepts no further source. The
+            events of its last source may exceed this limit.
         patience: Seconds that a write waits for other sources.
     """
 
@@ -163,7 +163,8 @@ class Together:
     def flush_due(self) -> None:
         """Write the recorded positions if the oldest was recorded `MOVE_AFTER` seconds ago.
 
-        Cheap otherwise. If another thread is writing, they are left to the next call or write.
+        Otherwise the call is cheap. If another thread is writing, the positions are written by the
+        next call or with the next write.
 
         Raises:
             WriteError: The positions could not be written and will be retried.
@@ -179,10 +180,10 @@ class Together:
         self._flush(older_than=0.0)
 
     def leave(self, source: str) -> None:
-        """Remove a source that has ended, and write all recorded positions, including its last.
+        """Remove a source that has ended, and write the recorded positions of all sources.
 
         Raises:
-            WriteError: The positions could not be written. The source is removed nevertheless.
+            WriteError: The positions could not be written. The source is removed anyway.
         """
         with self._changed:
             self._running.discard(source)
@@ -259,7 +260,7 @@ class Together:
     def _group(self) -> list[_Waiting]:
         """Return the parts for the next write: the first one, and others until the write is full.
 
-        A full write has `_BATCHES_AT_ONCE` times `max_events` events, or `max_bytes`.
+        A full write has `_BATCHES_AT_ONCE` times `max_events` events, or `max_bytes` payload bytes.
         """
         group: list[_Waiting] = []
         for waiting in self._waiting:
@@ -269,7 +270,7 @@ class Together:
         return group
 
     def _has(self, group: Collection[_Waiting], events: int) -> bool:
-        """Return whether the group reaches the number of events, or the size limit of a write."""
+        """Return whether a group has at least *events* events or `max_bytes` payload bytes."""
         return (
             sum(len(waiting.part.rows) for waiting in group) >= events
             or sum(waiting.part.rows.bytes for waiting in group) >= self._max_bytes
@@ -296,7 +297,7 @@ class Member:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether other sources are about to write and are waiting for this one."""
+        """Whether other sources are about to write and are waiting for this source."""
         return self._together.is_awaited(self._source.name)
 
     def write_read(self, received: EventRows) -> WriteResult:
@@ -340,6 +341,6 @@ class Member:
         """Leave the group, so that no source waits for this one, and write all recorded positions.
 
         Raises:
-            WriteError: The positions could not be written. The source has left nevertheless.
+            WriteError: The positions could not be written. The source has left anyway.
         """
         self._together.leave(self._source.name)

@@ -44,11 +44,12 @@ class Undecodable:
     def keeps(self, bad: Sequence[Row]) -> bool:
         """Apply the policy, and return whether to write the rows of *bad*, without JSON.
 
-        If not, their events were quarantined or skipped. Each event is logged as an error.
+        If the result is False, the events were quarantined or skipped. Each event is logged as an
+        error.
 
         Raises:
             WriteError: The quarantine could not be written.
-            DecodeError: The policy is ``fail``; this is the error of the first event, and nothing
+            DecodeError: The policy is ``fail``. The error is that of the first event, and nothing
                 is logged.
         """
         errors = [(row, row.error) for row in bad if row.error is not None]

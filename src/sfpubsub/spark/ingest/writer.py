@@ -68,10 +68,10 @@ class EventWriter:
         channel: The channel of the Streaming API, or several; handled like topics.
         window: Seconds for which dedupe keys are kept, in memory and on local disk.
         window_keys: Maximum number of dedupe keys, each of which takes 1.1 bytes of memory and 24
-            bytes of disk. Events older than the keys that fit are looked up in the table, which
-            takes longer.
+            bytes of disk. If there are more, the oldest are dropped. Events as old as those are
+            looked up in the table, which takes longer.
         staging: With parquet: directory for staging and sidecars, on the table's file system and
-            outside the table. None keeps their current location; that of a new table is next to it.
+            outside the table. None keeps the current directory, or for a new table the default one.
         clock: Returns the time in seconds since 1970 UTC, which determines the window and the day
             of a batch.
         on_undecodable: What to do with an event that cannot be decoded. ``keep``: write its row
@@ -100,7 +100,7 @@ class EventWriter:
         spark: SparkSession,
         path: str | os.PathLike[str],
         *,
-        format: str = "parquet",  # noqa: A002  # Spark's own word
+        format: str = "parquet",  # noqa: A002  # named as in Spark
         subscription: str | Iterable[str] | None = None,
         topic: str | Iterable[str] | None = None,
         channel: str | Iterable[str] | None = None,
@@ -123,7 +123,7 @@ class EventWriter:
         self._sidecars = Sidecars(spark, place, clock=clock)
         self._told: set[str] = set()
         """Ids of missing schemas that were already logged."""
-        self._trusted = False  # whether window, numbers and position match the table
+        self._trusted = False  # whether this object's state matches the table
         self._is_closed = False
         self._busy = threading.Lock()  # held while the table may change
         self._jvm = jvm_of(spark)
@@ -151,20 +151,20 @@ class EventWriter:
         """Write the events of *batches* durably, each exactly once.
 
         1. Decode the events.
-        2. Drop duplicates: within these batches, by the window, or by the table, with a single
-           lookup for everything that the window cannot decide (dedupe.py).
+        2. Drop duplicates, which are found within these batches, in the window, or in the table. A
+           single lookup in the table covers all events that the window cannot classify (dedupe.py).
         3. Apply *on_undecodable* to the events that cannot be decoded: by default, their rows have
-           no JSON; with ``quarantine``, they are stored there durably instead of in the table.
+           no JSON; with ``quarantine``, they are stored durably in *quarantine*, not in the table.
         4. Store conflicts (the id of another event, but a different payload) durably in their
            sidecar.
         5. Store missing schemas of these events durably in their sidecar.
         6. Pass rows and positions to the table, which commits them atomically and returns when they
            are durable. If no rows are left, pass only the positions, so that redelivered events are
-           not read yet again.
+           not delivered again.
         7. Remember the keys, then return. Only after that may the caller ack.
 
-        If a step fails, nothing may be acked. The next write first reloads window, numbers and
-        position from the table, because only the table shows whether it contains the batch.
+        If a step fails, nothing may be acked. The next write first reloads the window, the next
+        ``ingest_seq`` and the positions, because only the table shows whether it has the batch.
 
         Args:
             batches: One or more batches of the writer's only source, in order of arrival.
@@ -268,8 +268,8 @@ class EventWriter:
                 source. They may come from any subscription.
             name: A streaming query's name for these rows. It becomes part of the transaction. If
                 one of the table's last 32 batches has the same name, nothing is written, because
-                the rows are already in the table. Rows without a name may be of any age, so they
-                are looked up in more of the table.
+                the rows are already in the table. Rows without a name may be of any age, so a
+                larger part of the table is searched for them.
             schemas: The Avro schemas of the rows as JSON text, by id. They are stored durably
                 before the rows. Rows whose schema is neither here nor in ``schema_json`` nor in the
                 sidecar are written with a warning, because typed tables need the schema.
@@ -284,7 +284,7 @@ class EventWriter:
         with self._turn():
             if name is not None and name in self._table.names:
                 return WriteResult(0, 0, 0, None, None, self.position, repeated=True)
-            is_live = name is not None  # otherwise they may be of any age
+            is_live = name is not None  # rows without a name may be of any age
             now = self._known.time_of(rows, is_live=is_live)
             marks = self._known.marks(rows, now)
             verdict = self._known.judge(rows, marks, now, is_live=is_live)
@@ -317,8 +317,8 @@ class EventWriter:
     def position(self) -> ReplayId | None:
         """Last durable position of the only topic or channel.
 
-        None if it has no position yet, if there is more than one source, or if the only source is a
-        managed subscription.
+        None if the source has no position yet, if the writer has several sources, or if its only
+        source is a managed subscription.
         """
         return self.positions.get(self.sources[0].name) if len(self.sources) == 1 else None
 
@@ -335,8 +335,8 @@ class EventWriter:
             source: Name of the topic or channel; optional if there is only one source.
 
         Raises:
-            LocalProtocolError: The source is a managed subscription, whose position the service
-                keeps; it is unknown or missing; the writer was closed; or another thread is
+            LocalProtocolError: The source is unknown or missing, or is a managed subscription,
+                whose position the service stores; the writer was closed; or another thread is
                 writing.
             WriteError: The position could not be stored.
         """
@@ -345,7 +345,7 @@ class EventWriter:
             self._table.move({name: position})
 
     def check(self) -> None:
-        """Check that Spark's JVM is still alive, without calling it. Cheap.
+        """Check that Spark's JVM is still alive. This is cheap, because it does not call the JVM.
 
         Raises:
             WriteError: Spark's JVM has exited.
@@ -424,7 +424,7 @@ class EventWriter:
             self._told.update(lacking)
 
     def _move(self, positions: Mapping[str, ReplayId]) -> None:
-        """Store those of *positions* that are not durable yet."""
+        """Store the *positions* that differ from those in the table."""
         known = self._table.positions
         moved = {name: place for name, place in positions.items() if known.get(name) != place}
         if moved:
@@ -465,7 +465,7 @@ class EventWriter:
         try:
             if not self._trusted:
                 self._known.recover()
-            self._trusted = False  # until everything is done
+            self._trusted = False  # until the write has succeeded
             yield
             self._trusted = True
         finally:

@@ -59,7 +59,7 @@ class Agenda:
         return None
 
     def to_sweep(self, accounts: Iterable[tuple[str, Account]], now: float) -> str | None:
-        """Return an object whose ids must be compared with the org now; None if none is due.
+        """Return the name of an object whose ids are due for comparison with the org, or None.
 
         A read of the whole object counts as a comparison.
 

@@ -28,7 +28,7 @@ class Budget:
         self._counted = 0
 
     def count(self, now: float, calls: int) -> int:
-        """Record the new calls, and return their number, which the caller must persist.
+        """Record the calls made since the last time; return their number, to be stored durably.
 
         Args:
             now: Current time, in seconds since 1970 UTC.

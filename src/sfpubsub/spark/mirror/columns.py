@@ -93,7 +93,7 @@ class Columns:
         """Return a SQL expression for each column that an event type fills, by column name.
 
         The expression is evaluated over a row of the typed table, and has exactly the column's
-        type. The session must use UTC. A text sent as a diff is returned as a diff.
+        type. The session must use UTC. If a text was sent as a diff, the result is the diff.
         """
         found: dict[str, list[str]] = {}
         for field, sources in sources_of(plan).items():
@@ -108,7 +108,7 @@ class Columns:
         }
 
     def fields(self, plan: Plan) -> Fields:
-        """Return where values of the fields and parts that an event type can report are stored."""
+        """Return the columns and struct members for each field and part that events can report."""
         places = []
         for field, sources in sources_of(plan).items():
             for column in self._of(field):

@@ -15,7 +15,7 @@ import pyarrow as pa
 from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.rest import FieldDescription, ObjectDescription
 
-# Fields that the table stores in columns of its own.
+# Fields to exclude, because every mirrored table already has columns for them.
 _OURS = ("Id", "IsDeleted")
 
 # Fields to exclude, because no event reports them and they change constantly: with every change of
@@ -66,9 +66,9 @@ class Column:
     """
     parts: tuple[str, ...] = ()
     """For a compound field: names of the struct members, one for each element of `asked`; otherwise
-    empty. If the first member has the name of the field, it contains the name of a record whose
-    name has no parts, and is null if another member is set. The struct may have further members,
-    which only events fill.
+    empty. If the first member has the name of the field, it contains names that are not divided
+    into parts, and is null if another member is set. The struct may have further members, which
+    only events fill.
     """
     calculated: bool = False
     """Whether the field is a formula or a roll-up summary, which no event reports."""
@@ -111,9 +111,9 @@ def described(description: ObjectDescription) -> Iterator[Column]:
 
 
 def _compound_of(description: ObjectDescription, field: FieldDescription) -> str | None:
-    """Return the compound field that contains a field; None if it is not part of one.
+    """Return the name of the compound field that contains a field; None if no other field does.
 
-    A name field that is declared as its own compound field is not part of one.
+    A name field may be declared as its own compound field, which does not count.
     """
     name = field.compound_field_name
     found = None if name is None else description.field(name)

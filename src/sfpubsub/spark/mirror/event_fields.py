@@ -46,7 +46,7 @@ class Source:
 
 
 def sources_of(plan: Plan) -> dict[str, list[Source]]:
-    """Return the sources of each event field. A field whose type changed has several sources."""
+    """Return the sources of each event field, by field; several if the field's type has changed."""
     types = {column.name: column.type for column in plan.columns}
     found: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
     for text in plan.schemas.values():

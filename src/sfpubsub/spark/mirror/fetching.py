@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from sfpubsub.spark.ingest.background import Background
 from sfpubsub.spark.mirror.log import Marker
 
-# Maximum number of pieces read ahead of the merge. They are merged together, which saves about a
-# second for each merge avoided; but events wait for a merge, which takes a few seconds.
+# Maximum number of pieces read ahead of the merge. Merging several pieces together saves about a
+# second for each merge avoided. But events have to wait for a merge, which takes a few seconds.
 _AHEAD = 8
 
 # Seconds between checks of the stop flag while the queue is full.
@@ -124,7 +124,7 @@ class Fetching:
         self._under_way = entity, self._background.start(work)
 
     def ended(self) -> Ended | None:
-        """Return how the current read ended, once; None while it runs or if there is no read."""
+        """Return the end of the last read, only on the first call after it; otherwise None."""
         if self._under_way is None or not self._under_way[1].done():
             return None
         (entity, future), self._under_way = self._under_way, None
@@ -132,10 +132,10 @@ class Fetching:
         return Ended(entity, None if isinstance(error, StoppedError) else error)
 
     def take(self) -> tuple[str, list[Marker]] | None:
-        """Remove and return the waiting pieces of one read, with its object; None without pieces.
+        """Remove the waiting pieces of one read; return its object and the markers of the pieces.
 
-        Returns all of these pieces together, because merging several costs little more than merging
-        one.
+        All waiting pieces of the read are returned, because merging several pieces costs little
+        more than merging one. None is returned if no pieces are waiting.
         """
         if not self._ready:
             return None

@@ -67,13 +67,13 @@ class Merging:
     types: pa.Schema
     """Types of the columns of `fields`."""
     about_all: Sequence[ObjectCue] = ()
-    """When events are applied: the step's cues about many records, in order of arrival."""
+    """When events are applied: the step's reasons to reread many records, in order of arrival."""
     read: Read | None = None
     """The read whose rows are merged, without `Read.until`, which each row contains; None when
     events are applied.
     """
     entries: Sequence[Entry] = ()
-    """Open entries about all records, or about all records with an id prefix."""
+    """Open queue entries that concern all records, or all records with an id prefix."""
     newest: Read | None = None
     """The newest read of the whole object that was merged completely; None before the first."""
 
@@ -134,7 +134,7 @@ def row_without(merging: Merging, *, until: Any = None) -> tuple[Any, ...] | Non
 
 
 def struct_of(read: Read | None) -> dict[str, Any] | None:
-    """Return *read* as a struct of the table; None for None."""
+    """Convert *read* to the struct that a table stores (`READ_TYPE`); None if *read* is None."""
     if read is None:
         return None
     timestamp, number, sequence = read.since or (None, None, None)
@@ -149,7 +149,7 @@ def struct_of(read: Read | None) -> dict[str, Any] | None:
 
 
 def read_from(found: Mapping[str, Any] | None) -> Read | None:
-    """Return the read in a struct of the table; None if it contains no read."""
+    """Convert a struct that a table stores (`READ_TYPE`) to a `Read`; None if it has no read."""
     if found is None or found["ingest_seq"] is None:
         return None
     since = None

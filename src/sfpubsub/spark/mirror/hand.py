@@ -1,4 +1,4 @@
-"""The single worker that runs a mirror's steps: it applies events and executes notes.
+"""The single worker that runs a mirror's steps: applying events, and steps described by notes.
 
 After each step, the worker records which rows are durable and applied, with the time on a monotonic
 clock. A read that begins one margin later contains at least the changes in these rows. The worker
@@ -27,7 +27,7 @@ class Hand:
 
     Args:
         engine: Performs the steps.
-        ledger: Ledger to update with each note.
+        ledger: Progress of the objects, updated with each note.
         queue: The reread queue.
         budget: Counts the requests made.
         calls: Returns the number of requests made to the org so far.
@@ -113,7 +113,7 @@ class Hand:
         return written == self._written and not self._engine.is_waiting
 
     def worth(self) -> AsOf | None:
-        """Return the as-of of a read that begins now; None until the first margin has passed."""
+        """Return the state that a read beginning now certainly contains; None if not known yet."""
         return as_of(self._notes, self._clock(), self._margin)
 
     def laid(self) -> int:

@@ -182,7 +182,7 @@ class Mirror:
         self._stopping.set()
 
     def run(self, stream: Callable[[], Standing], *, once: bool = False) -> None:
-        """Mirror until stopped.
+        """Run the mirror until it is stopped.
 
         Args:
             stream: Returns the state of the stream (`MirrorStream.standing`), or raises its error.
@@ -204,7 +204,7 @@ class Mirror:
             self._stopping.wait(_POLL)
 
     def begin(self) -> None:
-        """Complete the unfinished step of a crashed process, and queue the pieces that it read."""
+        """Complete the unfinished step of a crashed process, and queue its unmerged pieces."""
         self._hand.finish()
         for name in self._objects:
             markers = self._logs[name].markers()

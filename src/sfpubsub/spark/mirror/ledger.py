@@ -72,10 +72,10 @@ class Ledger:
             self.take(note_of(json.loads(row["plan"])["note"]))
 
     def calls(self, since: float) -> list[tuple[float, int]]:
-        """Return how many requests were made to the org and when, as pairs of time and number.
+        """Return pairs of a time, in seconds since 1970 UTC, and a number of requests to the org.
 
         Args:
-            since: Only requests after this time, in seconds since 1970 UTC.
+            since: Only requests recorded after this time, in seconds since 1970 UTC.
         """
         if not self._steps.exists():
             return []

@@ -2,9 +2,9 @@
 
 Each object has its own log table in the target, such as ``_reads_Account``. A read is stored in
 pieces. Each piece is one transaction: its rows plus a marker row, which contains the as-of of the
-piece and the position at which the read continues. So a restarted process resumes after the last
-complete piece. Invariant: a piece never changes; merged pieces are removed when the next read
-begins.
+piece (`reads.AsOf`) and the position at which the read continues. So a restarted process resumes
+after the last complete piece. Invariant: a piece never changes; merged pieces are removed when the
+next read begins.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LOG_PREFIX = "_reads_"
 
 Kind = Literal["object", "ids", "sweep"]
 
-# Columns of a row in addition to the record's fields. They come before those, because Delta uses
-# the bounds of a table's first 32 columns only, and a merge looks for its pieces by `_piece`.
+# Columns of a row in addition to the record's fields. They come first, because Delta has bounds
+# only for a table's first 32 columns, and a merge finds its pieces by `_piece`.
 FACTS = pa.schema(
     [
         ("_is_deleted", pa.bool_()),
@@ -49,12 +49,12 @@ _FACTS = {"kind": "reads"}
 
 @dataclass(frozen=True)
 class Marker:
-    """The as-of of a piece, and the position at which its read continues."""
+    """Metadata of a piece, such as its as-of and the position at which its read continues."""
 
     read: int
     """Number of the read's first piece, which identifies the read."""
     kind: Kind
-    """``object``: every record. ``ids``: some records. ``sweep``: the ids of every record."""
+    """``object``: all records. ``ids``: records by id. ``sweep``: the ids of all records."""
     as_of: AsOf
     is_last: bool = False
     until: datetime | None = None
@@ -126,7 +126,7 @@ class ReadLog:
             marker: The marker without its number. ``read`` is 0 for the first piece of a read.
 
         Returns:
-            The marker with its numbers.
+            The marker with `Marker.piece` and `Marker.read` set.
 
         Raises:
             WriteError: The write failed, or its outcome is unknown: `markers` shows whether the
@@ -141,8 +141,8 @@ class ReadLog:
         content, marker = _file(schema, rows, marker)
         if not self._table.append([content], number):
             raise WriteError(
-                f"piece {number} of {self._table.name} was written by another process: run one "
-                f"mirror for each target"
+                f"piece {number} of {self._table.name} was written by another process: run only "
+                f"one mirror for each target"
             )
         self._number = number
         self._target.finish(number)
@@ -176,8 +176,9 @@ class ReadLog:
 
 
 def id_range(pieces: Iterable[Marker]) -> tuple[str, str] | None:
-    """Return the lowest and the highest id in some pieces; None if they have no rows, or if one of
-    them was written by an earlier version.
+    """Return the lowest and the highest id in some pieces.
+
+    None if the pieces have no rows, or if one of them was written by an earlier version.
     """
     ids: list[str] = []
     for piece in pieces:
@@ -188,7 +189,7 @@ def id_range(pieces: Iterable[Marker]) -> tuple[str, str] | None:
 
 
 def _file(schema: pa.Schema, rows: Iterable[pa.Table], marker: Marker) -> tuple[bytes, Marker]:
-    """Return a piece as a file, and its marker with the lowest and the highest id."""
+    """Return a piece as the contents of a Parquet file, and its marker with the range of ids."""
     content = io.BytesIO()
     ids: list[str] = []
     with pq.ParquetWriter(content, schema, compression="snappy") as writer:

@@ -1,8 +1,8 @@
 """The mailbox of a running mirror: a directory with one small file per signal.
 
-A sender writes a file; the mirror polls for new files, acts on them, and marks them as done. A file
-is written atomically and stays until it is marked, so a signal survives a kill of either side and
-is processed at least once. The file name is the signal's id: putting a signal twice has no further
+A sender writes a file. The mirror polls for new files, acts on them, and marks them as done. A file
+is written atomically and stays until it is marked, so a signal is processed at least once, even if
+either process is killed. The file name is the signal's id: putting a signal twice has no further
 effect, even after the signal was marked. Invariant: a signal is only removed after it was marked.
 
 The directory is ``_mailbox`` in the mirror's target. In a catalog it is inside the directory of the
@@ -46,8 +46,8 @@ _MARKS = 200
 
 
 def _new_id() -> str:
-    # Names sort in order of arrival if the senders' clocks agree. Nanoseconds, because a
-    # program may pause and resume within a millisecond.
+    # Names sort in order of arrival if the senders' clocks agree. The time is in nanoseconds,
+    # because a program may send pause and resume within a millisecond.
     return f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
 
 
@@ -109,7 +109,7 @@ class Mailbox:
     def waiting(self) -> list[Signal]:
         """List the directory, and return the signals not marked as done, in order of arrival.
 
-        A file that is not a signal, or has a newer version, is logged and ignored.
+        A file that is not a signal, or was written by a newer version, is logged and ignored.
 
         Raises:
             ConfigurationError: The directory cannot be read.

@@ -1,7 +1,7 @@
 """The merge rule: computes a record's state from its events and reads.
 
 This module is pure: no Spark, no I/O, no clock. `Fold` applies a change to a record, as in current
-tables. This module decides which state it is applied to, and which queue entries are closed.
+tables. This module decides to which state a change is applied, and which queue entries are closed.
 
 **A row.** A read contains every event up to its as-of, and perhaps later ones. So its row replaces
 the known state, and every event after the as-of is applied to it in order of arrival. Applying an
@@ -38,7 +38,7 @@ class Mirrored:
     """The known state of one record, as stored in its table row."""
 
     record: Record
-    """The record. Its `ingest_seq` is never less than that of the as-of of `read`."""
+    """The record. Its `ingest_seq` is never less than ``read.as_of.ingest_seq``."""
     read: Read | None = None
     """The newest merged read; None if only events were merged."""
 
@@ -51,7 +51,7 @@ class Outcome:
     """The new state; None if nothing is known about the record."""
     added: tuple[Entry, ...] = ()
     """New entries. They must be durable before the record, so that no row is marked without an
-    entry. After a crash an entry may be added again; the queue is a set.
+    entry. After a crash an entry may be added again, which is harmless: the queue is a set.
     """
     healed: tuple[Entry, ...] = ()
     """The record's own entries that the merged read closes. Remove them only after the record is
@@ -165,8 +165,8 @@ def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> b
         read: The read.
         mirrored: The known state of the record.
         newest: The newest merged read, of the object or a piece of it, that would have returned the
-            record. If this read did not return a record without events, the record is unknown, and
-            an older read would wrongly restore it.
+            record. If that read did not return the record, and no event names it, only this
+            argument keeps an older read from wrongly restoring the record.
     """
     merged = [newest, None if mirrored is None else mirrored.read]
     return any(each is not None and read.as_of < each.as_of for each in merged)
@@ -192,14 +192,14 @@ def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) ->
 def _sorted_out(
     record_id: str, read: Read, entries: Iterable[Entry]
 ) -> tuple[tuple[Entry, ...], list[Entry]]:
-    """Return the record's own entries that the read heals, and all its entries that stay open."""
+    """Return the record's own entries that the read closes, and all its entries that stay open."""
     known = list(entries)
     healed = tuple(each for each in known if each.record_id == record_id and heals(read, each))
     return healed, [each for each in known if not heals(read, each)]
 
 
 def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
-    """Return a record with the position of *read* in the order of changes, or its old, later one.
+    """Return *record* with its position among changes: that of *read*, or its old one if later.
 
     A change that arrives afterwards but precedes this position is late.
     """

@@ -1,7 +1,7 @@
 """The table of one object: its columns, and the input and output frames of the merge rule.
 
 `merging` makes all decisions about records, row by row on executors. Rows of a read whose records
-are otherwise unknown share the result of one call, instead of calling Python for each row.
+are otherwise unknown have the same outcome, which is computed only once (`MirroredObject.alone`).
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ from sfpubsub.spark.tables.target import Target
 # Value of the fact ``kind`` stored with the table.
 KIND = "mirror"
 
-# Input columns of the rule that equal the typed table's columns without the underscore.
+# Input columns of the merge rule that are copied from the typed table. Their names there have no
+# underscore.
 _TAKEN = ("_change_type", "_commit_timestamp", "_commit_number", "_sequence_number", "_ingest_seq")
 
-# Input columns of the rule for a queue entry.
+# Input columns of the merge rule for a queue entry, with the queue's column for each.
 _ENTRY = {
     "_reread_reason": "reason",
     "_change_type": "change_type",
@@ -80,7 +81,7 @@ class MirroredObject:
 
     @property
     def columns(self) -> Columns:
-        """Columns of the table. The first access describes the object in the org."""
+        """Columns of the table. If they are unknown, the object is described in the org first."""
         if self._columns is None:
             self.describe()
         if self._columns is None:
@@ -236,7 +237,7 @@ class MirroredObject:
 
 
 def _as(name: str, there: DataType, wanted: DataType) -> str:
-    """Return SQL for a log column in the type *wanted*. Parts missing from the log are null."""
+    """Return SQL that converts a log column to the type *wanted*. Missing parts become null."""
     if not (isinstance(there, StructType) and isinstance(wanted, StructType)):
         return f"`{name}`"
     members = ", ".join(

@@ -59,7 +59,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class Ask:
-    """Note of a step that adds entries to the queue that were not caused by an event."""
+    """Note of a step that adds entries to the queue for a reason other than an event."""
 
     entity: str
     record_ids: tuple[str, ...] | None
@@ -77,7 +77,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Note of a step that compares the org's ids, stored in some pieces, with the table's ids."""
+    """Note of a step that compares the ids in the pieces of a sweep with those in the table."""
 
     entity: str
     first: int

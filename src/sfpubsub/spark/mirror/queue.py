@@ -1,8 +1,8 @@
 """The reread queue of a mirror, which contains only open entries.
 
-An entry is durable before the row it concerns, and is removed only after a read that heals it was
-merged. So a crash can leave an extra entry, but never lose one. A step changes the table twice,
-under the numbers 2 * step and 2 * step + 1. This module makes no decisions.
+An entry is durable before the row it concerns, and is removed only after a read that closes it was
+merged. So a crash can leave an extra entry, but never lose one. A step changes the table at most
+twice, with the version numbers 2 * step and 2 * step + 1. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _GAPS = "gaps"
 
 
 class MirrorQueue:
-    """The queue of one target. Not thread-safe.
+    """The reread queue of one mirror. Not thread-safe.
 
-    Its rows are cached, because no other writer changes the table.
+    The rows are cached, because no other writer changes the table.
     """
 
     def __init__(self, target: Target) -> None:
@@ -61,7 +61,7 @@ class MirrorQueue:
     def remove(
         self, entity: str, healed: AsOf, step: int, record_ids: Iterable[str] | None = None
     ) -> None:
-        """Remove the entries that a read has healed (`reads.heals`).
+        """Remove the entries that a read has closed (`reads.heals`).
 
         Args:
             entity: The object.
@@ -116,7 +116,7 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
 def entry_row(
     entity: str, record_id: str | None, cue: Cue, step: int, *, asked: bool = False
 ) -> dict[str, Any]:
-    """Return a row of the queue.
+    """Return the queue row for *cue*.
 
     Args:
         entity: The object.

@@ -93,7 +93,7 @@ class OrgReads:
         Args:
             wanted: The read to perform.
             of: The object to read.
-            as_of: The read's as-of, which was durable at least one margin before this call.
+            as_of: The state that was durable one margin before this call (`reads.as_of`).
         """
         marker = Marker(0, wanted.kind, as_of, selected=of.selected(wanted.kind))
         if wanted.kind == "ids":

@@ -1,5 +1,4 @@
-"""Reads of the org: what each is guaranteed to contain, and which entries of the queue it settles
-("heals").
+"""What a read of the org is guaranteed to contain, and which queue entries it closes ("heals").
 
 This module is pure: no Spark, no I/O, no clock. The org's responses may lag a few seconds behind
 its own events, so the time of a read does not determine its content. Its as-of does: the raw rows
@@ -11,7 +10,7 @@ as-of.
 An as-of consists of two numbers, because not every read is requested by an event. The number of the
 newest applied row orders reads relative to events. It does not advance while the org is idle, so it
 cannot distinguish a read that began before a sweep, a formula refresh or a lost position from one
-that began after it. Such requests have numbers of their own.
+that began after it. So requests with these reasons are numbered separately.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class AsOf:
     """The state that had been applied at one moment. Later states compare as greater or equal."""
 
     ingest_seq: int
-    """``ingest_seq`` of the newest raw row that had been applied; -1 if there was none."""
+    """``ingest_seq`` of the newest raw row that had been applied; -1 before the first."""
     asked: int = 0
     """Number of the newest queue entry that was not caused by an event (`Entry.asked`)."""
 
@@ -58,8 +57,7 @@ def as_of(notes: Iterable[Noted], sent: float, margin: float) -> AsOf | None:
         margin: Maximum time in seconds by which answers lag behind the event bus.
 
     Returns:
-        The as-of; None if no note is old enough, so that the caller must wait for the rest of the
-        margin.
+        The as-of; None if no note is old enough yet, in which case the caller must wait.
     """
     return max((each.durable for each in notes if each.time <= sent - margin), default=None)
 
@@ -71,9 +69,9 @@ class Read:
     as_of: AsOf
     since: tuple[datetime, int, int] | None
     """The greatest `Change.order` of all events up to the as-of, of any record. The answer contains
-    everything earlier in the org, so an earlier change that arrives later is late. Without this, an
-    event decoded late would silently be applied to a newer row: the row may be newer because of an
-    overflow, which is not among the record's own events.
+    everything earlier in the org, so an earlier change that arrives later is late. Without this
+    value, an event that is decoded late would silently be applied to a newer row, which may be
+    newer because of an overflow event that does not name the record.
     """
     until: datetime | None
     """The org's time (the answer's Date header) when the answer was complete, plus a margin for
@@ -106,7 +104,8 @@ class Entry:
     """
     asked: int = 0
     """Number of the step that added an entry not caused by an event; 0 for an entry caused by an
-    event. Assigned once the reason applies: for a lost position, when the new stream is anchored.
+    event. The step must not run before the reason has taken effect: for a lost position, not before
+    the new stream is anchored.
     """
 
     @property
@@ -127,22 +126,23 @@ class Entry:
 
 
 def heals(read: Read, entry: Entry) -> bool:
-    """Return whether a read began at least a margin after an entry's cue arrived.
+    """Return whether *read* began late enough to close *entry*.
 
-    Such a read contains the changes that the cue does not describe. An earlier read may lack them:
-    its row is provisional, and the entry stays open.
+    It must have begun at least one margin after the reason for the entry arrived. Such a read
+    contains the changes that caused the entry. An earlier read may lack them: its row is
+    provisional, and the entry stays open.
     """
     cue = entry.cue
     return cue.ingest_seq <= read.as_of.ingest_seq and entry.asked <= read.as_of.asked
 
 
 def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[Entry, ...]:
-    """Return the entries about all records that a read of the whole object has healed.
+    """Return the entries about all records that a read of the whole object has closed.
 
     Args:
         entries: Open entries.
-        pieces: The merged reads that together contain every record of the object. An entry must be
-            healed by all of them.
+        pieces: The merged reads that together contain every record of the object. All of them must
+            close an entry.
     """
     return tuple(
         each for each in entries if each.is_about_all and all(heals(read, each) for read in pieces)
@@ -152,8 +152,8 @@ def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[
 def nominated(live: AbstractSet[str], swept: AbstractSet[str]) -> AbstractSet[str]:
     """Return the ids of the records to read: those in the sweep or the table, but not in both.
 
-    A sweep alone proves nothing: it has no as-of, takes long, and may miss records that its user
-    cannot see. A read by id decides.
+    A sweep alone proves nothing: it has no as-of, takes a long time, and may miss records that its
+    user cannot see. So these records are then read by id.
 
     Args:
         live: Ids of the table's records that are not deleted.

@@ -24,7 +24,7 @@ DEFAULT_SWEEP = 7 * 24 * 3600.0
 
 @dataclass(frozen=True)
 class MirrorSettings:
-    """The settings of a mirror."""
+    """The settings of a mirror, all of which have defaults."""
 
     margin: float = DEFAULT_MARGIN
     """Maximum time in seconds by which the org's responses lag behind its events."""

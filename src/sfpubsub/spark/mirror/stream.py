@@ -45,7 +45,7 @@ _JOIN = 60.0
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of the stream."""
+    """The state of a mirror's event stream."""
 
     is_anchored: bool = False
     """Whether a position is durable, so that no later event can be missed."""
@@ -169,13 +169,13 @@ class MirrorStream:
         return Standing(self._was_anchored, idle, received, gaps, health)
 
     def _position(self, health: Health) -> ReplayId | None:
-        """Return the position, if one is durable, at which another process would continue."""
+        """Return the durable position at which another process would continue, or None."""
         if self._source.keeps_position:
             return self._writer.positions.get(self._source.name)
         return health.committed
 
     def _gaps_behind(self, health: Health, position: ReplayId | None) -> tuple[str, ...]:
-        """Return the gaps for which a later position is durable."""
+        """Return the names of the gaps after which a later position is durable."""
         seen, at = self._at_gap
         if len(health.gaps) > seen:
             self._at_gap, self._gaps = (len(health.gaps), position), None

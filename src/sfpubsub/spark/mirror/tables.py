@@ -36,14 +36,15 @@ from sfpubsub.spark.tables.records import Cue, ObjectCue, Reason
 from sfpubsub.spark.tables.steps import Step
 from sfpubsub.spark.tables.target import Target
 
-# Condition for rows of deleted records that are known to be correct. `remove` deletes these rows.
+# Condition for rows of deleted records that are known to be correct. The setting ``remove`` deletes
+# these rows.
 _DELETED = "_is_deleted AND NOT _reread"
 
-# Number of rows of a read from which new rows are inserted separately. For fewer rows, a second
-# table change (half a second) costs more than including them in the merge.
+# Minimum number of rows in a merge for which rows of unknown records are inserted separately. For
+# fewer rows, a second table change (half a second) costs more than merging them with the others.
 _INSERT_FROM = 5000
 
-# Output columns of the rule that become queue rows.
+# Output columns of the merge rule that become columns of queue rows.
 _CUE = ("record_id", "_reread_reason", "_change_type", "_commit_timestamp", "_ingest_seq")
 
 
@@ -93,7 +94,7 @@ class MirrorTables:
         return self._objects
 
     def add(self, entity: str, newest: Read | None) -> None:
-        """Add an object.
+        """Start applying steps to the table of an object.
 
         Args:
             entity: The object.
@@ -326,7 +327,7 @@ class MirrorTables:
     # Tables.
 
     def _has(self, found: MirroredObject, number: int) -> bool:
-        """Return whether a table contains a step: it has the last of the step's three numbers."""
+        """Return whether a table has all changes of a step, which has three version numbers."""
         return found.table.step() >= 3 * number + 2
 
     def _take(
@@ -339,10 +340,9 @@ class MirrorTables:
     ) -> None:
         """Write a step's rows to a table in up to three changes.
 
-        The last change has the step's last number.
-
-        A repeated step may merge rows that it inserted before a crash, but never inserts rows that
-        it merged, because a completed change keeps a number that is at least as high.
+        The changes have consecutive version numbers, the last of which is the last of the step. A
+        step that is repeated after a crash skips the changes that the table already has. So it may
+        merge rows that it has inserted before, but never inserts rows that it has merged.
 
         Args:
             found: The object.
@@ -369,11 +369,11 @@ def _among(rows: DataFrame, ids: DataFrame) -> DataFrame:
 
 
 def _may_share(table: DataFrame, ids: tuple[str, str] | None) -> bool:
-    """Return whether a table has any id from the lowest to the highest of *ids*; True if they are
-    not known.
+    """Return whether a table may have an id from the lowest to the highest of *ids*.
 
-    During a first read it usually has none, because the pieces of a Bulk read are ranges of ids.
-    Files outside a range are not read, whereas a join would read the whole table for each piece.
+    True if *ids* is None. During a first read the result is usually False, because the pieces of a
+    Bulk read are ranges of ids. Files outside a range are not read, whereas a join would read the
+    whole table for each piece.
     """
     return ids is None or not table.where(f.col("record_id").between(*ids)).isEmpty()
 

@@ -64,7 +64,7 @@ def of_csv(
         has_header: Whether the file begins with a header row.
 
     Yields:
-        The converted rows, and their texts by *names*.
+        For each block, the converted rows, and a table of their texts with the columns *names*.
 
     Raises:
         RemoteProtocolError: The file is not valid CSV, or a value does not match its field's type.
@@ -128,7 +128,7 @@ def _column(column: Column, texts: Mapping[str, pa.Array], count: int) -> pa.Arr
     whole = next((part for part in members if part.lower() == column.field.lower()), None)
     others = [array for name, array in members.items() if name != whole]
     in_parts = _any(others, count)
-    if whole is not None:  # the whole text of a value without parts
+    if whole is not None:  # the member for values that are not divided into parts
         members[whole] = pc.if_else(
             in_parts, pa.scalar(None, kind.field(whole).type), members[whole]
         )

@@ -70,7 +70,9 @@ class Difference:
 
 @dataclass
 class Verification:
-    """Compares one object. Iterate over `differences` once; the counts are complete afterwards.
+    """Compares the table of one object with the org.
+
+    Iterate over `differences` once. The counts are complete afterwards.
 
     Args:
         spark: A session with the format's jars.
@@ -95,7 +97,7 @@ class Verification:
     """Number of records of the table that were compared with the org."""
     equal: int = 0
     differing: dict[str, int] = field(default_factory=dict)
-    """Number of differences by `Why`; unexplained ones under ``unexplained``."""
+    """Number of differing records by `Why`; those without a reason under ``unexplained``."""
 
     def differences(self) -> Iterator[Difference]:
         """Yield each record that differs.
@@ -128,7 +130,7 @@ class Verification:
         yield found
 
     def _rows(self, sides: _Sides) -> Iterator[dict[str, dict[str, Any]]]:
-        """Yield the table's live records, or a sample, in groups of the size of one read."""
+        """Yield the table's live rows, or a sample, by record id, in groups for one read each."""
         count = sides.live().count()
         if self.sample is not None:
             chosen = sides.live().orderBy(f.rand()).limit(self.sample)

@@ -1,1 +1,1 @@
-"""The raw table: its rows, layouts, formats and locations, and the lease of its only writer."""
+"""The raw table: rows, layouts, formats, locations, and the lease that admits one writer."""

@@ -1,8 +1,8 @@
 """List and read the batches of a raw table, one by one and in order.
 
-A batch's id is its first ``ingest_seq``, padded, so ids sort in the order of writing in every
-format, and a published batch never changes. Invariant: a batch is listed only when it is complete,
-and never before an earlier one.
+A batch's id contains the ``ingest_seq`` of its first row, padded with zeros, so ids sort in the
+order of writing in every format. A published batch never changes. Invariant: a batch is listed only
+when it is complete, and never before an earlier batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sfpubsub.spark.raw.schema import BATCH_COLUMN
 from sfpubsub.spark.runtime.runtimes import check_file_system
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
 
-# Characters of a date within an ``ingest_hour``, and all of an ``ingest_date``.
+# Length of the date in the text of an ``ingest_hour`` or ``ingest_date``.
 _DATE = len("2026-11-20")
 
 
@@ -40,7 +40,7 @@ class RawBatch:
 
 
 class RawBatches:
-    """The batches of one raw table, whatever its layout. Not thread-safe.
+    """The batches of one raw table of any layout. Not thread-safe.
 
     Args:
         spark: Session used for reading.
@@ -56,7 +56,7 @@ class RawBatches:
         self._paths: dict[str, str] = {}
         """For Parquet: URL of the directory of each listed batch, by batch id."""
         self._end: tuple[str, str] | None = None
-        """The last version listed and the id of its last batch, to save further queries."""
+        """The version listed last and the id of its last batch, to avoid repeated queries."""
         self._lineage = lineage_of(spark, table)
         check_raw_table(table)
         if table.local is None and not table.in_catalog:
@@ -65,8 +65,8 @@ class RawBatches:
     def identity(self) -> str | None:
         """Return the table's identity, which stays the same if the table is moved.
 
-        It is the id that the table format assigned, or for Parquet the first source; None for a
-        Parquet table without sources.
+        For Delta and Iceberg, it is the id that the format assigned to the table. For Parquet, it
+        is the table's first source, or None if the table has no sources.
 
         Raises:
             WriteError: The table cannot be read.
@@ -79,10 +79,10 @@ class RawBatches:
         return str(sources[0]) if sources else None
 
     def version(self) -> str | None:
-        """Return the table's current version, for use with the other methods.
+        """Return the table's current version, which other methods accept as an argument.
 
         Returns:
-            The version, or None for a table of files, which has no versions.
+            The version, or None for a Parquet table, which has no versions.
 
         Raises:
             WriteError: The table cannot be read.
@@ -91,9 +91,9 @@ class RawBatches:
             return None if self._lineage is None else self._lineage.version()
 
     def moves(self, since: str | None) -> Moves:
-        """Return how the batches have changed since version *since*.
+        """Return the batches that were added or removed since version *since*.
 
-        For a table of files, or if *since* is None, the result contains no changes.
+        For a Parquet table, or if *since* is None, the result contains no changes.
 
         Raises:
             WriteError: The table cannot be read.
@@ -104,7 +104,7 @@ class RawBatches:
             return self._lineage.since(since)
 
     def after(self, last: RawBatch | None, version: str | None = None) -> list[RawBatch]:
-        """Return the batches after *last* in order, or all of them if *last* is None.
+        """Return the batches after *last* in the order of writing; all batches if *last* is None.
 
         Args:
             last: A batch, which may have been removed from the table.
@@ -129,7 +129,7 @@ class RawBatches:
         return after
 
     def named(self, ids: Collection[str], version: str | None = None) -> list[RawBatch]:
-        """Return those of the given batches that are in the table, in the order of writing.
+        """Return the batches of the table with the given ids, in the order of writing.
 
         Args:
             ids: Ids of the batches.
@@ -149,7 +149,7 @@ class RawBatches:
     def rows(self, batches: Sequence[RawBatch], version: str | None = None) -> DataFrame:
         """Return the rows of some batches, with exactly the columns of the newest layout.
 
-        Those are `sfpubsub.spark.raw.schema.SCHEMA`, ``ingest_date`` and ``batch``.
+        These columns are `sfpubsub.spark.raw.schema.SCHEMA`, ``ingest_date`` and ``batch``.
 
         Args:
             batches: At least one batch.
@@ -224,7 +224,7 @@ class RawBatches:
 
 
 def _batches(frame: DataFrame) -> list[RawBatch]:
-    """Return the batches in a frame of any layout."""
+    """Return the distinct batches of the rows in *frame*, of any layout, in no particular order."""
     day = f.substring(frame[layout_with(frame.columns).partition].cast("string"), 1, _DATE)
     found = frame.select(BATCH_COLUMN, day.alias("date")).distinct().collect()
     return [RawBatch(row[BATCH_COLUMN], row["date"]) for row in found]

@@ -77,8 +77,8 @@ def check_place(table: Path, staging: Path | None) -> None:
     place = place_of(table, staging)
     if place.is_relative_to(os.path.realpath(table)):
         raise ConfigurationError(
-            f"staging {staging} is inside the table {table}, whose readers would find it: name a "
-            f"directory outside the table"
+            f"staging {staging} is inside the table {table}, so readers would read files that are "
+            f"not published: name a directory outside the table"
         )
     above, below = _existing(place), _existing(table)
     if above.stat().st_dev != below.stat().st_dev:
@@ -109,7 +109,7 @@ def prepare(table: Path, place: Path) -> None:
     make_directory(place)
     if owner_of(place) != Path(os.path.realpath(table)):
         replace_file(place / _OWNER_NAME, json.dumps({"table": os.path.realpath(table)}))
-    # The probe is named like a draft, because a crash may leave it behind.
+    # The probe is named like a temporary identity file, because a crash may leave it behind.
     name = f"{IDENTITY_NAME}.{uuid.uuid4().hex}.tmp"
     probe, there = place / name, table / name
     probe.touch()

@@ -1,7 +1,7 @@
 """Decode payloads to columns of a raw table with the compiled decoder.
 
-This creates no Python object per event. The Python code in `sfpubsub.spark.raw.rows` does the same
-event by event, and is used if the compiled decoder does not support a schema or payload. Invariant:
+The compiled decoder creates no Python object per event. If it does not support a schema or payload,
+the Python code in `sfpubsub.spark.raw.rows` decodes the events one by one instead. Invariant:
 `decoded` returns either the same columns as the Python code, or None.
 """
 
@@ -101,16 +101,16 @@ def _fact(codec: Codec) -> pa.Field | None:
     return _fact_of(codec.schema_json, codec.is_change_event)
 
 
-@functools.lru_cache(maxsize=512)  # as many as SchemaCache keeps
+@functools.lru_cache(maxsize=512)  # the capacity of SchemaCache
 def _fact_of(schema_json: str, is_change_event: bool) -> pa.Field | None:
-    """Return the Arrow field of the change event header, or else of ``CreatedDate``.
+    """Return the Arrow field of a change event's header, or of another event's ``CreatedDate``.
 
-    None is returned if the schema lacks the field, or if it does not have the documented type.
+    Return None if the schema lacks the field, or if the field does not have the documented type.
     """
     name = CHANGE_EVENT_HEADER if is_change_event else "CreatedDate"
     try:
         kind = shape_of(schema_json).type
-    except SchemaError:  # no Arrow form, but it can still be decoded to JSON
+    except SchemaError:  # no Arrow equivalent, but payloads can still be decoded to JSON
         return None
     if kind.get_field_index(name) < 0:
         return None

@@ -1,9 +1,9 @@
 """The raw table in Delta format.
 
-Each of our transactions is a Delta commit: its user metadata is the `State`, and its ``txnVersion``
-for our application id is the state's number. Delta skips a commit, without an error, if the table
-already has the same or a higher number; so each commit is read back. Delta rejects a commit if a
-concurrent one has changed the number that it read.
+Each of our transactions is a Delta commit. Its user metadata is the `State`, and its ``txnVersion``
+for our application id is the state's number. If the table already has the same or a higher number,
+Delta skips the commit without an error. So each commit is verified by reading it from the log.
+Delta rejects a commit if a concurrent commit has changed the number that it read.
 """
 
 from __future__ import annotations
@@ -95,13 +95,13 @@ class DeltaTable(LoggedTable):
         if found["format"] != "delta":
             raise ConfigurationError(
                 f"{self.place} is a table of format {found['format']}: choose another destination, "
-                f"or that format"
+                f"or write in the table's format"
             )
         self._url = str(found["location"])
         return True
 
     def _create(self, layout: Layout) -> None:
-        """Create an empty catalog table, unless another writer has just created it."""
+        """Create an empty catalog table, unless it already exists, and find its location."""
         self._spark.sql(
             f"CREATE TABLE IF NOT EXISTS {self.place.in_sql} ({column_definitions(layout.stored)}) "
             f"USING delta PARTITIONED BY ({layout.partition})"
@@ -110,9 +110,9 @@ class DeltaTable(LoggedTable):
         self._find()
 
     def _set_properties(self) -> None:
-        """Set the table's properties, if some do not begin with ``delta.``.
+        """Set the table's properties, if the name of any of them does not begin with ``delta.``.
 
-        The commit that creates a path-only table ignores such properties.
+        The commit that creates a path-only table ignores properties with other names.
         """
         if not all(key.startswith("delta.") for key in self._properties):
             name = f"delta.{_quoted(self._url)}"
@@ -179,13 +179,13 @@ class DeltaTable(LoggedTable):
                 return
             if found is not None and found.number <= state.number:
                 break
-        raise Conflict(f"delta skipped the commit: number {state.number} is taken")
+        raise Conflict(f"delta skipped the commit: transaction {state.number} already exists")
 
     def _add(self, frame: DataFrame, state: State) -> None:
         """Commit as Delta's writer does, unless the table already has this number or a higher one.
 
-        Delta's writer looks up the number in the table's complete state, which Delta recomputes
-        after each commit with three Spark jobs; the write itself needs only one.
+        Delta's writer looks up the number in the complete state of the table. Delta recomputes that
+        state after each commit with three Spark jobs, whereas the write itself needs only one job.
         """
         spark, application = self._spark, state.application
         delta = "org.apache.spark.sql.delta"
@@ -259,9 +259,9 @@ def _quoted(name: str) -> str:
 
 
 def _commit_info(lines: Iterator[str]) -> dict[str, Any]:
-    """Return the ``commitInfo`` of a commit, given its lines; empty if it is missing.
+    """Return the ``commitInfo`` among the lines of a commit's log file; empty if it is missing.
 
-    Spark writes it as the first line.
+    Delta usually writes it as the first line.
     """
     for line in lines:
         if '"commitInfo"' in line:

@@ -40,7 +40,7 @@ class Destination:
     def parse(
         cls,
         destination: str | os.PathLike[str],
-        format: str,  # noqa: A002  # Spark's own word
+        format: str,  # noqa: A002  # named as in Spark
         staging: str | os.PathLike[str] | None = None,
     ) -> Destination:
         """Return the destination for a path, a URL or the name of a catalog table.
@@ -108,9 +108,9 @@ class Destination:
         return place_of(self.local, self.staging or recorded_staging(self.local))
 
     def check(self, sources: Sequence[Source]) -> None:
-        """Check, as far as possible without Spark, that *sources* can use this as their table.
+        """Check, as far as possible without Spark, that *sources* can be written to this table.
 
-        Changes nothing.
+        The check changes nothing.
 
         Raises:
             ConfigurationError: The destination exists but is not a raw table, belongs to other
@@ -121,9 +121,10 @@ class Destination:
 
 
 def format_of(raw: str | os.PathLike[str], default: str) -> str:
-    """Detect the format of a raw table at a local path by its log; without one it is parquet.
+    """Detect the format of a raw table at a local path by its log directory.
 
-    Return *default* if *raw* is not an existing local directory.
+    A directory without a log is taken to be a Parquet table. Return *default* if *raw* is not an
+    existing local directory.
     """
     try:
         path = local_path(raw)
@@ -166,7 +167,7 @@ def check_raw_table(table: Destination) -> None:
         )
 
 
-def _refuse_ambiguous(name: str, format: str) -> None:  # noqa: A002  # Spark's own word
+def _refuse_ambiguous(name: str, format: str) -> None:  # noqa: A002  # named as in Spark
     if Path(name, LOGS[format]).is_dir():
         raise ConfigurationError(
             f"{name} is ambiguous, as it is both a local directory with a table and a valid "

@@ -64,7 +64,7 @@ class Files(ABC):
     def names(self) -> list[str]:
         """Return the sorted names of the files; empty if the directory does not exist.
 
-        Names of drafts left by a killed `replace` end with ``.tmp``.
+        They include temporary files that an interrupted `replace` has left, ending with ``.tmp``.
 
         Raises:
             ConfigurationError: The directory cannot be listed.
@@ -138,9 +138,9 @@ class HadoopFiles(Files):
     """A directory on a file system of Spark's JVM, such as ``s3a://…`` or ``hdfs://…``.
 
     In an object store, a file is written under its final name: it appears atomically when it is
-    closed, and replaces the old one. A rename would delete the old file and then copy the draft.
-    Elsewhere (HDFS), a draft is renamed over the old file; drafts have hidden names, which Spark
-    ignores.
+    closed, and replaces the old one. A rename would delete the old file and then copy the new one.
+    On other file systems, such as HDFS, a temporary file is renamed over the old file. Its name is
+    hidden, so Spark ignores it.
 
     Args:
         spark: A classic session, not Spark Connect.

@@ -1,8 +1,8 @@
 """Convert Arrow data to Spark frames, and rows of any layout to the newest layout.
 
-Spark receives Arrow data through the driver's socket; from a file it reads about twice as fast
-(100,000 events: 0.4 s instead of 0.9 s). The file needs a disk shared with the executors, so on a
-cluster the rows are sent within tasks instead.
+PySpark normally sends Arrow data to the JVM through a socket. Reading the data from a temporary
+Parquet file takes about half the time (100,000 events: 0.4 s instead of 0.9 s). The executors must
+be able to read that file, so it is used only in local mode; on a cluster, tasks carry the rows.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from sfpubsub.spark.raw.schema import COMMENTS
 from sfpubsub.spark.raw.table import StoredRow
 from sfpubsub.spark.runtime.session import frame_of_rows
 
-# Average bytes of rows in one task on a cluster. Spark rejects tasks above 128 MiB
-# (spark.rpc.message.maxSize), and rows differ in size.
+# Average size of the rows in one task on a cluster, in bytes. Spark rejects tasks above 128 MiB
+# (spark.rpc.message.maxSize); the margin allows for rows of different sizes.
 _TASK_BYTES = 32 * 1024 * 1024
 
 # The header of a change event in its JSON, for tables whose layout has no column for it.
@@ -44,8 +44,8 @@ _ROWS_OF_A_PIECE = "spark.sql.execution.arrow.maxRecordsPerBatch"
 def spark_schema(columns: pa.Schema) -> StructType:
     """Convert an Arrow schema to a Spark schema, with comments on the columns.
 
-    A column's comment is its metadata ``comment``, or else its entry in `COMMENTS`. Times become
-    the type TIMESTAMP.
+    A column's comment is its metadata ``comment``, or else its entry in `COMMENTS`. Timestamps get
+    Spark's type TIMESTAMP.
     """
     found = from_arrow_schema(columns)
     for field, own in zip(found.fields, columns, strict=True):
@@ -56,7 +56,7 @@ def spark_schema(columns: pa.Schema) -> StructType:
 
 
 def arrow_schema(columns: StructType) -> pa.Schema:
-    """Convert a Spark schema to an Arrow schema. Times are in UTC."""
+    """Convert a Spark schema to an Arrow schema. Timestamps get the time zone UTC."""
     # PySpark 4.2 needs the zone, whereas 4.1 always uses UTC.
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(columns, timezone="UTC")
@@ -64,9 +64,11 @@ def arrow_schema(columns: StructType) -> pa.Schema:
 
 
 def columns_that_differ(found: StructType, wanted: pa.Schema) -> list[str]:
-    """Return a clause for each column of *wanted* that is missing or has another type.
+    """Describe each column of *wanted* that *found* lacks or has with another type.
 
-    Additional columns are allowed.
+    Returns:
+        One phrase per column, such as ``topic is missing``; empty if there are no differences.
+        Additional columns in *found* are allowed.
     """
     kinds = {field.name: field.dataType.simpleString() for field in found}
     clauses = []
@@ -156,7 +158,7 @@ def frame_of(
     Args:
         spark: A classic session from `own_session`, because one of its settings is changed
             temporarily.
-        rows: The rows; times have a zone.
+        rows: The rows. Their timestamps must have a time zone.
         scratch: Directory for a temporary file with the rows; the system's default if None.
     """
     if not str(spark.sparkContext.master).startswith("local"):
@@ -176,14 +178,15 @@ def frame_of(
 def rows_among(
     spark: SparkSession, rows: DataFrame, keys: Collection[bytes]
 ) -> dict[bytes, StoredRow]:
-    """Return the first row of *rows* with each of *keys*, by key. Keys without a row are missing.
+    """Return, for each of *keys*, the row with that key and the lowest ``ingest_seq``.
 
-    The keys are sent to the executors, which return only the rows that match.
+    Keys without a row are missing from the result. The keys are sent to the executors, which return
+    only the rows that match.
 
     Args:
         spark: The session of *rows*.
         rows: Rows with the columns of a `StoredRow`; other columns are not read.
-        keys: At least one dedupe key, and no more than a batch has rows.
+        keys: At least one dedupe key, and at most one for each row of a batch.
     """
     wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
     asked = f.broadcast(frame_of_rows(spark, wanted))
@@ -198,7 +201,7 @@ def _sent(spark: SparkSession, rows: pa.Table) -> DataFrame:
     try:
         if pieces > 1:
             spark.conf.set(_ROWS_OF_A_PIECE, str(-(-len(rows) // pieces)))
-        return frame_of_rows(spark, rows).coalesce(pieces)  # splits the rows now
+        return frame_of_rows(spark, rows).coalesce(pieces)  # splits immediately
     finally:
         spark.conf.set(_ROWS_OF_A_PIECE, before)
 

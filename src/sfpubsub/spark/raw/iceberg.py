@@ -4,9 +4,9 @@ Iceberg's appends never conflict: if the table has changed, an append is retried
 change, even for a superseded writer. So each of our transactions has two steps. First a snapshot is
 *staged*: it is in the table's metadata, with its rows and its `State`, but on no branch. Then it is
 *published* by swapping the table's metadata for a version whose main branch ends in the staged
-snapshot, provided that the newest state in the current metadata is the one that this writer last
-read or wrote. If anything has changed in the meantime, the swap fails; whether it is retried
-depends on what has changed.
+snapshot. The writer does this only if the newest state in the current metadata is the one that it
+last read or wrote. If the metadata has changed in the meantime, the swap fails. Whether it is
+retried depends on what has changed.
 
 The state is a property of both the snapshot and the table, because compaction adds snapshots on top
 of ours, after which ours may expire.
@@ -56,15 +56,15 @@ _STAGING = "write.wap.enabled"
 STAGING_PROPERTIES = {
     "format-version": "2",
     _STAGING: "true",
-    # Each batch creates two metadata files: keep only the latest.
+    # Each batch creates two metadata files: keep only the latest 100.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
 
 _PROPERTIES = {
     **STAGING_PROPERTIES,
-    # Store no minimum and maximum: they imply an order, which replay ids do not have; for the other
-    # columns they are useless.
+    # Store no minimum and maximum. They imply an order, which replay ids do not have, and would be
+    # useless for the other columns.
     "write.metadata.metrics.column.replay_id": "none",
     "write.metadata.metrics.column.dedupe_key": "none",
     "write.metadata.metrics.column.payload": "none",
@@ -190,7 +190,7 @@ class IcebergTable(LoggedTable):
             f"snapshot-property.{STATE}": state.to_json(),
             "distribution-mode": "none",  # the frame has one partition, and rows of one day
         }
-        # Leave columns added by others empty; a frame must contain all of them.
+        # The frame must contain every column of the table. Leave those added by others empty.
         columns = self._rows().schema
         others = {
             field.name: f.lit(None).cast(field.dataType)
@@ -211,15 +211,15 @@ class IcebergTable(LoggedTable):
 
         Returns:
             True if published; False if the rows must be staged again, because another snapshot was
-            committed in between.
+            committed in the meantime.
 
         Raises:
-            Conflict: A transaction of this or another writer was committed in between.
+            Conflict: A transaction of this or another writer was committed in the meantime.
         """
 
         def is_ours(base: Any) -> bool:
             if self._newest_state(base).attempt != self._newest:
-                raise Conflict("another writer committed in between")
+                raise Conflict("another writer committed in the meantime")
             return True
 
         properties = {STATE: state.to_json(), _STATE_OF: str(staged)}
@@ -345,7 +345,7 @@ def published(
 
     Returns:
         True if published; False if *is_ours* returned False, another snapshot was committed in
-        between, or other writers keep changing the table.
+        the meantime, or other writers keep changing the table.
     """
     for _ in range(TRIES):
         base = operations.refresh()

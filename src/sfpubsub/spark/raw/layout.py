@@ -7,18 +7,18 @@ its identity file, table formats with every transaction. The rules:
   never removed.
 - *Readers* match columns by name: missing columns are null, and unknown columns are ignored. So
   every version can read every table.
-- A *writer* writes every layout up to its newest one, and does not change the layout of a table. It
-  rejects a table with a newer layout, because it would silently leave the new columns empty.
+- A *writer* supports every layout up to its newest one, and does not change the layout of a table.
+  It rejects a table with a newer layout, because it would silently leave the new columns empty.
   Columns added by other programs stay empty.
 
 The layouts:
 
 1. Parquet: staging and sidecars inside the table. Table formats: as layout 2.
 2. Partitions by hour, as text.
-3. ``org_id``, ``change_header``, ``headers``. Partitions by day. Rows are appended in order of
-   time, so file statistics are as selective as after clustering, without rewriting any files.
-   Partitions exist so that old days can be deleted cheaply; every engine can compare dates, and one
-   partition per day is few enough for any catalog.
+3. New columns ``org_id``, ``change_header`` and ``headers``. Partitions by day, so that old days
+   can be deleted cheaply. Every engine can compare dates, and one partition per day is not too many
+   for any catalog. Rows are appended in order of time, so file statistics are as selective as after
+   clustering, without rewriting any files.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def layout_with(columns: Collection[str]) -> Layout:
 
 
 def newer_layout(table: object, number: object) -> str:
-    """Return the error message for a table whose layout is newer than this version."""
+    """Return the error message for a table whose layout this version is too old to support."""
     return (
         f"{table} has layout {number}, which a newer version of sfpubsub wrote; this version would "
         f"leave its new columns empty: use the newer version, or choose another destination"

@@ -24,7 +24,7 @@ LEASE_NAME = "_lease"
 # to live for 1.3 to 3 s; after five times that, it will not exit on its own.
 PATIENCE = 15.0
 
-# Seconds between checks of a process that is not our child, which has to be polled.
+# Seconds between checks of a process. It is not a child of this process, so it has to be polled.
 _POLL = 0.05
 
 # Size of the file in bytes. It is written in one call and never truncated, so that a reader sees
@@ -127,7 +127,7 @@ def _read(descriptor: int, role: str) -> Process | None:
         found = json.loads(text)[role]
         return None if found is None else Process(int(found["pid"]), str(found["started"]))
     except (ValueError, KeyError, TypeError):
-        # The file is new, or was damaged by a power loss, which no process survived.
+        # The file is new, or was damaged by a power loss, after which no old process is running.
         return None
 
 

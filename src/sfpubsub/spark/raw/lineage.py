@@ -1,8 +1,8 @@
 """Detect which batches a raw table has lost through a Delta RESTORE or an Iceberg rollback.
 
-For readers, which track batch ids, a written batch stays in the table forever, even after its old
-rows are deleted. Only restoring an earlier version of the table undoes batches, and restoring a
-later version brings them back. This can be seen only in the table's log, not in its rows.
+Readers track batch ids, not rows. To them, a written batch belongs to the table even after its rows
+are deleted. Only restoring an earlier version of the table removes batches; restoring a later
+version brings them back. A restore can be detected only in the table's log, not in its rows.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Moves:
     added: frozenset[str] = frozenset()
     """Ids of batches in the table that were not in the earlier version: new or restored ones."""
     went_back: bool = False
-    """Whether the table was restored to an older version in between."""
+    """Whether the table was restored to an older version since the earlier version."""
 
 
 def moves(commits: Sequence[Commit], since: int) -> Moves:
-    """Return how the batches have changed since version *since*.
+    """Return the batches that were added or removed since version *since*.
 
     Args:
-        commits: Consecutive commits up to the current version, starting no later than *since* and
-            every restored version.
+        commits: Consecutive commits up to the current version. The first one must not be later than
+            *since* or any version that was restored.
         since: The earlier version.
     """
     batches: dict[int, frozenset[str]] = {}
@@ -65,11 +65,11 @@ def moves(commits: Sequence[Commit], since: int) -> Moves:
 
 
 class Lineage(ABC):
-    """The versions of one raw table. Not thread-safe."""
+    """Gives access to the versions of one raw table. Not thread-safe."""
 
     @abstractmethod
     def identity(self) -> str:
-        """Return the id that the format assigned to the table. Moving the table keeps the id."""
+        """Return the id that the format assigned to the table. A move does not change it."""
 
     @abstractmethod
     def version(self) -> str:
@@ -77,14 +77,14 @@ class Lineage(ABC):
 
     @abstractmethod
     def since(self, version: str) -> Moves:
-        """Return how the batches have changed since an earlier version.
+        """Return the batches that were added or removed since an earlier version.
 
         Changes in parts of the log that have been deleted are not included.
         """
 
     @abstractmethod
     def at(self, version: str) -> DataFrame:
-        """Return the rows of a version, which must not have expired."""
+        """Return the table's rows as of *version*, which must not have expired."""
 
 
 class DeltaLineage(Lineage):
@@ -237,7 +237,7 @@ class IcebergLineage(Lineage):
 
 
 def lineage_of(spark: SparkSession, place: Destination) -> Lineage | None:
-    """Return the lineage of a raw table; None for Parquet files, which cannot be restored."""
+    """Return the versions of a raw table; None for a Parquet table, which has no versions."""
     if place.format == "delta":
         return DeltaLineage(spark, place)
     if place.format == "iceberg":

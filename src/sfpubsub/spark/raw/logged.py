@@ -2,8 +2,8 @@
 
 Each of our transactions carries a `State`, and optionally rows. A format must be able to find the
 newest state in the table, and to commit a transaction only if none of ours was committed since that
-state was read. This allows fencing: a writer starts with an empty transaction, after which no older
-writer, even one suspended in the middle of a commit and resumed a week later, can commit any more.
+state was read. This allows fencing: a writer starts by committing an empty transaction. After that,
+no older writer can commit, even if it was suspended during a commit and resumes a week later.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _FENCE_TRIES = 5
 # Maximum number of keys collected by the driver at a time. Each takes about 50 bytes there.
 _KEYS_AT_ONCE = 1_000_000
 
-# Tolerance for the time of a row that is looked up by its number, in seconds.
+# Tolerance for the time of a row that is looked up by its ``ingest_seq``, in seconds.
 _CLOCKS = 3600.0
 
 
@@ -94,7 +94,7 @@ class LoggedTable(RawTable):
 
     @classmethod
     def of_any_source(cls, spark: SparkSession, place: Destination) -> Self:
-        """Open an existing table, whatever its sources.
+        """Open an existing table, regardless of its sources.
 
         Raises:
             ConfigurationError: *place* is not a raw table, or Spark lacks the format's jars.
@@ -111,8 +111,8 @@ class LoggedTable(RawTable):
     def upgrade(self) -> bool:
         """Upgrade the table to the newest layout; return whether that was necessary.
 
-        The upgrade is a single transaction. An active writer is fenced off in any case, because the
-        table is taken over first (`recover`).
+        The upgrade is a single transaction. Before it, the table is taken over (`recover`), which
+        fences off an active writer even if no upgrade is necessary.
 
         Raises:
             ConfigurationError: The table cannot be replaced in one transaction.
@@ -164,11 +164,11 @@ class LoggedTable(RawTable):
         First, temporary files left by a failed write are removed. Then:
 
         1. Read the newest state in the log; if the table was restored, report it.
-        2. If this writer had already started and the state belongs to another one, give up: the
-           table was taken over.
-        3. Commit an empty transaction on top of that state. From then on no earlier write can be
-           committed, whether by an older writer, or by this one if Spark is still executing a write
-           that has failed.
+        2. If this writer had already started and the state belongs to another writer, raise
+           WriteError: that writer has taken over the table.
+        3. Commit an empty transaction on top of that state. After that, no earlier write can be
+           committed: neither one of an older writer, nor a failed one of this writer that Spark is
+           still executing.
         """
         if self.place.local is not None:
             shutil.rmtree(self.place.local / STAGING_NAME, ignore_errors=True)
@@ -217,11 +217,11 @@ class LoggedTable(RawTable):
         self._try_commit(None, self._known.moved(positions), "writing the position")
 
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
-        """See `RawTable`. The time is the partition's end, or the newest batch's if earlier."""
+        """See `RawTable`. The time is the end of the partition, or `newest_time` if earlier."""
         layout = self._known.layout
         column = layout.partition
         if self.next_seq <= after + 1 or layout.text_of(self.newest_time) < layout.text_of(oldest):
-            return  # saves about 1 s, which Spark would need to find no rows
+            return  # there are no such rows, and Spark would need about 1 s to find that out
         with self._errors("cannot be read"):
             frame = self._rows().where(f.col(column) >= f.lit(layout.value_of(oldest)))
             frame = frame.where(f.col("ingest_seq") > after).select(column, "dedupe_key")
@@ -280,7 +280,7 @@ class LoggedTable(RawTable):
         """Check that the location of a new table has no entries except hidden ones.
 
         Raises:
-            ConfigurationError: It has other entries.
+            ConfigurationError: The location has other entries.
         """
         if self.place.local is not None or self.place.in_catalog:
             return  # checked by `check_destination`, or the responsibility of the catalog
@@ -308,7 +308,7 @@ class LoggedTable(RawTable):
 
     def _taken_over(self, found: State) -> WriteError:
         return WriteError(
-            f"{self.place} was taken over by another writer ({found.writer[:8]}); this one "
+            f"{self.place} was taken over by another writer ({found.writer[:8]}); this writer "
             f"({self._writer[:8]}) can no longer write, and unwritten events are not acked: run "
             f"only one job per table"
         )
@@ -345,14 +345,14 @@ class LoggedTable(RawTable):
     def _from_rows(self, known: State) -> State:
         """Reconstruct the state from the rows, if the log has lost it or a restore has undone it.
 
-        Each source resumes after its last row, which is never later than the lost position; events
+        Each source resumes after its last row, which is never later than the lost position. Events
         delivered again are dropped as duplicates. ``ingest_seq`` continues from the highest number
         ever used, because batch ids are derived from it, and readers never return to a batch id
         that they have passed.
 
         Args:
-            known: The values that are still valid: the sources, the last writer and the highest
-                numbers.
+            known: State from which the sources, the writer, the layout, the application id and the
+                highest numbers are taken.
         """
         rows = self._rows().orderBy(f.col("ingest_seq").desc())
         layout = known.layout
@@ -381,7 +381,7 @@ class LoggedTable(RawTable):
         """
         if not names:
             return {}
-        # Redriven rows, and those of a query, may belong to other sources or lack a position.
+        # Rows that were redriven or written by a query may have other sources or no position.
         own = f.col("subscription").isin(*names) & f.col("replay_id").isNotNull()
         last = f.max_by("replay_id", "ingest_seq")
         ids = rows.where(own).groupBy("subscription").agg(last).collect()
@@ -425,7 +425,7 @@ class LoggedTable(RawTable):
             empty: Whether the frame has no rows.
 
         Raises:
-            Conflict: Another transaction, of this or another writer, was committed in between.
+            Conflict: Another transaction, of this or another writer, was committed in the meantime.
         """
 
     @abstractmethod
@@ -442,7 +442,7 @@ class LoggedTable(RawTable):
 
 
 def _spans(counts: list[tuple[T, int]]) -> Iterator[tuple[T, T]]:
-    """Yield the first and last partitions of consecutive spans that cover all partitions.
+    """Divide the partitions into consecutive spans; yield the first and last partition of each.
 
     Each span has at most `_KEYS_AT_ONCE` rows, unless a single partition has more.
 

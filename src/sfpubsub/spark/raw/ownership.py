@@ -1,8 +1,8 @@
 """Check and record the owner of a local table directory: the sources that the table belongs to.
 
-A Parquet table records its owner in an identity file, with its layout and staging directory; a
-table format records it in its log, which Spark reads. Nothing here needs Spark, so an invalid
-destination is rejected immediately.
+A Parquet table records its owner in an identity file, with its layout and staging directory. A
+Delta or Iceberg table records its owner in its log, which Spark reads. Nothing here needs Spark, so
+an invalid destination is rejected immediately.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ASIDE = 2
 def check_destination(
     path: Path,
     sources: Sequence[Source],
-    format: str = "parquet",  # noqa: A002  # Spark's own word
+    format: str = "parquet",  # noqa: A002  # named as in Spark
     staging: Path | None = None,
 ) -> None:
     """Check, without changing anything, that *path* is or can become the table of *sources*.
@@ -56,7 +56,7 @@ def check_destination(
     which Spark reads later.
 
     Raises:
-        ConfigurationError: *path* contains something else, belongs to other sources, or is not
+        ConfigurationError: *path* contains other files, belongs to other sources, or is not
             writable; or its staging directory is not usable.
     """
     try:
@@ -85,11 +85,12 @@ def check_destination(
 def claim_table(
     path: Path, sources: Sequence[Source], staging: Path | None = None
 ) -> tuple[Path, Layout]:
-    """Record the owner in a table's directory, and create its directory for staging and sidecars.
+    """Record a table's owner in its directory, and create a directory for staging and sidecars.
 
     Call it while holding the lease. It can be interrupted at any step and repeated:
 
-    1. Create the directory, and check that files can be renamed from there into the table.
+    1. Create the directory for staging and sidecars, and check that files can be renamed from there
+       into the table.
     2. Write the identity. From then on, readers use that directory, and older versions of sfpubsub
        reject the table.
     3. Move the files that layout 1 kept inside the table to that directory. Until that is done,
@@ -272,7 +273,7 @@ def _identity(path: Path) -> _Identity | None:
 
 
 def recorded_staging(path: Path) -> Path | None:
-    """Return the parent directory chosen for staging, as recorded; None if it is the default."""
+    """Return the parent directory for staging that the table records; None for the default."""
     identity = _identity(path)
     return identity.staging if identity else None
 

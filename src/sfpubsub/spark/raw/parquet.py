@@ -11,12 +11,12 @@
     .orders.sfpubsub/_staging/<batch>.<attempt>/               a write in progress, or a failed one
 
 Readers see exactly the published batches, each completely: every ``*.parquet`` in the table's tree
-is published, directories appear atomically, and none ever disappears (beside.py). A batch's id is
-its first ``ingest_seq``, padded, so that names sort in order of arrival; ids begin with a letter,
-because readers would otherwise infer them as numbers of differing types. The day is the day of
-writing and never decreases, even if the clock does: the newest batch is the last name in the last
-directory. Modification times are not used. (In older layouts each directory is an hour instead of a
-day: layout.py.)
+is published, a batch's directory appears atomically, and no directory ever disappears (beside.py).
+A batch's id contains the ``ingest_seq`` of its first row, padded with zeros, so that names sort in
+order of arrival. Ids begin with a letter, because readers would otherwise infer numbers of
+differing types from them. The day is the day of writing and never decreases, even if the clock
+does. So the newest batch is the last name in the last directory; modification times are not used.
+(In older layouts each directory is an hour instead of a day: layout.py.)
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from sfpubsub.types import ReplayId
 
 _NAME = "_name"
 
-# Directory in which the tasks of a job's first attempt write with Hadoop's file committer, which
-# deletes it afterwards.
+# Directory to which the tasks of a Spark job's first attempt write. Hadoop's file committer deletes
+# it afterwards.
 _HADOOP_STAGING = Path("_temporary", "0", "_temporary")
 
 # Columns read by a lookup.
@@ -68,12 +68,12 @@ SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
 WRITE_OPTIONS = {
     "compression": "snappy",
-    # Write the _SUCCESS file, which marks a complete write, whatever the cluster's default.
+    # Always write the _SUCCESS file, which marks a complete write; a cluster may not by default.
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",
     # Store no minimum and maximum: they imply an order, which replay ids do not have.
     "parquet.column.statistics.enabled#replay_id": "false",
 } | {
-    # Values are almost always unique, and building a dictionary takes a tenth of the write.
+    # Values are almost always unique, and building a dictionary takes a tenth of the write time.
     f"parquet.enable.dictionary#{name}": "false"
     for name in ("event_id", "dedupe_key", "replay_id", "ingest_seq", "payload", "payload_json")
 }
@@ -155,12 +155,12 @@ class ParquetTable(RawTable):
     def recover(self) -> None:
         """See `RawTable`. The lease excludes other writers (lease.py).
 
-        1. Remove staging directories: nobody else is writing (lease.py), and a task that outlives a
-           failed write uses a directory that no later write uses.
+        1. Remove staging directories. A task that is still running after a failed write uses a
+           directory that no later write uses.
         2. Flush the directories that contain the newest batch. Its writer may have died between
            rename and flush, and later acks rely on that batch.
-        3. Read where the newest batch ends, the names of the newest batches, and the newer of the
-           two position records.
+        3. Read the next ``ingest_seq`` after the newest batch, the names of the newest batches, and
+           the newer of the two position records.
         """
         try:
             shutil.rmtree(self._staging, ignore_errors=False)
@@ -239,14 +239,14 @@ class ParquetTable(RawTable):
     ) -> str:
         """See `RawTable`.
 
-        1. Stage: Spark writes to a directory used only by this attempt, outside the table: one
-           file, or on a cluster one per 32 MiB. A failure leaves files there that no reader sees
-           and no later write touches.
-        2. Check that Spark reports the write as complete, and that all rows are there.
+        1. Stage: Spark writes to a directory outside the table that only this attempt uses. It
+           writes one file, or on a cluster one file per 32 MiB. A failure leaves files there that
+           no reader sees and no later write touches.
+        2. Check that Spark reports the write as complete, and that the files contain all rows.
         3. Add the positions and the name.
         4. Flush the files and their directory.
-        5. Publish with one rename. Before it nothing is visible; after it everything is, including
-           the positions.
+        5. Publish with one rename. Before it, readers see nothing of the batch; after it, they see
+           the whole batch, including the positions.
         6. Flush the source and target directories; only now is the batch durable.
 
         A failure after step 5 leaves the batch in the table, so the caller has to call `recover`.
@@ -327,9 +327,10 @@ class ParquetTable(RawTable):
             yield from reversed(_batches(partition))  # none if a write failed before its rename
 
     def _read_positions(self) -> dict[str, ReplayId]:
-        """Return the newer of the newest batch's positions and the table's position file.
+        """Return the positions in the newest batch or in the table's own file, whichever are newer.
 
-        The file names the batch that it follows; a batch published since then is newer.
+        The table's file names the batch after which it was written. If a later batch exists, the
+        positions in that batch are newer.
         """
         beside = self.path / POSITION_NAME
         moved = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else None
@@ -337,7 +338,7 @@ class ParquetTable(RawTable):
         if moved is not None and (newest is None or moved.get("batch", "") >= newest.id):
             return _positions_of(moved)
         own = None if newest is None else newest.path / POSITION_NAME
-        if own is None or not own.exists():  # only managed subscriptions
+        if own is None or not own.exists():  # all sources are managed subscriptions
             return {}
         return _positions_of(json.loads(own.read_text(encoding="utf-8")))
 

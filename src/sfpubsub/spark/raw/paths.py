@@ -1,4 +1,4 @@
-"""Convert paths and URLs that users write to local paths and to the URLs that Spark expects."""
+"""Convert the paths and URLs given by users into local paths, or into URLs for Spark."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 # written; a rename is a copy.
 _OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "oss", "cosn", "obs"})
 
-# Read options without which Spark treats a path as a glob pattern: ``orders[1]`` would match
-# ``orders1``.
+# Read options that keep Spark from treating a path as a glob pattern, by which ``orders[1]`` would
+# match ``orders1``.
 EXACT_PATHS = {"__globPaths__": "false"}
 
 

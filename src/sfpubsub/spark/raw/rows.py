@@ -40,7 +40,7 @@ class Row:
 
     event: Event
     key: bytes
-    """`Event.dedupe_key`."""
+    """Dedupe key of the event; see `Event.dedupe_key`."""
     received_at: float
     event_time: int | None
     """When the event occurred, in milliseconds since 1970 UTC; None if unknown."""
@@ -52,7 +52,7 @@ class Row:
 
 
 def row_of(event: Event, received_at: float) -> Row:
-    """Return the row of an event; without JSON if the event cannot be decoded."""
+    """Return the row of an event. If decoding fails, the row has an error instead of JSON."""
     key = event.dedupe_key
     try:
         time, header, text = event.facts_and_json()
@@ -65,7 +65,7 @@ def arrow_table(rows: Sequence[Row], first_seq: int) -> pa.Table:
     """Convert rows to an Arrow table with the columns of `SCHEMA`.
 
     Args:
-        rows: In order of arrival.
+        rows: Rows in order of arrival.
         first_seq: ``ingest_seq`` of the first row.
     """
     found = Decoded(
@@ -109,7 +109,7 @@ def _table(
 def read_table(
     events: Sequence[Event], received_at: Sequence[float], first_seq: int
 ) -> tuple[pa.Table, list[tuple[int, Row]]]:
-    """Decode events to the table of `arrow_table`.
+    """Decode events to an Arrow table with the columns of `SCHEMA`.
 
     Also return the rows that could not be decoded, each with its index in the table.
     """
@@ -123,7 +123,7 @@ def read_table(
 
 
 def _change_headers(headers: Sequence[Mapping[str, Any] | None]) -> pa.Array:
-    """Return headers as a column. Values of undocumented types become null."""
+    """Convert change event headers to an Arrow column. Values of undocumented types become null."""
     if all(header is None for header in headers):
         return pa.nulls(len(headers), CHANGE_HEADER)
     said = [header or {} for header in headers]
@@ -183,7 +183,7 @@ class EventRows:
         self.schemas: dict[str, str] = {}
         """The schemas of all rows as JSON text, by id; the text is empty if unavailable."""
         self.position: ReplayId | None = None
-        """Position to store with these events: that of the last one, unless set otherwise."""
+        """Position to store with these events. `extend` sets it to that of the last event."""
         self.bytes: int = 0
         """Total size of the payloads, in bytes."""
         self._pieces: list[pa.Table] = []

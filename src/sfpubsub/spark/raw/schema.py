@@ -102,8 +102,8 @@ def check_rows(rows: pa.Table) -> pa.Table:
     wrong = (names - set(SCHEMA.names)) | (set(SCHEMA.names) - may_lack - names)
     if wrong:
         raise LocalProtocolError(
-            f"rows do not have the columns of a raw table: add the missing ones and drop the "
-            f"unknown ones among {', '.join(sorted(wrong))}"
+            f"rows do not have the columns of a raw table: add these columns if they are missing, "
+            f"and drop them otherwise: {', '.join(sorted(wrong))}"
         )
     try:
         columns = [
@@ -117,7 +117,9 @@ def check_rows(rows: pa.Table) -> pa.Table:
         raise LocalProtocolError(f"rows do not have the types of a raw table: {error}") from error
     lengths = set(pc.unique(pc.binary_length(rows["dedupe_key"])).to_pylist())
     if not lengths <= {KEY_BYTES}:
-        raise LocalProtocolError(f"a dedupe_key must have {KEY_BYTES} bytes")
+        raise LocalProtocolError(
+            f"a dedupe_key must have {KEY_BYTES} bytes: do not change the column's values"
+        )
     return rows
 
 

@@ -30,7 +30,7 @@ class Source:
         topic: str | Iterable[str] | None = None,
         channel: str | Iterable[str] | None = None,
     ) -> tuple[Source, ...]:
-        """Return the given sources; each argument is a name, several names, or None.
+        """Return the sources with the given names. Each argument is one name, several, or None.
 
         Raises:
             ConfigurationError: No source is given, a name is empty, or two different sources have
@@ -103,8 +103,8 @@ def joined(
         other = found.setdefault(source.name.casefold(), source)
         if other is not source:
             raise ConfigurationError(
-                f"{where} cannot distinguish {source} from {other}: write one of them to another "
-                f"table"
+                f"{where} cannot contain both {source} and {other}, whose names are equal if case "
+                f"is ignored: write one of them to another table"
             )
     return tuple(found.values())
 

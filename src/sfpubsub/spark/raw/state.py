@@ -131,7 +131,7 @@ class State:
             where: The table, for error messages.
 
         Raises:
-            ConfigurationError: *text* is such a state, but damaged or from a newer version.
+            ConfigurationError: *text* is a state, but it is damaged or has a newer layout.
         """
         if not text or _MARK not in text:
             return None

@@ -19,7 +19,7 @@ REMEMBERED_NAMES = 32
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """Values that distinguish a row from others with the same event id, and the row's position."""
+    """Values of a stored row, for comparison with an event that has the same dedupe key."""
 
     COLUMNS: ClassVar[tuple[str, ...]] = (
         "dedupe_key",
@@ -108,7 +108,7 @@ class RawTable(ABC):
 
     @abstractmethod
     def key_of(self, seq: int, written_at: float) -> bytes | None:
-        """Return the dedupe key of the row with the given ``ingest_seq``; None if there is no row.
+        """Return the dedupe key of the row with a given ``ingest_seq``; None if it does not exist.
 
         Args:
             seq: ``ingest_seq`` of the row.
@@ -122,7 +122,7 @@ class RawTable(ABC):
     def rows_with(
         self, keys: Collection[bytes], spans: Sequence[tuple[float, float]]
     ) -> Mapping[bytes, StoredRow]:
-        """Return the rows with *keys* that were written in one of *spans*, or close to it.
+        """Find rows by dedupe key among those written in *spans*, and possibly some others.
 
         Args:
             keys: Any number of dedupe keys.

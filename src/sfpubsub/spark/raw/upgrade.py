@@ -1,10 +1,10 @@
 """Upgrade a raw table of an older layout to the newest one (layout.py).
 
-Every row is rewritten with its number, its batch and all its values. Columns that the old layout
-lacks are null, except for the headers of change events, which are taken from their JSON. Delta and
-Iceberg do this in one transaction. For Parquet, everything is first written next to the table and
-then moved; that can be interrupted at any step and repeated. Once moving can begin, writers reject
-the table until the upgrade has finished.
+Every row is rewritten with its ``ingest_seq``, its batch and all its values. Columns that the old
+layout lacks are null, except for the headers of change events, which are taken from their JSON.
+Delta and Iceberg tables are upgraded in one transaction. For Parquet, all rows are first written
+next to the table, and their files are then moved into it. This can be interrupted at any step and
+repeated. Once files may be moved, writers reject the table until the upgrade has finished.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, jvm_of, own
 
 _OLD = LAYOUTS[2]
 
-# Raw batches written by one Spark job.
+# Maximum number of batches that one Spark job rewrites.
 _BATCHES_AT_ONCE = 64
 
 # In the directory of an upgrade: the new table, and the marker that it is complete.
@@ -53,7 +53,7 @@ def upgrade_table(spark: SparkSession, table: Destination) -> bool:
     Raises:
         ConfigurationError: *table* is not a raw table, is a path-only Iceberg table, or is a
             Parquet table with another active writer. (In other formats, the writer is fenced off.)
-        WriteError: The upgrade failed; call it again.
+        WriteError: The upgrade failed; call this function again.
     """
     check_raw_table(table)
     if table.format == "delta":
@@ -77,8 +77,8 @@ def _upgrade_files(spark: SparkSession, table: Destination, path: Path) -> bool:
     """Upgrade a Parquet table.
 
     1. Write every batch next to the table, and flush everything.
-    2. Write the marker: from then on the upgrade can only be completed, and `claim_table` rejects
-       the table until it is.
+    2. Write the marker. From then on, the upgrade can only be completed, and `claim_table` rejects
+       the table until the upgrade is complete.
     3. Record the newest layout in the table's identity. From then on, older versions of sfpubsub
        reject the table.
     4. Move the old directories, one per hour, out of the table, and the new ones, one per day, into

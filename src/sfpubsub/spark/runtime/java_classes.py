@@ -1,9 +1,9 @@
 """Access classes of Spark's JVM by their fully qualified names.
 
-With ``spark._jvm.org.apache…`` py4j asks the JVM about each part of a name, and the JVM searches
-all its jars for a class ``org``, then ``org.apache`` and so on: about 10 ms of CPU time for each
-use of a class. And py4j asks about each static method every time it is used, so the classes here
-remember theirs.
+With ``spark._jvm.org.apache…`` py4j asks the JVM about each part of a name. The JVM searches all
+its jars for a class ``org``, then ``org.apache`` and so on, which takes about 10 ms of CPU time for
+each use of a class. py4j also asks the JVM about a static method every time it is used, so the
+classes here cache their static methods.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 
 class _Class(JavaClass):  # type: ignore[misc]  # py4j has no types
-    """A class that remembers its static methods. Its fields are read each time."""
+    """A Java class that caches its static methods. Its static fields are read each time."""
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
@@ -28,7 +28,7 @@ class _Class(JavaClass):  # type: ignore[misc]  # py4j has no types
 def java_class(spark: SparkSession, name: str) -> Any:
     """Return a class of the session's JVM. A missing class is detected only when it is used.
 
-    Thread-safe, like the classes.
+    This function and the returned class are thread-safe.
 
     Args:
         spark: A classic Spark session.
@@ -38,6 +38,6 @@ def java_class(spark: SparkSession, name: str) -> Any:
     return _class(jvm._gateway_client, name)
 
 
-@lru_cache(maxsize=64)  # more than this package uses, of one JVM
+@lru_cache(maxsize=64)  # more classes than this package uses
 def _class(client: Any, name: str) -> Any:
     return _Class(name, client)

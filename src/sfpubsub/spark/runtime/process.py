@@ -17,7 +17,7 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """Return the running process *pid*; None if there is none, or only a zombie."""
+        """Return the running process *pid*; None if no process or only a zombie has this pid."""
         started = _started(pid)
         return None if started is None else cls(pid, started)
 

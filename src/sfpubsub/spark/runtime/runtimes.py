@@ -99,9 +99,9 @@ _EXTENSIONS = {"delta": "io.delta.sql.DeltaSparkSessionExtension"}
 _SETTINGS = {
     "delta": {"spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog"}
 }
-# How Delta writes its log on a local disk. The default starts ten processes (readlink, chmod) per
-# commit, because Hadoop resolves links with commands; this one starts one. Both commit by a rename,
-# which is safe for only one process at a time; the leases of our tables ensure this.
+# How Delta writes its log on a local disk. The default class starts ten processes (readlink, chmod)
+# per commit, because Hadoop resolves links with commands; `LocalLogStore` starts one process. Both
+# commit by a rename, which is safe only if one process writes at a time, as our leases ensure.
 _LOG_STORES = ("spark.delta.logStore.", "delta.logStore.")
 _LOCAL_LOG_STORE = {"spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore"}
 _CLASSES = {
@@ -218,7 +218,7 @@ def check_file_system(spark: SparkSession, url: str) -> None:
         jars = f"--packages {artifact}:{version}" if artifact else "--packages with its jars"
         raise ConfigurationError(
             f"spark has no file system for {scheme} ({error.java_exception.toString()}): add "
-            f"{jars}, or set spark.jars.packages in a session of your own"
+            f"{jars}, or set spark.jars.packages in your own session"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Start a Spark session for an ingest job: quiet, with a suitable Java, and if local, on loopback.
+"""Start Spark sessions that log little, use a suitable Java and, if local, listen only on loopback.
 
 No Salesforce credentials are passed to Spark, neither in its configuration nor in the JVM's
 environment.
@@ -28,7 +28,7 @@ from sfpubsub.spark.runtime.java_classes import java_class
 from sfpubsub.spark.runtime.process import Process
 from sfpubsub.spark.runtime.runtimes import check_session, session_settings
 
-# One core writes (a batch is one file), the other is for the driver's own work.
+# One core writes, because a batch is one file. The other core is for the driver's own work.
 DEFAULT_MASTER = "local[2]"
 
 # Environment variable of a process started by spark-submit, which has already started the JVM.
@@ -70,7 +70,7 @@ def frame_of_rows(
 def spark_session(
     master: str | None = None,
     *,
-    format: str = "parquet",  # noqa: A002  # Spark's own word
+    format: str = "parquet",  # noqa: A002  # named as in Spark
     app_name: str = "sfpubsub",
     java_options: str = "",
     settings: Mapping[str, str] | None = None,
@@ -79,8 +79,8 @@ def spark_session(
 
     Under spark-submit, the session uses the JVM that spark-submit has started.
 
-    Start the session before using gRPC: starting the JVM forks, which a process with gRPC threads
-    may not survive.
+    Start the session before using gRPC, because starting the JVM forks the process, and a process
+    with gRPC threads may not survive a fork.
 
     Args:
         master: Spark's master URL; ``local[2]`` by default, spark-submit's own under spark-submit.
@@ -239,7 +239,7 @@ def _stop(spark: SparkSession) -> None:
 
 # Settings of our own sessions. Persisted frames get a number of partitions that depends on their
 # size. By default even a few rows would have `spark.sql.shuffle.partitions` (200) partitions, and
-# as many files.
+# the same number of files.
 _OWN = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning": "true",

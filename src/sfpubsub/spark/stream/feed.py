@@ -1,6 +1,6 @@
-"""The input of the streaming source: a subscription, and a marker for the topic's current end.
+"""The input of the streaming source: a subscription, and the detection of a topic's current end.
 
-The client handles retries, sessions, credit and timeouts; an error raised here is final. This
+The client handles retries, sessions, credit and timeouts, so an error raised here is final. This
 module is used only in the source's process, which Spark starts next to the driver. Not thread-safe.
 """
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:  # the client loads grpc, which executors do not need
 # restart of the service, and short compared to the 72 h of retention.
 CONNECTION_TIMEOUT = 300.0
 
-# Replay ids remembered to detect that the first event of the second stream was already read. Enough
-# for the events that arrive during the seconds in which that stream opens.
+# Number of replay ids remembered to detect that the first event of the second stream was already
+# read. Enough for the events that arrive during the seconds that it takes to open that stream.
 _PASSED = 100_000
 
 
 class ReceivedEvent(NamedTuple):
-    """An event and when it was received."""
+    """An event, and the time at which it was received."""
 
     raw: RawEvent
     received_at: float
@@ -58,7 +58,7 @@ class Schemas(SchemaStore):
         return text
 
     def put(self, schema_id: str, schema_json: str) -> None:
-        """Store a schema in memory and, if there is one, in the store that outlives the process."""
+        """Store a schema in memory, and in the store *beyond* if it was given."""
         if self._beyond is not None:
             self._beyond.put(schema_id, schema_json)
         self._schemas[schema_id] = schema_json
@@ -110,11 +110,11 @@ class Feed:
         if os.getppid() != self._parent:
             # The driver was killed, so nobody reads the result. Do not outlive it with a long
             # recovery.
-            raise StreamError("the Spark driver of this source has exited")
+            raise StreamError("the Spark driver of this source has exited: restart the query")
         batch = self._subscription.next_batch(timeout)
         if batch is None:
             health = self._subscription.health()
-            # Time in which events wait for their schema does not count as silence either.
+            # The time during which events wait for their schemas does not count as idle either.
             if not health.can_receive or health.pending_count:
                 self._quiet_since = time.monotonic()
             return []
@@ -185,7 +185,8 @@ class Horizon:
             events: The next events to read.
 
         Returns:
-            The number of events before the first later one; None if all of them may be earlier.
+            The number of events before the first one that was published later; None if no such
+            event was found among them.
 
         Raises:
             SfPubSubError: The second stream has failed.

@@ -86,7 +86,7 @@ class ForeachBatchWriter:
         path: str | os.PathLike[str],
         *,
         topic: str | Iterable[str],
-        format: str = "parquet",  # noqa: A002  # Spark's own word
+        format: str = "parquet",  # noqa: A002  # named as in Spark
         window: float = DEFAULT_WINDOW,
         staging: str | os.PathLike[str] | None = None,
         org_id: str | None = None,
@@ -111,7 +111,8 @@ class ForeachBatchWriter:
         """Write the rows of a batch in one durable transaction.
 
         1. Collect the rows, in order.
-        2. Store gaps durably in their sidecar, because they come before these rows.
+        2. Store gaps durably in their sidecar. They are stored first, because they precede the
+           rows.
         3. Drop duplicates, and write the other rows with the batch's name.
 
         Args:
@@ -170,7 +171,8 @@ def _told(error: Exception, name: str, group: str | None) -> SfPubSubError:
     """Log the complete error, and return a short one for Spark."""
     if _is_interruption(error, group):
         _log.info("batch %s was interrupted", name, exc_info=error)
-        # From these words Spark recognizes the stop that it requested, rather than a failure.
+        # By these words, Spark recognizes a stop that it has requested. Otherwise it would report a
+        # failure of the query.
         return WriteError(
             f"batch {name} was interrupted and will be written by the next run "
             f"(org.apache.spark.SparkException: job group {group} was cancelled)"

@@ -2,7 +2,7 @@
 
 Spark compares offsets as text, so keys are always written in the same order. Replay ids are
 hexadecimal, as in logs and in ``startingOffsets``, so that a position can be copied from a
-checkpoint. They are never ordered; ``seq`` is a counter of our own.
+checkpoint. They are never ordered; events are counted by ``seq`` instead.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Offset:
     """A position between two events of one topic.
 
     The checkpoint contains only the ends of batches. A batch with events ends after its last event.
-    A batch may start at ``latest`` or ``earliest``, which refer to another place when the batch is
-    read again after a crash. So the end of such a batch also contains the replay id of the batch's
-    first event.
+    A batch may start at ``latest`` or ``earliest``, which refer to a different place in the topic
+    when the batch is read again after a crash. So the end of such a batch also contains the replay
+    id of the batch's first event.
     """
 
     topic: str
@@ -42,9 +42,10 @@ class Offset:
     It is set only if the batch started at ``latest`` or ``earliest``.
     """
     keepalive: ReplayId | None = None
-    """Position of a later keepalive, with no events in between; None if none was received.
+    """Position of the last keepalive received after `position` and before any further event.
 
-    It remains valid after a quiet time in which `position` would expire.
+    None if there was no such keepalive. This position remains valid after a quiet time in which
+    `position` would expire.
     """
 
     @property
@@ -109,7 +110,8 @@ class Offsets:
     """The positions of a query, one per topic.
 
     For one topic, the checkpoint contains its `Offset`; for several, a list of offsets sorted by
-    topic. A topic that is removed from the query keeps its offset there, in case it is added again.
+    topic. If a topic is removed from the query, the checkpoint keeps its offset, in case the topic
+    is added again.
     """
 
     by_topic: dict[str, Offset]

@@ -18,8 +18,8 @@ from sfpubsub.errors import ConfigurationError
 from sfpubsub.types import StartPosition, start_position
 
 # Maximum number of events per trigger, and of events received ahead for the next one. With 100,000,
-# Spark's fixed cost per batch (0.1 to 0.2 s) hardly matters. At 300 bytes each, they take 30 MB
-# here and as much in Spark.
+# Spark's fixed cost per batch (0.1 to 0.2 s) hardly matters. At 300 bytes each, they take 30 MB in
+# the source's process and another 30 MB in Spark.
 DEFAULT_MAX_EVENTS = 100_000
 
 # Above this, the driver's default memory of 1 GB is no longer enough for one trigger.
@@ -48,8 +48,7 @@ NAMES = (
     "schemaStore",
 )
 
-# Names of credentials, in lower case and without separators, and of the connection settings that
-# belong to them.
+# Names of credentials and of connection settings, in lower case and without separators.
 _SECRET_NAME = re.compile(
     r"token|secret|passw|credential|session|private|jwt|bearer|authorization|apikey|consumerkey"
 )
@@ -130,7 +129,7 @@ class SourceOptions:
 
 
 def named_options(options: Mapping[str, str], names: tuple[str, ...], what: str) -> dict[str, str]:
-    """Return the options under the names in *names*, matched without regard to case.
+    """Return the options by their names as spelled in *names*. Case is ignored when matching names.
 
     Args:
         options: The options given to Spark.
@@ -146,7 +145,7 @@ def named_options(options: Mapping[str, str], names: tuple[str, ...], what: str)
         refuse_credential(name, value)
         if name.lower() not in known:
             close = get_close_matches(name.lower(), known, n=1)
-            hint = f"did you mean {known[close[0]]}?" if close else f"it has {', '.join(names)}"
+            hint = f"did you mean {known[close[0]]}?" if close else f"use one of {', '.join(names)}"
             raise ConfigurationError(f"the {what} has no option {name!r}: {hint}")
         given[known[name.lower()]] = value
     return given

@@ -73,7 +73,7 @@ class EventPartition(InputPartition):
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Decode the events into record batches with the columns of `SOURCE_SCHEMA`.
 
-        The first batch contains the gaps, one row each, if there are any.
+        If there are gaps, the first record batch contains one row for each gap.
         """
         if self.gaps:
             yield _gap_rows(self.topic, self.gaps)
@@ -143,7 +143,7 @@ def _event_rows(partition: EventPartition, table: pa.Table) -> pa.RecordBatch:
     return found.combine_chunks().to_batches()[0]
 
 
-# As many codecs as the client caches (avro/schema_cache.py). A worker process runs several tasks.
+# The capacity of the client's cache (avro/schema_cache.py). A worker process runs several tasks.
 @lru_cache(maxsize=512)
 def _codec(schema_id: str, schema_json: str | None) -> Codec:
     if schema_json is None:

@@ -4,7 +4,7 @@ Spark keeps one instance alive for a query, in a Python process next to the driv
 this order (observed with PySpark 4.2 and 4.3)::
 
     initialOffset()                twice at the first start; again after a crash in the first batch
-    partitions(start, end)         before all else, if a crash left the last batch unfinished
+    partitions(start, end)         first of all, if a crash left the last batch unfinished
     latestOffset(start, limit)     start is the end of the last finished batch
     partitions(start, end)         possibly more than once
     commit(end)                    late, and never for the last batch: nothing relies on it
@@ -12,7 +12,7 @@ this order (observed with PySpark 4.2 and 4.3)::
 
 `read` runs on executors, in a copy that was never opened. An exception ends the query, so only
 errors from which the client could not recover reach Spark. Each topic has its own stream and offset
-(topic.py); this module only divides the size of a batch, and the time to wait, among the topics.
+(topic.py). This module only divides the size of a batch and the waiting time among the topics.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.__init__(state["options"])  # type: ignore[misc]  # a copy starts like a new one
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's names, here and below
-        """Return where a query without a checkpoint starts."""
+        """Return the offsets, as a JSON object, at which a query without a checkpoint starts."""
         for topic in self._topics:
             topic.is_new = True
         return self._offsets({}).json()
@@ -83,11 +83,11 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_events)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Limit the query to events published before now. It ends after the last one."""
+        """Limit the query to events published before now. The query ends after the last of them."""
         self.stop_at_now(keeps_position=True)
 
     def stop_at_now(self, *, keeps_position: bool) -> None:
-        """Limit the query to events published before now. It ends after the last one.
+        """Limit the query to events published before now. The query ends after the last of them.
 
         Args:
             keeps_position: Whether there is a checkpoint from which the next run continues.
@@ -131,7 +131,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planned(self, begins: Offsets, share: Share) -> Offsets:
         """Plan the next batch of each topic, and return the ends of these batches.
 
-        Once a topic has events, the topics after it are not waited for.
+        Once a topic has events, the following topics contribute only events that are available.
         """
         ends = dict(begins.by_topic)
         began = time.monotonic()
@@ -142,7 +142,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offsets(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return figures of each topic for the query's progress; None if no stream is open."""
+        """Return each topic's figures for the query's progress; None if no stream is open."""
         found = [latest for topic in self._topics if (latest := topic.latest()) is not None]
         if not found:
             return None

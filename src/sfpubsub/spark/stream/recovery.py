@@ -1,4 +1,4 @@
-"""Read a batch again that an earlier process recorded in the checkpoint.
+"""Reread a batch that an earlier process recorded in the checkpoint.
 
 The checkpoint contains only the start and the end of a batch. Its events are read again from the
 start until the replay id of an event EQUALS the end: ids have no order, so no other comparison can
@@ -18,7 +18,7 @@ from sfpubsub.spark.stream.offsets import Offset
 
 
 class Found(NamedTuple):
-    """A batch that was read again."""
+    """A batch that was reread."""
 
     events: list[ReceivedEvent]
     after: list[ReceivedEvent]
@@ -49,10 +49,10 @@ def find(
             EARLIEST.
         horizon: Creates a `Horizon`, which detects when everything published before now has been
             read.
-        patience: Seconds of silence after which no more events are expected.
+        patience: Seconds without an event after which no more events are expected.
 
     Returns:
-        The batch; None if its end was not found, as when its events are no longer retained.
+        The batch; None if its end was not found, for example because it is no longer retained.
     """
     size = end.seq - start.seq
     # The newest events: those of the batch, once its end is found.

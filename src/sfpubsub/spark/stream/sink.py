@@ -2,14 +2,13 @@
 
 Each task publishes its rows over its own stream, with its own session, so that no plan contains
 credentials. It succeeds only after all its events have results, so every row is published at least
-once. If the task is retried, its events have the same ids as before. The ids come from one of
-these:
+once. If the task is retried, its events have the same ids as before. There are two kinds of ids:
 
-- A column (option ``idColumn``). Only these ids also stay the same if a job is started over.
-- The write, the partition, the row's content, and the number of earlier rows with the same content
-  in the partition. So the order of the rows does not matter, and two equal rows are two events. The
-  write is either a query and its batch, which a restart from the checkpoint repeats, or one
-  ``save``.
+- The ids in a column (option ``idColumn``). Only these also stay the same if a job is started over.
+- Ids derived from the write, the partition, the row's content, and the number of earlier rows with
+  the same content in the partition. So the order of the rows does not matter, and two equal rows
+  are two events. The write is identified by the ids of a query and its batch, which stay the same
+  after a restart from the checkpoint, or by a random id for each ``save``.
 
 Like every sink, this relies on Spark passing the same rows to a retried task.
 """
@@ -251,7 +250,9 @@ def _given_id(topic: str, value: dict[str, Any], column: str) -> str:
 def _context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
-        raise ConfigurationError("the sink can only write within Spark tasks")
+        raise ConfigurationError(
+            "the sink can only write within Spark tasks: use DataFrame.write or writeStream"
+        )
     return context
 
 

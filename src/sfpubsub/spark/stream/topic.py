@@ -34,9 +34,9 @@ _log = logging.getLogger("sfpubsub.spark")
 # Seconds between checks that Spark is still alive, while a batch is read again.
 _GLANCE = 0.5
 
-# Seconds after which the position of a quiet topic is renewed: a batch without rows replaces it by
-# that of a keepalive. The service accepts a position for 72 h; renewing it after a third of that
-# time allows a query to be stopped for two days.
+# Seconds after which the position of a quiet topic is renewed: a batch without rows replaces the
+# position with that of a keepalive. The service accepts a position for 72 h. Renewing it after a
+# third of that time allows a query to be stopped for two days.
 _RENEW_AFTER = 24 * 3600.0
 
 # Longest silence of an open stream, in seconds. The service sends a message at least every 270 s,
@@ -99,7 +99,7 @@ class TopicReader:
 
     @property
     def initial(self) -> Offset:
-        """Where a query without a checkpoint starts."""
+        """The offset at which a query without a checkpoint starts."""
         return Offset(self.topic, self._options.start_of(self.topic))
 
     def stop_at_now(self, keeps_position: bool) -> None:
@@ -124,8 +124,8 @@ class TopicReader:
     def plan(self, share: Share, timeout: float) -> Offset:
         """Plan the next batch after `follow`, and return its end.
 
-        Without events, return its start, or that start with the position of a keepalive if the
-        position of a quiet topic has to be renewed.
+        If there are no events, return the start of the batch. If the position of a quiet topic has
+        to be renewed, a keepalive's position is added to the start.
 
         Args:
             share: Share of the batch.
@@ -148,9 +148,9 @@ class TopicReader:
     def latest(self) -> dict[str, Any] | None:
         """Return figures for the query's progress; None before the first batch.
 
-        The service does not report where a topic ends. So the figures are the number of events
-        received so far, whether a keepalive has shown that no more are waiting, and how old the
-        last event was when it arrived, in seconds.
+        The service does not report where a topic ends. So the figures include the number of events
+        received so far (``seq``), whether a keepalive has shown that no more are available
+        (``caught_up``), and the age of the last event when it arrived, in seconds (``delay_s``).
         """
         base, feed = self._base, self._feed
         if base is None or feed is None:
@@ -180,13 +180,13 @@ class TopicReader:
             SfPubSubError: The subscription has failed.
         """
         if last.seq == first.seq and not self._is_planned(first, last):
-            return []  # the position was renewed by a keepalive: there are no events in between
+            return []  # a keepalive renewed the position: there are no events to return
         if not self._is_planned(first, last):
             self._recover(first, last)
         return list(self._partitions(last))
 
     def close(self) -> None:
-        """Forget the streams. Call it after the client was closed, which ends them."""
+        """Discard the streams. Call it after the client was closed, which ends them."""
         self._feed = self._horizon = None
 
     # Finished batches, and where to continue.
@@ -354,7 +354,7 @@ class TopicReader:
     # A batch that an earlier process planned but did not finish.
 
     def _recover(self, start: Offset, end: Offset) -> None:
-        """Read a batch again that an earlier process planned, and make it the planned batch.
+        """Reread a batch that an earlier process planned, and make it the planned batch.
 
         Raises:
             ReplayIdRejectedError: Some of its events are lost, and option failOnDataLoss is true.

@@ -2,7 +2,7 @@
 
 The functions map data frames to data frames, and events are read only when the result is used. They
 run on executors, with a classic session or Spark Connect, on tables of any format. They store
-nothing; records.py maintains stored current tables. Changes are ordered by the header's commit
+nothing (for stored current tables, see current.py). Changes are ordered by the header's commit
 timestamp, commit number and sequence number, then by arrival, and never by replay id. Invariant: if
 an event does not report what changed or when, its record is marked for rereading until a later
 event describes the record completely.
@@ -54,7 +54,8 @@ _ORDER = (*_AGE, "ingest_seq")
 def change_headers(raw: DataFrame) -> DataFrame:
     """Return the headers of change events, one row per event and record.
 
-    It uses plain SQL over ``payload_json``, so executors need neither schemas nor this package.
+    They are read with plain SQL from ``payload_json``, so executors need neither schemas nor this
+    package.
     Rows of other events and rows without JSON are omitted.
 
     Args:
@@ -100,7 +101,7 @@ def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
     """Return the latest state of every record in the change events, one row per record.
 
     Args:
-        raw: A raw table, or those of its rows to consider.
+        raw: A raw table, or some of its rows. Other rows are not taken into account.
         schemas: See `field_changes`.
 
     Returns:
@@ -109,15 +110,15 @@ def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
         - ``state``: the known fields as the text of a JSON object, in the form of ``payload_json``,
           merged over all changes since the last CREATE or UNDELETE; null for a deleted record.
         - ``is_deleted``: whether the record is deleted.
-        - ``is_complete``: whether ``state`` has every field that is not null. If not, the record is
-          deleted; or it is older than the table, so that ``state`` contains only later changes; or
-          ``reread`` is true.
+        - ``is_complete``: whether ``state`` has every field that is not null. It is false if the
+          record is deleted, if ``reread`` is true, or if the record is older than the table, so
+          that ``state`` contains only later changes.
         - ``reread``: whether ``state`` may be out of date. In that case, read the record from the
           org.
-        - ``reread_reason``: the change type of an event that did not report what changed; or
-          ``DIFF`` for a text that was sent only as a diff, and is missing in ``state``; or ``LATE``
-          for an event that arrived after a newer one, so that only commit timestamps determine
-          their order. Null if ``reread`` is false.
+        - ``reread_reason``: null if ``reread`` is false. Otherwise it is the change type of an
+          event that did not report what changed, ``DIFF`` if a text was sent only as a diff and is
+          missing in ``state``, or ``LATE`` if an event arrived after a newer one, so that only
+          commit timestamps determine their order.
         - ``reread_since``: when that event's change was committed.
         - ``change_type``, ``commit_number``, ``sequence_number``, ``commit_timestamp`` and
           ``ingest_seq`` of the newest event.

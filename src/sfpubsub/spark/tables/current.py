@@ -1,10 +1,11 @@
 """Maintain the current tables, the history tables and the reread queue, step by step.
 
 The changes of a step are applied to the rows of their records (records.py, folding.py), and the
-result is merged. The order of commits makes a step repeatable after a crash: the queue comes first,
-so that no row is ever marked without an entry in the queue; then each object's history table; and
-last its current table, because the others are computed from its previous contents. Invariant: a
-table with the number of a step contains exactly the results of all steps up to that number.
+result is merged. The order of commits makes a step repeatable after a crash. The queue is written
+first, so that no row is ever marked without an entry in the queue. An object's history table is
+written before its current table, because every result is computed from the previous contents of the
+current table. Invariant: a table with the number of a step contains exactly the results of all
+steps up to that number.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _EVENT = "ChangeEvent"
 def entity_of(event_type: str) -> str | None:
     """Return the object of a change event type: ``Account`` for ``AccountChangeEvent``.
 
-    It is None for other events.
+    Return None for other event types.
     """
     if not event_type.endswith(_EVENT):
         return None
@@ -215,7 +216,7 @@ class _Object:
     def fold(self) -> DataFrame:
         """Apply the changes to the current rows, and return the result as a cached frame.
 
-        The caller has to unpersist it after merging it.
+        The caller has to unpersist the frame after merging it.
         """
         with_versions = self._history is not None
         folding = Folding(self._fields, self._types, self.about_all, with_versions)
@@ -265,7 +266,7 @@ class _Object:
         )
 
     def _marked(self) -> DataFrame:
-        """Return the rows of all other records that the step marks for rereading.
+        """Return the rows of records without changes that the step marks for rereading.
 
         Only the mark of these rows changes.
         """
@@ -304,10 +305,12 @@ def _nulls(names: Iterable[str]) -> list[str]:
 
 
 def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
-    """Return, for each object, the cues that concern all its records. Runs one Spark job.
+    """Return, for each object, the reasons to reread all its records, or all with an id prefix.
+
+    This runs one Spark job.
 
     Args:
-        rows: Typed rows of each object; None to skip one.
+        rows: Typed rows of each object; None for an object to skip, whose list stays empty.
     """
     found: list[list[ObjectCue]] = [[] for _ in rows]
     ids = f.col("record_ids")
@@ -329,9 +332,9 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
 
 
 def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
-    """Return a cue for each change event of a step that could not be decoded, by event type.
+    """Return a reason to reread for each change event of a step that could not be decoded.
 
-    Such an event may concern any record of its object.
+    The reasons are grouped by event type. Such an event may concern any record of its object.
     """
     table = target.table(UNDECODABLE_NAME)
     if step.plan.kind != "rows" or table.step() != step.plan.number:

@@ -1,6 +1,6 @@
 """Derived tables in Delta format: at a path or URL, or in a catalog.
 
-Each commit stores its step as the ``txnVersion`` of this package's application id; Delta skips a
+Each commit stores its step as the ``txnVersion`` of this package's application id. Delta skips a
 commit if the table already has the same or a higher number. Rows arrive as complete Parquet files,
 which are added to the table's files and committed through Delta's own transaction, because a Spark
 write would need a separate job for each of forty small tables. Spark executes merges and deletes.
@@ -43,12 +43,12 @@ _FACTS = "sfpubsub.facts"
 APPLICATION_SETTING = "spark.databricks.delta.write.txnAppId"
 NUMBER_SETTING = "spark.databricks.delta.write.txnVersion"
 
-# Columns, mostly of times, for which file minimum and maximum are stored, so that readers can skip
-# files. Delta's own writer stores them for the first 32 columns, which include replay ids.
+# Columns, mostly of times, whose minimum and maximum in each file are stored, so that readers can
+# skip files. Delta's own writer stores them for the first 32 columns, which include replay ids.
 _BOUNDED = ("event_time", "received_at", "ingest_seq", "commit_timestamp", "batch", "_piece")
 
 # Commits between checkpoints of the log, each of which costs six Spark jobs. Delta's default of 10
-# is too frequent for tables with a small commit every few seconds; a new reader reads at most this
+# is too frequent for tables with a small commit every few seconds. A new reader reads at most this
 # many small log files.
 _CHECKPOINT_COMMITS = 50
 
@@ -57,23 +57,23 @@ _TABLE = "io.delta.tables.DeltaTable"
 _PATH = "org.apache.hadoop.fs.Path"
 _CONVERTERS = "scala.jdk.javaapi.CollectionConverters"
 
-# Column mapping is off: a file's columns have the table's column names.
+# Modes in which column mapping is off, so that a file's columns have the table's column names.
 _UNMAPPED = ("none", "NoMapping")
 
 
 @dataclass(frozen=True)
 class _Version:
-    """What the table has in one of its versions."""
+    """The step and the column mapping of one version of a table."""
 
     number: int
     step: int
-    """Step of this package's newest commit."""
+    """Number of the step that made this package's newest commit."""
     mapping: str
     """Mode of column mapping."""
 
 
 class DeltaTarget(LoggedTarget):
-    """A place with Delta tables. See `Target`."""
+    """A target for tables in Delta format. See `Target`."""
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
         check_session(spark, "delta")
@@ -153,7 +153,7 @@ class DeltaTargetTable(LoggedTargetTable):
     ) -> None:
         """See `TargetTable`."""
         there = self.exists()
-        # Under the lock of the settings, because these commits would otherwise use the number that
+        # Hold the lock of the settings, because these commits would otherwise use the number that
         # another thread may have set for its table.
         with self._errors("cannot be created"), self._target.settings({}):
             if not there:
@@ -256,7 +256,7 @@ class DeltaTargetTable(LoggedTargetTable):
             writer.save(self._address)
 
     def _lacks(self, columns: pa.Schema) -> bool:
-        """Return whether the table lacks some of the columns, or parts of them."""
+        """Return whether the table lacks some of the columns, or fields within structs."""
         there = json.loads(self._snapshot().schema().json())
         return _lacking(there, json.loads(spark_schema(columns).json()))
 
@@ -297,8 +297,9 @@ class DeltaTargetTable(LoggedTargetTable):
         return parsed
 
     def _version(self, number: int, snapshot: Callable[[], Any]) -> _Version:
-        """Return what the table has in a version, which is read from the log only if another
-        writer, or a merge, has made the version.
+        """Return the step and the column mapping of the table's version *number*.
+
+        They are read from *snapshot* only if this object does not know the version already.
         """
         if self._known is None or self._known.number != number:
             there = snapshot()
@@ -384,8 +385,8 @@ def _lacking(there: Any, wanted: Any) -> bool:
 def _statistics(content: bytes) -> dict[str, Any]:
     """Return a Parquet file's statistics for Delta's log: row count, bounds of `_BOUNDED`, nulls.
 
-    A reader that looks for a value also asks whether the column contains one. Without the number of
-    nulls it would read every file, whatever the bounds.
+    A reader that looks for a value also checks whether a file has values other than null. Without
+    the number of nulls, it would read every file, regardless of the bounds.
     """
     metadata = pq.read_metadata(io.BytesIO(content))
     least: dict[str, Any] = {}
@@ -397,7 +398,7 @@ def _statistics(content: bytes) -> dict[str, Any]:
         for index in range(group.num_columns):
             column = group.column(index)
             name, found = column.path_in_schema, column.statistics
-            if "." in name:  # a part of a struct, or of a list, whose nulls are counted otherwise
+            if "." in name:  # a part of a struct or list, whose nulls are counted differently
                 continue
             if found is None or not found.has_null_count:
                 unknown.add(name)

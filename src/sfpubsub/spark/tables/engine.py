@@ -182,8 +182,8 @@ class EventTables:
         A step that failed, or that an earlier process left unfinished, is completed first.
 
         Returns:
-            The report of the next step, or None if there is nothing to do now. The completed step
-            is not reported.
+            The report of the next step, or None if there is nothing to do now. A step that was only
+            completed is not reported.
 
         Raises:
             WriteError: The step failed. The next call, or the next process, completes it.
@@ -377,7 +377,8 @@ class EventTables:
 
         1. Add missing columns to every type.
         2. Decode, and check that every row is accounted for.
-        3. Write the undecodable rows first: once all types are written, nothing is missing.
+        3. Write the undecodable rows. They come first, so that a step whose types are all written
+           is complete.
         4. Write the types.
         """
         if plan.rows == 0:  # no rows of the requested objects

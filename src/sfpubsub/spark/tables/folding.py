@@ -1,8 +1,8 @@
 """Apply `Fold` to the changes of many records, as Arrow data on an executor.
 
-This module does not need Spark. The rows of a record are adjacent: first its row of the current
-table, if any, then its changes in order of arrival. Invariant: the result depends only on these
-rows and on the cues about all records, not on how the rows are split into batches.
+This module does not need Spark. The rows of a record are adjacent: its row of the current table, if
+it has one, and then its changes in order of arrival. Invariant: the result depends only on these
+rows and on the cues that concern all records, not on how the rows are split into batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from sfpubsub.avro.arrow_types import TIME
 from sfpubsub.spark.tables.records import Change, Cue, Fields, Fold, ObjectCue, Reason, Record
 
-# Columns of a current table besides the record's fields.
+# Columns of a current table in addition to the record's fields.
 FLAGS = pa.schema(
     [
         ("_is_deleted", pa.bool_()),
@@ -34,7 +34,7 @@ FLAGS = pa.schema(
 # Additional columns of a history table.
 VALIDITY = pa.schema([("valid_from", TIME), ("valid_to", TIME)])
 
-# Input columns of `fold_rows` besides the record's id, its fields and `FLAGS`.
+# Input columns of `fold_rows` in addition to the record's id, its fields and `FLAGS`.
 CHANGES = pa.schema(
     [
         ("_is_change", pa.bool_()),  # otherwise it is a row of the current table
@@ -54,7 +54,7 @@ _BATCH_ROWS = 1000
 
 @dataclass(frozen=True)
 class Folding:
-    """Parameters for folding the rows of one object. Sent to executors."""
+    """Parameters for applying the changes of one object's records. Sent to executors."""
 
     fields: Fields
     types: pa.Schema
@@ -76,7 +76,7 @@ class Folding:
 
 
 def fold_rows(rows: Iterable[pa.RecordBatch], folding: Folding) -> Iterator[pa.RecordBatch]:
-    """Fold the changes of each record over its row.
+    """Apply the changes of each record to its row.
 
     Args:
         rows: Batches of `Folding.input`, sorted by record, `_is_change` and `_ingest_seq`.

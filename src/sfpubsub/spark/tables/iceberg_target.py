@@ -1,9 +1,9 @@
 """Derived tables in Iceberg format: at a path or URL, or in a catalog.
 
-Iceberg's appends never conflict, so a change is made in two steps, as in a raw table: a snapshot is
-*staged* outside all branches, and then *published* by swapping the table's metadata, if the table
-still has a lower step. The step is a property of both the snapshot and the table, because
-compaction adds newer snapshots, after which ours may expire.
+Iceberg's appends never conflict, so a change is made in two stages, as in a raw table. First a
+snapshot is *staged* outside all branches. Then it is *published* by swapping the table's metadata,
+if the table still has a lower step. The step is a property of both the snapshot and the table,
+because compaction adds newer snapshots, after which ours may expire.
 
 Rows arrive as complete Parquet files. They are stored with the table's files through its `FileIO`,
 and appended with the metrics that Iceberg reads from them. Their columns are found by name
@@ -54,7 +54,7 @@ _MERGED = {f"write.{change}.mode": "merge-on-read" for change in ("delete", "upd
 
 
 class IcebergTarget(LoggedTarget):
-    """A place with Iceberg tables. See `Target`."""
+    """A target for tables in Iceberg format. See `Target`."""
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
         check_session(spark, "iceberg")
@@ -104,7 +104,7 @@ class IcebergTargetTable(LoggedTargetTable):
     ) -> None:
         """See `TargetTable`."""
         there = self.exists()
-        # Under the lock of the settings, because these commits would otherwise use the number that
+        # Hold the lock of the settings, because these commits would otherwise use the number that
         # another thread may have set for its table.
         with self._errors("cannot be created"), self._target.settings({}):
             java = self._java_session.parseDataType(spark_schema(columns).json())
@@ -226,7 +226,7 @@ class IcebergTargetTable(LoggedTargetTable):
     def _publish(self, staged: int, step: int, operations: Any) -> bool:
         """Publish the snapshot *staged*; return False if the table has changed in the meantime.
 
-        The snapshot is then on no branch, and the change has to be staged again.
+        In that case, the snapshot stays on no branch, and the change has to be staged again.
         """
         return published(
             self._spark,
@@ -336,9 +336,9 @@ def _catalog_of(place: Place) -> dict[str, str]:
 
 
 def _step_of(metadata: Any) -> int:
-    """Return the newest step: that of a snapshot on the main branch, or of the table's property.
+    """Return the step of the newest snapshot on the main branch that has one.
 
-    The property counts only if no snapshot has a step. Without both, the step is 0.
+    If no snapshot has a step, return the step in the table's property, or 0 without that property.
     """
     for snapshot in ancestors(metadata):
         found = snapshot.summary().get(_STEP)

@@ -136,7 +136,7 @@ def event_names(objects: Sequence[str]) -> frozenset[str]:
 
 
 def schemas_of(spark: SparkSession, source: Destination) -> SchemaStore:
-    """Return the schema store of a raw table.
+    """Return the store with the Avro schemas of a raw table's events.
 
     Raises:
         ConfigurationError: Spark cannot use the raw table's file system.

@@ -30,7 +30,8 @@ from sfpubsub.spark.runtime.session import (
 )
 from sfpubsub.spark.tables.target import Place, Target, TargetTable
 
-# Prevent Spark from storing the bounds in Parquet files that `target.parquet_of` omits.
+# Settings for the Parquet files that Spark writes: times as in those of `target.parquet_of`, and no
+# bounds for the columns whose bounds that function omits.
 _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "parquet.column.statistics.enabled#replay_id": "false",
@@ -39,7 +40,7 @@ _SETTINGS = {
 
 
 class LoggedTarget(Target):
-    """A place with tables of a table format. See `Target`.
+    """A target for tables in a table format. See `Target`.
 
     Args:
         spark: Any classic session of the JVM.
@@ -88,9 +89,7 @@ class LoggedTarget(Target):
             raise WriteError(f"{self.place} cannot be listed: {first_line(error)}") from error
 
     def finish(self, step: int) -> None:
-        """See `Target`. Does nothing except on a local path: elsewhere, each transaction is
-        durable.
-        """
+        """See `Target`. Flush local files; on other file systems, each transaction is durable."""
         if self.place.local is not None:
             # Spark does not flush, and only the format knows which files are new.
             os.sync()
@@ -165,8 +164,8 @@ class LoggedTargetTable(TargetTable):
         found = self.step()
         if found != step:
             raise WriteError(
-                f"{self._address} is at step {found}, but this process expected step {step}: "
-                f"another process writes to it, stop that process"
+                f"{self._address} is at step {found}, but this process expected step {step}, so "
+                f"another process is writing to it: stop that process"
             )
 
     def _java(self, name: str) -> Any:

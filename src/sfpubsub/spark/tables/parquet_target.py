@@ -125,7 +125,7 @@ class ParquetTarget(Target):
             self._lease.release()
 
     def _check_ours(self) -> None:
-        # An interrupted first start leaves at most a lease and a draft.
+        # An interrupted first start leaves at most a lease and a temporary identity file.
         own = (LEASE_NAME, IDENTITY_FILE)
         if (self.path / IDENTITY_FILE).exists():
             return

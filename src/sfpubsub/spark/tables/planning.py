@@ -91,7 +91,7 @@ class Planner:
         return rows
 
     def next(self, newest: StepPlan | None) -> StepPlan | None:
-        """Return the next step, or None if there is nothing to do now.
+        """Return the plan of the next step, or None if there is nothing to do now.
 
         Raises:
             WriteError: The raw table cannot be read.
@@ -117,7 +117,7 @@ class Planner:
         return step or self._rows(base, self._raw.after(newest.last, version))
 
     def beside(self, newest: StepPlan | None, note: dict[str, Any]) -> StepPlan:
-        """Return a step without raw rows, after which planning continues as after *newest*."""
+        """Return the plan of a step without raw rows. It does not change which batches are next."""
         base = newest or StepPlan(0, "beside", version=self._raw.version())
         return StepPlan(
             base.number + 1,
@@ -129,7 +129,7 @@ class Planner:
         )
 
     def rebuild(self, newest: StepPlan | None) -> StepPlan:
-        """Return a step that empties all tables. The next ones start with the first raw batch."""
+        """Return the plan of a step that empties all tables, to start over from the first batch."""
         self._missing = None
         number = 1 if newest is None else newest.number + 1
         return StepPlan(number, "rebuild", version=self._raw.version(), types=self._typed())
@@ -153,9 +153,10 @@ class Planner:
         )
 
     def _forget(self, base: StepPlan) -> StepPlan | None:
-        """Return a step that removes rows from `_undecodable` whose schemas are now available.
+        """Return the plan of a step that removes rows from `_undecodable`.
 
-        It is None if there are no such rows.
+        They are the rows whose missing schemas are now available. Return None if there are no such
+        rows.
         """
         if not self._target.can_merge:
             return None
@@ -178,9 +179,9 @@ class Planner:
         )
 
     def _again(self, forgotten: StepPlan) -> StepPlan | None:
-        """Return the step that re-decodes the rows that *forgotten* removed, and adds them.
+        """Return the plan of the step that re-decodes and adds the rows that *forgotten* removed.
 
-        It is None if the raw table no longer has these rows.
+        Return None if the raw table no longer has these rows.
         """
         step = replace(forgotten, kind="again")
         counts = self._counts(self.rows(step, forgotten.version))
@@ -245,7 +246,7 @@ class Planner:
         ]
 
     def _cut(self, batches: Sequence[RawBatch], counts: Sequence[_Count]) -> list[RawBatch]:
-        """Return the first batches, as many as fit into a step and do not wait for schemas."""
+        """Return the leading batches that fit into a step and do not have to wait for schemas."""
         waiting = {
             count.batch
             for count in counts

@@ -1,9 +1,9 @@
 """The queue of records to reread from the org: the table `_reread`.
 
 The queue has one row per reason. Rows are never changed: a reader of records works through the
-queue and stores its own progress. Only a rebuild and a mirror remove rows. The table's existence
-shows that a target has current tables, and its facts whether there are history tables. This module
-makes no decisions about records.
+queue and stores its own progress. Only a rebuild and a mirror remove rows. The table exists if the
+target has current tables, and its facts record whether there are history tables. This module makes
+no decisions about records.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Queue:
         return self._table.facts().get(_HISTORY) == "true"
 
     def step(self) -> int:
-        """Return the step of the queue's table: the newest step that added or removed cues."""
+        """Return the newest step that added rows to the queue or removed rows from it."""
         return self._table.step()
 
     def make(self, *, with_history: bool) -> None:
@@ -72,11 +72,11 @@ class Queue:
         self._table.make(QUEUE, _facts(with_history=with_history, epochs=[]))
 
     def clear(self, step: int) -> None:
-        """Remove all rows from the queue, as the change of *step*."""
+        """Remove all rows from the queue, with *step* as the number of the change."""
         self._table.delete("true", step)
 
     def add(self, cues: Sequence[dict[str, Any]], step: int) -> None:
-        """Add the cues of a step, unless the queue already has the step."""
+        """Add the rows of a step, unless the queue already has the step."""
         # Without cues, no commit is needed. A repeated step, which skips finished objects, produces
         # no cues for them.
         if cues:
@@ -110,9 +110,9 @@ def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[i
     """Return the restarts of the commit numbers that *known* does not contain, oldest first.
 
     A restart is recorded as the commit timestamp of the earliest commit that showed it, in
-    milliseconds since 1970 UTC. Every record shows it with its own first commit afterwards, however
-    late that is. So a pair of *moves* is a new restart only if no recorded one lies between its
-    timestamps.
+    milliseconds since 1970 UTC. Each record shows the same restart with its own first commit
+    afterwards, which may be much later. So a pair in *moves* is a new restart only if no recorded
+    restart is between its timestamps.
 
     Args:
         known: The recorded restarts.
@@ -131,7 +131,7 @@ def _facts(*, with_history: bool, epochs: Sequence[int]) -> dict[str, str]:
 
 
 def object_row(entity: str, about: ObjectCue, step: int) -> dict[str, Any]:
-    """Return the queue row for a cue about all records of an object, or all with an id prefix."""
+    """Return the queue row for a reason to reread all of an object's records with an id prefix."""
     return {
         "entity_name": entity,
         "record_id": f"{about.prefix}*" if about.prefix else None,

@@ -47,7 +47,7 @@ class Reason(enum.StrEnum):
     DIFF = "diff"
     """Only the diff of a text was sent, and the old text is unknown."""
     MISSING_BASE = "missing_base"
-    """A record was updated whose other fields are unknown."""
+    """The record was updated, but its other fields are unknown."""
     LATE = "late"
     """A change arrived after a newer one."""
     RESTORED = "restored"
@@ -145,7 +145,7 @@ def _with_part(old: Any, new: Any, path: tuple[str, ...]) -> Any:
 def none_if_empty(value: Any) -> Any:
     """Return *value*, or None for a compound value whose parts are all null.
 
-    Events use both forms.
+    Events represent an empty compound value in both ways.
     """
     if isinstance(value, dict) and all(none_if_empty(part) is None for part in value.values()):
         return None
@@ -184,12 +184,12 @@ class Record:
     """
     is_deleted: bool
     is_complete: bool
-    """Whether every field that events report has been known, from an event or a read of the record.
-    With a `reread_reason`, the values may be outdated nevertheless.
+    """Whether an event or a read of the record has supplied every field that events report. If
+    `reread_reason` is set, the values may still be outdated.
     """
     reread_reason: Reason | None
-    """Why the record must be reread from the org: the first reason since all its fields were known;
-    None if no reread is needed.
+    """Why the record must be reread from the org: the first reason since an event or a read last
+    described the whole record. None if no reread is needed.
     """
     commit_timestamp: datetime | None
     """Taken from the newest applied event, like the following fields."""
@@ -206,7 +206,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """A reason to reread something from the org: a row of the queue."""
+    """A reason to reread one or more records from the org; stored as a row of the queue."""
 
     reason: Reason
     change_type: str | None
@@ -226,7 +226,7 @@ class ObjectCue:
 
     @classmethod
     def of(cls, record_id: str | None, change: Cue) -> ObjectCue | None:
-        """Return the cue if an event concerns all records with a prefix; None if only *record_id*.
+        """Return the cue for an event about many records; None if it concerns only *record_id*.
 
         Args:
             record_id: One of the event's record ids; None if the event has no ids.

@@ -1,10 +1,10 @@
 """The engine's steps, whose plans are recorded before they are executed.
 
-Steps are numbered consecutively. A step's plan is durable before any table is written, and contains
-everything that the outcome depends on; then the tables are changed one by one, each with the step's
+Steps are numbered consecutively. A step's plan contains everything that the outcome depends on, and
+is durable before any table is written. Then the tables are changed one by one, each with the step's
 number. After a crash, a step is repeated from its plan: tables that have the number are skipped,
-and the others receive exactly the same changes. A step is complete when all tables have it; only
-then is the next one planned.
+and the others receive exactly the same changes. The next step is planned only when all tables have
+the changes of the current one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _COLUMNS = pa.schema(
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Everything that the outcome of a step depends on, besides the rows of the raw table."""
+    """Everything that the outcome of a step depends on, except for the rows of the raw table."""
 
     number: int
     kind: Kind
@@ -98,7 +98,7 @@ class StepPlan:
         try:
             found: dict[str, Any] = json.loads(text)
             if (layout := found.pop("v")) != _LAYOUT:
-                found["layout"] = layout  # which no plan contains
+                found["layout"] = layout  # an unknown name, so that `cls` raises TypeError
             for name in ("batches", "pending"):
                 found[name] = tuple(RawBatch(**batch) for batch in found[name])
             found["last"] = RawBatch(**found["last"]) if found["last"] else None
@@ -270,5 +270,5 @@ class StepFile(StepLog):
 
 
 def steps_of(target: Target) -> StepLog:
-    """Return the step log of a target."""
+    """Return the step log of a target: a file for Parquet, and a table for other formats."""
     return StepFile(target) if isinstance(target, ParquetTarget) else StepTable(target)

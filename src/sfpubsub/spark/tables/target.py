@@ -86,8 +86,8 @@ class TargetTable(ABC):
 
     Each change has the number of a step and is made at most once: if the table already has the same
     or a higher number, nothing happens. A change is visible to readers when the method returns,
-    except for Parquet targets, which publish a complete step in `Target.finish`. It is durable
-    after `Target.finish`.
+    except for Parquet targets, which publish a complete step in `Target.finish`. For all formats, a
+    change is durable after `Target.finish`.
     """
 
     def __init__(self, name: str) -> None:
@@ -107,7 +107,7 @@ class TargetTable(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, str]:
-        """Return the facts stored by `make`; empty if there is no table."""
+        """Return the metadata (*facts*) that `make` stored; empty if there is no table."""
 
     @abstractmethod
     def columns(self) -> list[str]:
@@ -208,7 +208,7 @@ class TargetTable(ABC):
 
 
 class Target(ABC):
-    """A place with tables, which only one process at a time may change. A context manager.
+    """A location with tables, which only one process at a time may change. A context manager.
 
     Different tables may be changed by different threads. Use `sfpubsub.spark.tables.open_target`.
     """
@@ -227,7 +227,7 @@ class Target(ABC):
     def can_merge(self) -> bool:
         """Whether the tables support `TargetTable.merge`, `TargetTable.insert` and any delete.
 
-        Without it, `TargetTable.delete` can only remove all rows of a table.
+        If False, `TargetTable.delete` can only remove all rows of a table.
         """
 
     @abstractmethod
@@ -257,7 +257,7 @@ class Target(ABC):
         """Check that the target supports tables with merges.
 
         Args:
-            what: What needs merges, for the message, such as ``current tables``.
+            what: The tables that need merges, for the message, such as ``current tables``.
 
         Raises:
             ConfigurationError: The target's format is Parquet.
