@@ -110,7 +110,7 @@ class _Demo:
                 job.wait()
             _say(f"publishing {self._events - half} more events while no job is running")
             self._publish(self._events - half)
-            _say("second run: the same command again")
+            _say("second run: start the same command again")
             with self._ingest("--once", "--idle-timeout", str(IDLE)) as job:
                 if job.wait(PATIENCE) != 0:
                     raise SfPubSubError(

@@ -102,8 +102,8 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 @click.option(
     "--once",
     is_flag=True,
-    help="Stop when there is nothing left to read, according to the service or after "
-    "--idle-timeout.",
+    help="Stop when the service reports that all events have been read, or after --idle-timeout "
+    "without an event.",
 )
 @click.option(
     "--batch-events",

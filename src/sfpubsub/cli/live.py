@@ -70,7 +70,7 @@ class LiveLine:
             click.echo(text, err=True)
 
     def say(self, text: str) -> None:
-        """Print a message on a line of its own."""
+        """Print a message on a separate line, above the status line."""
         with self._lock:
             if self._is_shown:
                 click.echo(_CLEAR, err=True, nl=False)

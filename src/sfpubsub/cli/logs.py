@@ -1,4 +1,4 @@
-"""Log to stderr as text or JSON lines, limiting repetitions."""
+"""Log to stderr as text or JSON lines, and suppress repeated messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sfpubsub.errors import SfPubSubError
 LogFormat = Literal["text", "json"]
 
 # Maximum number of lines of one kind, and the seconds for which it applies. Further lines are only
-# counted, so that a repeated failure does not bury one that occurs once.
+# counted, so that a repeated failure does not hide a failure that occurs once.
 LINES = 5
 WITHIN = 60.0
 
@@ -67,8 +67,9 @@ class _ToStderr(logging.Handler):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats records as JSON objects with time, level, logger and message, plus RPC id and
-    traceback if there are any.
+    """Formats log records as JSON objects with the keys time, level, logger and message.
+
+    The keys rpc_id and traceback are added if the record has these values.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -89,10 +90,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class Limit:
-    """Limits warnings and errors to `LINES` of a kind within `WITHIN` seconds.
+    """Suppresses repeated warnings and errors: at most `LINES` of a kind pass per `WITHIN` seconds.
 
-    Messages that differ only in numbers and RPC ids are of the same kind. The first message of the
-    kind after that time includes the number of suppressed messages.
+    Messages that differ only in numbers and RPC ids are of the same kind. The first message of a
+    kind after a period of `WITHIN` seconds includes the number of suppressed messages.
 
     Not thread-safe; the handler's lock serialises calls.
     """

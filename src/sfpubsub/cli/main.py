@@ -109,7 +109,7 @@ def run(args: list[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        args: Arguments to use instead of the process's own.
+        args: Command-line arguments; None to use those of the process.
 
     Returns:
         The exit code.

@@ -271,7 +271,7 @@ def _forgets(record: ManagedEventSubscription) -> str:
         else "with the oldest retained event, so that up to 72 hours of events are redelivered"
     )
     return (
-        f"the committed position of {_what(record)} will be deleted; after a restart, the "
+        f"this deletes the committed position of {_what(record)}: after a restart, the "
         f"subscription begins "
         f"{begins}"
     )

@@ -49,7 +49,7 @@ class Duration(click.types.StringParamType):
 
 @click.group("mirror")
 def mirror() -> None:
-    """Keep complete, live tables of an org's objects."""
+    """Keep complete, up-to-date tables of an org's objects."""
 
 
 @mirror.command("run")
