@@ -79,5 +79,5 @@ def _private_key(pem: bytes) -> tuple[RSAPrivateKey | None, str]:
             return None, "contains a public key or certificate: name the file with the private key"
         return None, "does not contain an RSA private key in PEM form: name the file that does"
     if not isinstance(key, RSAPrivateKey):
-        return None, "contains a private key that is not RSA: the JWT flow signs with RS256"
+        return None, "contains a private key that is not RSA: use an RSA key, as RS256 requires"
     return key, ""

@@ -240,7 +240,7 @@ class HttpClient:
         logger.debug("%s %s answered %d", method, target, answer.status)
         if answer.status == 429 or answer.status >= 500:
             raise StreamUnavailableError(
-                f"{host} answered {answer.status}: it is down or overloaded, try again later",
+                f"{host} answered {answer.status}, so it is down or overloaded: try again later",
                 retry_after=retry_after(answer.headers.get("retry-after", "")),
             )
         return answer
@@ -292,7 +292,7 @@ class HttpClient:
                 process redirects even if told not to follow them, replace our token with a password
                 from a .netrc file, and send cookies from other responses.
             method: HTTP method.
-            url: Must have been checked by the caller: secrets are sent to it.
+            url: The URL, which the caller must have checked, because secrets are sent to it.
             headers: All request headers.
             timeout: Limit for each read and, up to `CONNECT_TIMEOUT`, for connecting; in seconds.
             max_bytes: Largest response accepted, in bytes.

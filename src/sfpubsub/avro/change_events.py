@@ -35,8 +35,8 @@ class FieldState(enum.Enum):
     UNCHANGED = "unchanged"
     """The field was not changed."""
     UNKNOWN = "unknown"
-    """The event does not contain the state, because it is a gap event, or because its change type
-    is not supported.
+    """The event does not say what happened to the field, because it is a gap event, or because its
+    change type is not supported.
     """
 
 
@@ -84,10 +84,10 @@ class FieldChange:
 
 
 class ChangeEvent:
-    """A view of a decoded change event, based on its header. It neither modifies nor copies the
-    event, and does no I/O.
+    """A view of a decoded change event, based on its header.
 
-    Field lists are expanded on demand, so an unused view costs nothing. Thread-safe.
+    It neither modifies nor copies the event, and does no I/O. Field lists are expanded on demand,
+    so an unused view costs nothing. Thread-safe.
 
     Args:
         schema: The `ChangeSchema` of the event's own schema.
@@ -128,7 +128,7 @@ class ChangeEvent:
 
     @property
     def is_overflow(self) -> bool:
-        """Whether a transaction had so many changes that the service omitted the rest."""
+        """Whether the service omitted changes because their transaction contained too many."""
         return self.change_type == "GAP_OVERFLOW"
 
     @property

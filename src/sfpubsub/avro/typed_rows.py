@@ -28,7 +28,7 @@ _WITHOUT_SCHEMA = "the event is JSON and has no schema: read payload_json of the
 
 @dataclass(frozen=True)
 class Plan:
-    """How to decode the rows of one event type. Plans are sent to executors."""
+    """The schemas and columns for decoding the rows of one event type. Sent to Spark executors."""
 
     schemas: Mapping[str, str]
     """Avro schemas as JSON text, by id: all available schemas that the rows refer to."""
@@ -126,7 +126,10 @@ class _Version:
         return _Version(schema_id, schema_json, columns)
 
     def decode(self, payloads: Sequence[bytes]) -> tuple[list[pa.Array], Rejects]:
-        """Return the table's columns for all decodable payloads, and the errors of the others."""
+        """Return the table's columns for all decodable payloads, and the other payloads' errors.
+
+        The errors are by index in *payloads*.
+        """
         value, rejected = self._values.decode(payloads)
         numbers = [n for n in range(len(payloads)) if n not in rejected]
         found: dict[str, pa.Array] = {}
@@ -155,7 +158,7 @@ class _Version:
 def _expanded(
     lists: pa.ListArray, expand: Callable[[Sequence[str]], tuple[str, ...]], bad: Rejects
 ) -> pa.Array:
-    """Expand lists of bitmaps to lists of field names; add the errors of invalid ones to *bad*."""
+    """Expand lists of bitmaps to lists of field names. Add errors of invalid lists to *bad*."""
     rows: list[int | None] = []
     known: dict[tuple[str, ...], int] = {}
     names: list[tuple[str, ...]] = []

@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
     @property
     def first(self) -> tuple[str, int]:
-        """Host and port to connect to: those of the proxy if one is set, otherwise the service's."""
+        """Host and port to connect to: the proxy's if one is set, otherwise the service's."""
         if not self.proxy:
             return self.host, self.port
         parts = urlsplit(self.proxy)

@@ -88,7 +88,7 @@ class Event:
 
     @property
     def value(self) -> dict[str, Any]:
-        """The decoded fields by name: all, or those chosen with ``fields``.
+        """The decoded fields by name: all of them, or those selected with ``fields``.
 
         Times are integers in milliseconds since 1970 UTC.
 
@@ -259,7 +259,7 @@ class EventBatch:
             yield event
 
     def behind(self, seq: int) -> EventBatch | None:
-        """Return a batch of the events after ``delivery_seq`` *seq*; None if none are left."""
+        """Return a batch of the events after ``delivery_seq`` *seq*; None if there are none."""
         start = seq + 1 - self.first_seq
         if start >= len(self.raw_events):
             return None

@@ -1,7 +1,7 @@
-"""The part shared by both clients: one channel, one session, one schema cache, and the drivers.
+"""The connection that both clients use: one channel, session and schema cache, and the drivers.
 
-Some calls block, so the clients decide in which thread to make them. `Connection.close` aborts all
-remaining drivers before it closes their channel.
+Some methods block, so each client decides in which thread to call them. `Connection.close` aborts
+all remaining drivers before it closes their channel.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class Connection:
         self.transport.connect(timeout)
 
     def get_topic(self, name: str) -> TopicInfo:
-        """Fetch a topic with GetTopic, renewing a refused session once."""
+        """Fetch a topic with GetTopic. If the session is rejected, renew it and retry once."""
         return self._with_session(lambda: self.transport.get_topic(name))
 
     def get_schema(self, schema_id: str) -> SchemaInfo:
-        """Fetch a schema with GetSchema, renewing a refused session once."""
+        """Fetch a schema with GetSchema. If the session is rejected, renew it and retry once."""
         return self._with_session(lambda: self.transport.get_schema(schema_id))
 
     def _with_session(self, call: Callable[[], T]) -> T:
@@ -184,9 +184,9 @@ class Connection:
             deliver: See `Outbound`.
 
         Raises:
-            PermissionDeniedError: The topic cannot be published to.
+            PermissionDeniedError: The user may not publish to the topic.
             LocalProtocolError: The client is closed.
-            SfPubSubError: A call failed.
+            SfPubSubError: The topic or its schema could not be fetched.
         """
         self.check_usable()
         schema_id = self._topics.get(topic).schema_id

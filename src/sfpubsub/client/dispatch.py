@@ -93,11 +93,13 @@ class QuarantineLimit:
     """
 
     failures: int = 10
-    """Number of failed events that do not yet stop the run. Bad events occur singly, or a few from
-    one bad import; a handler that fails on a tenth of all events is broken.
+    """Number of failed events that a run tolerates. Bad events usually occur singly or in small
+    groups. A handler that fails for a tenth of all events is probably broken.
     """
     last: int = 100
-    """Number of finished events to consider; by default, as many as one response may contain."""
+    """Number of most recently finished events to consider. The default is the maximum number of
+    events in one response.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.failures < self.last:
@@ -108,7 +110,7 @@ class QuarantineLimit:
 
 
 class Shared(NamedTuple):
-    """A key that several events can hold together.
+    """A key that several events can hold at the same time.
 
     An event with a shared key waits only for earlier events that hold the same key exclusively.
     """
@@ -151,7 +153,7 @@ class Ack(NamedTuple, Generic[T]):
 
 
 class Finish(NamedTuple):
-    """The run is over, and all handlers have finished."""
+    """End the run: all handlers have finished."""
 
 
 Step: TypeAlias = Start[T] | SetAside[T] | Ack[T] | WaitUntil | Finish
@@ -204,7 +206,7 @@ class Dispatcher(Generic[T]):
         self._outcomes: deque[bool] = deque(maxlen=limit.last if limit else 0)  # whether it failed
         self._closed = False
         self.stopped = False
-        """Whether no more events are started."""
+        """Whether the run has stopped, so that no more events are passed to the handler."""
         self.failed_job: Job[T] | None = None
         """The event that stopped the run."""
         self.over_limit = False
@@ -222,7 +224,9 @@ class Dispatcher(Generic[T]):
 
     @property
     def has_room(self) -> bool:
-        """Whether to take more events; once full, only after half of the room is free again."""
+        """Whether the run can accept more events. A full run accepts events again when half of its
+        room is free.
+        """
         self._is_full = self._held >= (self._room // 2 + 1 if self._is_full else self._room)
         return not self._is_full
 
@@ -309,11 +313,11 @@ class Dispatcher(Generic[T]):
         self._done(job)
 
     def broke(self, error: BaseException, job: Job[T] | None = None) -> None:
-        """Stop the run because of an error; the first one is kept in `breakage`.
+        """Stop the run because of an error. `breakage` keeps the first such error.
 
         Args:
             error: The exception raised.
-            job: The event that could not be quarantined, if any.
+            job: The event that could not be quarantined; None if acking failed.
         """
         if job is not None:
             self._busy -= 1
@@ -360,7 +364,7 @@ class Dispatcher(Generic[T]):
     # Decisions.
 
     def next(self, now: float) -> Step[T]:
-        """Return the next step.
+        """Decide what the runner does next, and return it as a step.
 
         Args:
             now: The current time, in seconds.

@@ -48,7 +48,7 @@ class Given(NamedTuple):
 
 
 def near(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a hint for a user who wrote *name*, which is not in *known*.
+    """Return a hint for a user who wrote the unknown name *name*: a similar name, or all names.
 
     Args:
         name: The unknown name, without the prefix.
