@@ -48,7 +48,10 @@ def failure_of(host: str, error: Exception) -> StreamUnavailableError:
     elif isinstance(error, requests.exceptions.Timeout):
         why = "no response in time"
     elif any(isinstance(cause, socket.gaierror) for cause in _causes(error)):
-        why = "the host is not in DNS: check SFPUBSUB_LOGIN_URL, SFPUBSUB_INSTANCE_URL and DNS"
+        why = (
+            "the host name cannot be resolved: check SFPUBSUB_LOGIN_URL, SFPUBSUB_INSTANCE_URL and "
+            "DNS"
+        )
     elif any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error)):
         why = "the connection was refused"
     return StreamUnavailableError(f"the request to {host} failed: {why}")
