@@ -140,7 +140,7 @@ class StreamUnavailableError(StreamError):
 
 
 class StreamStalledError(StreamError):
-    """Nothing was received or acked for longer than allowed."""
+    """Nothing was received, or nothing was acked, for longer than allowed."""
 
     retryable = True
 
@@ -221,7 +221,7 @@ class PublishError(SfPubSubError):
 class HandlerError(SfPubSubError):
     """A handler or the ``key`` of a run failed permanently on an event, which stopped the run.
 
-    The exception that it raised is chained as the cause.
+    The exception of the handler or ``key`` is chained as the cause.
 
     Args:
         event_id: Id of the event; can be empty.

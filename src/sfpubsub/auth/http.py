@@ -3,9 +3,8 @@
 A request is sent only to the host it was made for: redirects are not followed, plaintext is allowed
 only on loopback (unless the setting ``insecure`` is ``force``), ``.netrc`` files are ignored, and
 so are cookies unless a caller passes a cookie jar. The duration of a request and the size of its
-response are bounded, whatever the server does.
-Failures are raised as our own errors, never chained to the libraries' errors, which contain the
-request and its secrets.
+response are bounded, regardless of what the server does. Failures are raised as errors of this
+package, never chained to the libraries' errors, which contain the request and its secrets.
 """
 
 from __future__ import annotations
@@ -174,7 +173,7 @@ class HttpClient:
         return cls(ca_file=settings.ca_file, proxy=settings.proxy, insecure=settings.insecure)
 
     def post_form(self, url: str, form: Form) -> Answer:
-        """POST a form and return the response, which may be a refusal (status 4xx).
+        """POST a form and return the response, which may be an error (status 4xx).
 
         Raises:
             ConfigurationError: *url* is not valid, or is not safe to send secrets to.
@@ -194,7 +193,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         sink: Sink | None = None,
     ) -> Answer:
-        """Make a REST request and return the response, which may be a refusal (status 4xx).
+        """Make a REST request and return the response, which may be an error (status 4xx).
 
         Args:
             bearer: The token and the org's URL.

@@ -1,6 +1,6 @@
 """Client for the org's REST API: sends and returns JSON, and renews a rejected session once.
 
-Failures are raised as our own errors. Records are interpreted by `sfpubsub.tooling` and
+Failures are raised as errors of this package. Records are interpreted by `sfpubsub.tooling` and
 `sfpubsub.rest`, not here.
 """
 

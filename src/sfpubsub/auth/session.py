@@ -169,7 +169,7 @@ class StaticSession:
         """Return the fixed session.
 
         Raises:
-            SessionExpiredError: *expired* is not None: the service refused the fixed session.
+            SessionExpiredError: *expired* is not None, so the service has refused the session.
         """
         if expired is not None:
             doubt = self._session.doubt()

@@ -1,9 +1,9 @@
 """Decode payloads of one schema into an Arrow array.
 
-The compiled decoder (`sfpubsub.avro.native`) creates no Python object per field. Schemas and
-payloads that it does not support are decoded to dicts by `Codec`, which pyarrow then converts. The
-results are equal. Invariant: a payload is either decoded with all its bytes used, or rejected.
-Immutable after construction and thread-safe.
+The compiled decoder (`sfpubsub.avro.native`) creates no Python object per field. If it does not
+support a schema or payload, `Codec` decodes to dicts, and pyarrow converts the dicts. The results
+are equal. Invariant: a payload is either decoded with all its bytes used, or rejected. Immutable
+after construction and thread-safe.
 """
 
 from __future__ import annotations

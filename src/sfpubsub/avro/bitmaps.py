@@ -207,7 +207,7 @@ def change_schema(schema_id: str, schema_json: str) -> ChangeSchema:
 
 
 def _fields_and_parts(schema: Any) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    """Yield each field's name, and the names within it if its type is a record, else None."""
+    """Yield each field's name, with the names of its subfields if it is a record, else None."""
     named: dict[str, tuple[str, ...]] = {}
     _record_fields(schema, "", named)
     namespace = _full_name(schema, "").rpartition(".")[0]

@@ -51,7 +51,7 @@ class TextDiff:
 
     @classmethod
     def parse(cls, text: str) -> TextDiff | None:
-        """Parse *text* as a diff; return None if it does not look like one."""
+        """Parse *text* as a diff; return None if it does not begin with a diff's header."""
         match = _TEXT_DIFF.match(text)
         return None if match is None else cls(text, match[1])
 
@@ -168,7 +168,7 @@ class ChangeEvent:
 
     @property
     def commit_number(self) -> int:
-        """The service's commit number; it increases, with gaps."""
+        """The service's commit number. Commit numbers increase, with gaps between them."""
         return self._fact("commitNumber", int)
 
     @property

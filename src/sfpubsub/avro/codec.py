@@ -74,7 +74,7 @@ class Codec:
         except Exception as error:  # fastavro does not document which errors a bad schema raises
             raise SchemaError(f"schema {schema_id} is not a valid Avro schema: {error}") from error
         if not isinstance(schema, dict) or schema.get("type") != "record":
-            raise SchemaError(f"schema {schema_id} is not an Avro record")
+            raise SchemaError(f"schema {schema_id} is not an Avro record schema")
         self._schema = schema
         self.fields: tuple[str, ...] = tuple(field["name"] for field in schema["fields"])
         self.name: str = str(schema["name"]).rpartition(".")[2]

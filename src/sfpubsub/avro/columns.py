@@ -190,7 +190,7 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def names_of(field: pa.Field) -> Iterator[str]:
-    """Yield candidate names for a field's column, without end.
+    """Yield candidate names for a field's column. The iterator never ends.
 
     The caller uses the first name that is not taken, or whose column has a suitable type.
     """

@@ -124,7 +124,7 @@ class _Source:
 
         Args:
             schema: The value's schema.
-            store: A statement with ``{}`` for the value; None to skip it.
+            store: A statement with ``{}`` for the value; None to skip the value.
             pad: The indentation.
             depth: The nesting depth of types.
             at: The value starts this many bytes after ``p``. It is 1 after the branch index of a

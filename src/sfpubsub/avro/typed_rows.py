@@ -52,9 +52,9 @@ def decode_rows(
         plans: The plans by event type name.
 
     Yields:
-        The name of an event type and a record batch of its `Plan.output`. For rows whose schema is
-        in no plan or whose payload does not match it: None and a record batch of `UNDECODABLE` and
-        `BATCH`.
+        The name of an event type, and a record batch with the columns of its `Plan.output`. Rows
+        whose schema is in no plan, or whose payload does not match its schema, are yielded as None
+        and a record batch with the columns of `UNDECODABLE` and `BATCH`.
     """
     known = {schema_id: name for name, plan in plans.items() for schema_id in plan.schemas}
     for schema_id, part in _parts_by_schema(rows):
@@ -211,6 +211,6 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    """Return the start offset of each list, null for a null list, and then the end of the last."""
+    """Return the start offset of each list (null for a null list), and the last list's end."""
     starts = pc.if_else(lists.is_null(), pa.scalar(None, pa.int32()), lists.offsets[:-1])
     return pa.concat_arrays([starts, lists.offsets[-1:]])

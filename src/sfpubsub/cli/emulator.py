@@ -250,7 +250,7 @@ def _client_settings(server: EmulatorServer) -> str:
 
 
 def _ready(server: EmulatorServer) -> dict[str, str]:
-    """Return the values that a client needs to connect, for the ready line."""
+    """Return the values in the ready line: addresses, access token, org and CA file."""
     ready = {
         "grpc": server.grpc_target,
         "http": server.http_url,

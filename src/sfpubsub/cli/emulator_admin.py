@@ -237,7 +237,9 @@ def _event(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise click.ClickException(f"{where} is not valid JSON: {error}") from error
     if not isinstance(event, dict):
-        raise click.ClickException(f"{where} is not a JSON object")
+        raise click.ClickException(
+            f"{where} is not a JSON object: each line must be an object with the event's fields"
+        )
     return event
 
 

@@ -249,7 +249,7 @@ def _require_spark() -> None:
 def _sources(
     managed: tuple[str, ...], topic: tuple[str, ...], channel: tuple[str, ...]
 ) -> tuple[Source, ...]:
-    """Return the sources to read.
+    """Check the source options, and return the sources to read.
 
     Raises:
         UsageError: No source was specified, or the same source twice.
@@ -268,7 +268,7 @@ def _sources(
 
 
 def _table(sources: tuple[Source, ...], to: str, format_: str, staging: str | None) -> Destination:
-    """Return the destination table.
+    """Check the options of the destination, and return the destination table.
 
     Raises:
         ConfigurationError: The destination is not valid, or is inside another table.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Report:
-    """Messages and progress of all sources in one run. Thread-safe.
+    """Prints the messages of one run, and collects the progress of its sources. Thread-safe.
 
     Args:
         sources: The sources of the run. With several sources, each message about a source begins

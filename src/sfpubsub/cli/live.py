@@ -27,7 +27,7 @@ class LiveLine:
 
     Args:
         text: Returns the current text of the line; empty to show no line.
-        ends: Whether to print the line once more at the end.
+        ends: Whether to print the line once more when the block ends.
         is_terminal: Whether to update the line in place; None to do so if stderr is a terminal.
         clock: Monotonic clock, in seconds.
     """

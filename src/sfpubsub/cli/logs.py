@@ -157,7 +157,7 @@ class JsonStderr(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write the complete lines, and buffer an incomplete last line."""
+        """Write all complete lines, and buffer an incomplete last line. Return ``len(text)``."""
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
             for line in lines:

@@ -88,7 +88,10 @@ class Channel(click.types.StringParamType):
 
 
 class ReadingCommand(click.Command):
-    """Command that takes its source as an option. A positional argument causes a suggestion."""
+    """Command that takes its source as an option.
+
+    A positional argument is rejected, with a suggestion of the right option.
+    """
 
     allow_extra_args = True  # rejected here, with a better message than click's
 

@@ -32,7 +32,7 @@ class ProbeError(Exception):
     """Raised when a probe fails.
 
     Args:
-        message: What failed.
+        message: Description of the failure.
         cure: Suggested fix.
     """
 

@@ -193,7 +193,7 @@ class Printer:
         self._thread.start()
 
     def put(self, receipt: Future[PublishResult]) -> None:
-        """Queue a receipt; its result is printed after the results of earlier receipts.
+        """Queue the future of a result, to print the result after those queued earlier.
 
         Blocks while `MAX_UNPRINTED` results are waiting. Raises the error with which printing an
         earlier result failed.
@@ -298,7 +298,9 @@ def _event(line: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigurationError(f"{where} is not a JSON object")
+        raise ConfigurationError(
+            f"{where} is not a JSON object: each line must be an object with the event's fields"
+        )
     about = value.pop(ABOUT, {})
     if not isinstance(about, dict) or not about.keys() <= {"id", "headers"}:
         raise ConfigurationError(f"{where}: {ABOUT} must be an object with id, headers, or both")

@@ -47,7 +47,7 @@ class Sink(Protocol):
 
     @property
     def name(self) -> str:
-        """Description of the destination; stored in the marks."""
+        """Description of the destination, stored when events are marked as redriven."""
         ...
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
@@ -72,7 +72,7 @@ class Sink(Protocol):
         """Write the added events durably.
 
         Raises:
-            WriteError: The write failed; none of the events may be marked.
+            WriteError: The write failed, so none of the events may be marked as redriven.
         """
         ...
 
@@ -140,7 +140,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Description of the table; stored in the marks."""
+        """Description of the table, stored when events are marked as redriven."""
         return str(self._writer.destination)
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:

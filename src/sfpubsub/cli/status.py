@@ -1,4 +1,4 @@
-"""The contents of status files, and functions that read them safely."""
+"""The contents of status files, and functions that read and validate them."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Status:
     """
 
     def delivered_lately(self, now: float) -> int:
-        """Return the number of events delivered in the last 24 hours, rounded up to full hours."""
+        """Return the number of events delivered in the current hour and the 24 hours before it."""
         return sum(recent(self.hours, now).values())
 
     def is_alive(self) -> bool | None:

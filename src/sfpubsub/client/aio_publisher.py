@@ -22,7 +22,7 @@ class Run(Protocol):
 
 
 class AsyncPublisher:
-    """Publishes to one topic; see `Publisher`.
+    """Publishes events to one topic; see `Publisher`.
 
     It belongs to the event loop in which it was created.
     """

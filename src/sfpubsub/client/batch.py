@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 class Event:
-    """One event. Not thread-safe, but different events can be handled in different threads."""
+    """A received event, decoded on first access.
+
+    Not thread-safe, but different events can be handled in different threads.
+    """
 
     # Thousands of these are alive at a time.
     __slots__ = ("_batch", "_change", "_value", "codec", "delivery_seq", "raw")

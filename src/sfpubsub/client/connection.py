@@ -246,7 +246,7 @@ class Connection:
         """Reject further calls, and abort all subscriptions and publishers. Never blocks.
 
         Returns:
-            Whether this was the first call.
+            True on the first call; False if the client was already closed.
         """
         with self._lock:
             first, self._closed = not self._closed, True

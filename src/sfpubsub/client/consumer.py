@@ -49,19 +49,19 @@ logger = logging.getLogger("sfpubsub.client")
 
 
 class FetchSchemas(NamedTuple):
-    """Fetch the schemas of the next response."""
+    """Step: fetch the schemas of the next response."""
 
     schema_ids: tuple[str, ...]
 
 
 class Quarantine(NamedTuple):
-    """Durably store these undecodable events in the quarantine."""
+    """Step: store undecodable events durably in the quarantine."""
 
     events: list[QuarantinedEvent]
 
 
 class Take(NamedTuple):
-    """Ack the quarantined or skipped events, and remove their response from the queue."""
+    """Step: ack the quarantined or skipped events, and remove their response from the queue."""
 
     arrival: Arrival
     acks: tuple[int, ...]
@@ -69,11 +69,11 @@ class Take(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Store the position that `Consumer.to_store` returns."""
+    """Step: store the position that `Consumer.to_store` returns."""
 
 
 class HandOut(NamedTuple):
-    """Deliver the next batch to the application."""
+    """Step: deliver the next batch to the application."""
 
     batch: EventBatch
     arrival: Arrival | None = None
@@ -81,14 +81,14 @@ class HandOut(NamedTuple):
 
 
 class WaitUntil(NamedTuple):
-    """Wait until something changes."""
+    """Step: wait until something changes in the subscription or run."""
 
     time: float | None
-    """When to stop waiting; None means no limit."""
+    """When to stop waiting, on the monotonic clock; None means no limit."""
 
 
 class End(NamedTuple):
-    """Report that the subscription has ended and no more batches follow."""
+    """Step: report that the subscription has ended and no more batches follow."""
 
 
 Step: TypeAlias = FetchSchemas | Quarantine | Take | Store | HandOut | WaitUntil | End
@@ -105,7 +105,7 @@ class _Prepared(NamedTuple):
 
 
 class Consumer:
-    """Makes the decisions about one subscription's deliveries. Not thread-safe.
+    """Decides what one subscription does with the responses it receives. Not thread-safe.
 
     Args:
         target: The topic or managed subscription.

@@ -48,14 +48,14 @@ Work: TypeAlias = FetchSchemas | Quarantine | Take | Store
 
 
 class Wait(NamedTuple):
-    """Wait until something changes."""
+    """Step: wait until something changes in the subscription."""
 
     seconds: float | None
     """Maximum seconds to wait; None means no limit."""
 
 
 class Delivery:
-    """The internal part of a subscription, used by its public class. Thread-safe.
+    """Carries out the steps of one subscription, for its public class. Thread-safe.
 
     Args:
         driver: Driver of the stream; the subscription starts it.

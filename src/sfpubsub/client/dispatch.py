@@ -7,7 +7,7 @@ carries out the step that it returns, reports the result, and calls it again:
 step            what the runner does                                what it reports
 ==============  ==================================================  =========================
 `Start`         calls the handler                                   `succeeded` or `failed`
-`SetAside`      makes the event durable in the quarantine           `set_aside` or `broke`
+`SetAside`      stores the event durably in the quarantine          `set_aside` or `broke`
 `Ack`           acks the events                                     nothing, or `broke`
 `WaitUntil`     waits for a change, at most until that time         nothing
 `Finish`        ends the run                                        nothing
@@ -47,7 +47,7 @@ ROOM_PER_WORKER = 16
 
 @dataclass(frozen=True)
 class Retry:
-    """How often and how long a handler is retried for an event on which it failed.
+    """Retry policy: how often and for how long a handler is called again for a failed event.
 
     An `SfPubSubError` that is not ``retryable``, such as a `DecodeError`, is never retried.
 
@@ -135,25 +135,25 @@ class Job(Generic[T]):
 
 
 class Start(NamedTuple, Generic[T]):
-    """Call the handler."""
+    """Step: call the handler for an event."""
 
     job: Job[T]
 
 
 class SetAside(NamedTuple, Generic[T]):
-    """Store the event durably in the quarantine."""
+    """Step: store an event durably in the quarantine."""
 
     job: Job[T]
 
 
 class Ack(NamedTuple, Generic[T]):
-    """Ack events, which are handled or in the quarantine."""
+    """Step: ack events that were handled or are in the quarantine."""
 
     events: list[T]
 
 
 class Finish(NamedTuple):
-    """End the run: all handlers have finished."""
+    """Step: end the run, because all handlers have finished."""
 
 
 Step: TypeAlias = Start[T] | SetAside[T] | Ack[T] | WaitUntil | Finish
@@ -173,7 +173,7 @@ class _Turn(Generic[T]):
 
 
 class Dispatcher(Generic[T]):
-    """Makes the decisions of one run. Not thread-safe.
+    """Decides which steps one run takes. Not thread-safe.
 
     Args:
         workers: Maximum number of running handlers plus events being quarantined.
@@ -275,7 +275,7 @@ class Dispatcher(Generic[T]):
         self._done(job)
 
     def failed(self, job: Job[T], error: BaseException, now: float, jitter: float) -> None:
-        """Schedule a retry of an event on which the handler failed, or give it up.
+        """Schedule a retry of an event on which the handler failed, or give the event up.
 
         An event that is given up is quarantined or stops the run. If the run has already stopped,
         the event is only left unacked.

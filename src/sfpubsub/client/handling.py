@@ -1,4 +1,4 @@
-"""What runs of both clients share: options, keys of events, failed events, and the outcome.
+"""Code for runs of a handler in both clients: options, keys, failed events, and the outcome.
 
 A run takes events from a subscription in the calling thread or task, and the `Dispatcher` decides
 which event a handler gets next. `Work` connects the subscription and the `Dispatcher`.
@@ -137,7 +137,7 @@ def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None
 
 
 class Work:
-    """The events of one run.
+    """Connects a subscription with the `Dispatcher` of one run.
 
     Only `keys_of`, `ack` and `put` are thread-safe. The synchronous client serialises all other
     calls.

@@ -94,7 +94,7 @@ class Draft:
 
 
 class Outbound(Generic[ReceiptT]):
-    """The internal part of a publisher, used by its public class. Thread-safe.
+    """Encodes the events of one publisher, and delivers their results. Thread-safe.
 
     Args:
         topic: Full path of the topic, present in *topics*.

@@ -115,7 +115,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
     # Draining and closing.
 
     def drain(self) -> None:
-        """Shut down cleanly: deliver no more events, and wait until all acked ones are committed.
+        """Shut down cleanly: stop deliveries, and wait until all acked events are committed.
 
         Unacked events will be redelivered. If another thread is in `run`, the run is stopped, and
         this call waits for its handlers.

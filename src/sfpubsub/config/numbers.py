@@ -136,7 +136,9 @@ class Limits:
     twice this value, and reopened when there is room again.
     """
     max_unacked: int = 100_000
-    """Maximum number of events received and not yet acked, beyond which no more are requested."""
+    """Maximum number of events received and not yet acked. Beyond it, only the events that keep the
+    stream open are requested.
+    """
 
     def __post_init__(self) -> None:
         for name in ("max_pending_count", "max_bytes", "max_unacked"):
