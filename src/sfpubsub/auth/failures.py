@@ -42,7 +42,10 @@ def failure_of(host: str, error: Exception) -> StreamUnavailableError:
             )
     why = "the connection was lost"
     if isinstance(error, requests.exceptions.ProxyError):
-        why = "the proxy rejected it or could not be reached: check SFPUBSUB_PROXY or https_proxy"
+        why = (
+            "the proxy rejected the request or could not be reached: check SFPUBSUB_PROXY or "
+            "https_proxy"
+        )
     elif isinstance(error, requests.exceptions.SSLError):
         why = "the TLS handshake failed"
     elif isinstance(error, requests.exceptions.Timeout):

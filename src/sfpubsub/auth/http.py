@@ -329,7 +329,9 @@ class HttpClient:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             return failure_of(host, error)
         if size > max_bytes:
-            return RemoteProtocolError(f"{host} answered with more than {max_bytes} bytes")
+            return RemoteProtocolError(
+                f"{host} answered with more than {max_bytes} bytes, the limit for a response"
+            )
         headers = {name.lower(): value for name, value in response.headers.items()}
         if response.status_code == 200 and not size and not _FRAMES & headers.keys():
             # Without these headers, the libraries mistake a truncated response for a complete one.

@@ -40,7 +40,7 @@ class SimpleSalesforceLogin:
         for name in ("session_id", "sf_instance"):
             if not isinstance(getattr(salesforce, name, None), str):
                 raise ConfigurationError(
-                    f"expected a simple_salesforce.Salesforce, but this "
+                    f"expected a simple_salesforce.Salesforce object, but this "
                     f"{type(salesforce).__name__} has no {name}"
                 )
         self._salesforce = salesforce

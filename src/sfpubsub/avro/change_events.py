@@ -205,7 +205,8 @@ class ChangeEvent:
         """
         if name not in self._schema.names:
             raise LocalProtocolError(
-                f"{self._schema.name} has no field {name!r} in schema {self._schema.schema_id}"
+                f"{self._schema.name} has no field {name!r} in schema {self._schema.schema_id}: "
+                f"use the API name of a field, or Parent.Child"
             )
         if self._wanted is not None and name.partition(".")[0] not in self._wanted:
             raise LocalProtocolError(

@@ -37,7 +37,8 @@ def _load() -> Any:
         return None
     if module.__version__ != VERSION:
         _log.warning(
-            "sfpubsub-native %s is installed but not used: this version of sfpubsub needs %s",
+            "sfpubsub-native %s is installed but not used, because this version of sfpubsub needs "
+            "%s: install that version",
             module.__version__,
             VERSION,
         )

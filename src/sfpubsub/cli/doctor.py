@@ -96,7 +96,7 @@ def doctor(
     ):
         settings = Settings.load(service)
         report.settings(settings)
-        report.add("settings", "ok", "they are valid")
+        report.add("settings", "ok", "all settings are valid")
     if settings is None:
         report.skip(["network", "sign-in", "Pub/Sub API"], "the settings are not valid")
     else:
@@ -210,7 +210,7 @@ def _check_network(report: _Report, settings: Settings) -> bool:
         return False
     reached = _check_ports(report, way)
     if probes.is_plaintext(settings):
-        report.add("TLS", "skipped", "plaintext is configured with insecure")
+        report.add("TLS", "skipped", "the setting insecure selects plaintext")
     elif not reached:
         report.add("TLS", "skipped", "the port cannot be reached")
     else:

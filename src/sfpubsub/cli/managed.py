@@ -266,7 +266,7 @@ def _what(record: ManagedEventSubscription) -> str:
 
 def _forgets(record: ManagedEventSubscription) -> str:
     begins = (
-        "with new events, and earlier ones are lost"
+        "with new events, so that events published before the restart are lost"
         if record.default_replay == "LATEST"
         else "with the oldest retained event, so that up to 72 hours of events are redelivered"
     )

@@ -167,7 +167,7 @@ def _seen(way: Way) -> str:
         ):
             return _described(secured.getpeercert(binary_form=True))
     except (ProbeError, OSError):
-        return "unknown, because the second connection, made to read it, failed"
+        return "unknown, because a second connection to read it failed"
 
 
 def _described(der: bytes | None) -> str:

@@ -148,7 +148,10 @@ class Table:
         if entry.subscription in self._sources:
             return None
         owners = ", ".join(map(str, self._sources.values()))
-        return f"the event belongs to {entry.subscription}, but the table has events from {owners}"
+        return (
+            f"the event belongs to {entry.subscription}, but the table has events from {owners}: "
+            f"redrive the event to the table of its source"
+        )
 
     def add(self, event: Event, received_at: float) -> bool:
         """Add an event to the next write; return whether enough rows or bytes have accumulated.

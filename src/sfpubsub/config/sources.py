@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, Any]:
         return found
     # Outside the except block, so not chained: the parser's error contains the text, with secrets.
     raise ConfigurationError(
-        f'{path} is not valid TOML: a setting looks like endpoint = "host:7443"'
+        f'{path} is not valid TOML: write a setting as in endpoint = "host:7443"'
     )
 
 
