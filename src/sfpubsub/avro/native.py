@@ -37,8 +37,8 @@ def _load() -> Any:
         return None
     if module.__version__ != VERSION:
         _log.warning(
-            "sfpubsub-native %s is installed but not used, because this version of sfpubsub needs "
-            "%s: install that version",
+            "sfpubsub-native %s is installed but not used: install version %s, which this version "
+            "of sfpubsub needs",
             module.__version__,
             VERSION,
         )
