@@ -198,8 +198,7 @@ def ingest(
     if table_properties and format_ == "parquet":
         raise click.UsageError("--table-property requires --format delta or iceberg")
     _require_spark()
-    # Imported here, because it loads pyspark, pyarrow and grpc, which no other command needs
-    # together.
+    # Imported here, because it loads pyspark, pyarrow and grpc, which slows down --help.
     from sfpubsub.spark.ingest import job as jobs
 
     # Check these before Spark starts, which takes seconds.

@@ -127,7 +127,7 @@ class Run:
             schemas.store = table.sidecars.schemas
             self.streams += [self._stream(table, source) for source in self._sources]
             jobs = Streams(self.streams, self._on_source_failure)
-            opened.callback(jobs.join)  # before closing what they use
+            opened.callback(jobs.join)  # before the objects that the jobs use are closed
             stop.tell(lambda: self._stop(jobs))
             # Existing objects live as long as the process. Exempting them from garbage collection
             # saves a tenth of the time.

@@ -25,8 +25,8 @@ WITHIN = 60.0
 # Maximum number of kinds to remember. Beyond it, all kinds are forgotten.
 _KINDS = 1000
 
-# The service's id of a call, as messages of this package contain it; and the parts in which
-# messages of one kind may differ.
+# Patterns of an RPC id in this package's messages, and of the parts in which messages of one kind
+# may differ.
 _RPC_ID = re.compile(r"rpc id ([^\s,;)]+)")
 _DIFFERS = re.compile(r"rpc id [^\s,;)]+|\d+(?:\.\d+)?")
 
@@ -38,7 +38,7 @@ def set_up(verbose: int, log_format: LogFormat) -> None:
         verbose: 0 for warnings and errors, 1 for info, 2 for debug.
         log_format: With ``json``, every line on stderr is a JSON object.
     """
-    # Only for this package's logger: messages of other libraries must not bury its errors.
+    # Only for this package's logger, so that messages of other libraries do not hide its errors.
     logger = logging.getLogger("sfpubsub")
     logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)])
     for handler in [each for each in logger.handlers if isinstance(each, _ToStderr)]:

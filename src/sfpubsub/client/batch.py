@@ -26,7 +26,7 @@ class Event:
     Not thread-safe, but different events can be handled in different threads.
     """
 
-    # Thousands of these are alive at a time.
+    # Saves memory: thousands of events exist at a time.
     __slots__ = ("_batch", "_change", "_value", "codec", "delivery_seq", "raw")
 
     def __init__(self, raw: RawEvent, codec: Codec, batch: EventBatch, delivery_seq: int) -> None:

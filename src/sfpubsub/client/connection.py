@@ -72,7 +72,7 @@ class Connection:
         self._topics = Topics(self.get_topic)
         self._alarm = AlarmClock(time.monotonic)
         self._home = Home()
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the two fields below
         self._drivers: set[CallDriver[Any]] = set()
         self._closed = False
         _open_connections.add(self)

@@ -199,7 +199,7 @@ class Dispatcher(Generic[T]):
         self._held = 0  # arrived and not done
         self._busy = 0  # with a handler, or being set aside
         self._turns: dict[Hashable, deque[_Turn[T]]] = {}
-        self._ready: list[tuple[int, Job[T]]] = []  # heap by order: the oldest holds up the rest
+        self._ready: list[tuple[int, Job[T]]] = []  # heap by order: commits wait for the oldest
         self._retries: list[tuple[float, int, Job[T]]] = []  # heap by time
         self._aside: deque[Job[T]] = deque()
         self._acks: list[T] = []
