@@ -1,7 +1,7 @@
 """File operations whose results survive a power failure.
 
-A file is durable after an fsync of the file and of its directory; a rename, after an fsync of the
-source and target directories. POSIX file systems only.
+A file is durable after an fsync of the file and of its directory. A rename is durable after an
+fsync of the source and target directories. POSIX file systems only.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ class ProtocolError(SfPubSubError):
 class LocalProtocolError(ProtocolError):
     """The caller broke a rule of this library, and the call had no effect.
 
-    It also means that the service rejected a request of this library as malformed, which is a bug;
-    the message then says so.
+    It is also raised if the service rejects a request of this library as malformed. That is a bug
+    in this library, and the message says so.
     """
 
 
@@ -129,7 +129,7 @@ class StreamUnavailableError(StreamError):
     """The service or the network is temporarily unavailable.
 
     Args:
-        retry_after: Seconds to wait before the next attempt; None if the service gave no time.
+        retry_after: Seconds to wait before the next attempt; None if the service does not say.
     """
 
     retryable = True
@@ -140,7 +140,7 @@ class StreamUnavailableError(StreamError):
 
 
 class StreamStalledError(StreamError):
-    """Nothing was received or acked for longer than allowed."""
+    """Nothing was received, or nothing was acked, for longer than allowed."""
 
     retryable = True
 
@@ -200,15 +200,15 @@ class DecodeError(SchemaError):
 
 
 class EncodeError(SchemaError):
-    """An event cannot be encoded: a value does not fit the topic's schema, or it is too large."""
+    """An event cannot be encoded: it does not fit the topic's schema, or is too large."""
 
 
 class PublishError(SfPubSubError):
     """One or more events were refused, or not answered in time.
 
     Args:
-        results: From `PubSubClient.publish`, one per event, in order; from a `Publisher`, those of
-            failed events, at most 1000. A failed event's result has an error.
+        results: The results of all events in order (from `PubSubClient.publish`), or those of at
+            most 1,000 failed events (from a `Publisher`). A failed event's result has an error.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class PublishError(SfPubSubError):
 class HandlerError(SfPubSubError):
     """A handler or the ``key`` of a run failed permanently on an event, which stopped the run.
 
-    The exception that it raised is chained as the cause.
+    The exception of the handler or ``key`` is chained as the cause.
 
     Args:
         event_id: Id of the event; can be empty.

@@ -222,7 +222,7 @@ def _pem(tmp_path, content: bytes):
         ("public", "contains a public key or certificate: name the file with the private key"),
         ("openssh public", "contains a public key or certificate"),
         ("certificate", "contains a public key or certificate"),
-        ("elliptic", "is not RSA: the JWT flow signs with RS256"),
+        ("elliptic", "is not RSA: use an RSA key, as RS256 requires"),
         ("empty", "does not contain an RSA private key in PEM form"),
     ],
 )

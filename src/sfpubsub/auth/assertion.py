@@ -77,7 +77,7 @@ def _private_key(pem: bytes) -> tuple[RSAPrivateKey | None, str]:
     except (ValueError, UnsupportedAlgorithm):
         if any(mark in pem for mark in _PUBLIC):
             return None, "contains a public key or certificate: name the file with the private key"
-        return None, "does not contain an RSA private key in PEM form: name the file that does"
+        return None, "does not contain an RSA private key in PEM form: name a file with such a key"
     if not isinstance(key, RSAPrivateKey):
-        return None, "contains a private key that is not RSA: the JWT flow signs with RS256"
+        return None, "contains a private key that is not RSA: use an RSA key, as RS256 requires"
     return key, ""

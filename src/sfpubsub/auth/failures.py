@@ -42,13 +42,19 @@ def failure_of(host: str, error: Exception) -> StreamUnavailableError:
             )
     why = "the connection was lost"
     if isinstance(error, requests.exceptions.ProxyError):
-        why = "the proxy refused it or could not be reached: check SFPUBSUB_PROXY or https_proxy"
+        why = (
+            "the proxy rejected the request or could not be reached: check SFPUBSUB_PROXY or "
+            "https_proxy"
+        )
     elif isinstance(error, requests.exceptions.SSLError):
         why = "the TLS handshake failed"
     elif isinstance(error, requests.exceptions.Timeout):
-        why = "no answer in time"
+        why = "no response in time"
     elif any(isinstance(cause, socket.gaierror) for cause in _causes(error)):
-        why = "its name cannot be resolved: check SFPUBSUB_LOGIN_URL, SFPUBSUB_INSTANCE_URL and DNS"
+        why = (
+            "the host name cannot be resolved: check SFPUBSUB_LOGIN_URL, SFPUBSUB_INSTANCE_URL and "
+            "DNS"
+        )
     elif any(isinstance(cause, ConnectionRefusedError) for cause in _causes(error)):
         why = "the connection was refused"
     return StreamUnavailableError(f"the request to {host} failed: {why}")
@@ -69,10 +75,10 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def retry_after(text: str) -> float | None:
-    """Return the delay in seconds from a Retry-After header (RFC 9110: a number, or a date).
+    """Return the delay that a Retry-After header requests (RFC 9110: seconds, or a date).
 
     Returns:
-        None if the header is missing or malformed; the caller then uses its own delay.
+        The delay in seconds; None if the header is missing or malformed.
     """
     if text.isascii() and text.isdigit():
         return float(text)

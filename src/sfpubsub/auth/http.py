@@ -3,9 +3,8 @@
 A request is sent only to the host it was made for: redirects are not followed, plaintext is allowed
 only on loopback (unless the setting ``insecure`` is ``force``), ``.netrc`` files are ignored, and
 so are cookies unless a caller passes a cookie jar. The duration of a request and the size of its
-response are bounded, whatever the server does.
-Failures are raised as our own errors, never chained to the libraries' errors, which contain the
-request and its secrets.
+response are bounded, regardless of what the server does. Failures are raised as errors of this
+package, never chained to the libraries' errors, which contain the request and its secrets.
 """
 
 from __future__ import annotations
@@ -174,7 +173,7 @@ class HttpClient:
         return cls(ca_file=settings.ca_file, proxy=settings.proxy, insecure=settings.insecure)
 
     def post_form(self, url: str, form: Form) -> Answer:
-        """POST a form and return the response, which may be a refusal (status 4xx).
+        """POST a form and return the response, which may be an error (status 4xx).
 
         Raises:
             ConfigurationError: *url* is not valid, or is not safe to send secrets to.
@@ -194,7 +193,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         sink: Sink | None = None,
     ) -> Answer:
-        """Make a REST request and return the response, which may be a refusal (status 4xx).
+        """Make a REST request and return the response, which may be an error (status 4xx).
 
         Args:
             bearer: The token and the org's URL.
@@ -240,7 +239,7 @@ class HttpClient:
         logger.debug("%s %s answered %d", method, target, answer.status)
         if answer.status == 429 or answer.status >= 500:
             raise StreamUnavailableError(
-                f"{host} answered {answer.status}: it is down or overloaded, try again later",
+                f"{host} answered {answer.status}, so it is down or overloaded: try again later",
                 retry_after=retry_after(answer.headers.get("retry-after", "")),
             )
         return answer
@@ -292,7 +291,7 @@ class HttpClient:
                 process redirects even if told not to follow them, replace our token with a password
                 from a .netrc file, and send cookies from other responses.
             method: HTTP method.
-            url: Must have been checked by the caller: secrets are sent to it.
+            url: The URL, which the caller must have checked, because secrets are sent to it.
             headers: All request headers.
             timeout: Limit for each read and, up to `CONNECT_TIMEOUT`, for connecting; in seconds.
             max_bytes: Largest response accepted, in bytes.
@@ -330,7 +329,9 @@ class HttpClient:
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
             return failure_of(host, error)
         if size > max_bytes:
-            return RemoteProtocolError(f"{host} answered with more than {max_bytes} bytes")
+            return RemoteProtocolError(
+                f"{host} answered with more than {max_bytes} bytes, the limit for a response"
+            )
         headers = {name.lower(): value for name, value in response.headers.items()}
         if response.status_code == 200 and not size and not _FRAMES & headers.keys():
             # Without these headers, the libraries mistake a truncated response for a complete one.

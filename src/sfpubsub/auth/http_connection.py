@@ -49,7 +49,7 @@ class HttpConnection:
 
         Raises:
             ConfigurationError: The host is not valid, or is not safe to send a token to.
-            StreamUnavailableError: No response, or the request was cut.
+            StreamUnavailableError: There was no response, or `cut` aborted the request.
             RemoteProtocolError: The response is a redirect, or too large.
         """
         url = bearer.instance_url + path

@@ -146,7 +146,9 @@ class OAuthLogin(ABC):
 
 
 class ClientCredentials(OAuthLogin):
-    """The client credentials flow: the app signs in as itself. For servers; needs a My Domain URL.
+    """The client credentials flow, for servers: the app signs in and acts as its "Run As" user.
+
+    The login URL must be the org's My Domain URL.
 
     Args:
         client_id: Consumer key of the app.
@@ -196,7 +198,7 @@ class JwtBearer(OAuthLogin):
 
 
 class RefreshToken(OAuthLogin):
-    """The refresh token flow. If the org rotates the token, only this object has the new one.
+    """The refresh token flow. If the org rotates the token, only this object has the new token.
 
     Args:
         client_id: Consumer key of the app that the token was issued to.
@@ -223,7 +225,7 @@ class RefreshToken(OAuthLogin):
 
 
 class UsernamePassword(OAuthLogin):
-    """The username-password flow, which Salesforce advises against and newer orgs refuse.
+    """The username-password flow. Salesforce advises against it, and newer orgs reject it.
 
     Args:
         client_id: Consumer key of the app.
@@ -315,7 +317,7 @@ def _check_complete(settings: Settings) -> None:
 
 
 def _audience(login_url: str) -> str:
-    """Return the ``aud`` claim for a login URL; for a My Domain, the shared login host."""
+    """Return the ``aud`` claim for a login URL; for a My Domain, the shared login host's URL."""
     host = _host(login_url)
     for ending, audience in AUDIENCES:
         if host.endswith(ending):

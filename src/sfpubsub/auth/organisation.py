@@ -1,4 +1,4 @@
-"""Find out which org a token belongs to, because every call must carry the org's tenant id."""
+"""Find out which org a token belongs to, because every call must include the org's tenant id."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def organisation_of(
         raise failure
     raise ConfigurationError(
         "neither the sign-in nor userinfo (scope openid) returned the organisation id: set "
-        "SFPUBSUB_TENANT_ID to it"
+        "SFPUBSUB_TENANT_ID to the org's id"
     )
 
 

@@ -27,7 +27,7 @@ class Refusal:
     error: str
     """Salesforce's ``error`` code."""
     words: str
-    """Part of Salesforce's ``error_description``, in lower case; empty matches any."""
+    """Part of Salesforce's ``error_description``, in lower case; empty matches any description."""
     check: str
     """What the user should check or do."""
     retryable: bool = False
@@ -78,8 +78,8 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "invalid_grant",
         "access/refresh token",
-        "sign in again to get a new refresh token: this one was revoked, expired, or was replaced "
-        "when it was used elsewhere",
+        "sign in again to get a new refresh token: the current one was revoked, has expired, or "
+        "was replaced when it was used elsewhere",
     ),
     Refusal(
         "invalid_grant",
@@ -144,7 +144,7 @@ def _shown(text: object, secrets: Iterable[str]) -> str:
 
 
 def scrub(text: str, secrets: Iterable[str] = ()) -> str:
-    """Make text from a server or program safe to show: one short line, without secrets.
+    """Return text from a server or program in a form that is safe to show: one line, no secrets.
 
     Args:
         text: The text, cut after `SHOWN` characters.

@@ -1,4 +1,4 @@
-"""A hard deadline for an HTTP request, whatever the server, the network and DNS do."""
+"""A hard deadline for an HTTP request, regardless of delays in DNS, the network or the server."""
 
 from __future__ import annotations
 
@@ -50,12 +50,10 @@ def within(seconds: float, work: Callable[[RequestLimit], T]) -> T | None:
 
 
 class RequestLimit:
-    """Cuts the connection of a request, or of several sequential ones, at the deadline.
+    """Shuts down the connection of a request, or of several sequential requests, on `expire`.
 
-    Thread-safe.
-
-    The libraries' timeouts apply to each socket read, so a response that trickles in never times
-    out.
+    The libraries' own timeouts apply to each socket read, so a response that arrives slowly, byte
+    by byte, would never time out. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -65,7 +63,7 @@ class RequestLimit:
         self._socket: socket.socket | None = None
 
     def watch(self, connection: socket.socket) -> None:
-        """Watch *connection* instead of the previous one.
+        """Make `expire` shut down *connection* instead of the previous connection.
 
         Raises:
             ConnectionAbortedError: The limit has already expired; *connection* is closed.
@@ -74,16 +72,16 @@ class RequestLimit:
             if self.expired:
                 # Not only cut: TLS on a connection without a peer would leave its socket open.
                 connection.close()
-                raise ConnectionAbortedError("the request was cut")
+                raise ConnectionAbortedError("the request was aborted")
             if self._socket is not None:
                 self._socket.close()
             # A duplicate handle, because TLS takes over the original one.
             self._socket = connection.dup()
 
     def adapter(self) -> Any:
-        """Return a requests adapter whose connections are watched.
+        """Return an adapter for ``requests`` whose connections `expire` shuts down.
 
-        Use it for one request at a time.
+        Use the adapter for one request at a time.
         """
         from requests.adapters import HTTPAdapter
 
@@ -108,7 +106,7 @@ class RequestLimit:
         return Adapter()
 
     def expire(self) -> None:
-        """Cut the current connection and every later one."""
+        """Shut down the current connection, and reject all later connections."""
         with self._lock:
             self.expired = True
             if self._socket is not None:

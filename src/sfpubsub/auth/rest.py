@@ -1,6 +1,6 @@
-"""Client for the org's REST API: sends and returns JSON, and renews a refused session once.
+"""Client for the org's REST API: sends and returns JSON, and renews a rejected session once.
 
-Failures are raised as our own errors. Records are interpreted by `sfpubsub.tooling` and
+Failures are raised as errors of this package. Records are interpreted by `sfpubsub.tooling` and
 `sfpubsub.rest`, not here.
 """
 
@@ -35,7 +35,8 @@ class OrgClient:
         SessionExpiredError: The session was refused, and so was its replacement.
         PermissionDeniedError: The user lacks the permission for the request.
         QuotaExceededError: The org's limit of daily or of concurrent API requests is reached.
-        RequestRefusedError: Refused for another reason; see ``status`` and ``error_code``.
+        RequestRefusedError: The org refused the request for another reason; see ``status`` and
+            ``error_code``.
         StreamUnavailableError: No response in time, or the org is down or overloaded. The request
             may still have been executed.
         RemoteProtocolError: The response is not a valid Salesforce response.
@@ -60,7 +61,7 @@ class OrgClient:
 
     @property
     def org_time(self) -> datetime | None:
-        """Latest ``Date`` header of a successful response; None before the first one."""
+        """Latest ``Date`` header of a successful response; None before the first such response."""
         return self._answered
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:

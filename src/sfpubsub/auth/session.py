@@ -127,7 +127,7 @@ class Session:
         return cls(settings.access_token, settings.instance_url, settings.tenant_id)
 
     def doubt(self) -> str:
-        """Describe a mismatch between token and tenant id; return "" if none is found."""
+        """Return a description of a mismatch between token and tenant id, or an empty string."""
         org_id = org_id_of_token(self.access_token)
         if not org_id or not is_other_org(org_id, self.tenant_id):
             return ""
@@ -169,7 +169,7 @@ class StaticSession:
         """Return the fixed session.
 
         Raises:
-            SessionExpiredError: *expired* is not None: the service refused the fixed session.
+            SessionExpiredError: *expired* is not None, so the service has refused the session.
         """
         if expired is not None:
             doubt = self._session.doubt()
@@ -189,8 +189,8 @@ class StaticSession:
 class CurrentSession:
     """The session that all calls of a client share. Thread-safe.
 
-    An expired session is renewed only once, however many callers request it. This class is a
-    `SessionProvider` itself, so that several clients can share one sign-in.
+    An expired session is renewed only once, even if several callers request a renewal. This class
+    is a `SessionProvider` itself, so that several clients can share one sign-in.
 
     Args:
         session: A session, or a provider of sessions.

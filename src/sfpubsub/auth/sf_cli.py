@@ -35,8 +35,8 @@ class SfCliLogin:
 
     Args:
         target_org: Username or alias; the default org if empty.
-        instance_url: Expected instance URL of the org, if set.
-        tenant_id: Expected tenant id of the org, if set.
+        instance_url: Expected instance URL of the org; not checked if empty.
+        tenant_id: Expected tenant id of the org; not checked if empty.
         http: Makes the requests; a client with default settings if None.
         command: Name or path of the program.
     """
@@ -78,7 +78,7 @@ class SfCliLogin:
         if not token or token.startswith("["):
             token = _text(self._ask(*_SHOW_TOKEN), "accessToken")
         if not token:
-            raise AuthenticationError("sf printed no access token: update it (sf update)")
+            raise AuthenticationError("sf printed no access token: update sf with sf update")
         if expired is not None and token == expired.access_token:
             raise AuthenticationError(
                 f"sf still has the token that was refused: sign in again with sf org login web"

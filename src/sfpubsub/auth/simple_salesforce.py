@@ -40,7 +40,7 @@ class SimpleSalesforceLogin:
         for name in ("session_id", "sf_instance"):
             if not isinstance(getattr(salesforce, name, None), str):
                 raise ConfigurationError(
-                    f"expected a simple_salesforce.Salesforce, but this "
+                    f"expected a simple_salesforce.Salesforce object, but this "
                     f"{type(salesforce).__name__} has no {name}"
                 )
         self._salesforce = salesforce
@@ -54,7 +54,7 @@ class SimpleSalesforceLogin:
         Raises:
             SessionExpiredError: The object has no method to renew its session.
             AuthenticationError: Renewing the session failed.
-            ConfigurationError: The org cannot be determined, or is not the one of *tenant_id*.
+            ConfigurationError: The org cannot be determined, or does not match the tenant id.
         """
         try:
             return self._take(expired)
@@ -92,8 +92,8 @@ class SimpleSalesforceLogin:
         # Outside the except block, so not chained: such errors contain the request and its
         # password.
         raise AuthenticationError(
-            f"the Salesforce object could not renew its session ({name}): an object made from "
-            f"only a session id cannot do that; otherwise check its credentials",
+            f"the Salesforce object could not renew its session ({name}): create the object with "
+            f"valid credentials, because a session id alone is not enough",
             retryable=retryable,
         )
 

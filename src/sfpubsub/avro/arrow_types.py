@@ -1,8 +1,8 @@
 """Map Avro schemas to Arrow types.
 
-`shape_of` is a pure function of the schema; it does not deal with payloads. The resulting Arrow
-type has no unions, and all its fields are nullable, so Parquet and Spark support it; only a field
-of type null keeps Arrow's null type, which `columns` replaces.
+`shape_of` is a pure function of the schema and does not read payloads. The resulting Arrow type has
+no unions, and all its fields are nullable, so Parquet and Spark support it. The exception is a
+field of type null: it has Arrow's null type, which `columns` replaces.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _type_name(schema: AvroSchema, namespace: str) -> str:
 
 
 def shape_of(schema_json: str) -> Shape:
-    """Return the shape of an Avro record schema.
+    """Return the `Shape` of an Avro record schema: its Arrow type, and the shapes of its fields.
 
     Args:
         schema_json: The schema as JSON text.

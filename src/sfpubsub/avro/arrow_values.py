@@ -1,9 +1,9 @@
 """Decode payloads of one schema into an Arrow array.
 
-There are two ways with equal results: the compiled decoder (`sfpubsub.avro.native`), which creates
-no Python object per field, or dicts (decoded by `Codec`, then converted by pyarrow). Dicts are used
-for schemas and payloads that the compiled decoder does not support. Invariant: a payload is either
-decoded with all its bytes used, or rejected. Immutable after construction and thread-safe.
+The compiled decoder (`sfpubsub.avro.native`) creates no Python object per field. If it does not
+support a schema or payload, `Codec` decodes to dicts, and pyarrow converts the dicts. The results
+are equal. Invariant: a payload is either decoded with all its bytes used, or rejected. Immutable
+after construction and thread-safe.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Values:
         return pa.array(rows, type=self.type), rejected
 
 
-@functools.lru_cache(maxsize=512)  # as many as SchemaCache keeps
+@functools.lru_cache(maxsize=512)  # the same number as SchemaCache keeps
 def values_of(schema_id: str, schema_json: str, native: bool) -> Values:
     """Return the decoder of a schema, from a cache if possible.
 

@@ -81,7 +81,7 @@ class ChangeSchema:
         self._compiled = field_names_of(self.fields, self.parts)
 
     def expand(self, entries: Sequence[str]) -> tuple[str, ...]:
-        """Expand bitmaps to field names; those of one bitmap are in the order of the schema.
+        """Expand bitmaps to field names. The names from one bitmap are in the order of the schema.
 
         A part of a compound field is named ``Parent.Child``. Parts are not collapsed into the
         parent even if all of them are listed. An entry that is already a field name, as in the
@@ -169,9 +169,9 @@ class ChangeSchema:
 class _Bits:
     """Maps the set bits of a bitmap to names.
 
-    Looks up a byte at a time, because an event may contain half of an object's fields. The names
-    for each byte value are cached: at most 256 entries per eight names, though events use only a
-    few of them. Thread-safe, for the same reason as the cache of `ChangeSchema`.
+    A bitmap is looked up byte by byte, because it may have hundreds of set bits. The names for each
+    byte value are cached: at most 256 entries per eight names, of which events use only a few.
+    Thread-safe, for the same reason as the cache of `ChangeSchema`.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -207,7 +207,7 @@ def change_schema(schema_id: str, schema_json: str) -> ChangeSchema:
 
 
 def _fields_and_parts(schema: Any) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    """Yield each field's name, and the field names of its record type (None if it has none)."""
+    """Yield each field's name, with the names of its subfields if it is a record, else None."""
     named: dict[str, tuple[str, ...]] = {}
     _record_fields(schema, "", named)
     namespace = _full_name(schema, "").rpartition(".")[0]

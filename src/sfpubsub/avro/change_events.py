@@ -35,8 +35,8 @@ class FieldState(enum.Enum):
     UNCHANGED = "unchanged"
     """The field was not changed."""
     UNKNOWN = "unknown"
-    """The event does not contain the state, because it is a gap event, or because its change type
-    is not supported.
+    """The event does not say what happened to the field, because it is a gap event, or because its
+    change type is not supported.
     """
 
 
@@ -51,7 +51,7 @@ class TextDiff:
 
     @classmethod
     def parse(cls, text: str) -> TextDiff | None:
-        """Parse *text* as a diff; return None if it does not look like one."""
+        """Parse *text* as a diff; return None if it does not begin with a diff's header."""
         match = _TEXT_DIFF.match(text)
         return None if match is None else cls(text, match[1])
 
@@ -84,10 +84,10 @@ class FieldChange:
 
 
 class ChangeEvent:
-    """A view of a decoded change event, based on its header. It neither modifies nor copies the
-    event, and does no I/O.
+    """A view of a decoded change event, based on its header.
 
-    Field lists are expanded on demand, so an unused view costs nothing. Thread-safe.
+    It neither modifies nor copies the event, and does no I/O. Field lists are expanded on demand,
+    so an unused view costs nothing. Thread-safe.
 
     Args:
         schema: The `ChangeSchema` of the event's own schema.
@@ -128,7 +128,7 @@ class ChangeEvent:
 
     @property
     def is_overflow(self) -> bool:
-        """Whether a transaction had so many changes that the service omitted the rest."""
+        """Whether the service omitted changes because their transaction contained too many."""
         return self.change_type == "GAP_OVERFLOW"
 
     @property
@@ -168,7 +168,7 @@ class ChangeEvent:
 
     @property
     def commit_number(self) -> int:
-        """The service's commit number; it increases, with gaps."""
+        """The service's commit number. Commit numbers increase, with gaps between them."""
         return self._fact("commitNumber", int)
 
     @property
@@ -205,7 +205,8 @@ class ChangeEvent:
         """
         if name not in self._schema.names:
             raise LocalProtocolError(
-                f"{self._schema.name} has no field {name!r} in schema {self._schema.schema_id}"
+                f"{self._schema.name} has no field {name!r} in schema {self._schema.schema_id}: "
+                f"use the API name of a field, or Parent.Child"
             )
         if self._wanted is not None and name.partition(".")[0] not in self._wanted:
             raise LocalProtocolError(

@@ -74,7 +74,7 @@ class Codec:
         except Exception as error:  # fastavro does not document which errors a bad schema raises
             raise SchemaError(f"schema {schema_id} is not a valid Avro schema: {error}") from error
         if not isinstance(schema, dict) or schema.get("type") != "record":
-            raise SchemaError(f"schema {schema_id} is not an Avro record")
+            raise SchemaError(f"schema {schema_id} is not an Avro record schema")
         self._schema = schema
         self.fields: tuple[str, ...] = tuple(field["name"] for field in schema["fields"])
         self.name: str = str(schema["name"]).rpartition(".")[2]
@@ -94,7 +94,7 @@ class Codec:
         self._only: dict[frozenset[str], Codec] = {}
 
     def only(self, names: frozenset[str]) -> Codec:
-        """Return a cached codec for the same schema that decodes only some fields.
+        """Return a codec for the same schema that decodes only the fields *names*. Cached.
 
         The other fields are skipped, which takes less than half the time of decoding them. The
         payload must still fit its schema, except that skipped strings need not be valid UTF-8.
@@ -210,7 +210,7 @@ class Codec:
 
     @property
     def compiled(self) -> Any:
-        """The compiled decoder for the schema; None if not installed, disabled or unsuitable."""
+        """The compiled decoder; None if it is missing, disabled or does not support the schema."""
         if self._read is None:
             self._make_read()
         return self._compiled
@@ -227,7 +227,7 @@ class Codec:
 
     @property
     def times(self) -> Times:
-        """The fields that the schema documents as ``DateTime``, and the records containing them."""
+        """The fields that the schema documents as ``DateTime``, and the records that have any."""
         if self._times is None:
             self._times = _times(self._schema, self._named, {})
         return self._times

@@ -67,8 +67,8 @@ def columns_of(schema_json: str) -> pa.Schema:
     A change event's header is flattened (``change_type``, ``record_ids``, and so on), and its
     bitmaps become lists of field names. Integers are 64 bits wide and floats are doubles, so that a
     field that was widened keeps its column. A union of several types becomes a struct. A field that
-    the schema documents as ``DateTime`` becomes a timestamp. A field named like one of our own
-    columns gets a trailing underscore.
+    the schema documents as ``DateTime`` becomes a timestamp. If a field has the name of an envelope
+    column, its column gets a trailing underscore.
 
     Raises:
         SchemaError: The schema is not a valid Avro record schema, or has no Arrow form.
@@ -76,7 +76,7 @@ def columns_of(schema_json: str) -> pa.Schema:
     return pa.schema([(column.name, column.type) for column in version_columns(schema_json)])
 
 
-@functools.lru_cache(maxsize=512)  # as many as SchemaCache keeps
+@functools.lru_cache(maxsize=512)  # the same number as SchemaCache keeps
 def version_columns(schema_json: str) -> tuple[Column, ...]:
     """Return the columns of one Avro schema, in the order of its fields. The result is cached."""
     shape = shape_of(schema_json)
@@ -121,7 +121,7 @@ def _inside(shape: Shape) -> Shape:
 
 
 def _wide(shape: Shape, times: Times | None) -> pa.DataType:
-    """Return a column type that Parquet and Spark support and that later versions fit into."""
+    """Return a column type that Parquet and Spark support, wide enough for later versions."""
     shape = _inside(shape)
     if shape.kind in ("record", "union"):
         # For a union of records, it is unknown which record the times belong to.
@@ -190,7 +190,7 @@ def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def names_of(field: pa.Field) -> Iterator[str]:
-    """Yield candidate names for a field's column, without end.
+    """Yield candidate names for a field's column. The iterator never ends.
 
     The caller uses the first name that is not taken, or whose column has a suitable type.
     """
@@ -251,8 +251,8 @@ def paths_of(schema_json: str, columns: pa.Schema) -> dict[str, tuple[str, ...]]
         columns: The table's columns.
 
     Returns:
-        By field name, or ``Parent.Child`` as in a change event's lists: the column name, followed
-        by the names within the column that lead to the value.
+        A path for each field name and, as in a change event's lists, each ``Parent.Child``. A path
+        is the column name, followed by the names of the nested fields down to the value.
     """
     own = version_columns(schema_json)
     places = places_of([pa.field(column.name, column.type) for column in own], columns)
@@ -271,7 +271,7 @@ def paths_of(schema_json: str, columns: pa.Schema) -> dict[str, tuple[str, ...]]
 def _parts_of(
     shape: Shape, own: pa.DataType, target: pa.DataType
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the names of a compound value's parts, and their location in the table's struct."""
+    """Yield the name of each part of a compound value, and its path within the table's struct."""
     shape = _inside(shape)
     if shape.kind not in ("record", "union"):
         return

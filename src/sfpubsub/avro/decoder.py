@@ -124,7 +124,7 @@ class _Source:
 
         Args:
             schema: The value's schema.
-            store: A statement with ``{}`` for the value; None to skip it.
+            store: A statement with ``{}`` for the value; None to skip the value.
             pad: The indentation.
             depth: The nesting depth of types.
             at: The value starts this many bytes after ``p``. It is 1 after the branch index of a
@@ -274,7 +274,11 @@ class _Source:
         return name
 
     def add(self, pad: str, *lines: str, end: str = "", **names: str) -> None:
-        """Add lines. In the last one, ``{}`` is replaced by the value that the lines read."""
+        """Append *lines*, indented by *pad*.
+
+        A line ``= VALUE`` becomes the statement *end*, with VALUE in place of its ``{}``. In all
+        lines, ``<NAME>`` is replaced by the keyword argument NAME.
+        """
         for line in lines:
             for name, text in names.items():
                 line = line.replace(f"<{name}>", text)

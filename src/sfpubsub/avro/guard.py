@@ -1,10 +1,10 @@
 """Check a payload against its schema without decoding it, and report where it does not match.
 
 The check follows the Avro specification strictly. It runs before fastavro reads a payload, because
-fastavro trusts lengths and counts from the network, and it reports why a payload is not valid. Time
-and memory are bounded by the size of the payload: every step consumes a byte of it, or part of an
-allowance (`MAX_EMPTY`, and `MAX_DEPTH` for each byte). The code is not fast; payloads that the
-generated decoder can read do not reach it.
+fastavro trusts lengths and counts from the network. Time and memory are bounded by the size of the
+payload: every step consumes a byte of the payload, or part of an allowance (`MAX_EMPTY`, and
+`MAX_DEPTH` for each byte). The code is not fast, but it runs only for payloads that the generated
+decoder cannot read.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class _Walk:
         if isinstance(schema, list):
             branch = self.integer(64)
             if not 0 <= branch < len(schema):
-                raise Misfit(f"union branch {branch}, but the union has only {len(schema)}")
+                raise Misfit(
+                    f"union branch {branch}, but the union has only {len(schema)} branches"
+                )
             self.value(schema[branch], depth + 1)
         else:
             kind = schema["type"] if isinstance(schema, dict) else schema
@@ -83,7 +85,7 @@ class _Walk:
     def end(self) -> None:
         if self.at != len(self.payload):
             left = len(self.payload) - self.at
-            raise Misfit(f"it has {left} bytes more than the schema describes")
+            raise Misfit(f"the payload has {left} bytes more than the schema describes")
 
     def scalar(self, kind: str) -> None:
         if kind in _INTS:
@@ -117,7 +119,9 @@ class _Walk:
     def enum(self, schema: Mapping[str, Any], _depth: int) -> None:
         index = self.integer(32)
         if not 0 <= index < len(schema["symbols"]):
-            raise Misfit(f"enum symbol {index}, but the enum has only {len(schema['symbols'])}")
+            raise Misfit(
+                f"enum symbol {index}, but the enum has only {len(schema['symbols'])} symbols"
+            )
 
     def fixed(self, schema: Mapping[str, Any], _depth: int) -> None:
         self.take(schema["size"])

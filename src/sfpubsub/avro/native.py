@@ -1,8 +1,8 @@
 """The optional compiled decoder: the package ``sfpubsub-native``, from ``native/``.
 
-Its results equal those of the Python code, which decodes the schemas and payloads that it does not
-support. To disable it, set ``SFPUBSUB_NATIVE=0`` in the environment before the first import.
-Thread-safe.
+Its results equal those of the Python code. If it does not support a schema or payload, the Python
+code is used. To disable the compiled decoder, set ``SFPUBSUB_NATIVE=0`` in the environment before
+the first import. Thread-safe.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def _load() -> Any:
         return None
     if module.__version__ != VERSION:
         _log.warning(
-            "sfpubsub-native %s is installed but not used: this version of sfpubsub needs %s",
+            "sfpubsub-native %s is installed but not used: install version %s, which this version "
+            "of sfpubsub needs",
             module.__version__,
             VERSION,
         )

@@ -1,4 +1,4 @@
-"""A cache of schemas by id; a schema is fetched again only after it was evicted.
+"""A cache of schemas by id. A schema is fetched again only after it has been evicted.
 
 A schema id identifies its content (it is a hash of the schema), so an entry never becomes stale.
 Events of one stream may have different ids around a schema change, so the key is the event's own id
@@ -38,7 +38,7 @@ class Store(Protocol):
         ...
 
     def put(self, schema_id: str, schema_json: str) -> None:
-        """Store a schema; it is durable when this returns."""
+        """Store a schema. The schema is durable when the call returns."""
         ...
 
 

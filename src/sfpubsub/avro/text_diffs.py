@@ -39,7 +39,7 @@ def patched(old: str, diff: str, sha256: str) -> str | None:
 
 
 def _patched_lines(old: list[str], diff: list[str]) -> list[str] | None:
-    """Return the new lines, or None if the hunks do not fit.
+    """Apply the hunks in *diff* to the lines *old*; return None if a hunk does not fit.
 
     The old lines in the diff are not compared with *old*, because the hash verifies the result.
     """

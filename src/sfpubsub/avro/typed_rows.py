@@ -28,7 +28,7 @@ _WITHOUT_SCHEMA = "the event is JSON and has no schema: read payload_json of the
 
 @dataclass(frozen=True)
 class Plan:
-    """How to decode the rows of one event type. Plans are sent to executors."""
+    """The schemas and columns for decoding the rows of one event type. Sent to Spark executors."""
 
     schemas: Mapping[str, str]
     """Avro schemas as JSON text, by id: all available schemas that the rows refer to."""
@@ -52,9 +52,9 @@ def decode_rows(
         plans: The plans by event type name.
 
     Yields:
-        The name of an event type and a record batch of its `Plan.output`. For rows whose schema is
-        in no plan or whose payload does not match it: None and a record batch of `UNDECODABLE` and
-        `BATCH`.
+        The name of an event type, and a record batch with the columns of its `Plan.output`. Rows
+        whose schema is in no plan, or whose payload does not match its schema, are yielded as None
+        and a record batch with the columns of `UNDECODABLE` and `BATCH`.
     """
     known = {schema_id: name for name, plan in plans.items() for schema_id in plan.schemas}
     for schema_id, part in _parts_by_schema(rows):
@@ -126,7 +126,10 @@ class _Version:
         return _Version(schema_id, schema_json, columns)
 
     def decode(self, payloads: Sequence[bytes]) -> tuple[list[pa.Array], Rejects]:
-        """Return the table's columns for all decodable payloads, and the errors of the others."""
+        """Return the table's columns for all decodable payloads, and the other payloads' errors.
+
+        The errors are by index in *payloads*.
+        """
         value, rejected = self._values.decode(payloads)
         numbers = [n for n in range(len(payloads)) if n not in rejected]
         found: dict[str, pa.Array] = {}
@@ -155,7 +158,7 @@ class _Version:
 def _expanded(
     lists: pa.ListArray, expand: Callable[[Sequence[str]], tuple[str, ...]], bad: Rejects
 ) -> pa.Array:
-    """Expand lists of bitmaps to lists of field names; add the errors of invalid ones to *bad*."""
+    """Expand lists of bitmaps to lists of field names. Add errors of invalid lists to *bad*."""
     rows: list[int | None] = []
     known: dict[tuple[str, ...], int] = {}
     names: list[tuple[str, ...]] = []
@@ -208,6 +211,6 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    """Return the start offset of each list, null for a null list, and then the end of the last."""
+    """Return the start offset of each list (null for a null list), and the last list's end."""
     starts = pc.if_else(lists.is_null(), pa.scalar(None, pa.int32()), lists.offsets[:-1])
     return pa.concat_arrays([starts, lists.offsets[-1:]])

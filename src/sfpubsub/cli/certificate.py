@@ -1,7 +1,7 @@
 """Read a certificate's subject, issuer and expiry, to explain why the certificate was rejected.
 
-The standard library decodes only certificates that it accepts. This module reads these fields from
-any certificate, without validating it.
+The standard library decodes only a certificate that it has validated. This module reads these
+fields from any certificate, without validating it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def certificate_of(der: bytes) -> Certificate:
 
 
 def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the tag and content of each outermost ASN.1 element in *der*."""
+    """Yield the tag and content of each top-level ASN.1 element in *der*."""
     at = 0
     while at < len(der):
         tag, length, begin = der[at], der[at + 1], at + 2

@@ -75,8 +75,9 @@ def run(
 
 
 def line_of(message: StreamingMessage) -> dict[str, Any]:
-    """Return an event with the keys that ``subscribe --topic`` prints, plus ``type`` and
-    ``created_date``.
+    """Convert a message to the dict that is printed as a JSON line.
+
+    The keys are those that ``subscribe --topic`` prints, plus ``type`` and ``created_date``.
     """
     data = message.data if isinstance(message.data, dict) else {"payload": message.data}
     about = data.get("event")

@@ -110,7 +110,7 @@ class _Demo:
                 job.wait()
             _say(f"publishing {self._events - half} more events while no job is running")
             self._publish(self._events - half)
-            _say("second run: the same command again")
+            _say("second run: start the same command again")
             with self._ingest("--once", "--idle-timeout", str(IDLE)) as job:
                 if job.wait(PATIENCE) != 0:
                     raise SfPubSubError(
@@ -246,9 +246,12 @@ def _wait_for(happened: Callable[[], bool], job: subprocess.Popen[str], what: st
     deadline = time.monotonic() + PATIENCE
     while not happened():
         if job.poll() is not None:
-            _give_up(f"the job ended with exit code {job.returncode} before {what} appeared")
+            _give_up(
+                f"the job ended with exit code {job.returncode} before {what} appeared; "
+                f"see its output above"
+            )
         if time.monotonic() > deadline:
-            _give_up(f"{what} did not appear within {PATIENCE:g} s")
+            _give_up(f"{what} did not appear within {PATIENCE:g} s; see the job's output above")
         time.sleep(0.02)  # polling, because another process writes the table
 
 

@@ -96,7 +96,7 @@ def doctor(
     ):
         settings = Settings.load(service)
         report.settings(settings)
-        report.add("settings", "ok", "they are valid")
+        report.add("settings", "ok", "all settings are valid")
     if settings is None:
         report.skip(["network", "sign-in", "Pub/Sub API"], "the settings are not valid")
     else:
@@ -173,8 +173,8 @@ class _Report:
     def trying(self, name: str, cure: str = "") -> Iterator[None]:
         """Report an error raised in the block as a failure of the check *name*.
 
-        The block itself must report success. *cure* is the suggested fix, unless the error has its
-        own.
+        The block itself must report success. *cure* is the suggested fix for an error that does not
+        provide one.
         """
         try:
             yield
@@ -191,7 +191,7 @@ def _check_network(report: _Report, settings: Settings) -> bool:
     """Check the endpoint, name resolution, port and TLS.
 
     Returns:
-        Whether the configured port can be reached, with TLS if required.
+        True if the configured port can be reached and the TLS handshake, if required, succeeds.
     """
     way = None
     with report.trying("endpoint", "set SFPUBSUB_ENDPOINT to host:port"):
@@ -210,7 +210,7 @@ def _check_network(report: _Report, settings: Settings) -> bool:
         return False
     reached = _check_ports(report, way)
     if probes.is_plaintext(settings):
-        report.add("TLS", "skipped", "plaintext is configured with insecure")
+        report.add("TLS", "skipped", "the setting insecure selects plaintext")
     elif not reached:
         report.add("TLS", "skipped", "the port cannot be reached")
     else:
@@ -329,7 +329,7 @@ def _check_managed(
 
 
 def _check_object(report: _Report, settings: Settings, sessions: CurrentSession, name: str) -> None:
-    """Check what mirroring an object needs: access to every record, and change events."""
+    """Check the requirements for mirroring an object: access to all records, and change events."""
     http = HttpClient.from_settings(settings)
     check = f"object {name}"
     with report.trying(check):

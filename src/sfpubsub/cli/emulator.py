@@ -30,7 +30,7 @@ from the service's 7443.
 """
 
 _HTTP_PORT = 7012
-"""Default of --http-port: the port after the one for gRPC."""
+"""Default of --http-port: the number after the default of --grpc-port."""
 
 
 _COMMANDS = ("clock", "faults", "publish", "records", "subscriptions", "topics")
@@ -67,7 +67,7 @@ class _Commands(click.Group):
     type=click.IntRange(0, 65535),
     default=_HTTP_PORT,
     show_default=True,
-    help="Port of sign-in, the Tooling API and the web page; 0 selects a free port.",
+    help="Port for HTTP: sign-in, the REST APIs and the web page; 0 selects a free port.",
 )
 @click.option(
     "--data-dir",
@@ -111,8 +111,8 @@ class _Commands(click.Group):
 @click.option(
     "--until-stdin-closes",
     is_flag=True,
-    help="Exit when stdin is closed, so that the emulator cannot outlive the program that started "
-    "it.",
+    help="Exit when stdin is closed, so that the emulator ends together with the program that "
+    "started it.",
 )
 @click.pass_context
 def emulator(
@@ -250,7 +250,7 @@ def _client_settings(server: EmulatorServer) -> str:
 
 
 def _ready(server: EmulatorServer) -> dict[str, str]:
-    """Return the values that a client needs to connect, for the ready line."""
+    """Return the values in the ready line: addresses, access token, org and CA file."""
     ready = {
         "grpc": server.grpc_target,
         "http": server.http_url,

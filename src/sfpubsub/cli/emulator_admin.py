@@ -20,8 +20,8 @@ from sfpubsub.emulator.remote import DEFAULT_URL, RemoteEmulator
 
 _EVENTS = 200
 _BYTES = 128 * 1024
-"""Maximum number of events per request, and the size in bytes at which a request is sent. The
-endpoint accepts twice that size.
+"""Limits of a publish request: its maximum number of events, and the size in bytes at which it is
+sent. The endpoint accepts twice that size.
 """
 
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -149,8 +149,9 @@ def list_faults(emulator: RemoteEmulator) -> None:
 def add(emulator: RemoteEmulator, kind: str, parameters: tuple[str, ...]) -> None:
     """Add a fault. Depending on its kind, it occurs immediately or at the next opportunity.
 
-    The parameters are times, rpc, target, and those of KIND, such as after_responses=3; see
-    `sfpubsub emulator faults kinds`. Prints the fault's number.
+    The parameters times, rpc and target limit how often and where the fault occurs. `sfpubsub
+    emulator faults kinds` lists the other parameters of KIND, such as after_responses=3. Prints the
+    fault's number.
     """
     show({"number": emulator.add_fault(kind, **dict(map(_parameter, parameters)))})
 
@@ -236,7 +237,9 @@ def _event(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise click.ClickException(f"{where} is not valid JSON: {error}") from error
     if not isinstance(event, dict):
-        raise click.ClickException(f"{where} is not a JSON object")
+        raise click.ClickException(
+            f"{where} is not a JSON object: each line must be an object with the event's fields"
+        )
     return event
 
 

@@ -102,8 +102,8 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 @click.option(
     "--once",
     is_flag=True,
-    help="Stop when there is nothing left to read, according to the service or after "
-    "--idle-timeout.",
+    help="Stop when the service reports that all events have been read, or after --idle-timeout "
+    "without an event.",
 )
 @click.option(
     "--batch-events",
@@ -198,8 +198,7 @@ def ingest(
     if table_properties and format_ == "parquet":
         raise click.UsageError("--table-property requires --format delta or iceberg")
     _require_spark()
-    # Imported here, because it loads pyspark, pyarrow and grpc, which no other command needs
-    # together.
+    # Imported here, because it loads pyspark, pyarrow and grpc, which slows down --help.
     from sfpubsub.spark.ingest import job as jobs
 
     # Check these before Spark starts, which takes seconds.
@@ -249,7 +248,7 @@ def _require_spark() -> None:
 def _sources(
     managed: tuple[str, ...], topic: tuple[str, ...], channel: tuple[str, ...]
 ) -> tuple[Source, ...]:
-    """Return the sources to read.
+    """Check the source options, and return the sources to read.
 
     Raises:
         UsageError: No source was specified, or the same source twice.
@@ -268,7 +267,7 @@ def _sources(
 
 
 def _table(sources: tuple[Source, ...], to: str, format_: str, staging: str | None) -> Destination:
-    """Return the destination table.
+    """Check the options of the destination, and return the destination table.
 
     Raises:
         ConfigurationError: The destination is not valid, or is inside another table.

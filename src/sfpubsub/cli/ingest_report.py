@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 
 
 class Report:
-    """Messages and progress of all sources in one run. Thread-safe.
+    """Prints the messages of one run, and collects the progress of its sources. Thread-safe.
 
     Args:
-        sources: The sources of the run. If there are several, each message starts with its source.
+        sources: The sources of the run. With several sources, each message about a source begins
+            with the name of that source.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:

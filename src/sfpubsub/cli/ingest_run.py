@@ -1,4 +1,4 @@
-"""One run of ``sfpubsub ingest``: opens everything in order, and closes it in reverse."""
+"""One run of ``sfpubsub ingest``: opens its resources in order, and closes them in reverse."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Open:
-    """The opened table, and the objects that all sources share."""
+    """The objects that all sources of a run share: sidecars, writer, session and client."""
 
     sidecars: Sidecars
     together: Together
@@ -100,7 +100,7 @@ class Run:
         stop: StopRequest,
         http: Address | None = None,
     ) -> None:
-        """Open everything, and read until every source has ended or *stop* is requested."""
+        """Open all resources, and read until every source has ended or *stop* is requested."""
         from sfpubsub.spark.ingest.streams import Streams
 
         with ExitStack() as opened:
@@ -127,7 +127,7 @@ class Run:
             schemas.store = table.sidecars.schemas
             self.streams += [self._stream(table, source) for source in self._sources]
             jobs = Streams(self.streams, self._on_source_failure)
-            opened.callback(jobs.join)  # before closing what they use
+            opened.callback(jobs.join)  # before the objects that the jobs use are closed
             stop.tell(lambda: self._stop(jobs))
             # Existing objects live as long as the process. Exempting them from garbage collection
             # saves a tenth of the time.
@@ -163,8 +163,8 @@ class Run:
         Managed subscriptions and channels cannot be looked up in this way.
 
         Raises:
-            SfPubSubError: A topic cannot be read, and the error is not transient. With
-                on_source_failure "continue", only if this applies to all sources.
+            SfPubSubError: A topic cannot be read, and the error is not transient. If
+                on_source_failure is "continue", raised only if this is the case for all sources.
         """
         failures: list[SfPubSubError] = []
         for source in self._sources:

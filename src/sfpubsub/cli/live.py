@@ -27,7 +27,7 @@ class LiveLine:
 
     Args:
         text: Returns the current text of the line; empty to show no line.
-        ends: Whether to print the line once more at the end.
+        ends: Whether to print the line once more when the block ends.
         is_terminal: Whether to update the line in place; None to do so if stderr is a terminal.
         clock: Monotonic clock, in seconds.
     """
@@ -70,7 +70,7 @@ class LiveLine:
             click.echo(text, err=True)
 
     def say(self, text: str) -> None:
-        """Print a message on a line of its own."""
+        """Print a message on a separate line, above the status line."""
         with self._lock:
             if self._is_shown:
                 click.echo(_CLEAR, err=True, nl=False)

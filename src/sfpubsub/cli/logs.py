@@ -1,4 +1,4 @@
-"""Log to stderr as text or JSON lines, limiting repetitions."""
+"""Log to stderr as text or JSON lines, and suppress repeated messages."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sfpubsub.errors import SfPubSubError
 LogFormat = Literal["text", "json"]
 
 # Maximum number of lines of one kind, and the seconds for which it applies. Further lines are only
-# counted, so that a repeated failure does not bury one that occurs once.
+# counted, so that a repeated failure does not hide a failure that occurs once.
 LINES = 5
 WITHIN = 60.0
 
 # Maximum number of kinds to remember. Beyond it, all kinds are forgotten.
 _KINDS = 1000
 
-# The service's id of a call, as messages of this package contain it; and the parts in which
-# messages of one kind may differ.
+# Patterns of an RPC id in this package's messages, and of the parts in which messages of one kind
+# may differ.
 _RPC_ID = re.compile(r"rpc id ([^\s,;)]+)")
 _DIFFERS = re.compile(r"rpc id [^\s,;)]+|\d+(?:\.\d+)?")
 
@@ -38,7 +38,7 @@ def set_up(verbose: int, log_format: LogFormat) -> None:
         verbose: 0 for warnings and errors, 1 for info, 2 for debug.
         log_format: With ``json``, every line on stderr is a JSON object.
     """
-    # Only for this package's logger: messages of other libraries must not bury its errors.
+    # Only for this package's logger, so that messages of other libraries do not hide its errors.
     logger = logging.getLogger("sfpubsub")
     logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)])
     for handler in [each for each in logger.handlers if isinstance(each, _ToStderr)]:
@@ -67,8 +67,9 @@ class _ToStderr(logging.Handler):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats records as JSON objects with time, level, logger and message, plus RPC id and
-    traceback if there are any.
+    """Formats log records as JSON objects with the keys time, level, logger and message.
+
+    The keys rpc_id and traceback are added if the record has these values.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -89,10 +90,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class Limit:
-    """Limits warnings and errors to `LINES` of a kind within `WITHIN` seconds.
+    """Suppresses repeated warnings and errors: at most `LINES` of a kind pass per `WITHIN` seconds.
 
-    Messages that differ only in numbers and RPC ids are of the same kind. The first message of the
-    kind after that time includes the number of suppressed messages.
+    Messages that differ only in numbers and RPC ids are of the same kind. The first message of a
+    kind after a period of `WITHIN` seconds includes the number of suppressed messages.
 
     Not thread-safe; the handler's lock serialises calls.
     """
@@ -156,7 +157,7 @@ class JsonStderr(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Write the complete lines, and buffer an incomplete last line."""
+        """Write all complete lines, and buffer an incomplete last line. Return ``len(text)``."""
         with self._lock:
             *lines, self._rest = (self._rest + text).split("\n")
             for line in lines:

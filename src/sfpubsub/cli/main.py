@@ -33,7 +33,7 @@ COMMANDS = {
     "channel": ("sfpubsub.cli.event_channels", "Administer channels of events."),
     "completion": ("sfpubsub.cli.completion", "Set up Tab completion in the shell."),
     "demo": ("sfpubsub.cli.demo", "Run an ingest job on the emulator and kill it midway."),
-    "upgrade": ("sfpubsub.cli.upgrade", "Add new columns to an older raw table."),
+    "upgrade": ("sfpubsub.cli.upgrade", "Upgrade an older raw table to the current layout."),
     "derive": ("sfpubsub.cli.tables", "Alias of tables."),
     "doctor": ("sfpubsub.cli.doctor", "Check settings, network, session and permissions."),
     "emulator": ("sfpubsub.cli.emulator", "Run a local emulator of the Pub/Sub API."),
@@ -44,7 +44,7 @@ COMMANDS = {
     "publish": ("sfpubsub.cli.publish", "Publish events from JSON lines."),
     "push": ("sfpubsub.cli.pushtopic", "Push an event to a generic channel."),
     "pushtopic": ("sfpubsub.cli.pushtopic", "Administer PushTopics."),
-    "quarantine": ("sfpubsub.cli.quarantine", "List and redrive events that could not be decoded."),
+    "quarantine": ("sfpubsub.cli.quarantine", "List and redrive quarantined events."),
     "schema": ("sfpubsub.cli.lookup", "Show an Avro schema, by id or topic."),
     "subscribe": ("sfpubsub.cli.subscribe", "Print events as JSON lines."),
     "tables": ("sfpubsub.cli.tables", "Build query tables from a raw table, with PySpark."),
@@ -72,7 +72,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
+        """Write the list of commands for --help, without importing the commands."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in self.list_commands(ctx)])
 
@@ -109,7 +109,7 @@ def run(args: list[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        args: Arguments to use instead of the process's own.
+        args: Command-line arguments; None to use those of the process.
 
     Returns:
         The exit code.

@@ -266,12 +266,12 @@ def _what(record: ManagedEventSubscription) -> str:
 
 def _forgets(record: ManagedEventSubscription) -> str:
     begins = (
-        "with new events, and earlier ones are lost"
+        "with new events, so that events published before the restart are lost"
         if record.default_replay == "LATEST"
         else "with the oldest retained event, so that up to 72 hours of events are redelivered"
     )
     return (
-        f"the committed position of {_what(record)} will be deleted; after a restart, the "
+        f"this deletes the committed position of {_what(record)}: after a restart, the "
         f"subscription begins "
         f"{begins}"
     )

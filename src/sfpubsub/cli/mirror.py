@@ -49,7 +49,7 @@ class Duration(click.types.StringParamType):
 
 @click.group("mirror")
 def mirror() -> None:
-    """Keep complete, live tables of an org's objects."""
+    """Keep complete, up-to-date tables of an org's objects."""
 
 
 @mirror.command("run")
@@ -75,7 +75,7 @@ def mirror() -> None:
     type=click.Choice(["mark", "remove"]),
     default="mark",
     show_default=True,
-    help="What to do with the row of a deleted record.",
+    help="What to do with the row of a deleted record: mark it as deleted, or remove it.",
 )
 @click.option(
     "--bulk-from",

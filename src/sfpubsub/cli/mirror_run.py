@@ -1,4 +1,4 @@
-"""One run of ``sfpubsub mirror run``: opens everything in order and closes it in reverse."""
+"""One run of ``sfpubsub mirror run``: opens its resources in order, and closes them in reverse."""
 
 from __future__ import annotations
 

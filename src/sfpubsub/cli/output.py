@@ -1,8 +1,8 @@
-"""Write to stdout, and observe how much its reader has consumed and whether it has exited.
+"""Write to stdout, and observe how much of the output was read and whether the reader has exited.
 
-A pipe buffers unread output (64 KiB on Linux), and loses it if the reader exits. So output counts
-as taken once it has left the pipe. What the reader does with the output is not visible: `head -1`
-reads a block and prints only its first line.
+A pipe buffers unread output (64 KiB on Linux), and loses it if the reader exits. Output therefore
+counts as read only once it has left the pipe. What the reader does with the output is not visible:
+`head -1` reads a block and prints only its first line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sfpubsub.errors import ConfigurationError
 class Output:
     """Writes to a stream and watches its reader. Not thread-safe.
 
-    For a file or a terminal, all output counts as taken immediately. The same applies to a pipe
+    For a file or a terminal, all output counts as read immediately. The same applies to a pipe
     unless the system reports how much data in the pipe is unread; only Linux is known to do so.
 
     Args:
@@ -53,7 +53,9 @@ class Output:
         return text.encode(self._out.encoding or "utf-8", self._out.errors or "strict")
 
     def write(self, data: bytes) -> None:
-        """Write *data*, blocking while a pipe is full. If the reader has exited, discard the rest.
+        """Write *data*, blocking while a pipe is full.
+
+        If the reader exits, the data that has not been written is discarded.
 
         Raises:
             OSError: The data cannot be written, for instance because the disk is full.
@@ -78,7 +80,7 @@ class Output:
         return self._written
 
     def taken(self) -> int:
-        """Return how many of the written bytes the reader has taken."""
+        """Return how many of the written bytes the reader has read."""
         if not self._counts_unread or self._descriptor is None:
             return self._written
         # Unread data of other writers to the same pipe is counted too, which errs on the safe side.
@@ -87,7 +89,7 @@ class Output:
         return self._written - unread[0]
 
     def is_gone(self, wait: float = 0.0) -> bool:
-        """Return whether the reader has closed its end.
+        """Return whether the reader has closed its end of the pipe.
 
         Args:
             wait: Maximum time to wait for the reader, in seconds.

@@ -33,7 +33,8 @@ class Seconds(click.FloatRange):
 class Topic(click.types.StringParamType):
     """Parameter type of a topic's full name.
 
-    For a short name, the error suggests the full name; for a Streaming API channel, the option.
+    The error for a short name suggests the full name. The error for a Streaming API channel
+    suggests the option --channel.
     """
 
     name = "topic"
@@ -52,7 +53,7 @@ class Topic(click.types.StringParamType):
 class ManagedName(click.types.StringParamType):
     """Parameter type of a managed subscription's name or id.
 
-    For a topic or a channel, the error suggests the right option.
+    The error for a topic or a channel suggests the option --topic or --channel.
     """
 
     name = "name"
@@ -87,7 +88,10 @@ class Channel(click.types.StringParamType):
 
 
 class ReadingCommand(click.Command):
-    """Command whose source is an option. A positional argument is rejected with a suggestion."""
+    """Command that takes its source as an option.
+
+    A positional argument is rejected, with a suggestion of the right option.
+    """
 
     allow_extra_args = True  # rejected here, with a better message than click's
 
@@ -101,14 +105,14 @@ class ReadingCommand(click.Command):
 
 
 def meant(name: str) -> str:
-    """Return how to specify *name*, judging by its form, such as ``--topic /event/A__e``."""
+    """Return the probable option for *name*, with the name, such as ``--topic /event/A__e``."""
     if name.startswith(_CHANNELS):
         return f"subscribe --channel {name}"
     return f"--topic {name}" if name.startswith("/") else f"--managed {name}"
 
 
 def full_names(name: str) -> list[str]:
-    """Return the topics that *name*, which does not begin with a slash, may refer to."""
+    """Return the possible full topic names for *name*, which does not begin with a slash."""
     if name.startswith(("event/", "data/")):
         return [f"/{name}"]
     if re.search(r"ChangeEvents?$", name):

@@ -29,10 +29,10 @@ _ANSWER = 4096
 
 
 class ProbeError(Exception):
-    """A probe that failed.
+    """Raised when a probe fails.
 
     Args:
-        message: What failed.
+        message: Description of the failure.
         cure: Suggested fix.
     """
 
@@ -51,7 +51,7 @@ class Way(NamedTuple):
 
     @property
     def first(self) -> tuple[str, int]:
-        """Host and port to connect to: those of the proxy, if any."""
+        """Host and port to connect to: the proxy's if one is set, otherwise the service's."""
         if not self.proxy:
             return self.host, self.port
         parts = urlsplit(self.proxy)
@@ -81,7 +81,7 @@ def resolve(host: str) -> list[str]:
     Raises:
         ProbeError: *host* cannot be resolved.
     """
-    cure = "check the name, and the DNS and VPN of this machine"
+    cure = "check the host name, and the DNS and VPN settings of this machine"
     try:
         # In a thread, because the system's resolver has no configurable timeout.
         found = _within(STEP, lambda: socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
@@ -167,7 +167,7 @@ def _seen(way: Way) -> str:
         ):
             return _described(secured.getpeercert(binary_form=True))
     except (ProbeError, OSError):
-        return "unavailable, as the second connection failed"
+        return "unknown, because a second connection to read it failed"
 
 
 def _described(der: bytes | None) -> str:
@@ -189,13 +189,14 @@ def _through_proxy(connection: socket.socket, way: Way) -> None:
         answer = connection.recv(_ANSWER)
     except OSError as error:
         raise ProbeError(
-            f"the proxy closed the connection: {_words(error)}", "check the proxy"
+            f"the proxy did not complete the connection: {_words(error)}",
+            "check that SFPUBSUB_PROXY or https_proxy is the address of an HTTP proxy",
         ) from None
     status = answer.split(b" ", 2)[1:2]
     if not answer.startswith(b"HTTP/1.") or status != [b"200"]:
         said = status[0][:3].decode("ascii", "replace") if status else "nothing"
         raise ProbeError(
-            f"the proxy answered {said} and rejected the connection to {target}:{way.port}",
+            f"the proxy answered {said} and did not connect to {target}:{way.port}",
             "allow the connection in the proxy, and check the username and password in "
             "SFPUBSUB_PROXY",
         )

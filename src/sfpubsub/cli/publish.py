@@ -98,7 +98,7 @@ class Pace:
     "current time.",
 )
 @click.option(
-    "--stream", is_flag=True, help="Publish with PublishStream, with several requests in flight."
+    "--stream", is_flag=True, help="Use the PublishStream call, with several requests in flight."
 )
 @click.option(
     "--rate",
@@ -193,7 +193,7 @@ class Printer:
         self._thread.start()
 
     def put(self, receipt: Future[PublishResult]) -> None:
-        """Queue a receipt; its result is printed after the results of earlier receipts.
+        """Queue the future of a result, to print the result after those queued earlier.
 
         Blocks while `MAX_UNPRINTED` results are waiting. Raises the error with which printing an
         earlier result failed.
@@ -205,8 +205,9 @@ class Printer:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        """Wait until all results are printed. The publisher's timeout limits the wait. Raises the
-        error with which printing a result failed.
+        """Wait until all results are printed. The publisher's timeout limits the wait.
+
+        Raises the error with which printing a result failed.
         """
         self._receipts.put(None)
         self._thread.join()
@@ -240,12 +241,13 @@ def _flush(publisher: Publisher) -> None:
 
 
 class _Enough(Exception):  # noqa: N818  # not an error, but the end of a wait
-    """A signal arrived while the command was waiting for a line or for its pace."""
+    """Raised by the signal handler to end a wait for input or for the next event's send time."""
 
 
 def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple[str, str]]:
-    """Yield each line, preceded by its location, at the given pace, until the file ends or a signal
-    arrives. Blank lines are skipped.
+    """Yield the location and the text of each line that is not blank, at the given pace.
+
+    Ends at the end of the file, or when a signal arrives.
 
     Raises:
         ConfigurationError: The file is not valid UTF-8.
@@ -296,7 +298,9 @@ def _event(line: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigurationError(f"{where} is not a JSON object")
+        raise ConfigurationError(
+            f"{where} is not a JSON object: each line must be an object with the event's fields"
+        )
     about = value.pop(ABOUT, {})
     if not isinstance(about, dict) or not about.keys() <= {"id", "headers"}:
         raise ConfigurationError(f"{where}: {ABOUT} must be an object with id, headers, or both")

@@ -84,7 +84,7 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
     if not yes:
         click.confirm(
             f"subscribers of /topic/{topics.show(name).name} will no longer receive "
-            f"events. Delete it?",
+            f"events. Delete the PushTopic?",
             abort=True,
             err=True,
         )

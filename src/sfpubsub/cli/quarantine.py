@@ -131,12 +131,12 @@ def redrive(
     again: bool,
     **service: str | None,
 ) -> None:
-    """Decode all events, or those with the given KEYs, and print them as `subscribe` does or, with
-    --to, write them to a table.
+    """Decode events from the quarantine again, and print them or write them to a table.
 
-    An event is marked as redriven after its line or row is written, and later runs skip it. Events
-    that still cannot be decoded stay in the quarantine and cause a message on stderr and exit code
-    1.
+    Without KEYs, all events are redriven. They are printed in the format of `subscribe` or, with
+    --to, written to a table. An event is marked as redriven after its line or row is written, and
+    later runs skip it. An event that still cannot be decoded stays in the quarantine, and causes a
+    message on stderr and exit code 1.
     """
     if to is None and (format_ or master or conf or packages):
         raise click.UsageError("--format, --master, --conf and --packages require --to")
@@ -232,7 +232,7 @@ def _entry(kept: FileQuarantine, key: str) -> QuarantinedEvent:
     entry = kept.get(key) if key.isalnum() else None
     if entry is None:
         raise ConfigurationError(
-            f"{kept.directory} has no event {key}: see sfpubsub quarantine list"
+            f"{kept.directory} has no event {key}: run sfpubsub quarantine list to see the keys"
         )
     return entry
 

@@ -47,11 +47,14 @@ class Sink(Protocol):
 
     @property
     def name(self) -> str:
-        """Description of the destination; stored in the marks."""
+        """Description of the destination, stored when events are marked as redriven."""
         ...
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
-        """Return why the entry cannot be written to this destination; None if it can."""
+        """Return the reason why the entry cannot be written to this destination.
+
+        None if it can be written.
+        """
         ...
 
     def add(self, event: Event, received_at: float) -> bool:
@@ -69,7 +72,7 @@ class Sink(Protocol):
         """Write the added events durably.
 
         Raises:
-            WriteError: The write failed; none of the events may be marked.
+            WriteError: The write failed, so none of the events may be marked as redriven.
         """
         ...
 
@@ -84,16 +87,20 @@ class Lines:
         self._line = EventLines(raw=False).line
 
     def refusal(self, _entry: QuarantinedEvent) -> str | None:
-        """See `Sink`."""
+        """Return None, because any event can be printed."""
         return None
 
     def add(self, event: Event, _received_at: float) -> bool:
-        """See `Sink`."""
+        """Render an event as a line; return whether `_LINES` lines have accumulated."""
         self._lines.append(self._line(event))
         return len(self._lines) >= _LINES
 
     def write(self) -> None:
-        """See `Sink`."""
+        """Write the accumulated lines to stdout and, if it is a file, flush them to disk.
+
+        Raises:
+            WriteError: The lines could not be written.
+        """
         try:
             sys.stdout.write("".join(self._lines))
             sys.stdout.flush()
@@ -116,9 +123,7 @@ def _sync(descriptor: Callable[[], int]) -> None:
 
 
 class Table:
-    """Writes to the raw table that the events belong to.
-
-    The position stored in the table does not change.
+    """Writes events to their raw table. The position stored in the table does not change.
 
     Args:
         writer: Writer of the table.
@@ -135,18 +140,25 @@ class Table:
 
     @property
     def name(self) -> str:
-        """See `Sink`."""
+        """Description of the table, stored when events are marked as redriven."""
         return str(self._writer.destination)
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
-        """See `Sink`."""
+        """Return an error message if the table does not belong to the entry's source, else None."""
         if entry.subscription in self._sources:
             return None
         owners = ", ".join(map(str, self._sources.values()))
-        return f"the event belongs to {entry.subscription}, but the table has events from {owners}"
+        return (
+            f"the event belongs to {entry.subscription}, but the table has events from {owners}: "
+            f"redrive the event to the table of its source"
+        )
 
     def add(self, event: Event, received_at: float) -> bool:
-        """See `Sink`."""
+        """Add an event to the next write; return whether enough rows or bytes have accumulated.
+
+        Raises:
+            DecodeError: The payload does not match the schema. The event was not added.
+        """
         from sfpubsub.spark.raw.rows import row_of
 
         row = row_of(event, received_at)
@@ -158,10 +170,10 @@ class Table:
         return len(self._rows) >= _ROWS or self._bytes >= _ROW_BYTES
 
     def write(self) -> None:
-        """See `Sink`. Events that the table already contains are not written again, regardless of
-        their age.
+        """Write the accumulated events durably: first their schemas, then their rows.
 
-        Schemas are stored durably before the rows.
+        Events that the table already contains, whatever their age, are only counted in
+        `duplicates`.
         """
         from sfpubsub.spark.raw.rows import arrow_table
 
@@ -185,7 +197,7 @@ def redrive(
     """Decode *entries*, write their events to *sink*, and mark the entries as redriven.
 
     Returns:
-        The number of entries written, and the number of those that could not be written.
+        The number of entries written, and the number of entries that stay in the quarantine.
 
     Raises:
         WriteError: Entries could not be written or marked.

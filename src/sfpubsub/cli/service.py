@@ -135,7 +135,7 @@ class StopRequest:
 
     @contextmanager
     def installed(self) -> Iterator[StopRequest]:
-        """Handle both signals within the block. Call this in the main thread only."""
+        """Handle SIGINT and SIGTERM within the block. Call this in the main thread only."""
         previous = {
             number: signal.signal(number, self._handle)
             for number in (signal.SIGINT, signal.SIGTERM)

@@ -28,9 +28,9 @@ def pairs(
 
 
 def spark_options(command: F) -> F:
-    """Add the options ``--conf`` and ``--packages``, passed as ``conf`` and ``packages``.
+    """Add the options ``--conf`` and ``--packages`` to a command.
 
-    See `spark_settings`.
+    The command receives them as ``conf`` and ``packages``, for `spark_settings`.
     """
     for option in (
         click.option(

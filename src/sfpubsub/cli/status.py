@@ -1,4 +1,4 @@
-"""The contents of status files, and functions that read them safely."""
+"""The contents of status files, and functions that read and validate them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = Literal["managed", "topic", "channel"]
 # Hours for which deliveries are counted. The service's allocation covers a rolling 24 hours.
 HOURS = 24
 
-# Seconds of an hour.
+# Seconds in an hour.
 HOUR = 3600
 
 # Suffix of the file names. The directory may contain unrelated files.
@@ -90,7 +90,7 @@ class Status:
     """
 
     def delivered_lately(self, now: float) -> int:
-        """Return the number of events delivered in the last 24 hours, rounded up to full hours."""
+        """Return the number of events delivered in the current hour and the 24 hours before it."""
         return sum(recent(self.hours, now).values())
 
     def is_alive(self) -> bool | None:
@@ -158,9 +158,9 @@ def read_status(path: Path) -> Status:
         if isinstance(values[name], (int, float)) and not abs(values[name]) <= _MOST:
             raise ValueError(f"{name} is not a valid number")
     if values["kind"] not in get_args(Kind):
-        raise ValueError(f"the kind is not one of {', '.join(get_args(Kind))}")
+        raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}")
     if not all(_is_count(hour, events) for hour, events in values["hours"].items()):
-        raise ValueError("the hours are not counts of events")
+        raise ValueError("hours must map each hour to a number of events")
     return Status(**{name: values[name] for name in _FIELDS})
 
 

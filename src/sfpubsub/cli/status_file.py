@@ -146,7 +146,7 @@ class StatusFile:
         self._due = 0.0
 
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
-        """Record that the first *events* events of *batch* were acked; None means all."""
+        """Record that the first *events* events of *batch* were acked; None means all events."""
         self.observation.acked(batch, events)
 
     def refresh(self) -> None:

@@ -19,7 +19,7 @@ _STEP = "table step"
 
 
 class Engine(Protocol):
-    """An engine that builds tables in steps and reports them."""
+    """An engine that builds tables in steps, and reports each completed step."""
 
     on_step: Callable[[StepReport], None] | None
 
@@ -29,7 +29,7 @@ class Engine(Protocol):
 
 
 class StepWatch:
-    """Adds up the reports of one engine's steps.
+    """Sums the step reports of one engine, and passes them to a monitor.
 
     The engine calls a registered callback in its own thread. All public methods are thread-safe.
     """
@@ -58,7 +58,7 @@ class StepWatch:
         monitor.history.follow(Series("Current step", "s", lambda _: engine.step_seconds() or 0.0))
 
     def text(self) -> str:
-        """Return the total of all steps for the status line; empty before the first step."""
+        """Return the totals of all steps as text for the status line; empty before the first."""
         total = self._total
         return "" if total is None else _text(total)
 

@@ -1,4 +1,4 @@
-"""``sfpubsub subscribe``: print events as JSON lines, and ack the events that were read."""
+"""``sfpubsub subscribe``: print events as JSON lines, and ack each event once its line was read."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def subscribe(
     """Print events as JSON lines on stdout.
 
     With --managed, the service stores the position; with --replay-store, a file does. An event is
-    acked once its line is written or, for a pipe, once the reader has taken the line. The next run
+    acked once its line is written or, for a pipe, once the line has been read. The next run
     continues after the last acked event. The command exits cleanly after Ctrl-C, or when the reader
     closes the pipe, as `head` does. A second Ctrl-C exits immediately.
     """
@@ -254,7 +254,7 @@ class _Printer:
 
     @property
     def unread(self) -> int:
-        """Number of events that were printed, at least in part, and may not have been read."""
+        """Number of events that were at least partly printed, and may not have been read yet."""
         return len(self._unread)
 
     @property
@@ -338,10 +338,10 @@ def _print(
 
 
 def _wait_for_reader(subscription: Reading, printer: _Printer, stop: StopRequest) -> None:
-    """Wait until all lines were read, or reading is no longer possible.
+    """Wait until all printed lines have been read.
 
-    This is the case if the reader has exited or the subscription has ended. After a stop request,
-    wait at most `_GRACE` seconds.
+    The wait ends early if the reader exits or the subscription ends. After a stop request, it lasts
+    at most `_GRACE` seconds.
     """
     deadline = math.inf
     while printer.unread and not printer.out.is_gone(_LOOK):

@@ -15,7 +15,7 @@ _RATE_OVER = 10.0
 
 
 class Summary:
-    """Summarises subscriptions: events, rate, lag, last commit, reconnects, gaps.
+    """Summarises subscriptions as text: events, rate, lag, last commit, reconnects and gaps.
 
     Args:
         facts: Returns the current state of each subscription.
@@ -30,7 +30,7 @@ class Summary:
         self._seen: deque[tuple[float, int]] = deque()
 
     def __call__(self) -> str:
-        """Return the summary; empty if there is no subscription yet."""
+        """Return the summary, such as ``5 events, 2/s``; empty if no subscription is open yet."""
         now, all_facts = self._clock(), self._facts()
         if not all_facts:
             return ""

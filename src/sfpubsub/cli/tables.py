@@ -180,7 +180,7 @@ def _say_why(total: StepReport, target: str) -> None:
         )
     click.echo(
         f"none of the {counted(total.undecodable, 'event')} could be decoded, {count} of them "
-        f"because {reason}{hint}; they are in {target}, table _undecodable",
+        f"because {reason}{hint}; the events are in {target}, table _undecodable",
         err=True,
     )
 

@@ -35,7 +35,7 @@ class Listen(click.types.StringParamType):
     name = "address"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse *value* into an `Address`. Without a host, it is a loopback address."""
+        """Parse *value* into an `Address`. If *value* has no host, the host is 127.0.0.1."""
         if isinstance(value, Address):
             return value
         host, _, port = str(value).rpartition(":")
@@ -98,6 +98,6 @@ def watching(
 
 
 def is_traced() -> bool:
-    """Return whether OpenTelemetry is configured and installed, without the slow import."""
+    """Return whether OpenTelemetry is configured and installed, without importing it."""
     is_set_up = any(name.startswith("OTEL_") for name in os.environ)
     return is_set_up and importlib.util.find_spec("opentelemetry") is not None

@@ -43,7 +43,7 @@ class WriteWatch:
         )
 
     def wrote(self, progress: Progress) -> None:
-        """Report a write that has finished. *progress* is the job's progress after it."""
+        """Report a completed write. *progress* is the job's progress after the write."""
         before, self._seen = self._seen, progress
 
         def new(name: str) -> int:

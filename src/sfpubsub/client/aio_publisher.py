@@ -1,4 +1,4 @@
-"""The asyncio publisher: uses the same driver as `Publisher`, with futures of the event loop."""
+"""The asyncio publisher. It uses the same driver as `Publisher`, but returns asyncio futures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Run(Protocol):
 
 
 class AsyncPublisher:
-    """Publishes to one topic; see `Publisher`.
+    """Publishes events to one topic; see `Publisher`.
 
     It belongs to the event loop in which it was created.
     """

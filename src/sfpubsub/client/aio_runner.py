@@ -61,20 +61,20 @@ class AsyncRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._finished = False
         self.over = False
-        """Whether all handlers have finished or were cancelled; the bell then rings."""
+        """Whether all handlers have finished or were cancelled. The bell rings when it changes."""
 
     def check_caller(self) -> None:
         """Check that the current task can wait for the run to end.
 
         Raises:
-            LocalProtocolError: The current task belongs to the run.
+            LocalProtocolError: The current task belongs to the run, so waiting would deadlock.
         """
         current = asyncio.current_task()
         if current is self._caller or current in self._tasks:
             raise drained_from_within(self._delivery.name)
 
     async def run(self, take: Callable[[], Awaitable[EventBatch | End | None]]) -> RunSummary:
-        """Handle events until there are no more, wait for all handlers, and return a summary.
+        """Handle events until the subscription ends, wait for all handlers, and return a summary.
 
         Args:
             take: Waits for the next batch.

@@ -163,7 +163,8 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
         """Carry out a step, waiting at most until *deadline*.
 
         Returns:
-            Whether the step is done. If not, the next call waits for the same work.
+            True if the step was completed. False if the deadline passed first: the work continues,
+            and the next call waits for it.
         """
         store = self._delivery.store
         if isinstance(step, Store) and is_async(store):
@@ -228,7 +229,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
             await self.drain()
 
     async def join(self, timeout: float) -> None:
-        """Wait up to *timeout* seconds for the threads of a subscription that has ended."""
+        """Wait up to *timeout* seconds until the threads of an ended subscription have exited."""
         await in_thread("sfpubsub-aio-join", lambda: self._delivery.driver.join(timeout))
 
     async def __aenter__(self) -> Self:

@@ -30,7 +30,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
     Args:
         session: A session, or an object whose ``get_session`` supplies sessions.
         endpoint: ``host:port`` of the service.
-        insecure: ``1`` allows plaintext to loopback, ``force`` to any host.
+        insecure: ``1`` uses plaintext to loopback, ``force`` to any host; empty requires TLS.
         ca_file: PEM file of certificate authorities to trust instead of the system's.
         proxy: URL of an HTTP proxy; if empty, ``https_proxy`` and ``no_proxy`` apply.
         timings: Intervals, delays and timeouts; see `Timings`.
@@ -66,7 +66,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         self._opened()
 
     def _opened(self) -> None:
-        """Create further resources of a subclass, once the connection object exists."""
+        """Create a subclass's own resources. Called once the connection object exists."""
 
     @classmethod
     def from_env(
@@ -137,9 +137,9 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             connection_timeout: The outage budget: seconds that transport failures may last before
                 the subscription fails; None means forever. This is not the timeout of one
                 connection attempt.
-            on_gap: Called with every gap. It must not block or close the client, because it is
-                called in the thread that detects the gap, which may be the one that receives for
-                all subscriptions. The asyncio client calls it in the event loop.
+            on_gap: Called with every gap, in the thread that detects the gap. It must not block or
+                close the client, because that thread may be the one that receives the events of all
+                subscriptions. The asyncio client calls it in the event loop.
             on_undecodable: What to do with an event that cannot be decoded. ``fail``: reading its
                 value raises; ``quarantine``: it is stored durably in *quarantine* before its
                 position can be committed, and is not delivered; ``skip``: it is counted and logged,
@@ -220,8 +220,8 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
     def _plain(
         self, topic: str, start: StartPosition, store: AnyStore | None, options: SubscribeOptions
     ) -> PlainT:
-        """Create a plain subscription of this client."""
+        """Create a subscription to a topic; *store* keeps its position, unless it is None."""
 
     @abstractmethod
     def _managed(self, name: str, options: SubscribeOptions) -> ManagedT:
-        """Create a managed subscription of this client."""
+        """Create a subscription that reads through the managed subscription *name*."""

@@ -21,9 +21,12 @@ T = TypeVar("T")
 
 
 class Event:
-    """One event. Not thread-safe, but different events can be handled in different threads."""
+    """A received event, decoded on first access.
 
-    # Thousands of these are alive at a time.
+    Not thread-safe, but different events can be handled in different threads.
+    """
+
+    # Saves memory: thousands of events exist at a time.
     __slots__ = ("_batch", "_change", "_value", "codec", "delivery_seq", "raw")
 
     def __init__(self, raw: RawEvent, codec: Codec, batch: EventBatch, delivery_seq: int) -> None:
@@ -88,7 +91,7 @@ class Event:
 
     @property
     def value(self) -> dict[str, Any]:
-        """The decoded fields by name: all, or those chosen with ``fields``.
+        """The decoded fields by name: all of them, or those selected with ``fields``.
 
         Times are integers in milliseconds since 1970 UTC.
 
@@ -259,7 +262,7 @@ class EventBatch:
             yield event
 
     def behind(self, seq: int) -> EventBatch | None:
-        """Return a batch of the events after ``delivery_seq`` *seq*; None if none are left."""
+        """Return a batch of the events after ``delivery_seq`` *seq*; None if there are none."""
         start = seq + 1 - self.first_seq
         if start >= len(self.raw_events):
             return None

@@ -1,7 +1,7 @@
-"""The part shared by both clients: one channel, one session, one schema cache, and the drivers.
+"""The connection that both clients use: one channel, session and schema cache, and the drivers.
 
-Some calls block, so the clients decide in which thread to make them. `Connection.close` aborts all
-remaining drivers before it closes their channel.
+Some methods block, so each client decides in which thread to call them. `Connection.close` aborts
+all remaining drivers before it closes their channel.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Connection:
         self._topics = Topics(self.get_topic)
         self._alarm = AlarmClock(time.monotonic)
         self._home = Home()
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.Lock()  # guards the two fields below
         self._drivers: set[CallDriver[Any]] = set()
         self._closed = False
         _open_connections.add(self)
@@ -85,11 +85,11 @@ class Connection:
         self.transport.connect(timeout)
 
     def get_topic(self, name: str) -> TopicInfo:
-        """Fetch a topic with GetTopic, renewing a refused session once."""
+        """Fetch a topic with GetTopic. If the session is rejected, renew it and retry once."""
         return self._with_session(lambda: self.transport.get_topic(name))
 
     def get_schema(self, schema_id: str) -> SchemaInfo:
-        """Fetch a schema with GetSchema, renewing a refused session once."""
+        """Fetch a schema with GetSchema. If the session is rejected, renew it and retry once."""
         return self._with_session(lambda: self.transport.get_schema(schema_id))
 
     def _with_session(self, call: Callable[[], T]) -> T:
@@ -184,9 +184,9 @@ class Connection:
             deliver: See `Outbound`.
 
         Raises:
-            PermissionDeniedError: The topic cannot be published to.
+            PermissionDeniedError: The user may not publish to the topic.
             LocalProtocolError: The client is closed.
-            SfPubSubError: A call failed.
+            SfPubSubError: The topic or its schema could not be fetched.
         """
         self.check_usable()
         schema_id = self._topics.get(topic).schema_id
@@ -246,7 +246,7 @@ class Connection:
         """Reject further calls, and abort all subscriptions and publishers. Never blocks.
 
         Returns:
-            Whether this was the first call.
+            True on the first call; False if the client was already closed.
         """
         with self._lock:
             first, self._closed = not self._closed, True

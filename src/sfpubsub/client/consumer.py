@@ -6,20 +6,20 @@ No I/O, no clock, no threads. Whenever something has changed, the subscription c
 ========================  ==============================================  ======================
 step                      what the subscription does                      what it reports
 ========================  ==============================================  ======================
-`FetchSchemas`            fetches them; may block                         `found` or `not_found`
-`Quarantine`              makes the events durable; may block             `set_aside`
+`FetchSchemas`            fetches the schemas; may block                  `found` or `not_found`
+`Quarantine`              stores the events durably; may block            `set_aside`
 `Take`                    acks the undecodable events, and removes the    nothing
                           response from the queue
 `Store`                   stores the result of `to_store`; may block      `stored`
-`HandOut`                 removes the response from the queue if it is    `interrupted`, if so
-                          still there, and returns the batch
+`HandOut`                 removes the response from the queue if it is    `interrupted` if this
+                          still there, and returns the batch              is interrupted
 `WaitUntil`               waits for a change, at most until that time     nothing
-`End`                     reports that the subscription is over           nothing
+`End`                     reports that the subscription has ended         nothing
 ========================  ==============================================  ======================
 
 A subscription that is interrupted (Ctrl-C, a cancelled task) before it has reported calls `next`
 again and gets the same step, so every step may be carried out twice. A response stays at the head
-of the queue until it is ready to be delivered, so nothing is lost in between.
+of the queue until it is ready to be delivered, so an interruption loses no events.
 
 An acked position is stored immediately if the application requests a batch and none is ready,
 otherwise at most every `Timings.store_interval`. After a crash, events that were acked
@@ -49,19 +49,19 @@ logger = logging.getLogger("sfpubsub.client")
 
 
 class FetchSchemas(NamedTuple):
-    """Fetch the schemas of the next response."""
+    """Step: fetch the schemas of the next response."""
 
     schema_ids: tuple[str, ...]
 
 
 class Quarantine(NamedTuple):
-    """Durably store these undecodable events in the quarantine."""
+    """Step: store undecodable events durably in the quarantine."""
 
     events: list[QuarantinedEvent]
 
 
 class Take(NamedTuple):
-    """Ack the quarantined or skipped events, and remove their response from the queue."""
+    """Step: ack the quarantined or skipped events, and remove their response from the queue."""
 
     arrival: Arrival
     acks: tuple[int, ...]
@@ -69,11 +69,11 @@ class Take(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Store the position that `Consumer.to_store` returns."""
+    """Step: store the position that `Consumer.to_store` returns."""
 
 
 class HandOut(NamedTuple):
-    """Deliver the next batch to the application."""
+    """Step: deliver the next batch to the application."""
 
     batch: EventBatch
     arrival: Arrival | None = None
@@ -81,14 +81,14 @@ class HandOut(NamedTuple):
 
 
 class WaitUntil(NamedTuple):
-    """Wait until something changes."""
+    """Step: wait until something changes in the subscription or run."""
 
     time: float | None
-    """When to stop waiting; None means no limit."""
+    """When to stop waiting, on the monotonic clock; None means no limit."""
 
 
 class End(NamedTuple):
-    """Report the end: no more batches follow."""
+    """Step: report that the subscription has ended and no more batches follow."""
 
 
 Step: TypeAlias = FetchSchemas | Quarantine | Take | Store | HandOut | WaitUntil | End
@@ -97,7 +97,7 @@ _STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
 
 
 class _Prepared(NamedTuple):
-    """A response that is ready for delivery, and those of its batches not delivered yet."""
+    """A response that is ready for delivery, with the batches that are not delivered yet."""
 
     arrival: Arrival | None
     acks: tuple[int, ...]
@@ -105,7 +105,7 @@ class _Prepared(NamedTuple):
 
 
 class Consumer:
-    """Makes the decisions about one subscription's deliveries. Not thread-safe.
+    """Decides what one subscription does with the responses it receives. Not thread-safe.
 
     Args:
         target: The topic or managed subscription.
@@ -155,18 +155,18 @@ class Consumer:
     def asked(self) -> None:
         """Handle the application's request for the next batch.
 
-        The caller must first have acked the previous batch or noted that it is done, because
-        `in_hand` is reset.
+        This resets `in_hand`, so the caller must first ack the previous batch or record that it is
+        done.
         """
         self._given = self.in_hand = None
         self._store_when_idle = True
 
     def took_one(self, seq: int) -> None:
-        """Record that *seq* is the last event delivered of a batch delivered event by event."""
+        """Record the delivery of the event *seq* from a batch that is delivered event by event."""
         self.in_hand = (seq, seq)
 
     def give_back(self, batch: EventBatch | None) -> None:
-        """Take back the undelivered part of the last batch, to deliver it next."""
+        """Take back the undelivered part of the last batch, if any, and deliver it next."""
         if batch is not None:
             self._prepared.batches.appendleft(batch)
 
@@ -190,10 +190,11 @@ class Consumer:
             error: The error of the fetch.
             now: The current time, in seconds.
             jitter: A uniform random number in [0, 1).
-            over: Whether the subscription has ended; the reason for that is then reported instead.
+            over: Whether the subscription has ended. *error* is then neither raised nor logged,
+                because the reason for the end is reported instead.
 
         Raises:
-            SfPubSubError: *error*, if a retry would not help.
+            SfPubSubError: *error* itself, if a retry would not help.
         """
         if not error.retryable and not over:
             raise error
@@ -244,7 +245,7 @@ class Consumer:
     # Decisions.
 
     def next(self, now: float, head: Arrival | None, *, over: bool, discarded: bool) -> Step:
-        """Return the next step.
+        """Decide what the subscription does next, and return it as a step.
 
         Args:
             now: The current time, in seconds.

@@ -1,8 +1,8 @@
-"""Carries out the decisions of the `Consumer`: the part shared by both kinds of subscription.
+"""Carries out the decisions of the `Consumer`, for synchronous and asyncio subscriptions.
 
-`Delivery.turn` never blocks. `Delivery.carry_out` may; the synchronous subscription calls it
-inline, the asynchronous one in threads. Batches refer to this object and not to the subscription,
-so that an unreferenced subscription can be detected.
+`Delivery.turn` never blocks. `Delivery.carry_out` may block: a synchronous subscription calls it
+directly, an asyncio subscription in a worker thread. Batches refer to this object and not to the
+subscription, so that an unreferenced subscription can be detected.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ Work: TypeAlias = FetchSchemas | Quarantine | Take | Store
 
 
 class Wait(NamedTuple):
-    """Wait until something changes."""
+    """Step: wait until something changes in the subscription."""
 
     seconds: float | None
     """Maximum seconds to wait; None means no limit."""
 
 
 class Delivery:
-    """The internal part of a subscription, used by its public class. Thread-safe.
+    """Carries out the steps of one subscription, for its public class. Thread-safe.
 
     Args:
         driver: Driver of the stream; the subscription starts it.
@@ -139,7 +139,7 @@ class Delivery:
             self._consumer.asked()
 
     def ack_done(self) -> None:
-        """Ack the events that the application has finished processing, if any."""
+        """Ack the events that the application has finished processing, unless already acked."""
         if self._done is not None:
             self.driver.ack(*self._done)
             self._done = None
@@ -152,7 +152,7 @@ class Delivery:
 
     @property
     def _in_hand(self) -> tuple[int, int] | None:
-        """First and last event to ack when the application requests the next batch, if any."""
+        """First and last ``delivery_seq`` to ack at the next request for a batch; None for none."""
         return self._consumer.in_hand if self.acks_by_itself and self._is_tracked else None
 
     @contextmanager
@@ -160,8 +160,8 @@ class Delivery:
         """Deliver a batch event by event.
 
         Yields:
-            An iterator over the events. Events that it has not returned when the context is left
-            are delivered next.
+            An iterator over the events. When the context is left, the events that it has not
+            yielded yet are delivered next.
         """
         last = batch.first_seq - 1
 
@@ -188,7 +188,7 @@ class Delivery:
             deadline: The application's deadline by `time.monotonic`; None means no limit.
 
         Returns:
-            The batch or step; None if the deadline has passed and there is nothing to deliver.
+            The batch or step; None if the deadline has passed and no batch is ready.
         """
         try:
             step = self._step()
@@ -268,7 +268,7 @@ class Delivery:
         return None if codec is None else self._reading(codec)
 
     def _reading(self, codec: Codec) -> Codec:
-        """Return the codec that decodes only the requested fields."""
+        """Return *codec*, restricted to the fields that the application requested."""
         return codec if self._fields is None else codec.only(self._fields)
 
     def pause(self) -> None:
@@ -291,7 +291,7 @@ class Delivery:
         self.driver.wake()
 
     def stop(self) -> None:
-        """Stop deliveries. Safe in signal handlers: it waits for no lock."""
+        """Stop deliveries. Safe in signal handlers, because it does not wait for a lock."""
         if not self._stopped:
             self._stopped = True
             _thread.start_new_thread(self.driver.wake, ())
@@ -360,7 +360,8 @@ class Delivery:
         """Store the newest position if it is due. Does nothing for async stores.
 
         Args:
-            last: Whether this is the last opportunity: then the position is stored even if not due.
+            last: Whether this is the last opportunity. If so, the position is stored even if it is
+                not due.
         """
         if not isinstance(self.store, ReplayStore):
             return

@@ -7,7 +7,7 @@ carries out the step that it returns, reports the result, and calls it again:
 step            what the runner does                                what it reports
 ==============  ==================================================  =========================
 `Start`         calls the handler                                   `succeeded` or `failed`
-`SetAside`      makes the event durable in the quarantine           `set_aside` or `broke`
+`SetAside`      stores the event durably in the quarantine          `set_aside` or `broke`
 `Ack`           acks the events                                     nothing, or `broke`
 `WaitUntil`     waits for a change, at most until that time         nothing
 `Finish`        ends the run                                        nothing
@@ -47,7 +47,7 @@ ROOM_PER_WORKER = 16
 
 @dataclass(frozen=True)
 class Retry:
-    """How often and how long a handler is retried for an event on which it failed.
+    """Retry policy: how often and for how long a handler is called again for a failed event.
 
     An `SfPubSubError` that is not ``retryable``, such as a `DecodeError`, is never retried.
 
@@ -93,11 +93,13 @@ class QuarantineLimit:
     """
 
     failures: int = 10
-    """Number of failed events that do not yet stop the run. Bad events occur singly, or a few from
-    one bad import; a handler that fails on a tenth of all events is broken.
+    """Number of failed events that a run tolerates. Bad events usually occur singly or in small
+    groups. A handler that fails for a tenth of all events is probably broken.
     """
     last: int = 100
-    """Number of finished events to consider; by default, as many as one response may contain."""
+    """Number of most recently finished events to consider. The default is the maximum number of
+    events in one response.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.failures < self.last:
@@ -108,7 +110,7 @@ class QuarantineLimit:
 
 
 class Shared(NamedTuple):
-    """A key that several events can hold together.
+    """A key that several events can hold at the same time.
 
     An event with a shared key waits only for earlier events that hold the same key exclusively.
     """
@@ -133,25 +135,25 @@ class Job(Generic[T]):
 
 
 class Start(NamedTuple, Generic[T]):
-    """Call the handler."""
+    """Step: call the handler for an event."""
 
     job: Job[T]
 
 
 class SetAside(NamedTuple, Generic[T]):
-    """Store the event durably in the quarantine."""
+    """Step: store an event durably in the quarantine."""
 
     job: Job[T]
 
 
 class Ack(NamedTuple, Generic[T]):
-    """Ack events, which are handled or in the quarantine."""
+    """Step: ack events that were handled or are in the quarantine."""
 
     events: list[T]
 
 
 class Finish(NamedTuple):
-    """The run is over, and all handlers have finished."""
+    """Step: end the run, because all handlers have finished."""
 
 
 Step: TypeAlias = Start[T] | SetAside[T] | Ack[T] | WaitUntil | Finish
@@ -171,7 +173,7 @@ class _Turn(Generic[T]):
 
 
 class Dispatcher(Generic[T]):
-    """Makes the decisions of one run. Not thread-safe.
+    """Decides which steps one run takes. Not thread-safe.
 
     Args:
         workers: Maximum number of running handlers plus events being quarantined.
@@ -197,14 +199,14 @@ class Dispatcher(Generic[T]):
         self._held = 0  # arrived and not done
         self._busy = 0  # with a handler, or being set aside
         self._turns: dict[Hashable, deque[_Turn[T]]] = {}
-        self._ready: list[tuple[int, Job[T]]] = []  # heap by order: the oldest holds up the rest
+        self._ready: list[tuple[int, Job[T]]] = []  # heap by order: commits wait for the oldest
         self._retries: list[tuple[float, int, Job[T]]] = []  # heap by time
         self._aside: deque[Job[T]] = deque()
         self._acks: list[T] = []
         self._outcomes: deque[bool] = deque(maxlen=limit.last if limit else 0)  # whether it failed
         self._closed = False
         self.stopped = False
-        """Whether no more events are started."""
+        """Whether the run has stopped, so that no more events are passed to the handler."""
         self.failed_job: Job[T] | None = None
         """The event that stopped the run."""
         self.over_limit = False
@@ -222,7 +224,9 @@ class Dispatcher(Generic[T]):
 
     @property
     def has_room(self) -> bool:
-        """Whether to take more events; once full, only after half of the room is free again."""
+        """Whether the run can accept more events. A full run accepts events again when half of its
+        room is free.
+        """
         self._is_full = self._held >= (self._room // 2 + 1 if self._is_full else self._room)
         return not self._is_full
 
@@ -271,7 +275,7 @@ class Dispatcher(Generic[T]):
         self._done(job)
 
     def failed(self, job: Job[T], error: BaseException, now: float, jitter: float) -> None:
-        """Schedule a retry of an event on which the handler failed, or give it up.
+        """Schedule a retry of an event on which the handler failed, or give the event up.
 
         An event that is given up is quarantined or stops the run. If the run has already stopped,
         the event is only left unacked.
@@ -309,11 +313,11 @@ class Dispatcher(Generic[T]):
         self._done(job)
 
     def broke(self, error: BaseException, job: Job[T] | None = None) -> None:
-        """Stop the run because of an error; the first one is kept in `breakage`.
+        """Stop the run because of an error. `breakage` keeps the first such error.
 
         Args:
             error: The exception raised.
-            job: The event that could not be quarantined, if any.
+            job: The event that could not be quarantined; None if acking failed.
         """
         if job is not None:
             self._busy -= 1
@@ -360,7 +364,7 @@ class Dispatcher(Generic[T]):
     # Decisions.
 
     def next(self, now: float) -> Step[T]:
-        """Return the next step.
+        """Decide what the runner does next, and return it as a step.
 
         Args:
             now: The current time, in seconds.

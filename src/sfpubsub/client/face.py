@@ -1,4 +1,4 @@
-"""The common base class of both kinds of subscription. Except for `run`, nothing here blocks."""
+"""The base class of synchronous and asyncio subscriptions. Except for `run`, no method blocks."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
     def pause(self) -> None:
         """Pause deliveries and requests until `resume`.
 
-        In the meantime the stream stays open, for which single events are still requested. Acks and
-        commits continue, iteration blocks, and `next_batch` with a timeout returns None.
+        Single events are still requested, to keep the stream open. Acks and commits continue.
+        Iteration blocks, and `next_batch` with a timeout returns None.
         """
         self._delivery.pause()
 

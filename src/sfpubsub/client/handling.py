@@ -1,7 +1,7 @@
-"""The part shared by runs of both clients: options, keys, failed events, and the outcome.
+"""Code for runs of a handler in both clients: options, keys, failed events, and the outcome.
 
 A run takes events from a subscription in the calling thread or task, and the `Dispatcher` decides
-which one a handler gets next. `Work` connects the two.
+which event a handler gets next. `Work` connects the subscription and the `Dispatcher`.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _REASON_LENGTH = 2000
 def by_record(event: Event) -> Keys:
     """Return keys that order change events by record; the default ``key`` of a run.
 
-    A change event waits for earlier ones about any of its records. An event about all records of an
-    object (``001*``, or an overflow event, which has no record ids) waits for every earlier event
-    of that object, and later ones wait for it. An event that is not a change event has its id as
-    key, or no key if it has no id.
+    A change event waits for earlier change events about any of its records. An event about all
+    records of an object (``001*``, or an overflow event, which has no record ids) waits for every
+    earlier event of that object, and later events of the object wait for it. The key of an event
+    that is not a change event is its id; without an id, it has no key.
 
     Raises:
         DecodeError: The payload does not fit its schema, or has no header.
@@ -119,7 +119,7 @@ def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None
     """Check that a handler is a coroutine function if, and only if, *is_async* is true.
 
     Raises:
-        ConfigurationError: *handler* is not of the required kind.
+        ConfigurationError: *handler* is a coroutine function but must not be, or the reverse.
     """
     called = getattr(handler, "__call__", None)  # noqa: B004  # of an object that is callable
     if (iscoroutinefunction(handler) or iscoroutinefunction(called)) is is_async:
@@ -137,8 +137,10 @@ def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None
 
 
 class Work:
-    """The events of one run. Not thread-safe, except for `keys_of`, `ack` and `put`; the
-    synchronous client serialises access.
+    """Connects a subscription with the `Dispatcher` of one run.
+
+    Only `keys_of`, `ack` and `put` are thread-safe. The synchronous client serialises all other
+    calls.
 
     Args:
         delivery: The subscription's `Delivery`.

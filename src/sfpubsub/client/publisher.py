@@ -16,7 +16,7 @@ from sfpubsub.types import PublishCounts, PublishResult
 
 
 class Publisher:
-    """Publishes to one topic. Thread-safe. Created by `PubSubClient.open_publisher`.
+    """Publishes events to one topic. Thread-safe. Created by `PubSubClient.open_publisher`.
 
     ::
 

@@ -1,7 +1,8 @@
-"""The common part of both publishers: encodes values, and delivers results to receipts.
+"""The common part of both publishers: encodes values, and delivers results to their futures.
 
-The protocol (`sfpubsub.protocol.publishing`) decides what is sent when. Here values are encoded
-with the topic's schema, and again if the schema changes. Failures are kept until they are raised.
+The protocol (`sfpubsub.protocol.publishing`) decides which events are sent and when. This module
+encodes values with the topic's schema, and encodes them again if the schema changes. Failures are
+kept until they are raised. A receipt is the future of an event's result.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Topics:
         self._known: dict[str, TopicInfo] = {}
 
     def get(self, name: str) -> TopicInfo:
-        """Return a topic that can be published to.
+        """Return the `TopicInfo` of a topic to publish to, from the cache if possible.
 
         Raises:
             PermissionDeniedError: The user may not publish to the topic. This is not cached.
@@ -93,13 +94,14 @@ class Draft:
 
 
 class Outbound(Generic[ReceiptT]):
-    """The internal part of a publisher, used by its public class. Thread-safe.
+    """Encodes the events of one publisher, and delivers their results. Thread-safe.
 
     Args:
         topic: Full path of the topic, present in *topics*.
         topics: Supplies the topic's schema id.
         schemas: Supplies the codecs.
-        created_by: ``CreatedById`` for values that lack it; None to fill in nothing.
+        created_by: ``CreatedById`` for values that lack it. If None, missing fields are not filled
+            in.
         make_driver: Creates the driver for this object.
         deliver: Delivers results to receipts; must not block.
     """
@@ -179,7 +181,7 @@ class Outbound(Generic[ReceiptT]):
         """Encode a pending event with another schema, keeping its id.
 
         Raises:
-            EncodeError: The value does not fit, or the event is no longer pending.
+            EncodeError: The value does not fit the schema, or the event is no longer pending.
             SfPubSubError: The schema could not be fetched.
         """
         with self._lock:
@@ -196,7 +198,7 @@ class Outbound(Generic[ReceiptT]):
     # Events to receipts.
 
     def offer(self, drafts: Sequence[Draft], receipts: Sequence[ReceiptT]) -> bool:
-        """Add all events if the pending ones are below the limits; return whether they were added.
+        """Add all events unless too many are pending; return whether they were added.
 
         Raises:
             SfPubSubError: The publisher has failed or was closed.
@@ -211,7 +213,7 @@ class Outbound(Generic[ReceiptT]):
         return self.driver.offer([draft.event for draft in drafts], taken)
 
     def settled(self, outcomes: Sequence[tuple[int, PublishResult]]) -> None:
-        """Deliver results, given by ticket, to their receipts; keep failures for later raising."""
+        """Deliver results, given by ticket, to their receipts, and keep failures for `flush`."""
         with self._lock:
             told = [(self._pending[ticket][1], result) for ticket, result in outcomes]
         self._deliver(told)  # before waiting threads see the events as settled
@@ -243,8 +245,8 @@ class Outbound(Generic[ReceiptT]):
     def late(self, timeout: float) -> PublishError:
         """Return the error for a wait that timed out after *timeout* seconds."""
         return PublishError(
-            f"{self.topic}: {len(self._pending)} events have no result after {timeout:g} s; they "
-            f"are still being sent",
+            f"{self.topic}: {len(self._pending)} events have no result after {timeout:g} s but are "
+            f"still being sent: call flush again to wait longer",
             retryable=True,
         )
 
@@ -292,7 +294,7 @@ def _checked_id(event_id: object) -> str:
         return str(uuid.uuid4())
     if not isinstance(event_id, str) or not 0 < len(event_id) <= LONGEST_EVENT_ID:
         raise EncodeError(
-            f"event id {event_id!r} is not a string of 1 to {LONGEST_EVENT_ID} characters, so the "
+            f"event id {event_id!r} must be a string of 1 to {LONGEST_EVENT_ID} characters: the "
             f"service would replace it"
         )
     return event_id

@@ -63,14 +63,14 @@ class Runner:
         """Check that the current thread can wait for the run to end.
 
         Raises:
-            LocalProtocolError: The current thread belongs to the run.
+            LocalProtocolError: The current thread belongs to the run, so waiting would deadlock.
         """
         current = threading.current_thread()
         if current is self._caller or current in self._threads:
             raise drained_from_within(self._delivery.name)
 
     def run(self, take: Callable[[], EventBatch | End | None]) -> RunSummary:
-        """Handle events until there are no more, wait for all handlers, and return a summary.
+        """Handle events until the subscription ends, wait for all handlers, and return a summary.
 
         Args:
             take: Waits for the next batch.
@@ -143,7 +143,7 @@ class Runner:
             return step
 
     def _carry_out(self, step: Step[Event]) -> Callable[[], None] | None:
-        """Carry out a step, and return the report to make afterwards."""
+        """Carry out a step, and return a function that reports its result; None if not needed."""
         work = self._work
         try:
             if isinstance(step, Start):

@@ -70,8 +70,9 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         Raises:
             WriteError: The quarantine could not be written; the next call retries.
             SubscriptionClosedError: The subscription was stopped, drained, closed or aborted.
-            SfPubSubError: The subscription failed. A plain one first delivers the events that it
-                has received; a managed one does not, because they will be redelivered.
+            SfPubSubError: The subscription failed. A plain subscription first delivers the events
+                that it has received. A managed subscription does not, because they will be
+                redelivered.
         """
         batch = self._next(None if timeout is None else time.monotonic() + timeout)
         if isinstance(batch, End):
@@ -114,7 +115,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
     # Draining and closing.
 
     def drain(self) -> None:
-        """Shut down cleanly: deliver no more events, and wait until all acked ones are committed.
+        """Shut down cleanly: stop deliveries, and wait until all acked events are committed.
 
         Unacked events will be redelivered. If another thread is in `run`, the run is stopped, and
         this call waits for its handlers.
@@ -152,7 +153,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
             self.drain()
 
     def join(self, timeout: float) -> None:
-        """Wait up to *timeout* seconds for the threads of a subscription that has ended."""
+        """Wait up to *timeout* seconds until the threads of an ended subscription have exited."""
         self._delivery.driver.join(timeout)
 
     def __enter__(self) -> Self:
@@ -168,8 +169,8 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
 class ManagedSubscription(Subscription):
     """A managed subscription: the service stores the position, and commits advance it.
 
-    Acked events are committed automatically, up to the newest position before which everything is
-    acked; `commit` waits for the confirmation.
+    The newest position up to which all events are acked is committed automatically. `commit` waits
+    for the confirmation.
     """
 
     def commit(self, timeout: float = COMMIT_TIMEOUT) -> CommitReceipt:
@@ -179,6 +180,9 @@ class ManagedSubscription(Subscription):
 
         Args:
             timeout: Limit in seconds.
+
+        Returns:
+            The confirmation, with the committed position.
 
         Raises:
             CommitError: The commit was refused or not answered in time.

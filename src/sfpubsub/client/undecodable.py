@@ -6,8 +6,8 @@ response waits for it instead.
 
 With ``fail`` a batch is delivered unchanged, and decoding stays lazy: reading `Event.value` raises.
 With ``quarantine`` and ``skip`` a batch is decoded when it is delivered, in the receiving thread,
-because those events have to be removed. Acks rely on batches of consecutive events, so a response
-is split into batches between the removed events.
+because undecodable events must be removed. Acks rely on batches of consecutive events, so a
+response is split into several batches where events are removed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def codec_of(schemas: SchemaCache, schema_id: str) -> Codec:
 
 
 def reason_of(error: DecodeError) -> str:
-    """Return why a payload cannot be decoded, without naming the event."""
+    """Return the reason why a payload cannot be decoded, as text that does not name the event."""
     return str(error.__cause__ if isinstance(error.__cause__, DecodeError) else error)
 
 
@@ -72,7 +72,7 @@ def quarantined(
 
 
 class Screened(NamedTuple):
-    """A response, split by whether its events can be decoded."""
+    """A response, split into deliverable batches and undecodable events."""
 
     batches: list[EventBatch]
     """The batches between the undecodable events, in order; may be empty."""
@@ -80,7 +80,7 @@ class Screened(NamedTuple):
 
 
 def check_policy(on_undecodable: OnUndecodable, quarantine: Quarantine | None) -> None:
-    """Check that a policy and a quarantine match.
+    """Check that a quarantine is given if, and only if, the policy requires one.
 
     Raises:
         ConfigurationError: The policy is unknown, requires a quarantine, or does not allow one.
@@ -124,7 +124,7 @@ class Screen:
 
     @property
     def keeps(self) -> bool:
-        """Whether undecodable events are stored."""
+        """Whether undecodable events are stored in the quarantine."""
         return self._policy == "quarantine"
 
     def sort(self, arrival: Arrival, codecs: Mapping[str, Codec]) -> Screened:

@@ -112,8 +112,8 @@ def proxy_to(host: str, given: str = "") -> str:
 
     Args:
         host: A name or an address.
-        given: The configured proxy; if empty, ``https_proxy`` applies. ``no_proxy`` excludes hosts
-            from both.
+        given: The configured proxy; if empty, ``https_proxy`` applies. In both cases, the hosts in
+            ``no_proxy`` are reached directly.
 
     Returns:
         The URL, or an empty string for a direct connection.

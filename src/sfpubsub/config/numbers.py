@@ -36,31 +36,32 @@ LONGEST_EVENT_ID = 36
 
 @dataclass(frozen=True)
 class Timings:
-    """Timings of the service and of this client, in seconds. Tests use shorter ones."""
+    """Timings of the service and of this client, in seconds. Tests use shorter times."""
 
     keepalive: float = 270.0
     """Maximum time between messages from the service while events are requested (Subscribe RPC)."""
     keepalive_margin: float = 30.0
     """A stream that has been silent for `keepalive` plus this time is replaced."""
     reserve: float = 50.0
-    """If no events are outstanding for this long, one is requested: the service closes an idle
-    stream after 60 s (Subscribe RPC); the rest is margin for a slow link.
+    """If no events are outstanding for this long, one event is requested, because the service
+    closes an idle stream after 60 s (Subscribe RPC). The difference is a margin for a slow link.
     """
     commit_interval: float = 1200.0
-    """A managed stream commits at least this often: the service closes it after 1,800 s without a
-    commit, and two thirds of that leave room for a lost response and a retry.
+    """Maximum time between commits of a managed stream. The service closes the stream after 1,800 s
+    without a commit. The default is two thirds of that, to leave time for a lost response and a
+    retry.
     """
     commit_pause: float = 0.1
-    """Minimum time between commits of acked events; `commit` and `drain` do not wait for it. The
-    service answers in about 1 s, so this changes little there. A server that answers immediately
-    would otherwise receive a commit for each response, doubling the work.
+    """Minimum time between commits of acked events; `commit` and `drain` do not wait for it. It has
+    little effect with the service, which answers in about 1 s. A server that answers immediately
+    would otherwise receive a commit for each response, which doubles the work.
     """
     commit_timeout: float = 30.0
     """A commit unanswered for this long counts as failed; answers take about 1 s."""
     commit_budget: float = 900.0
-    """How long commits may fail before the subscription ends, not counting time without a stream:
-    half of the 1,800 s after which the service would end the stream, and long enough to outlast an
-    outage of the service's store.
+    """How long commits may fail before the subscription ends, not counting time without a stream.
+    The default is half of the 1,800 s after which the service would end the stream, and long enough
+    to outlast an outage of the service's store.
     """
     session_budget: float = 600.0
     """How long sessions may be refused although each sign-in succeeds: permission changes take up
@@ -77,9 +78,9 @@ class Timings:
     service that is down, short compared to the 72 h of retention.
     """
     steady: float = 30.0
-    """A stream that has received nothing counts as healthy after this long, plus the time in which
-    an unanswered ping would have ended it: a refusal arrives within about 11 s, and a failed
-    connection attempt ends within 20 s.
+    """Time after which a stream that has received nothing counts as healthy, in addition to the
+    time in which an unanswered ping would have ended the stream. A refusal arrives within about
+    11 s, and a failed connection attempt ends within 20 s.
     """
     slot_initial: float = 0.5
     """First delay before retrying a managed subscription that another client uses; after a clean
@@ -94,17 +95,19 @@ class Timings:
     connection loss, a subscription was observed to stay occupied for 19 minutes.
     """
     store_interval: float = 1.0
-    """A replay store receives a position at most this often while events keep arriving: a store
-    that flushes to disk manages about 100 positions a second. After a crash, events acked after the
+    """Minimum time between writes to a replay store while events keep arriving. A store that
+    flushes to disk can write about 100 positions per second. After a crash, events acked after the
     stored position are redelivered.
     """
     unacked_stall: float = 300.0
-    """If ``max_unacked`` is exceeded (by the events that keep the stream open) and nothing is acked
-    for this long, the subscription fails instead of stalling silently.
+    """If more than ``max_unacked`` events are unacked and nothing is acked for this long, the
+    subscription fails instead of stalling silently. Beyond ``max_unacked``, only single events are
+    requested, to keep the stream open.
     """
     publish_idle: float = 50.0
-    """A PublishStream is closed this long after its last request and reopened for the next event:
-    the service ends it after 70 s (PublishStream RPC); the rest is margin for a slow link.
+    """A PublishStream is closed this long after its last request and reopened for the next event,
+    because the service ends an idle stream after 70 s (PublishStream RPC). The difference is a
+    margin for a slow link.
     """
     publish_answer: float = 30.0
     """A publish request that is unanswered for this long is sent again on another stream; responses
@@ -128,12 +131,14 @@ class Limits:
     open.
     """
     max_bytes: int = 32 * 1024 * 1024
-    """Maximum payload bytes of the undelivered events. As many events are requested as should fit,
-    judging by the sizes of earlier events. If the events turn out to be much larger, the stream is
-    closed at twice this value, until there is room again.
+    """Maximum payload bytes of the undelivered events. The sizes of earlier events determine how
+    many events are requested. If the events turn out to be much larger, the stream is closed at
+    twice this value, and reopened when there is room again.
     """
     max_unacked: int = 100_000
-    """Maximum number of events received and not yet acked, beyond which no more are requested."""
+    """Maximum number of events received and not yet acked. Beyond it, only the events that keep the
+    stream open are requested.
+    """
 
     def __post_init__(self) -> None:
         for name in ("max_pending_count", "max_bytes", "max_unacked"):
@@ -147,7 +152,7 @@ class PublishLimits:
 
     max_pending_count: int = 2000
     """Maximum number of events accepted from the application and not yet answered. The default is
-    enough for the events in flight, and for as many waiting to be sent.
+    enough for the events in flight (at most 800), and for the same number waiting to be sent.
     """
     max_pending_bytes: int = 32 * 1024 * 1024
     """Maximum bytes of the events accepted and not yet answered; can be exceeded by one event."""
@@ -171,8 +176,9 @@ class RestTimings:
     download: float = 900.0
     """Timeout of one page of Bulk results: 50,000 rows of 2 kB at 1 Mbit/s."""
     attempts: int = 5
-    """Attempts for one request, including the first. With the delays below, they take half a minute
-    at most, plus the time of the requests.
+    """Maximum number of attempts for one request, including the first. With the delays below, the
+    retries take at most 15 s plus the time of the requests, unless the service asks for longer
+    delays (Retry-After).
     """
     backoff_initial: float = 1.0
     """Upper bound of the first random delay before a retry."""

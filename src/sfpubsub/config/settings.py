@@ -78,7 +78,9 @@ class Settings:
     endpoint: str = DEFAULT_ENDPOINT
     """``host:port`` of the Pub/Sub API."""
     insecure: str = ""
-    """Where plaintext is allowed: ``1`` only to loopback, ``force`` to any host; else nowhere."""
+    """``1`` uses plaintext for gRPC to loopback, ``force`` to any host; otherwise gRPC uses TLS.
+    Plaintext HTTP is always allowed on loopback; ``force`` allows it for any host.
+    """
     ca_file: str = ""
     """PEM file of certificate authorities to trust instead of the system's."""
     proxy: str = ""
@@ -94,11 +96,11 @@ class Settings:
     access_token: str = ""
     """The access token; used only if `auth` is ``token``."""
     instance_url: str = ""
-    """Scheme and host of the org. A sign-in returns this value, which must match the value set
-    here, if any.
+    """Scheme and host of the org. Required if `auth` is ``token``. Otherwise optional; if set, the
+    URL that the sign-in returns must match it.
     """
     tenant_id: str = ""
-    """Organisation id. A sign-in returns this id, which must match the id set here, if any."""
+    """Organisation id; optional. If set, the org that the session belongs to must have this id."""
     login_url: str = DEFAULT_LOGIN_URL
     """Where to sign in: My Domain, login.salesforce.com or test.salesforce.com."""
     client_id: str = ""
@@ -132,7 +134,7 @@ class Settings:
             )
         if self.auth not in AUTH_WAYS:
             raise ConfigurationError(
-                f"{self._naming('auth')}={self.auth} is not valid; the ways to sign in are: "
+                f"{self._naming('auth')}={self.auth} is not a way to sign in: use one of "
                 f"{', '.join(AUTH_WAYS)}"
             )
         for name, path in (("login_url", True), ("instance_url", False), ("audience", True)):

@@ -48,7 +48,7 @@ class Given(NamedTuple):
 
 
 def near(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a hint for a user who wrote *name*, which is not in *known*.
+    """Return a hint for a user who wrote the unknown name *name*: a similar name, or all names.
 
     Args:
         name: The unknown name, without the prefix.
@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, Any]:
         return found
     # Outside the except block, so not chained: the parser's error contains the text, with secrets.
     raise ConfigurationError(
-        f'{path} is not valid TOML: a setting looks like endpoint = "host:7443"'
+        f'{path} is not valid TOML: write a setting as in endpoint = "host:7443"'
     )
 
 
