@@ -12,7 +12,7 @@ from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-# Attributes of every subscription metric: the first one, and one of the other two.
+# Attributes of every subscription metric: SYSTEM, and either DESTINATION or SUBSCRIPTION.
 SYSTEM = "messaging.system"
 DESTINATION = "messaging.destination.name"
 SUBSCRIPTION = "messaging.destination.subscription.name"
@@ -34,7 +34,7 @@ _SUFFIXES = {"s": "_seconds", "By": "_bytes"}
 
 
 class Metric(Enum):
-    """The metrics of this package."""
+    """All metrics: name, type, unit, meaning, advice and attributes of each."""
 
     CONSUMED = (
         "messaging.client.consumed.messages",
@@ -125,9 +125,9 @@ class Metric(Enum):
         "messaging.salesforce.lag",
         "gauge",
         "s",
-        "How far processing is behind the events: the age of the last acked event while others "
-        "wait; for a minute after that, its age when it was acked; 0 if there is nothing left to "
-        "process.",
+        "How far processing is behind the events. While events wait, it is the age of the last "
+        "acked event; for a minute after that, it is the age at which that event was acked. "
+        "Then it is 0.",
         "If it grows, events arrive faster than they are processed. Use larger batches, fewer "
         "sources per process, or a second process; docs/how-to/large-orgs.md shows how to "
         "calculate this.",

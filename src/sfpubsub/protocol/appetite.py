@@ -81,10 +81,10 @@ class Appetite:
 
     @property
     def full(self) -> bool:
-        """Whether the waiting bytes leave no room at all."""
+        """Whether the events that wait to be read have reached the limit in bytes."""
         return self.waiting_bytes >= self._limits.max_bytes
 
     @property
     def overfull(self) -> bool:
-        """Whether the stream must be closed, because events were far larger than estimated."""
+        """Whether twice the limit in bytes is waiting, so that the stream must be closed."""
         return self.waiting_bytes >= 2 * self._limits.max_bytes

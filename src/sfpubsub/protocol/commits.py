@@ -1,4 +1,4 @@
-"""Track the commits of a managed stream: requests, responses, and what is confirmed.
+"""Track the commits of a managed subscription: requests, responses and confirmed positions.
 
 The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 
@@ -12,7 +12,7 @@ The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 4. A commit without an answer may have taken effect. It stays *in doubt* until the beginning of the
    next stream shows the position, or a later commit is confirmed.
 5. Commits are sent at intervals of at least `Timings.commit_pause`, so that each covers more acks.
-   An explicit `commit` does not wait for this.
+   An explicit `commit` does not wait for this interval.
 6. At least one commit is sent per `Timings.commit_interval`. Without new acks it repeats the last
    confirmed position, but only if this stream has shown that the service is at that position: if
    the service had moved the subscription back, repeating the position would skip events.
@@ -59,7 +59,7 @@ class Commits:
         self._late: dict[str, Sent] = {}  # timed out on this stream; may still be answered
         self.in_doubt: list[Sent] = []
         self.refused_up_to: int = 0
-        """Commits up to this order were rejected, and were not sent again after that."""
+        """Highest order of a rejected commit whose position has not been sent again; 0 if none."""
         self._last_sent = 0.0
         self._next_at = 0.0  # earliest time to send a new position
         self._stream = 0

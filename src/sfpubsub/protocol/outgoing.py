@@ -20,7 +20,7 @@ class Outgoing:
         self.last_credit: float = 0.0
         """When credit was last sent; a message is due a certain time after that."""
         self.last_figure: float = 0.0
-        """When the last message other than a commit response was received."""
+        """When the last message was received, ignoring commit responses without events."""
 
     def open(self, stream: int, now: float, room: int) -> int:
         """Start a new stream; return the number of events to request first."""

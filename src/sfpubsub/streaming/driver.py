@@ -105,7 +105,7 @@ class StreamingDriver:
             self.step()
 
     def close(self) -> None:
-        """Disconnect from the server, and wait for the threads, `Pace.close` seconds for each."""
+        """Disconnect from the server, and wait up to `Pace.close` seconds for each thread."""
         self.step(self.protocol.close)
         for thread in self._threads:
             thread.join(self.protocol.pace.close)

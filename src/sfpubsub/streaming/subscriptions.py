@@ -2,13 +2,13 @@
 and the position of each channel. There is no I/O and no clock here.
 
 Two flags of a channel record whether the application wants it and whether the server has confirmed
-it. Channels whose flags differ are subscribed or unsubscribed, as many as fit in one request, with
-one request in flight at a time.
+it. Channels whose flags differ are subscribed or unsubscribed, several in each request, with one
+request in flight at a time.
 
 Invariant: a channel resumes after the last message that was queued, so queued messages are not
 delivered twice. The exception is a channel without a replay id, or whose position was refused: it
-continues elsewhere, which is reported as a `Gap`. Only the application's store records what was
-processed.
+continues from another position, which is reported as a `Gap`. Only the application's store records
+which messages were processed.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Subscriptions:
     items: deque[StreamingMessage | SfPubSubError] = field(default_factory=deque)
     """The queue of messages and errors for the application, which removes them from the left."""
     out: list[Command] = field(default_factory=list)
-    """Commands for the driver, including those of the rest of the protocol."""
+    """Commands for the driver, including those added by `StreamingProtocol`."""
     has_replay: bool = True
     """Whether the server supports replay in this session."""
     _by_path: dict[str, Channel] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Subscriptions:
     @property
     def are_full(self) -> bool:
         """Whether no more events should be fetched for now."""
-        # There is no other limit on the number of early events.
+        # Without this condition, the number of early events would not be limited.
         return bool(self._early) or 0 < self.max_pending_count <= len(self.items)
 
     def subscribe(self, name: str, start: int, call: Call, *, rewind: bool, resumes: bool) -> None:
@@ -124,7 +124,7 @@ class Subscriptions:
             name: The channel, optionally with a filter.
             start: The start position; not used if the channel is already subscribed.
             call: Settled when the server has replied.
-            rewind: Whether it is an error if *start* cannot be used.
+            rewind: Whether to raise an error if the channel is already subscribed.
             resumes: Whether a channel that was unsubscribed continues after its last queued
                 message, rather than at *start*, so that no queued message is delivered twice.
 
@@ -179,8 +179,8 @@ class Subscriptions:
     # Requests and answers.
 
     def requests(self, message: Callable[..., Message]) -> list[Message]:
-        """Return the subscribe and unsubscribe messages to send now, as many as fit into one
-        request. Call this only when no such request is in flight.
+        """Return the subscribe and unsubscribe messages for the next request, up to its size limit.
+        Call this only when no such request is in flight.
 
         Args:
             message: Makes a message of the session from its channel and its fields.
@@ -206,7 +206,7 @@ class Subscriptions:
         return asked
 
     def replied(self, asked: Message, refusal: BayeuxError | None) -> None:
-        """Handle the reply to a subscribe or unsubscribe, unless it concerns the session.
+        """Handle the reply to a subscribe or unsubscribe, except a refusal of the whole session.
 
         Args:
             asked: The message that was sent.
