@@ -2,7 +2,8 @@
 
 Names follow OpenTelemetry's messaging conventions (1.44) where one applies; the others begin with
 ``messaging.salesforce``. Prometheus names are derived by OpenTelemetry's rules, so that a dashboard
-works with either. scripts/metrics_page.sh generates docs/reference/metrics.md from this file.
+works with metrics from both. scripts/metrics_page.sh generates docs/reference/metrics.md from this
+file.
 """
 
 from __future__ import annotations
@@ -322,7 +323,7 @@ class Metric(Enum):
         "counter",
         "{record}",
         "Warnings and errors logged by sfpubsub, by level, including suppressed repetitions.",
-        "Read them: the page shows the latest ones.",
+        "Read the messages: the page shows the latest ones.",
         (SYSTEM, "level"),
     )
     FAILING = (

@@ -168,7 +168,7 @@ class Monitor:
 
     @property
     def observations(self) -> list[Observation]:
-        """All monitored observations."""
+        """The observations of all monitored subscriptions."""
         return list(self._observations)
 
     def counts(self) -> list[Sample]:

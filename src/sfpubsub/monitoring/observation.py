@@ -51,8 +51,8 @@ class Facts:
     last_message_at: float | None = None
     """When the service last sent a message, including keepalives; None before the first message."""
     heard_at: float | None = None
-    """When the service last sent a message, or the last time at which no message was expected. None
-    is expected on a paused stream, on a stream that requests no events, and on a channel, whose
+    """When the service last sent a message, or the last time at which no message was expected. That
+    is the case on a paused stream, on a stream that requests no events, and on a channel, whose
     keepalives are not visible.
     """
     last_commit_at: float | None = None
@@ -64,8 +64,8 @@ class Facts:
     acked_at: float | None = None
     """When the last acked event was acked; None before the first ack."""
     idle_at: float | None = None
-    """The last time at which the service had no further events and none was unacked; None before
-    the first such time.
+    """The last time at which all received events were acked and the service had no further ones;
+    None before the first such time.
     """
     schema_since: float | None = None
     """When events started waiting for a schema; None if none are waiting."""

@@ -26,7 +26,7 @@ class Appetite:
         self.waiting_count: int = 0
         """Number of events received but not yet read by the application."""
         self.waiting_bytes: int = 0
-        """Payload bytes of these events."""
+        """Payload bytes of the events received but not yet read by the application."""
 
     def seen(self, events: Sequence[RawEvent], size: int) -> None:
         """Update the estimated event size from events with *size* bytes in total."""

@@ -33,7 +33,7 @@ class OpenStream:
 
 
 class CommitRequest(NamedTuple):
-    """The commit part of a request."""
+    """A position to commit, sent as part of a request."""
 
     request_id: str
     replay_id: ReplayId

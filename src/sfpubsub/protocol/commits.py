@@ -94,7 +94,7 @@ class Commits:
         again: bool = False,
         at_once: bool = False,
     ) -> CommitRequest | None:
-        """Return the commit to send now, or None.
+        """Return the commit to send now, or None if no commit is due.
 
         Args:
             candidate: The newest position that may be committed.
@@ -186,7 +186,7 @@ class Commits:
         self._is_at_receipt = certain and not self.in_doubt
 
     def check_timeout(self, now: float) -> None:
-        """Time out a commit that was unanswered for too long."""
+        """Count the commit in flight as failed if `Timings.commit_timeout` has passed."""
         sent = self.unanswered
         if sent is not None and now >= sent.at + self._timings.commit_timeout:
             self._late[sent.request_id] = sent
@@ -223,11 +223,11 @@ class Commits:
     # Callers of commit().
 
     def wait_for(self, ticket: int, order: int) -> None:
-        """Settle *ticket* once *order* is confirmed."""
+        """Register *ticket*, which is settled once *order* is confirmed."""
         self._tickets[ticket] = order
 
     def settle(self, order: int) -> list[SettleCommit]:
-        """Settle the tickets waiting for *order* or a lower one."""
+        """Return the commands that settle the tickets waiting for *order* or a lower order."""
         assert self.receipt is not None  # noqa: S101  # a commit was confirmed
         ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= order]
         for ticket in ready:
@@ -235,7 +235,7 @@ class Commits:
         return [SettleCommit(ticket, self.receipt) for ticket in ready]
 
     def settle_refused(self) -> list[SettleCommit]:
-        """Settle the tickets whose position was just rejected."""
+        """Return the commands that settle the tickets whose position was just rejected."""
         ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= self.refused_up_to]
         error = CommitError(f"the commit was refused: {self.last_error}")
         for ticket in ready:
@@ -243,6 +243,6 @@ class Commits:
         return [SettleCommit(ticket, error) for ticket in ready]
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Settle every ticket, because the subscription has ended."""
+        """Return the commands that settle all tickets with *error*, at the subscription's end."""
         ready, self._tickets = list(self._tickets), {}
         return [SettleCommit(ticket, error) for ticket in ready]

@@ -198,7 +198,7 @@ class Ledger:
 
     @property
     def candidate(self) -> Entry | None:
-        """The newest entry of the acked prefix that was seen on the current stream, if any."""
+        """The newest entry of the acked prefix seen on the current stream; None without one."""
         return self._candidate
 
     @property

@@ -18,7 +18,7 @@ class Outgoing:
         self.window: Window = Window()
         self._stream = 0
         self.last_credit: float = 0.0
-        """When credit was last sent; a message is due a certain time after that."""
+        """When credit was last sent. A message is expected within a fixed time after that."""
         self.last_figure: float = 0.0
         """When the last message was received, ignoring commit responses without events."""
 
@@ -38,7 +38,7 @@ class Outgoing:
     def request(
         self, now: float, commit: CommitRequest | None, room: int, room_when_read: int
     ) -> list[Command]:
-        """Return the request to send now, if credit or a commit is due.
+        """Return the request to send now; empty if neither credit nor a commit is due.
 
         Args:
             now: The current time, in seconds.

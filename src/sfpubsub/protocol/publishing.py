@@ -145,7 +145,7 @@ class PublishProtocol:
     def response(
         self, stream: int, answer: PublishAnswer, now: float, jitter: float
     ) -> list[Command]:
-        """Handle the response to a request."""
+        """Handle a publish response: settle, resend or re-encode each event that it answers."""
         if stream != self._stream or not self._open:
             return []
         self._retries.responded()
@@ -181,7 +181,7 @@ class PublishProtocol:
     def ended(
         self, stream: int, failure: Failure | None, now: float, jitter: float
     ) -> list[Command]:
-        """Handle the end of a call."""
+        """Handle the end of a call: resend its unanswered events on a new call, or give up."""
         if stream != self._stream or not self._open:
             return []
         in_vain = bool(self._events.requests)

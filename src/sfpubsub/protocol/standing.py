@@ -122,7 +122,7 @@ class Standing:
 
     @property
     def receipt(self) -> CommitReceipt | None:
-        """The last commit that the service confirmed."""
+        """The last commit that the service confirmed; None before the first."""
         return self._commits.receipt
 
     @property
@@ -174,7 +174,7 @@ class Standing:
         return self._commits.deadline(self._ledger.candidate)
 
     def check_timeout(self, now: float) -> None:
-        """Time out a commit that was unanswered for too long."""
+        """Count the commit in flight as failed if `Timings.commit_timeout` has passed."""
         self._commits.check_timeout(now)
 
     @property
@@ -204,7 +204,7 @@ class Standing:
         return self._tickets, self._commits.settle(0) if newest is None else []
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Settle the tickets of all callers, because the subscription has ended."""
+        """Return the commands that settle all tickets with *error*, at the subscription's end."""
         return self._commits.settle_all(error)
 
     def uncommitted(self) -> CommitError | None:

@@ -25,7 +25,7 @@ def size_of(event: ProducerEvent) -> int:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request in flight."""
+    """A publish request that has not been answered completely."""
 
     sent_at: float
     left: int

@@ -24,7 +24,7 @@ logger = logging.getLogger("sfpubsub.streaming")
 
 
 class StreamingDriver:
-    """Runs a protocol from `start` until it is over. Thread-safe.
+    """Runs a protocol from `start` until the protocol stops. Thread-safe.
 
     Args:
         protocol: Used only under the driver's lock.
@@ -67,7 +67,7 @@ class StreamingDriver:
     def step(self, input_: Callable[[], None] = lambda: None) -> None:
         """Pass an input, or only the time, to the protocol, and execute the resulting commands.
 
-        Does nothing if the driver is over.
+        Does nothing if the driver has ended.
 
         Raises:
             LocalProtocolError: The input is not allowed; nothing has changed.

@@ -78,8 +78,8 @@ class Next(enum.Enum):
     BUSY = "busy"
     """Open a new session after a long delay: the server is overloaded."""
     LIMIT = "limit"
-    """Like BUSY, for a limit of the org. For a refused subscribe, it is a limit of the channel
-    only.
+    """Like BUSY, but a limit of the org was reached. If a subscribe was refused, only its channel
+    is affected.
     """
     STOP = "stop"
     """Stop and report the error."""
@@ -102,7 +102,7 @@ def error_for(what: str, refusal: BayeuxError) -> errors.SfPubSubError:
 
     Args:
         what: The refused operation, for the message.
-        refusal: Its reason determines the class of the error.
+        refusal: The refusal, whose reason determines the class of the error.
     """
     said = refusal.reason
     kind, cure = _row(said)

@@ -35,7 +35,7 @@ _ROOM = 500
 
 @dataclass(eq=False)
 class Channel:
-    """A channel that is subscribed, or was."""
+    """A channel that is or was subscribed, and its position."""
 
     name: str
     """The channel as the caller wrote it, with its filter; the key in a store."""
@@ -62,14 +62,14 @@ class Channel:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the server has the channel if and only if it is wanted, and no request for it is
-        in flight. A channel that is settled and not wanted is kept for its position.
+        """Whether `is_active` equals `is_wanted`, and no request for the channel is in flight. A
+        channel that is settled and not wanted is kept for its position.
         """
         return self.asked is None and self.is_wanted == self.is_active
 
     def answer(self, error: SfPubSubError | None = None) -> None:
-        """Settle the waiting call, if any: as failed if there is an *error*, or as done if the
-        channel is settled.
+        """Settle the waiting call, if there is one. It fails with *error*; without an error, it
+        succeeds if the channel is settled, and otherwise keeps waiting.
         """
         if self.call is not None and (error is not None or self.is_settled):
             self.call.settle(error)
@@ -183,7 +183,7 @@ class Subscriptions:
         Call this only when no such request is in flight.
 
         Args:
-            message: Makes a message of the session from its channel and its fields.
+            message: Creates a message of the session from a meta channel and fields.
         """
         asked: list[Message] = []
         size = 0
@@ -247,7 +247,7 @@ class Subscriptions:
             channel.answer()
 
     def give_up(self, error: SfPubSubError, call: Call | None = None) -> None:
-        """Fail all waiting calls, or only *call*; their channels are not wanted any more."""
+        """Fail all waiting calls, or only *call*, and mark their channels as not wanted."""
         for channel in self._by_path.values():
             if channel.call is not None and call in (None, channel.call):
                 channel.is_wanted = False

@@ -26,7 +26,7 @@ _TOPIC = re.compile(
 
 @dataclass(frozen=True)
 class ManagedEventSubscription:
-    """Record of a managed subscription."""
+    """The record that defines a managed subscription in an org."""
 
     id: str
     """Record id, 18 characters."""

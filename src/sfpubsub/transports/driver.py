@@ -46,7 +46,7 @@ class StreamDriver(CallDriver[OpenStream]):
         target: The topic or managed subscription.
         alarm: Timer thread, shared by the subscriptions of a client.
         renew: See `CallDriver`.
-        on_gap: Called with every `Gap`, in the thread that found it; must not block.
+        on_gap: Called with every `Gap`, in the thread that detected it; must not block.
         clock: Monotonic clock in seconds, the same as the alarm's.
         jitter: Returns uniform random numbers in [0, 1).
     """
@@ -205,7 +205,7 @@ class StreamDriver(CallDriver[OpenStream]):
         self.raise_failure()
 
     def begin_drain(self) -> None:
-        """Start to drain the subscription; `over` becomes true once it has ended."""
+        """Start draining the subscription; `over` becomes true once it has ended."""
         self._apply(self._protocol.drain)
 
     def health(self) -> Health:

@@ -38,7 +38,7 @@ PREFIX = "sfdc.platform.eventbus.grpc."
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How to react to a failure."""
+    """How a failure is classified: its kind, its error class, and advice for the user."""
 
     kind: FailureKind
     error: type[SfPubSubError]
