@@ -21,8 +21,8 @@ from pathlib import Path
 from sfpubsub.spark.runtime.java import find_java_home
 
 # For runs of a few seconds, the second compiler and a parallel garbage collector do not pay off.
-# With one compiler, the default code cache is 48 MB, which a test session fills: a tenth of its time
-# was spent on evicting code, and more on compiling it again.
+# With one compiler, the default code cache is 48 MB, which a test session fills: a tenth of its
+# time was spent on evicting code, and more on compiling it again.
 _OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
 
 # Java prints a line to stdout if it rejects the archive of another class path or version. Spark's

@@ -131,7 +131,7 @@ class Face:
         return list(itertools.islice(subscription.events(), count))
 
     def commit_at(self, subscription: Any, place: int) -> Any:
-        """Iterate over events, commit at the one with index *place*; return the committed position."""
+        """Iterate over events, commit at index *place*, and return the committed position."""
         for index, _ in enumerate(subscription.events()):
             if index == place:
                 return subscription.commit().replay_id
