@@ -128,7 +128,7 @@ class Metric(Enum):
         "s",
         "How far processing is behind the events. While events wait, it is the age of the last "
         "acked event; for a minute after that, it is the age at which that event was acked. "
-        "Then it is 0.",
+        "After that, it is 0.",
         "If it grows, events arrive faster than they are processed. Use larger batches, fewer "
         "sources per process, or a second process; docs/how-to/large-orgs.md shows how to "
         "calculate this.",

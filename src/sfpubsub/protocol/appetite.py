@@ -86,5 +86,5 @@ class Appetite:
 
     @property
     def overfull(self) -> bool:
-        """Whether twice the limit in bytes is waiting, so that the stream must be closed."""
+        """Whether twice the limit in bytes waits to be read, so that the stream must be closed."""
         return self.waiting_bytes >= 2 * self._limits.max_bytes

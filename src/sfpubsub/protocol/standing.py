@@ -75,7 +75,7 @@ class Standing:
             last: The last position received before this stream.
 
         Returns:
-            Commands that settle callers of `commit`, and the gap, or None.
+            Commands that settle callers of `commit`, and the gap; None without a gap.
         """
         if not self.is_fresh or response.position is None:
             return [], None

@@ -115,7 +115,7 @@ class Unanswered:
         return bool(self._recoding)
 
     def send(self, now: float) -> tuple[ProducerEvent, ...]:
-        """Take the events for one request out of the queue; they are in flight from now on."""
+        """Take the events for one request from the queue; they are then in flight."""
         events: list[ProducerEvent] = []
         request = Request(now, 0)
         size = 0

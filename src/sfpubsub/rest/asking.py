@@ -178,7 +178,8 @@ def check_name(what: str, name: str) -> str:
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
         raise LocalProtocolError(
-            f"{name[:80]!r} is not a valid name for {what}: use letters, digits and underscores"
+            f"{name[:80]!r} is not a valid name for {what}: use a letter, then letters, digits and "
+            f"underscores"
         )
     return name
 

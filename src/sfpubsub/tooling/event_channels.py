@@ -20,7 +20,7 @@ ChannelType = Literal["event", "data"]
 CHANNEL_TYPES: Final[tuple[str, ...]] = ("event", "data")
 
 STANDARD: Final = "ChangeEvents"
-"""The change event channel of every org. The org has records of its members, but none of it."""
+"""The change event channel of every org. Only its members have records, not the channel itself."""
 
 _SUFFIX = "__chn"
 _NAME = re.compile(r"[A-Za-z](_?[A-Za-z0-9])*")
