@@ -27,7 +27,7 @@ MAX_REQUEST = 32_767
 # 110 s. A limit is needed because JSON numbers may include Infinity.
 _LONGEST = 86_400_000
 
-_NO_MESSAGES = "something that is not a list of messages"
+_NO_MESSAGES = "JSON that is not a list of Bayeux messages"
 
 Message = dict[str, Any]
 

@@ -263,7 +263,7 @@ class StreamingProtocol:
             channel = message["channel"]
             reply = replies.get((channel, message["id"]), {})
             if "successful" not in reply:
-                self._fail(bayeux.broken(f"no answer to {channel}"))
+                self._fail(bayeux.broken(f"no reply to {channel}"))
                 return
             refusal = None if reply["successful"] is True else BayeuxError(reply)
             if "subscription" in message and (refusal is None or not concerns_session(refusal)):

@@ -50,7 +50,9 @@ class LongPolling:
             try:
                 return bayeux.sorted_out(self._loads(text))
             except ValueError:
-                return bayeux.broken("HTML" if text.lstrip()[:1] == "<" else "no JSON")
+                return bayeux.broken(
+                    "HTML instead of JSON" if text.lstrip()[:1] == "<" else "invalid JSON"
+                )
         except SfPubSubError as error:
             return error
         except Exception as error:  # noqa: BLE001  # the application's json_loads may raise anything
