@@ -40,7 +40,9 @@ public final class CamelClient {
           + " \"Order_Number__c\": \"from Camel\"}";
       context.createProducerTemplate()
           .requestBody("salesforce:pubSubPublish:/event/Order_Event__e", List.of(event));
-      if (!left.await(60, TimeUnit.SECONDS)) throw new IllegalStateException("not 3 events in 60 s");
+      if (!left.await(60, TimeUnit.SECONDS)) {
+        throw new IllegalStateException("fewer than 3 events arrived within 60 s");
+      }
     }
   }
 }
