@@ -1,1 +1,1 @@
-"""Benchmarks, by one command: ``python -m benchmarks [CASE…]``; see docs/how-to/benchmarks.md."""
+"""Benchmarks, run by ``python -m benchmarks [CASE…]``; see docs/how-to/benchmarks.md."""

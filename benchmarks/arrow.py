@@ -1,16 +1,17 @@
-"""How much faster events become Arrow record batches than by fastavro and `from_pylist`.
+"""Speed of converting events to Arrow record batches, relative to fastavro and `from_pylist`.
 
-Prints one JSON line. Process CPU time of 1,000 events in ten batches of 100, medians; the routes
-are interleaved and the ratios inside one run. Each is called once before it is measured, because
-who uses one does not use the others in between. Two schemas: a platform event of 10 fields (about
-150 bytes) and an Account change event of 60 or more (about 430 bytes; a quarter are CREATEs).
+Prints one JSON line with the median process CPU time for 1,000 events in ten batches of 100. The
+routes are interleaved, and ratios are computed within one run. Each route is called once before it
+is measured, because a program that uses one route does not use the others in between. Two schemas
+are measured: a platform event of 10 fields (about 150 bytes) and an Account change event of 60 or
+more fields (about 430 bytes; a quarter of the events are CREATEs).
 
-``values`` compares the payloads alone; the target is for these. ``events`` compares what
-`record_batches` gives with the same twelve columns made by the peer. The envelope starts as Python
-objects on both sides, and ``key`` is what the hash of the dedupe key takes of it on both: so this
-ratio is smaller for a small payload. ``dicts`` is the
-route without the native decoder. The peer is given the Arrow schema, so that it need not guess
-types, and the one union of several types is put into the form that the schema asks for.
+``values`` compares payloads only; the target applies to it. ``events`` compares the result of
+`record_batches` with the same twelve columns built by the peer. Both sides start from Python
+objects for the envelope and hash the dedupe key, whose time is ``key``, so this ratio is smaller
+for small payloads. ``dicts`` is the route without the native decoder. The peer receives the Arrow
+schema, so that it does not have to infer types, and values of the only union with several types
+are converted to the form that the schema requires.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from sfpubsub.types import RawEvent, ReplayId, dedupe_key
 
 ROUNDS = 15  # enough for a stable median on a busy machine
 EVENTS = 1_000
-RESPONSE = 100  # events in one FetchResponse, at most
+RESPONSE = 100  # maximum number of events in one FetchResponse
 SCHEMAS = {"pe": "order_event", "acct": "account_change"}
 TARGET = 10.0
 
 
 class Peer:
-    """fastavro for each event, then `pyarrow.RecordBatch.from_pylist`."""
+    """The reference: decodes each event with fastavro, then calls `RecordBatch.from_pylist`."""
 
     def __init__(self, schema_json: str, codec: Codec, value_type: pa.StructType) -> None:
         self.schema = fastavro.parse_schema(json.loads(schema_json))
@@ -52,7 +53,7 @@ class Peer:
         self.record_name = name.names[1] if name is not None and len(name.names) == 2 else None
 
     def value(self, data: bytes) -> dict[str, Any]:
-        """Decode one payload."""
+        """Return one decoded payload as a dict that matches the Arrow schema."""
         value: Any = fastavro.schemaless_reader(io.BytesIO(data), self.schema, None)
         if self.record_name and value["Name"] is not None:
             kind = "string" if isinstance(value["Name"], str) else self.record_name
@@ -60,11 +61,11 @@ class Peer:
         return value  # type: ignore[no-any-return]
 
     def values(self, payloads: list[bytes]) -> pa.RecordBatch:
-        """Return the payloads alone."""
+        """Return a record batch of the decoded payloads."""
         return pa.RecordBatch.from_pylist([self.value(p) for p in payloads], self.value_schema)
 
     def events(self, batches: list[EventBatch]) -> pa.RecordBatch:
-        """Return the payloads with the columns of the envelope."""
+        """Return a record batch of the decoded payloads and the columns of their envelopes."""
         rows = []
         for batch in batches:
             received_at = round(batch.received_at * 1_000_000)
@@ -91,7 +92,7 @@ class Peer:
 
 
 def responses(codec: Codec, payloads: list[bytes]) -> list[EventBatch]:
-    """Return the events as they are received."""
+    """Return the payloads as events, in batches of `RESPONSE` like those that a client receives."""
     raws = [
         RawEvent(f"{n:08x}-0000-4000-8000-000000000000", codec.schema_id, p, ReplayId(b"%d" % n))
         for n, p in enumerate(payloads)
@@ -111,7 +112,7 @@ def responses(codec: Codec, payloads: list[bytes]) -> list[EventBatch]:
 
 
 def keys(batches: list[EventBatch]) -> list[bytes]:
-    """Return the dedupe keys, which both sides make in the same way."""
+    """Return the dedupe keys of all events; both sides compute them in this way."""
     return [
         dedupe_key(raw.id, raw.schema_id, raw.payload)
         for batch in batches
@@ -120,7 +121,7 @@ def keys(batches: list[EventBatch]) -> list[bytes]:
 
 
 def measure(name: str) -> dict[str, float]:
-    """Return microseconds an event and ratios for one schema."""
+    """Return the microseconds per event and the ratios for one schema."""
     codec = Codec(name, schema_text(name))
     payloads = [payload(name, value) for value in values(name, EVENTS)]
     batches = responses(codec, payloads)
@@ -131,7 +132,7 @@ def measure(name: str) -> dict[str, float]:
     for native in (None, False):
         made = record_batches(batches, native=native)
         assert not made.rejected
-        assert list(made) == [same], f"{name}: the routes differ"
+        assert list(made) == [same], f"{name}: the routes return different batches"
 
     times = interleaved(
         {
@@ -156,7 +157,7 @@ def measure(name: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure both schemas and print the result."""
     figures = {short: measure(name) for short, name in SCHEMAS.items()}
     worst = min(figure["values_ratio"] for figure in figures.values())
     print(

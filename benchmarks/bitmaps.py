@@ -1,15 +1,15 @@
-"""What naming the fields of a change event costs, as a share of the event's own cost.
+"""Cost of decoding the field lists of a change event, relative to the cost of the whole event.
 
-Prints one JSON line. The schema is the Account of the tests' corpus; the events are
-updates of about four fields, every second one with some parts of an address. All work is done by
-turns, and medians of the CPU time are compared. Two streams:
+Prints one JSON line. The schema is the Account schema of the test corpus. The events are updates of
+about four fields; about half of them also change parts of an address. The measurements are
+interleaved, and medians of the CPU time are compared. There are two streams:
 
-- ``common``: 20 different events, as an org's automations make them; the cache answers.
-- ``random``: every event has bitmaps of its own, so the cache hardly helps.
+- ``common``: 20 different events, like those of an org's automations, which the cache covers.
+- ``random``: every event has different bitmaps, so the cache hardly helps.
 
-``changed`` expands changedFields, ``lists`` all three. Each is compared with ``event``, an event's
-way from the bytes of a response to ``event.value`` without the network; with ``decode``, the
-decoder alone; and with ``fastavro`` in its place.
+``changed`` expands changedFields, ``lists`` expands all three lists. Each is compared with
+``event``, which takes an event from the bytes of a response to ``event.value``, without the
+network; with ``decode``, the decoder alone; and with ``fastavro`` instead of the decoder.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from sfpubsub.client.batch import EventBatch
 from sfpubsub.transports import wire
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
-EVENTS = 2_000  # four times the bitmaps that a schema keeps
+EVENTS = 2_000  # four times the number of bitmaps that a schema caches
 ROUNDS = 15  # enough for a stable median on a busy machine
 
 
 def bitmap(indices: list[int]) -> str:
-    """Write a bitmap as the service does."""
+    """Return the bitmap of field *indices* in the hexadecimal form that the service uses."""
     number = sum(1 << index for index in indices)
     return f"0x{number.to_bytes((number.bit_length() + 7) // 8 or 1, 'big').hex().upper()}"
 
 
 def update(rng: random.Random, fields: list[dict[str, Any]], number: int) -> dict[str, Any]:
-    """Make an update of about four fields; every second one changes parts of an address."""
+    """Return an update of four fields; half of the updates also change parts of an address."""
     scalars = [i for i, field in enumerate(fields) if "string" in field["type"]]
     touched = sorted(rng.sample(scalars, 4))
     nulled = touched[:1] if rng.random() < 0.3 else []
@@ -71,7 +71,7 @@ def update(rng: random.Random, fields: list[dict[str, Any]], number: int) -> dic
 
 
 def response(payloads: list[bytes]) -> bytes:
-    """Return the bytes of a response with events of these payloads."""
+    """Return the bytes of a FetchResponse with one event per payload."""
     events = [
         pb.ConsumerEvent(
             event=pb.ProducerEvent(id=f"{number:036}", schema_id="bench", payload=payload),
@@ -83,7 +83,7 @@ def response(payloads: list[bytes]) -> bytes:
 
 
 def measure(codec: Codec, parsed: Any, values: list[dict[str, Any]]) -> dict[str, float]:
-    """Decode and expand *values*, by turns."""
+    """Return the CPU times of decoding and expanding *values*, and the shares of expanding."""
     payloads = [codec.encode(value) for value in values]
     responses = [response(payloads[start : start + 100]) for start in range(0, EVENTS, 100)]
     headers = [codec.decode(payload)["ChangeEventHeader"] for payload in payloads]
@@ -121,7 +121,7 @@ def measure(codec: Codec, parsed: Any, values: list[dict[str, Any]]) -> dict[str
         "changed": for_each(changed, headers),
         "lists": for_each(lists, headers),
     }
-    works["lists"]()  # what a process does once
+    works["lists"]()  # fills the cache, which happens once per process
     times = interleaved(works, rounds=ROUNDS, events=EVENTS)
     medians = {name: statistics.median(found) for name, found in times.items()}
     return {
@@ -135,7 +135,7 @@ def measure(codec: Codec, parsed: Any, values: list[dict[str, Any]]) -> dict[str
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure both streams and print the result."""
     rng = random.Random(4)
     text = corpus("change")[0].text
     codec = Codec("bench", text)

@@ -1,4 +1,4 @@
-"""The cases of traffic, and what they are to reach."""
+"""The traffic cases and their targets."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from itertools import chain
 from benchmarks.runs import Run
 
 REFERENCES = ("bare", "good", "npm")
-PLAIN = "dicts"  # the way that other ways of ours are compared with
+PLAIN = "dicts"  # the way that this package's other ways are compared with
 
-# Events of a run: so many that it takes about half a second with dicts, by events in a response.
+# Events of a run, by events per response: with `dicts`, a run takes about half a second.
 EVENTS = {100: 12_000, 10: 8_000, 1: 4_000}
-# Times as many for ways that are so much faster, and for one that is compiled while it runs.
+# Factors for faster ways, and for `npm`, which is compiled at run time, by events per response.
 FASTER = {100: {"bare": 6, "raw": 3, "arrow": 3}, 10: {"bare": 3, "npm": 2}, 1: {"npm": 2}}
-# Where it is measured how long events take, by events in a response: responses a second, so few
-# that nobody has much to do, and how many of them.
+# For latency, by events per response: responses per second, low enough to keep all sides mostly
+# idle, and the number of responses.
 PACE = {100: 20, 10: 100, 1: 400}
 PACED = {100: 12, 10: 30, 1: 100}
 
 
 @dataclass(frozen=True)
 class Case:
-    """Runs that are measured in turns."""
+    """Runs that are measured in an interleaved way, and compared with each other."""
 
     name: str
     about: str
     runs: tuple[Run, ...]
-    """References among them, which are measured once; the others by each variant of ours."""
+    """Runs of reference clients are measured once per round, other runs once per variant."""
     is_paced: bool = False
-    """Whether it is measured too how long events take to the handler."""
+    """Whether latency from publish to handler is measured as well."""
     rounds: int | None = None
-    """If that is not to be chosen: a run is too long for several."""
+    """Fixed number of rounds, for runs that are too long to repeat; None to let the user choose."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a ratio of speeds is to reach."""
+    """A target for a ratio of speeds."""
 
     case: str
     way: str
     size: int
     to: str
-    """A reference, or another measure: see `figures.Figures.ratios`."""
+    """The reference client or other measure to compare with; a key of `figures.Row.ratios`."""
     today: float | None
-    """What it was when the target was set (2026-11-21)."""
+    """The ratio when the target was set (2026-11-21); None if unknown."""
     pure: float | None
     native: float | None
-    """With the accelerator."""
+    """Target with the accelerator."""
     streams: int = 1
     kind: str = "change"
 
@@ -72,7 +72,7 @@ def _shape(kind: str, size: int, about: str, ways: tuple[str, ...] = SHAPED) -> 
 
 
 def _round_trip(milliseconds: int, seconds: float) -> Case:
-    """All are bound by the window, so as many events as it lets through in a time."""
+    """Return a case whose speed is limited by the credit window; runs take *seconds*."""
     ways = ("bare", "good", "dicts", "managed")
     runs = chain(*(_runs(ways, "change", size, round_trip=milliseconds) for size in (100, 10)))
     events = round(100 / milliseconds * 1000 * seconds)
@@ -84,7 +84,7 @@ def _round_trip(milliseconds: int, seconds: float) -> Case:
 
 
 def _handlers() -> Case:
-    """Handlers that take their time: one after the other, or eight at a time."""
+    """Return a case with slow handlers, which run one at a time or eight at a time."""
     ways = ("good", "dicts", "run", "asyncio", "asyncio-run")
     events = {0.0: 10_000, 0.1: 3_000, 1.0: 600}
     return Case(
@@ -99,11 +99,11 @@ def _handlers() -> Case:
 
 
 def _subscriptions() -> Case:
-    """Each alone gets 1,250 events a second at most: enough for two seconds."""
+    """Return a case of runs of two seconds: one subscription gets at most 1,250 events/s."""
     each = 2_500
     return Case(
         "subscriptions",
-        "change events on many subscriptions of a process, at a round trip of 80 ms",
+        "change events on many subscriptions in one process, at a round trip of 80 ms",
         tuple(
             Run(way, "change", 100, round_trip=80, streams=streams, events=each * streams)
             for streams in (1, 8, 32, 64)
@@ -144,10 +144,10 @@ CASES = {
 
 OURS = sorted({run.way for case in CASES.values() for run in case.runs} - set(REFERENCES))
 
-# What CI runs, which asks whether it works: some seconds, one round.
+# The case that CI runs to check that the benchmarks work: a few seconds, one round.
 SHORT = Case(
     "short",
-    "change events of 630 bytes, in few runs: no figures to rely on",
+    "change events of 630 bytes, in short runs whose figures are not reliable",
     tuple(
         replace(run, events=run.events // 5)
         for size in (100, 1)
@@ -177,6 +177,6 @@ TARGETS = (
     Target("rtt-10", "dicts", 100, "window", 0.75, 0.82, 0.9),
     Target("subscriptions", "dicts", 100, "alone", 0.50, 0.75, 0.85, streams=32),
 )
-# The others have measures of their own: a growth of memory, and batches of a table.
-MOST_GROWTH = 1.05  # of memory from 10,000 to 1,000,000 events
-INGEST = {"today": 0.50, "pure": 0.6, "native": 0.85}  # of the writer alone on ready batches
+# Targets for other measures: the growth of memory, and the speed of writing to a table.
+MOST_GROWTH = 1.05  # maximum ratio of memory after 1,000,000 events to memory after 10,000
+INGEST = {"today": 0.50, "pure": 0.6, "native": 0.85}  # relative to the writer alone

@@ -1,4 +1,4 @@
-"""The CPU time of parts of the client by themselves, which a busy machine changes little."""
+"""Measures the CPU time of single parts of the client, which other load hardly affects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def for_each(call: Callable[[Any], object], items: Iterable[Any]) -> Callable[[], None]:
-    """Return the work of calling *call* with each item."""
+    """Return a function that calls *call* with each item."""
 
     def work() -> None:
         for item in items:
@@ -20,17 +20,17 @@ def for_each(call: Callable[[Any], object], items: Iterable[Any]) -> Callable[[]
 def interleaved(
     works: Mapping[str, Callable[[], object]], *, rounds: int, events: int, is_warmed: bool = False
 ) -> dict[str, list[float]]:
-    """Measure works that take turns.
+    """Measure functions in turn, for several rounds.
 
     Args:
-        works: By name.
-        rounds: How often each is done.
-        events: What one of them is about.
-        is_warmed: Whether each is done once more right before it is measured, so that caches are
-            as they are for who does nothing else.
+        works: The functions, by name.
+        rounds: Number of measurements of each function.
+        events: Number of events that one call processes.
+        is_warmed: Whether to call a function once without measuring it right before each
+            measurement, so that the caches are filled as if no other function ran.
 
     Returns:
-        CPU time of an event for each round, in microseconds.
+        CPU time per event in microseconds, in each round, by name.
     """
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):

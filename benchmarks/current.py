@@ -1,12 +1,12 @@
-"""What a step into a current table costs, by the number of records that the table has.
+"""Cost of a step into a current table, by the number of records in the table.
 
 ``python -m benchmarks current [--records 100000 1000000] [--changes 2000] [--steps 3]``
 
-Makes a Delta table of records of twenty fields for each size, and gives each the same steps in
-turns: updates of records drawn at random, some creates and deletes. Prints one JSON line: seconds a
-step by size (median), wall-clock and of all processors, the ratios of the largest to the smallest,
-and for each size what one overflow event costs, which marks every record. On a machine that has
-much else to do, the processors' ratio is the one to look at.
+Creates a Delta table for each size, whose records have twenty fields, and applies similar steps to
+the tables in turn: updates of random records, with some creates and deletes. Prints one JSON line:
+the median seconds per step for each size, in wall-clock time and in CPU time of all processes, the
+ratio of the largest to the smallest size, and for each size the cost of an overflow event, which
+marks every record. On a busy machine, use the ratio of the CPU times.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ SCHEMA = json.dumps(
     }
 )
 PLAN = Plan({"s": SCHEMA}, columns_of(SCHEMA))
-# Rows of a file of the table that a step finds, some 20 MiB.
+# Rows per data file of the initial table, about 20 MiB.
 FILE_ROWS = 100_000
 
 
@@ -83,7 +83,7 @@ def joined(text: str, column: pa.Array) -> pa.Array:
 
 
 def fill(target: Target, records: int) -> None:
-    """Give the current table its records, as earlier steps would have left them."""
+    """Create the current table with its initial records, in the form that steps write."""
     table = target.table("Account")
     fields = [pa.field(name, pa.string()) for name in FIELDS]
     schema = pa.schema([("record_id", pa.string()), *fields, *FLAGS])
@@ -113,7 +113,7 @@ def fill(target: Target, records: int) -> None:
 
 
 def changes(rng: random.Random, records: int, count: int, step: int) -> pa.Table:
-    """The typed rows of one step."""
+    """Return the typed rows of one step: *count* random changes to a table of *records* rows."""
     kinds = rng.choices(["UPDATE", "CREATE", "DELETE"], [90, 5, 5], k=count)
     new = iter(range(records + step * count, records + (step + 1) * count))
     names = [rng.sample(FIELDS, 3) if kind == "UPDATE" else [] for kind in kinds]
@@ -142,7 +142,7 @@ def overflow(step: int) -> pa.Table:
 
 
 class BenchmarkStep:
-    """A step whose typed rows are in memory."""
+    """A step that reads its typed rows from a DataFrame instead of a typed table."""
 
     def __init__(self, target: Target, frame: DataFrame, number: int) -> None:
         self.plan = StepPlan(number, "rows", types=(EVENT_TYPE,))
@@ -157,14 +157,14 @@ class BenchmarkStep:
 
 
 def take(target: Target, rows: pa.Table, number: int) -> tuple[float, float]:
-    """Return the seconds of one step: wall-clock and of processors."""
+    """Run one step, and return its wall-clock seconds and its CPU seconds."""
     frame = target.spark.createDataFrame(rows).persist()
     frame.count()
     started, used = time.perf_counter(), processor_seconds()
     RecordTables(target, with_history=False).follow(BenchmarkStep(target, frame, number))
     seconds = time.perf_counter() - started, processor_seconds() - used
     frame.unpersist()
-    print(f"{seconds[0]:.2f} s, {seconds[1]:.2f} s of processors", file=sys.stderr, flush=True)
+    print(f"{seconds[0]:.2f} s, {seconds[1]:.2f} s of CPU time", file=sys.stderr, flush=True)
     return seconds
 
 

@@ -1,12 +1,13 @@
-"""How fast payloads become dicts, as a ratio to fastavro in the same run: one JSON line.
+"""Speed of decoding payloads to dicts, relative to fastavro in the same run.
 
     python -m benchmarks decode [--events 1000] [--repeats 21]
 
-``pe`` is a platform event of 10 fields; ``acct`` an Account change event of 58 fields with header,
-two addresses and a union of three branches, a quarter of them CREATEs. Both are from the corpus of
-the tests. fastavro reads each payload from a `BytesIO` of its own, as a client would. The two take
-turns, a pass over all events each; the figures are medians of CPU time, and the
-ratio is the median of the ratios of the rounds. Only ratios mean something on another machine.
+Prints one JSON line. ``pe`` is a platform event of 10 fields. ``acct`` is an Account change event
+of 58 fields with a header, two addresses and a union of three branches; a quarter of the events are
+CREATEs. Both are from the test corpus. fastavro reads each payload from a new `BytesIO`, as in a
+client. The decoders are interleaved, with one pass over all events at a time. The figures are
+medians of CPU time, and the ratio is the median of the ratios per round. Only ratios can be
+compared between machines.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ACCOUNT_FIELDS = 58
 
 
 def reference(name: str) -> tuple[str, list[dict[str, Any]]]:
-    """Return a reference schema and events of it."""
+    """Return the text of a reference schema, and events that match it."""
     if name == "pe":
         return schema_text("order_event"), list(values("order_event", arguments.events))
     schema = json.loads(schema_text("account_change"))
@@ -43,7 +44,7 @@ def reference(name: str) -> tuple[str, list[dict[str, Any]]]:
 
 
 def measure(name: str) -> dict[str, float]:
-    """Return the figures of one reference schema."""
+    """Return the times and the ratio for one reference schema."""
     text, events = reference(name)
     schema = fastavro.parse_schema(json.loads(text))
     payloads = []

@@ -1,20 +1,22 @@
-"""What it costs to tell which events are new, with few keys in the window and with many.
+"""Cost of deduplication, with few keys in the window and with many.
 
     python -m benchmarks dedupe [--keys 30000000] [--rounds 60] [--directory DIR] [--no-write]
 
-Two windows of 73 h hold the keys: one a million (``few``), one all of ``--keys`` (``many``). Then
-batches of 10,000 new events of 150 bytes are judged and added in both, in turn, so that whatever
-else this machine does slows both down: marks made of the payloads, look-up, adding, and the merging
-that comes with it. ``write`` is the write of such a batch into a raw Parquet table by Spark, the
-writer's own (one each round). Times are means: a run is written with each 13th batch, and merges
-are spread over all. ``processor`` is the same in time of this process's processor.
+Two windows of 73 h contain the keys: ``few`` a million keys, ``many`` all of ``--keys``. Then
+batches of 10,000 new events of 150 bytes are checked against both windows and added to them, in
+turn, so that other load slows down both. The time includes computing marks from the payloads,
+looking them up, adding them, and merging runs. ``write`` is the time in which the writer appends
+such a batch to a raw Parquet table through Spark, once per round. Times are means, because a run is
+written with every 13th batch only, and merges are spread over all batches. ``processor`` is the CPU
+time of this process.
 
-``ratio`` compares the two windows alone; ``batch_ratio`` the whole batch, with its write.
-``resident_mb`` is the most that the process grew by while the large window was read in, opened
-again and used, and ``fixed_mb`` what of it is not filter and index of the keys. ``asked`` is the
-share of new keys that the window took for known, and would have asked the table for.
+``ratio`` compares the two windows, ``batch_ratio`` the whole batches including their writes.
+``resident_mb`` is the peak growth of the process while the large window is loaded, reopened and
+used; ``fixed_mb`` is the part of it that is not the filter and index of the keys. ``asked`` is the
+share of new keys that the window reported as possibly known, which a job would look up in the
+table.
 
-Targets: a batch ratio of 1.5, 500 MB for 300 million keys, ready within 60 s of a restart.
+Targets: a batch ratio of 1.5, 500 MB for 300 million keys, and readiness within 60 s of a restart.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from sfpubsub.types.events import KEY_BYTES
 
 FEW = 1_000_000
 BATCH = 10_000
-READ_IN = 1_000_000  # keys that are read in at once
+READ_IN = 1_000_000  # keys that are loaded at a time
 WARM_UP = 15
 TARGET_RATIO = 1.5
 TARGET_MB = 500
@@ -55,13 +57,13 @@ TARGET_READY = 60
 
 
 def resident(which: str) -> int:
-    """Return the bytes of memory that this process has (VmRSS), or had at most (VmHWM)."""
+    """Return the resident memory of this process in bytes: current (VmRSS) or peak (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(which)))
 
 
 def fill(name: str, place: Path, count: int, now: float) -> KeyWindow:
-    """Return a window with *count* keys, spread over its time."""
+    """Return a new window with *count* random keys, spread over its time span."""
     window = KeyWindow(name, place)
     for first in range(0, count, READ_IN):
         at = now - window.length * (1 - first / count)
@@ -71,7 +73,7 @@ def fill(name: str, place: Path, count: int, now: float) -> KeyWindow:
 
 
 def rows() -> pa.Table:
-    """Return raw rows of platform events."""
+    """Return a table of `BATCH` raw rows of platform events."""
     kinds = [(payload("order_event", v), to_json(v)) for v in values("order_event", 1_000)]
     events = [kinds[number % len(kinds)] for number in range(BATCH)]
     columns: dict[str, Any] = {
@@ -92,13 +94,13 @@ def rows() -> pa.Table:
 
 
 def with_new_keys(batch: pa.Table) -> pa.Table:
-    """Return the rows as other events."""
+    """Return the same rows with new random dedupe keys, so that they are new events."""
     keys = pa.array([os.urandom(KEY_BYTES) for _ in range(len(batch))], pa.binary())
     return batch.set_column(1, "dedupe_key", keys)
 
 
 class Dedupe:
-    """What a writer does with its window, and what it took."""
+    """Performs a writer's deduplication on one window, and records its times."""
 
     def __init__(self, window: KeyWindow) -> None:
         self.window = window
@@ -109,7 +111,7 @@ class Dedupe:
         self.known = 0
 
     def batch(self, batch: pa.Table) -> None:
-        """Judge and add a batch of new events."""
+        """Check a batch of new events against the window, add it, and record the times."""
         started, processor = time.perf_counter(), time.process_time()
         self.window.expire(NOW)
         marks = self.marker.marks(batch, NOW)
@@ -122,7 +124,7 @@ class Dedupe:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure both windows and print the result."""
     with ExitStack() as stack:
         place = Path(
             stack.enter_context(
@@ -162,7 +164,7 @@ def main() -> None:
 
 
 def writer(stack: ExitStack, place: Path) -> Any:
-    """Return a function that writes a batch into a raw Parquet table."""
+    """Return a function that appends a batch to a raw Parquet table."""
     spark = stack.enter_context(spark_session())
     path = place / "table"
     path.mkdir()
@@ -179,7 +181,7 @@ def figures(
     grown: int,
     index: int,
 ) -> dict[str, Any]:
-    """Return what was measured."""
+    """Return the figures to print, from the recorded times and sizes."""
     means = {}
     for name, one in (("few", few), ("many", many)):
         means[f"{name}_ms"] = statistics.mean(one.times[-arguments.rounds :]) * 1e3
@@ -230,7 +232,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keys", type=int, default=30_000_000)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--directory", help="where the runs are kept; the system's own by default")
+    parser.add_argument("--directory", help="directory for the key files; default: the system's")
     parser.add_argument("--no-write", dest="write", action="store_false")
     arguments = parser.parse_args()
     NOW = time.time()

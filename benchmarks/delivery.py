@@ -1,11 +1,12 @@
-"""How many events the service delivers for each one handled, and how fast: one JSON line.
+"""Number of events that the service delivers per handled event, and the speed.
 
     python -m benchmarks delivery [--events 1000] [--bytes 1000000] [--handler 0.05] [--plain]
 
-The emulator, a process of its own on loopback without TLS, holds the events; one subscription with
-default limits takes them, and the handler sleeps after each. ``ratio`` is what the emulator sent
-for each event handled: everything above 1 was dropped with a stream and comes out of the org's
-delivery allocation. ``streams`` counts the calls.
+Prints one JSON line. The emulator, a separate process on loopback without TLS, stores the events.
+One subscription with default limits reads them, and the handler sleeps after each. ``ratio`` is the
+number of events that the emulator sent, divided by the number of handled events. A value above 1
+means that events were dropped with their stream, at the cost of the org's delivery allocation.
+``streams`` is the number of calls.
 
 Target, with events of 1 MB and a handler of 50 ms: a ratio of at most 1.2, on one stream.
 """
@@ -32,12 +33,12 @@ NAME = "My_Managed_Subscription"
 
 
 def serve(directory: str) -> None:
-    """Be the emulator's process: a line of input is answered with what was delivered so far."""
+    """Run the emulator; answer each line of stdin with the number of delivered events."""
     from sfpubsub.emulator.server import EmulatorServer
 
     with EmulatorServer(data_dir=directory) as emulator:
         row = {"Order_Number__c": "x" * arguments.bytes}
-        part = max(1, min(1_000, 3_000_000 // arguments.bytes))  # of one request to publish
+        part = max(1, min(1_000, 3_000_000 // arguments.bytes))  # events per publish request
         for start in range(0, arguments.events, part):
             emulator.publish(TOPIC, [row] * min(part, arguments.events - start))
         record = emulator.managed.get(NAME)
@@ -53,7 +54,7 @@ def serve(directory: str) -> None:
 
 @contextmanager
 def emulator_process(directory: str) -> Iterator[tuple[PubSubClient, Peer]]:
-    """Start it, and yield a client of it."""
+    """Start the emulator's process; yield a client that is connected to it, and the process."""
     with peer(module("delivery", "--serve", directory, *sys.argv[1:])) as process:
         target, *session = process.hear()
         with PubSubClient(Session(*session), endpoint=target, insecure="1") as client:
@@ -61,7 +62,7 @@ def emulator_process(directory: str) -> Iterator[tuple[PubSubClient, Peer]]:
 
 
 def measure(client: PubSubClient, process: Peer) -> dict[str, Any]:
-    """Return the figures of one run."""
+    """Handle all events through one subscription, and return the figures."""
     began, handled, largest = time.perf_counter(), 0, 0
     subscription = (
         client.subscribe(TOPIC, replay="earliest")
@@ -90,7 +91,7 @@ def measure(client: PubSubClient, process: Peer) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Start the emulator, measure, and print the result."""
     with (
         tempfile.TemporaryDirectory(prefix="sfpubsub-delivery-") as place,
         emulator_process(place) as (client, process),

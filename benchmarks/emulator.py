@@ -1,27 +1,27 @@
-"""What the emulator carries: one JSON line a case.
+"""Throughput, memory and start time of the emulator; prints one JSON line per case.
 
     python -m benchmarks emulator [--seconds 60] [--events 20000] [--stored 1000000]
                                   [--streams 200] [--cases stream memory streams ready]
 
-The emulator is a process of its own, on loopback, over TLS.
+The emulator is a separate process on loopback, with TLS.
 
-``stream`` is how fast one stream gets its events, in responses of 100: change events (58 fields,
-630 bytes) and platform events (10 fields, 140 bytes), read from the earliest by the bare loop on
-grpcio that subscribers are compared with. The same loop reads from the server of the other
-benchmarks, which sends like events made beforehand. ``first`` is the first read of a new emulator,
-``again`` the next one; ``ratio`` is the speed as a ratio to that of the other server. The three are
-interleaved, each read by a new process, in as many rounds as ``--seconds`` allow for a kind of
-event, at least three. A fifth of a read warms up. Without a Go compiler the emulator's own figures
-are printed, and why there is no ratio.
+``stream`` is the speed of one stream, in responses of 100 events: change events (58 fields, 630
+bytes) and platform events (10 fields, 140 bytes). They are read from the earliest position by the
+bare grpcio loop with which subscribers are compared. The same loop reads from the server of the
+other benchmarks, which sends similar, pre-encoded events. ``first`` is the first read from a new
+emulator, ``again`` the next read, and ``ratio`` the speed relative to the other server. The three
+are interleaved, and each read uses a new process. Rounds are repeated for ``--seconds`` per kind of
+event, at least three times. The first fifth of a read is a warm-up. Without a Go compiler, only the
+emulator's figures are printed, with the reason.
 
-The other cases are about one log of ``--stored`` platform events. ``memory`` is the emulator's
-resident memory before these are published through the API, by calls of 200 events each, after that,
-and after all of them were read from the earliest; and its ``peak``. ``streams`` is how long it
-takes until each of so many concurrent streams, on one connection, has a live event, from when that
-is published. ``ready`` is the time from the start of the process to its ready line, ``cpu_s`` the
-CPU time of it, with the compiled bytecode of all packages at hand and without any; medians.
+The other cases use a log of ``--stored`` platform events. ``memory`` is the emulator's resident
+memory before these are published through the API in calls of 200 events, after that, and after all
+of them were read from the earliest position, and its ``peak``. ``streams`` is the time from
+publishing an event until each of ``--streams`` concurrent streams on one connection has received
+it. ``ready`` is the median time from the start of the process to its ready line, and ``cpu_s`` its
+CPU time, with the compiled bytecode of all packages and without any.
 
-Server and client share this machine's cores. ``load`` is the machine's at start and end.
+Server and client share this machine's cores. ``load`` is the machine's load at start and end.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ from sfpubsub_grpc import pubsub_api_pb2_grpc as pb_grpc
 CASES = ("stream", "memory", "streams", "ready")
 TOPIC = KINDS["platform"].topic
 KINDS_READ = ("change", "platform")
-RESPONSE = 100  # events
-CALL = 200  # events published by a call: the service's most
-LIVE = 50  # events that every concurrent stream gets after its first
-STARTS = 5  # of a process that is measured to its ready line
+RESPONSE = 100  # events per response
+CALL = 200  # events published per call, the maximum of the service
+LIVE = 50  # events that every concurrent stream receives after its first
+STARTS = 5  # number of measured starts
 
 
 class Emulator:
-    """A running emulator."""
+    """A running emulator: its address, its credentials and its process."""
 
     def __init__(self, process: subprocess.Popen[str], ca_file: Path) -> None:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise SystemExit("the emulator ended before it was ready; what it wrote is above")
+            raise SystemExit("the emulator exited before it was ready: see its output above")
         ready = json.loads(line)
         self.target: str = ready["grpc"]
         self.ca_file = str(ca_file)
@@ -81,10 +81,10 @@ class Emulator:
         self._pid = process.pid
         ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
         self.cpu_s = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-        """CPU time until it was ready, in seconds."""
+        """CPU time until the emulator was ready, in seconds."""
 
     def memory(self, name: str = "VmRSS") -> float:
-        """Resident memory now, or at most (VmHWM), in MiB."""
+        """Return the resident memory in MiB: current (VmRSS) or peak (VmHWM)."""
         lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()
         found = next(int(line.split()[1]) for line in lines if line.startswith(name))
         return round(found / 1024, 1)
@@ -92,7 +92,7 @@ class Emulator:
 
 @contextmanager
 def running(data_dir: Path, **environment: str) -> Iterator[Emulator]:
-    """Run an emulator as a process."""
+    """Run an emulator in a new process until the block ends."""
     command = [sys.executable, "-m", "sfpubsub", "emulator", "--until-stdin-closes", "--tls"]
     ports = ["--grpc-port", "0", "--http-port", "0", "--data-dir", str(data_dir)]
     with subprocess.Popen(
@@ -109,11 +109,11 @@ def running(data_dir: Path, **environment: str) -> Iterator[Emulator]:
             process.stdin.close()
 
 
-# One stream, beside another server.
+# One stream, compared with the other server.
 
 
 def fill(data_dir: Path, events: int) -> None:
-    """Put so many events of each kind into an emulator's log."""
+    """Write at least *events* events of each kind to an emulator's log."""
     with EmulatorServer(data_dir) as emulator:
         for kind in KINDS_READ:
             topic = KINDS[kind].topic
@@ -125,7 +125,7 @@ def fill(data_dir: Path, events: int) -> None:
 
 
 def be_client() -> None:
-    """Read as the line of input says, and print the sample."""
+    """Read the events that a line of stdin describes, and print the sample as JSON."""
     target, ca_file, topic, headers, events = json.loads(sys.stdin.readline())
     meter = Meter(Run("bare", "", RESPONSE, events=events))
     metadata = [(name, value) for name, value in headers]
@@ -137,13 +137,13 @@ def be_client() -> None:
 def read_once(
     target: str, ca_file: str, topic: str, headers: Any = (), events: int | None = None
 ) -> Sample:
-    """Read from a server in a new process."""
+    """Read events from a server in a new process, and return the sample."""
     with peer(module("emulator", "--receive"), environment={"PYTHONPATH": packages()}) as client:
         return Sample(*client.ask([target, ca_file, topic, headers, events or arguments.events]))
 
 
 def stream(directory: Path) -> Iterator[dict[str, Any]]:
-    """Return a line for each kind of event."""
+    """Yield the figures of the case ``stream`` for each kind of event."""
     fill(directory / "data", arguments.events)
     with serving() as server:
         for kind in KINDS_READ:
@@ -158,7 +158,7 @@ def stream(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def of_samples(found: list[Sample], others: list[Sample]) -> dict[str, Any]:
-    """Return the figures of reads, and their ratios to those of the other server."""
+    """Return the figures of some reads, and their ratio to the reads from the other server."""
     speeds = [sample.speed for sample in found]
     if not speeds:
         return {}
@@ -176,7 +176,7 @@ def of_samples(found: list[Sample], others: list[Sample]) -> dict[str, Any]:
 
 
 def rounds(data_dir: Path, kind: str, other: Server | None) -> dict[str, list[Sample]]:
-    """Read from a new emulator twice and from the other server, in turns."""
+    """Read twice from a new emulator and once from the other server, for several rounds."""
     samples: dict[str, list[Sample]] = {"first": [], "again": [], "other": []}
     ends = time.perf_counter() + arguments.seconds
     while len(samples["first"]) < 3 or time.perf_counter() < ends:
@@ -194,7 +194,7 @@ def rounds(data_dir: Path, kind: str, other: Server | None) -> dict[str, list[Sa
 
 
 def memory(directory: Path) -> Iterator[dict[str, Any]]:
-    """Publish all and read all."""
+    """Yield the figures of the case ``memory``: publish all events, then read all."""
     schema, payloads = corpus("platform")
     with EmulatorServer(directory / "large") as emulator:
         emulator.bus.put_topic(TOPIC, schema)
@@ -219,7 +219,7 @@ def memory(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def streams(directory: Path) -> Iterator[dict[str, Any]]:
-    """Wait for live events on many streams."""
+    """Yield the figures of the case ``streams``: wait for live events on many streams."""
     schema, payloads = corpus("platform")
     event = pb.ProducerEvent(schema_id=schema.schema_id, payload=payloads[0])
     with (
@@ -248,7 +248,7 @@ def streams(directory: Path) -> Iterator[dict[str, Any]]:
             for call in calls:
                 assert len(next(call).events) == 1
             took.append(time.perf_counter() - began)
-        del took[0]  # while that was under way the streams were opened
+        del took[0]  # the first one includes the time to open the streams
         resident = emulator.memory()
         over.set()
     yield {
@@ -260,15 +260,15 @@ def streams(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def ready(directory: Path) -> Iterator[dict[str, Any]]:
-    """Start a process again and again."""
+    """Yield the figures of the case ``ready``: start the emulator several times."""
     for has_bytecode in (True, False):
         cache = directory / f"bytecode {has_bytecode}"
         environment = {
             "PYTHONPYCACHEPREFIX": str(cache),
-            "PYTHONDONTWRITEBYTECODE": "" if has_bytecode else "1",  # empty is as if it were unset
+            "PYTHONDONTWRITEBYTECODE": "" if has_bytecode else "1",  # empty means unset
         }
         with running(directory / "large", **environment):
-            pass  # the first writes the bytecode, if it may
+            pass  # the first start writes the bytecode, if allowed
         wall, cpu = [], []
         for _ in range(STARTS):
             began = time.perf_counter()
@@ -285,7 +285,7 @@ def ready(directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the selected cases and print their results."""
     load = os.getloadavg()[0]
     about = {
         "benchmark": "emulator",
@@ -304,14 +304,14 @@ def main() -> None:
 
 
 def is_large_wanted() -> bool:
-    """Whether a case needs the log that ``memory`` makes."""
+    """Return whether a selected case needs the log that ``memory`` creates."""
     return bool({"streams", "ready"} & set(arguments.cases))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--events", type=int, default=20_000, help="a read of the case stream")
+    parser.add_argument("--events", type=int, default=20_000, help="per read of the case stream")
     parser.add_argument("--stored", type=int, default=1_000_000)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)

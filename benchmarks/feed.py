@@ -1,4 +1,4 @@
-"""What the servers of the benchmarks send: schemas and payloads, made of the tests' corpus."""
+"""Schemas and payloads that the benchmark servers send, created from the test corpus."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tests.avro.schemas import schema_text, values
 from sfpubsub.emulator.org.schemas import Schema
 
 WINDOW = 100  # events that may be outstanding, as with the service
-COUNT = 200  # different payloads of a kind, sent again and again under new ids
-FIELDS = 58  # of the change event, which has some more in the corpus
-# Which of the change events are CREATEs, with most fields, and not UPDATEs, with a few: so many
-# that the mean is 630 bytes, and 33 fields with a value.
+COUNT = 200  # different payloads of a kind, sent repeatedly with new ids
+FIELDS = 58  # number of fields of the change event; the schema in the corpus has more
+# Pattern of CREATEs (True), which have most fields, and UPDATEs, which have few: on average, an
+# event has 630 bytes and 33 fields with a value.
 CREATES = (True, False, True, False, True, True, False, True)
-SPARSE = 6  # fields with a value that a sparse update has at least: the mean is 270 bytes
+SPARSE = 6  # minimum number of fields with a value in a sparse update; its mean size is 270 bytes
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of event."""
+    """A kind of event: its topic and its schema."""
 
     topic: str
-    """Under which others than the servers of the benchmarks have it."""
+    """Topic of the kind in the emulator; the benchmark servers use other names."""
     schema: str
-    """In the corpus."""
+    """Name of the schema in the test corpus."""
 
 
 KINDS = {
@@ -41,15 +41,15 @@ KINDS = {
 
 
 def corpus(kind: str) -> tuple[Schema, list[bytes]]:
-    """Return the schema and the payloads of a kind. The events are of now."""
+    """Return the schema of a kind and `COUNT` payloads, with the current time as event time."""
     name = KINDS[kind].schema
     text = json.loads(schema_text(name))
     text["fields"] = text["fields"][:FIELDS]
-    if kind == "sparse":  # so that a schema id stands for one kind
+    if kind == "sparse":  # so that each kind has a different schema id
         text["doc"] = kind
     schema, kept = Schema(json.dumps(text)), {field["name"] for field in text["fields"]}
     payloads: dict[bool, list[bytes]] = {True: [], False: []}
-    for value in values(name, 5 * COUNT):  # a quarter of them CREATEs
+    for value in values(name, 5 * COUNT):  # a quarter of the events are CREATEs
         is_create = value.get("ChangeEventHeader", {}).get("changeType") == "CREATE"
         fields = {field: part for field, part in young(value).items() if field in kept}
         if kind == "sparse" and sum(part is not None for part in fields.values()) < SPARSE:
@@ -60,7 +60,7 @@ def corpus(kind: str) -> tuple[Schema, list[bytes]]:
 
 
 def young(value: dict[str, Any]) -> dict[str, Any]:
-    """Return an event of now: a writer looks older ones than its window up in the table."""
+    """Return *value* with the current time, so that a writer does not look it up in the table."""
     now = round(time.time() * 1000)
     if "ChangeEventHeader" in value:
         return {**value, "ChangeEventHeader": value["ChangeEventHeader"] | {"commitTimestamp": now}}
@@ -68,10 +68,10 @@ def young(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(directory: Path) -> Path:
-    """Write what a server sends, and its certificate, into a directory.
+    """Write the events for a server and its TLS certificate into *directory*.
 
     Returns:
-        The file of the authority that clients trust.
+        The PEM file of the certificate authority that clients must trust.
     """
     authority = trustme.CA(organization_name="sfpubsub benchmarks")
     issued = authority.issue_cert("127.0.0.1", "localhost")

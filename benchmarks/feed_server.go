@@ -2,21 +2,21 @@
 //
 //	feed_server DIRECTORY ROUND_TRIP...
 //
-// DIRECTORY has feed.json, what feed.py writes: schemas, payloads, and the files of a certificate
-// and its key. For each ROUND_TRIP, in milliseconds, it listens at a port of its own, behind a line
-// that delays both directions by half of it and takes nothing else away. The ports are its first
-// line of output, as JSON. Each line of its input is answered with a line of counts; it ends with
-// its input.
+// DIRECTORY contains feed.json, written by feed.py: schemas, payloads, and the file names of a
+// certificate and its key. For each ROUND_TRIP, in milliseconds, the server listens on a separate
+// port whose connections delay each direction by half the round trip. The first line of output is a
+// JSON object with the address for each round trip. For each line on standard input, the server
+// prints a JSON line with its counts. It exits at the end of standard input.
 //
-// A topic is named /data/KIND_SIZE_RATE_NUMBER, a managed subscription KIND_SIZE_RATE_NUMBER: events
-// of that kind, up to SIZE in a response, RATE responses a second, and 0 for as many as credit
-// allows. NUMBER makes names different. A feed never ends, and where a stream is to start is not
-// looked at. Credit is as documented: requests add up, 100 events are the most, and what is sent is
-// taken off. Commits are answered at once.
+// A topic is named /data/KIND_SIZE_RATE_NUMBER, a managed subscription KIND_SIZE_RATE_NUMBER. Both
+// deliver events of that kind, up to SIZE per response and RATE responses per second; with RATE 0,
+// only the credit limits the rate. NUMBER only makes names distinct. A feed never ends, and the
+// requested start position is ignored. Flow control is as documented: requests add credit, up to
+// 100 events, and each event sent uses one. Commits are confirmed immediately.
 //
-// A replay id is when the event was published, in nanoseconds since 1970, in eight bytes, the
-// highest first, and two more: so a client can tell how long the event took. A client that is late
-// with its credit does not move that time.
+// The first eight bytes of a replay id are the publish time in nanoseconds since 1970, big-endian,
+// so that a client can measure latency; two zero bytes follow. If RATE is not 0, an event that is
+// sent late because the client granted credit late still has its scheduled time.
 package main
 
 import (
@@ -44,9 +44,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-const window = 100 // events that may be outstanding, as with the service
+const window = 100 // maximum number of requested events, as in the service
 
-const rpcID = "8f2c1f2e-5f0f-4d43-9a31-5d7d0f6f2b6c" // of all responses
+const rpcID = "8f2c1f2e-5f0f-4d43-9a31-5d7d0f6f2b6c" // the same for all responses
 
 type kind struct {
 	SchemaID string   `json:"schema_id"`
@@ -55,10 +55,10 @@ type kind struct {
 	events   []event
 }
 
-// event is a ConsumerEvent in its wire form, as a field of a response.
+// event is an encoded ConsumerEvent, including its tag and length as a field of a FetchResponse.
 type event struct {
 	wire             []byte
-	idAt, replayIDAt int // where the last twelve digits of its id begin, and its replay id
+	idAt, replayIDAt int // offsets of the last 12 digits of the event id and of the replay id
 }
 
 var feed struct {
@@ -92,7 +92,7 @@ func makeEvent(schemaID string, payload []byte) event {
 	return event{wire, idAt + len(wire) - len(outer), len(wire) - 10}
 }
 
-// wire passes messages on as bytes.
+// wire is a gRPC codec that passes encoded messages through as bytes.
 type wire struct{}
 
 func (wire) Name() string { return "proto" }
@@ -106,7 +106,7 @@ func (wire) Unmarshal(data mem.BufferSlice, message any) error {
 	return nil
 }
 
-// fields calls take with each field of a message: with its bytes, or with its number.
+// fields calls take for each field of a message, with the field's bytes or its integer value.
 func fields(message []byte, take func(field protowire.Number, data []byte, number uint64)) error {
 	for len(message) > 0 {
 		field, kind, size := protowire.ConsumeTag(message)
@@ -133,11 +133,11 @@ func fields(message []byte, take func(field protowire.Number, data []byte, numbe
 	return nil
 }
 
-// request is what a FetchRequest or a ManagedFetchRequest says.
+// request is a decoded FetchRequest or ManagedFetchRequest.
 type request struct {
 	name         string
 	numRequested int
-	commit       []byte // a CommitReplayRequest
+	commit       []byte // an encoded CommitReplayRequest, or nil
 }
 
 func parse(message []byte, isManaged bool) (request, error) {
@@ -164,13 +164,13 @@ type stream struct {
 	grpc.ServerStream
 	isManaged bool
 	requests  chan request
-	failed    error // why there are no more requests
+	failed    error // the error, such as io.EOF, that ended the requests
 	kind      *kind
 	size      int
 	interval  time.Duration // between two responses
 	credit    int
 	sent      int
-	last      int64 // the latest position
+	last      int64 // the publish time of the last event, in nanoseconds since 1970
 }
 
 func (s *stream) read() {
@@ -189,7 +189,7 @@ func (s *stream) read() {
 	}
 }
 
-// open takes what the name of the first request says.
+// open sets the kind, response size and interval from the name of a topic or subscription.
 func (s *stream) open(name string) error {
 	parts := strings.Split(name[strings.LastIndex(name, "/")+1:], "_")
 	if len(parts) != 4 || feed.Kinds[parts[0]] == nil {
@@ -223,7 +223,8 @@ func (s *stream) take(found request) error {
 	return nil
 }
 
-// answer confirms a commit; the answer begins with the very fields of what it answers.
+// answer confirms a commit. Its id and position have the same field numbers in the request and in
+// the response, so the encoded request is reused.
 func (s *stream) answer(commit []byte) error {
 	counts.commits.Add(1)
 	commit = protowire.AppendTag(commit, 4, protowire.VarintType)
@@ -236,12 +237,12 @@ func (s *stream) answer(commit []byte) error {
 	return s.SendMsg(&message)
 }
 
-// respond sends what credit allows, published at that time.
+// respond sends as many events as the size and the credit allow, with the given publish time.
 func (s *stream) respond(published time.Time) error {
 	count := min(s.size, s.credit)
 	s.credit -= count
 	at := max(published.UnixNano(), s.last+1)
-	length := 128 // for what follows the events
+	length := 128 // for the fields after the events
 	for n := range count {
 		length += len(s.kind.events[(s.sent+n)%len(s.kind.events)].wire)
 	}
@@ -266,7 +267,7 @@ func (s *stream) respond(published time.Time) error {
 	message = protowire.AppendBytes(message, replayID[:])
 	message = protowire.AppendTag(message, 3, protowire.BytesType)
 	message = protowire.AppendString(message, rpcID)
-	if s.credit > 0 { // none is not written, as with any number in protobuf
+	if s.credit > 0 { // protobuf omits fields that are 0
 		message = protowire.AppendTag(message, 4, protowire.VarintType)
 		message = protowire.AppendVarint(message, uint64(s.credit))
 	}
@@ -308,7 +309,7 @@ func (s *stream) serve() error {
 	}
 }
 
-// wait takes requests until it is time.
+// wait handles requests until the given time.
 func (s *stream) wait(due time.Time) error {
 	timer := time.NewTimer(time.Until(due))
 	defer timer.Stop()
@@ -327,7 +328,7 @@ func (s *stream) wait(due time.Time) error {
 	}
 }
 
-var errEnded = errors.New("the client has ended its side")
+var errEnded = errors.New("the client closed its side of the stream")
 
 func ended(err error) error {
 	if errors.Is(err, io.EOF) {
@@ -393,7 +394,7 @@ func handle(_ any, call grpc.ServerStream) error {
 	return nil
 }
 
-// delayed is a connection at the end of a long line.
+// delayed is a connection that delays the data of each direction by a fixed time.
 type delayed struct {
 	net.Conn
 	way       time.Duration
@@ -411,7 +412,7 @@ type parcel struct {
 }
 
 func delay(connection net.Conn, way time.Duration) net.Conn {
-	// So many parcels are more than credit lets be under way.
+	// The queues hold more chunks than the credit allows in transit, so that they never fill up.
 	line := &delayed{
 		Conn: connection, way: way, isClosed: make(chan struct{}),
 		in: make(chan parcel, 1<<14), out: make(chan parcel, 1<<14),
@@ -439,7 +440,7 @@ func (d *delayed) deliver() {
 			return
 		case next := <-d.out:
 			time.Sleep(time.Until(next.due))
-			d.Conn.Write(next.data) // one that fails is seen by fetch
+			d.Conn.Write(next.data) // fetch detects a broken connection
 		}
 	}
 }

@@ -1,4 +1,4 @@
-"""What samples come to: medians, ratios of the rounds, and what was to be reached."""
+"""Evaluates samples: medians, ratios per round, and comparisons with targets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of the rounds."""
+        """Return the median and the quartiles of *values*, one per round."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0])
         return cls(*statistics.quantiles(values, n=4, method="inclusive"))
@@ -30,42 +30,43 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of a run by one variant."""
+    """The figures of one run with one variant."""
 
     variant: str
     run: Run
     speed: Spread
-    """Events a second."""
+    """Events per second."""
     cpu_us: Spread
-    """CPU time of the client's process for an event, in microseconds."""
+    """CPU time of the client's process per event, in microseconds."""
     peak_mb: float
-    """The most memory of that process."""
+    """Peak resident memory of the client's process, in MB."""
     requests: float
-    """That the server got, for 1,000 events."""
+    """Requests that the server received per 1,000 events."""
     ratios: dict[str, Spread]
-    """Of speeds, in the same round: ``bare``, ``good``, ``npm``; ``plain`` is the synchronous face
-    with dicts; ``window`` what the window of 100 events lets through at the round trip; ``alone``
-    as many times one subscription as there are; ``against`` the other checkout."""
+    """Speed relative to other speeds, computed per round. The keys are the references ``bare``,
+    ``good`` and ``npm``; ``plain`` for the synchronous client with dicts; ``window`` for the
+    maximum that a window of 100 events allows at the round trip; ``alone`` for the speed of one
+    subscription times their number; and ``against`` for the other checkout."""
     cpu_ratios: dict[str, Spread]
-    """Of CPU time an event, theirs by ours, so that more is better here too."""
+    """CPU time per event of the others divided by ours, by the same keys; larger is better."""
     latency_ms: tuple[float, float] | None
-    """From publish to handler, when there is little to do: the median and the 99th percentile."""
+    """Latency from publish to handler at low load: the median and the 99th percentile."""
     marks_mb: dict[int, float]
-    """Resident memory by number of events."""
+    """Resident memory in MB, by the number of events received before."""
 
     @property
     def growth(self) -> float | None:
-        """Memory after the most events by memory after the fewest."""
+        """Memory at the last mark divided by memory at the first; None without two marks."""
         found = [self.marks_mb[mark] for mark in MARKS if mark in self.marks_mb]
         return found[-1] / found[0] if len(found) > 1 else None
 
     def as_dict(self) -> dict[str, object]:
-        """Return it for JSON."""
+        """Return the row as a dict that can be converted to JSON."""
         return {**asdict(self), "growth": self.growth}
 
 
 def rows(samples: Samples) -> list[Row]:
-    """Return the figures of a case."""
+    """Return the figures of a case, with one row per variant and run."""
     return [_row(samples, variant, run) for variant, run in samples if not run.rate]
 
 
@@ -127,7 +128,7 @@ def _peers(samples: Samples, variant: str, run: Run) -> Iterator[tuple[str, list
 
 
 def _of(samples: Samples, variant: str, like: Run) -> list[Measured] | None:
-    """Return the samples of a way in a shape, however many events it took."""
+    """Return the samples of a run like *like*, ignoring the number of events; None if missing."""
     for (whose, run), found in samples.items():
         same = run.way == like.way and run.shape == like.shape and run.rate == like.rate
         if whose == variant and same:
@@ -137,37 +138,37 @@ def _of(samples: Samples, variant: str, like: Run) -> list[Measured] | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run came to beside what it was to reach."""
+    """A measured ratio and its target."""
 
     case: str
     what: str
     variant: str
     before: float | None
-    """What it was when the target was set."""
+    """The ratio when the target was set."""
     wanted: float | None
     found: Spread
     by_cpu: Spread | None
-    """The same of CPU time an event: what a busy machine changes little."""
+    """The same ratio computed from CPU time, which other load hardly affects; None if unknown."""
 
     @property
     def is_of_speed(self) -> bool:
-        """Whether a busy machine changes it: not memory."""
+        """Whether the ratio is one of speeds, which other load affects, rather than of memory."""
         return self.case != "memory"
 
     @property
     def is_reached(self) -> bool | None:
-        """Whether the median is as wanted; None where nothing was."""
+        """Whether the median reaches the target; None without a target."""
         return None if self.wanted is None else self.found.median >= self.wanted
 
 
 def verdicts(case: str, found: Sequence[Row]) -> list[Verdict]:
-    """Return what a case came to beside its targets."""
+    """Return the measured ratios of a case with their targets."""
     result = []
     for target in TARGETS:
         for row in found:
             if target.case == case and _is_of(target, row) and target.to in row.ratios:
                 many = f", {target.streams} subscriptions" if target.streams > 1 else ""
-                what = f"{target.way} / {target.to}, {target.size} a response{many}"
+                what = f"{target.way} / {target.to}, {target.size} per response{many}"
                 wanted = target.native if row.variant == "native" else target.pure
                 ratio, by_cpu = row.ratios[target.to], row.cpu_ratios.get(target.to)
                 result.append(Verdict(case, what, row.variant, target.today, wanted, ratio, by_cpu))
@@ -182,7 +183,7 @@ def _is_of(target: Target, row: Row) -> bool:
 
 
 def _of_memory(case: str, row: Row) -> Verdict:
-    """The other way round, so that more is better, as with speeds."""
+    """Return the verdict on memory growth, inverted so that larger is better, as for speeds."""
     assert row.growth is not None
     what = f"{row.run.way}: memory at {MARKS[0]:,} events / at {MARKS[-1]:,}"
     ratio = Spread(1 / row.growth, 1 / row.growth, 1 / row.growth)

@@ -1,7 +1,7 @@
-"""How long `import sfpubsub` takes, as a ratio to `import grpc` in the same run.
+"""Time of `import sfpubsub`, relative to `import grpc` in the same run.
 
-Prints one JSON line. Each import is a fresh interpreter; the two are interleaved. Medians of the
-import alone are compared, without the start of the interpreter.
+Prints one JSON line. Each import runs in a new interpreter, and the modules are interleaved. The
+medians exclude the start of the interpreter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CODE = "import time; t = time.perf_counter(); import {}; print(time.perf_counter
 
 
 def seconds(module: str) -> float:
-    """Return how long a fresh interpreter takes to import *module*."""
+    """Return the seconds that a new interpreter takes to import *module*."""
     done = subprocess.run(
         [sys.executable, "-c", CODE.format(module)], capture_output=True, text=True, check=True
     )
@@ -25,7 +25,7 @@ def seconds(module: str) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure all modules and print the result."""
     times: dict[str, list[float]] = {"grpc": [], "sfpubsub": [], "sfpubsub.client.client": []}
     for _ in range(ROUNDS):
         for module, values in times.items():

@@ -1,23 +1,24 @@
-"""How fast events get from a service into a raw table, beside the writer alone: one JSON line.
+"""Speed from the service into a raw table, compared with the writer alone.
 
     python -m benchmarks ingest [--events 200000] [--batch 10000] [--rounds 5] [--kind platform]
 
-``ingest`` is the whole path: `IngestJob`, `EventWriter` and client take events from the server of
-the other benchmarks, over TLS, and write them into a new Parquet table, each write flushed to the
-disk and acked. What it is compared with has the same rows in memory, in the same batches:
+Prints one JSON line. ``ingest`` is the whole path: `IngestJob`, `EventWriter` and the client read
+events over TLS from the server of the other benchmarks, and write them into a new Parquet table.
+Each write is flushed to the disk before its events are acked. The other ways have the same rows in
+memory, in the same batches:
 
-- ``write``: `EventWriter.write_rows`, the best there is: what ``ingest`` would take if receiving
-  and decoding cost nothing. It dedupes, flushes and publishes.
-- ``create_frame``: ``createDataFrame(Arrow data)`` and append, as one would write it by hand. It
-  flushes nothing, and takes Spark's slower way for Arrow data (frames.py).
-- ``naive``: ``createDataFrame(list of dicts)`` and append, of the columns that need no schema.
+- ``write``: `EventWriter.write_rows`, an upper bound for the speed of ``ingest``, because it does
+  not receive or decode. It deduplicates, flushes and publishes.
+- ``create_frame``: ``createDataFrame(Arrow data)`` and append, as in a simple program. It does not
+  flush, and uses Spark's slower path for Arrow data (frames.py).
+- ``naive``: ``createDataFrame(list of dicts)`` and append, with the columns that need no schema.
 
-The four take turns; the figures are medians of the rounds and the ratios medians of the ratios of
-each round. Client, Spark and server share this machine's cores. The accelerator is used where it is
-installed; ``SFPUBSUB_NATIVE=0`` in the environment switches it off.
+The four ways are interleaved. Times are medians of the rounds, and ratios are medians of the ratios
+per round. Client, Spark and server share this machine's cores. The accelerator is used if it is
+installed; ``SFPUBSUB_NATIVE=0`` in the environment disables it.
 
-Targets: `cases.INGEST` for ``ingest`` by ``write``, with batches of 10,000; with batches of 100,000
-the writer 4 times or more ``naive``.
+Targets: with batches of 10,000 events, `cases.INGEST` for ``ingest`` relative to ``write``; with
+batches of 100,000 events, ``write`` at least 4 times as fast as ``naive``.
 """
 
 from __future__ import annotations
@@ -53,16 +54,16 @@ from sfpubsub.spark.ingest.writer import EventWriter
 from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.runtime.session import spark_session
 
-WARM_UP = 2  # rounds: the JVM compiles what it has run some times
+WARM_UP = 2  # rounds that are not measured, in which the JVM compiles code that runs often
 
 
 def topic() -> str:
-    """Return the feed: up to 100 events in a response, as many as credit allows."""
+    """Return the topic on the server: up to 100 events per response, limited by credit only."""
     return f"/data/{arguments.kind}_100_0_0"
 
 
 def ingest(spark: SparkSession, client: PubSubClient, path: Path) -> float:
-    """Return the seconds from the subscription's start to the last ack."""
+    """Run the whole path once; return the seconds from the subscription's start to the last ack."""
     with EventWriter(spark, path, topic=topic()) as writer:
         started = time.perf_counter()
         with client.subscribe(
@@ -85,7 +86,7 @@ def ingest(spark: SparkSession, client: PubSubClient, path: Path) -> float:
 
 
 def write(spark: SparkSession, batches: list[pa.Table], path: Path) -> float:
-    """Return the seconds that the writer needs for rows in memory, each batch exactly once."""
+    """Return the seconds in which the writer writes batches from memory, with deduplication."""
     schema, _ = corpus(arguments.kind)
     schemas = {schema.schema_id: schema.text}
     with EventWriter(spark, path, topic=topic()) as writer:
@@ -96,18 +97,18 @@ def write(spark: SparkSession, batches: list[pa.Table], path: Path) -> float:
 
 
 def create_frame(spark: SparkSession, batches: list[Any], path: Path) -> float:
-    """Return the seconds to append *batches*, Arrow tables or lists of dicts, by way of frames."""
+    """Return the seconds to append *batches* (Arrow tables or lists of dicts) as DataFrames."""
     started = time.perf_counter()
     for batch in batches:
         frame = spark.createDataFrame(batch)
         if not isinstance(batch, list):
-            frame = frame.coalesce(1)  # one file a batch, as in the table
+            frame = frame.coalesce(1)  # one file per batch, as the writer creates
         frame.write.mode("append").parquet(f"file://{path}")
     return time.perf_counter() - started
 
 
 def plain(rows: pa.Table) -> list[str]:
-    """Return the columns whose type Spark finds out by itself."""
+    """Return the columns whose types Spark can infer."""
     return [
         field.name
         for field in rows.schema
@@ -116,7 +117,7 @@ def plain(rows: pa.Table) -> list[str]:
 
 
 def measure(spark: SparkSession, client: PubSubClient, directory: Path) -> dict[str, Any]:
-    """Return the figures."""
+    """Run all ways in several rounds; return their speeds and ratios."""
     table = directory / "first"
     ingest(spark, client, table)
     rows = ds.dataset(table).to_table(columns=SCHEMA.names)
@@ -156,10 +157,10 @@ def measure(spark: SparkSession, client: PubSubClient, directory: Path) -> dict[
 
 
 def main() -> None:
-    """Measure and print."""
+    """Start Spark and the server, measure, and print the result."""
     with (
         tempfile.TemporaryDirectory(prefix="sfpubsub-ingest-") as place,
-        spark_session() as spark,  # before the server: the JVM is started by a fork
+        spark_session() as spark,  # before the server, because starting the JVM forks
         serving() as server,
         PubSubClient(
             Session("token", "https://127.0.0.1", "00D000000000001AAA"),
@@ -167,7 +168,7 @@ def main() -> None:
             ca_file=server.ca_file,
         ) as client,
     ):
-        gc.freeze()  # as `sfpubsub ingest` does
+        gc.freeze()  # like `sfpubsub ingest`
         figures = measure(spark, client, Path(place))
     has_native = importlib.util.find_spec("sfpubsub_native") is not None
     is_native = has_native and os.environ.get("SFPUBSUB_NATIVE") != "0"

@@ -1,4 +1,4 @@
-"""Measures cases: rounds of runs in turns, each way in a process of its own."""
+"""Measures cases: rounds of interleaved runs, with a separate process for each way."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from benchmarks.server import Server
 
 @dataclass(frozen=True)
 class Variant:
-    """Which of this package's code receives."""
+    """A version of this package to measure: a checkout, with or without the accelerator."""
 
     name: str
     tree: Path = ROOT
-    """The checkout."""
+    """Root directory of the checkout."""
     native: str = ""
-    """``SFPUBSUB_NATIVE``: 0 switches the accelerator off. Empty where there is none."""
+    """Value of ``SFPUBSUB_NATIVE``: 0 disables the accelerator. Empty to leave it unset."""
 
     def environment(self) -> dict[str, str]:
-        """Return what its processes have in their environment."""
-        path = {"PYTHONPATH": packages(self.tree)}  # goes before what is installed
+        """Return the environment variables for processes of this variant."""
+        path = {"PYTHONPATH": packages(self.tree)}  # takes precedence over installed packages
         return path | ({"SFPUBSUB_NATIVE": self.native} if self.native else {})
 
 
@@ -37,11 +37,11 @@ REFERENCE = Variant("reference")
 
 
 def variants(against: Path | None) -> list[Variant]:
-    """Return what is to be measured.
+    """Return the variants to measure.
 
     Args:
-        against: Another checkout, whose code takes turns with this one's; both with the accelerator
-            where it is installed. Without it: this one's, with and without the accelerator.
+        against: Another checkout to compare with this one; both use the accelerator if it is
+            installed. None to measure this checkout, with and without the accelerator.
     """
     has_native = importlib.util.find_spec("sfpubsub_native") is not None
     if against is not None:
@@ -53,19 +53,19 @@ def variants(against: Path | None) -> list[Variant]:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run of a round came to."""
+    """The result of one run in one round."""
 
     sample: Sample
     requests: int
-    """That the server got, for 1,000 events."""
+    """Requests that the server received per 1,000 events."""
 
 
 Samples = dict[tuple[str, Run], list[Measured]]
-"""By name of the variant and run: one a round. A paced run stands beside the one it is made of."""
+"""Results by variant name and run, one per round; the paced runs of `paced` are included."""
 
 
 class Processes:
-    """The clients' processes, one for each way and variant, which live as long as this."""
+    """The clients' processes, one for each way and variant; they end with the exit stack."""
 
     def __init__(self, stack: ExitStack, server: Server, package: Path | None) -> None:
         self._stack = stack
@@ -74,7 +74,7 @@ class Processes:
         self._peers: dict[tuple[str, str], Peer] = {}
 
     def measure(self, variant: Variant, run: Run) -> Measured:
-        """Do a run."""
+        """Do a run, and return its result."""
         job = Job(run, self._server.target(run.round_trip), self._server.ca_file)
         before = self._server.counts()
         if run.way == "npm":
@@ -96,24 +96,24 @@ class Processes:
 
 @contextmanager
 def processes(server: Server, package: Path | None) -> Iterator[Processes]:
-    """Start processes when they are needed, and end them.
+    """Yield an object that starts processes when needed; end them with the block.
 
     Args:
-        server: What they receive from.
-        package: The directory of the npm package; None where there is none.
+        server: The server that the clients connect to.
+        package: Directory of the npm package; None if it is not installed.
     """
     with ExitStack() as stack:
         yield Processes(stack, server, package)
 
 
 def measure(case: Case, clients: Processes, ours: list[Variant], rounds: int) -> Samples:
-    """Measure all runs of a case in turns; who of the variants is first alternates.
+    """Measure all runs of a case in turn; the order of the variants alternates.
 
     Args:
-        case: With the runs that can be done here.
-        clients: What does them.
+        case: The case, with only the runs that are possible on this machine.
+        clients: Does the runs.
         ours: The variants of this package.
-        rounds: How many, where the case does not say it itself.
+        rounds: Number of rounds, unless the case specifies it.
     """
     samples: Samples = defaultdict(list)
     whole = case.rounds or rounds
@@ -131,10 +131,10 @@ def measure(case: Case, clients: Processes, ours: list[Variant], rounds: int) ->
     return samples
 
 
-# They gather events, or nobody sees when a line is read.
+# Ways without a latency: they gather events, or it is unknown when a line is read.
 UNPACED = ("arrow", "cli")
 
 
 def paced(run: Run) -> Run:
-    """Return the run that shows how long the events of another take."""
+    """Return the run at a low, fixed rate that measures the latency of *run*."""
     return replace(run, rate=PACE[run.size], events=PACED[run.size] * run.size)

@@ -1,12 +1,13 @@
-"""How fast a mirror is: a first read in bulk, and a step of changes over it.
+"""Speed of a mirror: its first bulk read, and a step of changes.
 
-Prints one JSON line. Two cores; all of one run.
+Prints one JSON line. Uses two cores; all figures are from one run.
 
-``snapshot``: accounts of the emulator, read in bulk by a mirror into an empty Delta table, against
-``spark.read.csv`` of the same result files into a Delta table; for few and for many records, with
-the peak of this process's memory. The time in which the org makes the results (``org``) is left
-out; that in which the mirror fetches them is not. ``step``: 10,000 updates laid by one step of the
-mirror over all these rows, against a bare MERGE of the same rows into a copy of the table.
+``snapshot``: a mirror reads the emulator's accounts in bulk into an empty Delta table, compared
+with ``spark.read.csv`` of the same result files into a Delta table, for few and for many records,
+with the peak memory of this process. The time in which the org creates the results (``org``) is
+excluded; the time in which the mirror fetches them is included. ``step``: one step of the mirror
+merges 10,000 updates into these rows, compared with a bare MERGE of the same rows into a copy of
+the table.
 
 Usage: python -m benchmarks mirror [RECORDS]; a million by default.
 """
@@ -37,14 +38,14 @@ from sfpubsub.spark.runtime.session import spark_session
 MANY = 1_000_000
 FEW = 100_000
 CHANGES = 10_000
-# Of the rate of the bare ways, at least.
+# Minimum speed relative to Spark alone.
 TARGETS = {"snapshot": 0.5, "step": 0.5}
-# Rows of one result file, as the mirror fetches them.
+# Rows per result file, as in a mirror.
 PIECE = 50_000
 
 
 def fill(directory: Path, records: int) -> None:
-    """Put so many accounts into an org that nobody runs: copies of one, with ids of their own."""
+    """Create accounts in the directory of an emulator: copies of one record with new ids."""
     with EmulatorServer(directory) as emulator:
         values = {
             "Name": "Blue Bottle Coffee",
@@ -71,11 +72,11 @@ def fill(directory: Path, records: int) -> None:
 
 
 def snapshot(world: World, records: int) -> tuple[float, float]:
-    """Return the seconds of the org's job, and those after it until a mirror has all records."""
+    """Return the seconds of the org's query job, and the seconds until the mirror is complete."""
     jobs = world.emulator.jobs
     with world.mirror(bulk_from=0) as mirror:
         mirror.advance(world.stream.standing())
-        world.until(mirror, lambda: mirror._fetching.is_busy)  # a margin has passed
+        world.until(mirror, lambda: mirror._fetching.is_busy)  # after a safety margin
         ready = began = time.perf_counter()
         while mirror.report.reads < 1:
             if ready == began and any(job.state == "JobComplete" for job in jobs.all(queries=True)):
@@ -88,7 +89,7 @@ def snapshot(world: World, records: int) -> tuple[float, float]:
 
 
 def files_of(world: World, place: Path) -> tuple[list[str], list[str]]:
-    """Fetch the same results into files; return these and their columns."""
+    """Fetch the same results into CSV files; return their URIs and the columns."""
     reader = OrgReader(Sessions(world.emulator))
     described = reader.describe("Account")
     fields = [each.name for each in described.fields if each.type not in ("address", "location")]
@@ -108,7 +109,7 @@ def files_of(world: World, place: Path) -> tuple[list[str], list[str]]:
 
 
 def bare_snapshot(spark: SparkSession, files: list[str], fields: list[str], to: Path) -> float:
-    """Return the seconds in which Spark alone makes a table of result files."""
+    """Return the seconds in which Spark alone creates a Delta table from the CSV files."""
     schema = ", ".join(f"`{name}` STRING" for name in fields)
     began = time.perf_counter()
     rows = spark.read.options(header=True, multiLine=True, escape='"').schema(schema).csv(files)
@@ -119,7 +120,8 @@ def bare_snapshot(spark: SparkSession, files: list[str], fields: list[str], to: 
 def step(world: World, records: int) -> tuple[float, float]:
     """Return the seconds of a step of changes, and of a bare MERGE of the same rows.
 
-    Each is the second of its kind: the first one makes the typed table, and Java compiles.
+    Each is done twice and the second time is returned: the first includes creating the typed table
+    and compilation in the JVM.
     """
     ids = world.spark.read.format("delta").load(f"file://{world.to}/Account")
     ids = [row[0] for row in ids.select("record_id").orderBy("record_id").limit(records).collect()]
@@ -152,12 +154,12 @@ def step(world: World, records: int) -> tuple[float, float]:
 
 
 def peak() -> int:
-    """The most memory that this process ever had, in MB."""
+    """Return the peak resident memory of this process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 
 def measure(spark: SparkSession, here: Path, records: int) -> dict[str, Any]:
-    """Measure with so many records."""
+    """Measure a mirror of *records* records, and return the figures."""
     here.mkdir()
     fill(here / "org", records)
     with EmulatorServer(here / "org") as emulator:
@@ -189,7 +191,7 @@ def measure(spark: SparkSession, here: Path, records: int) -> dict[str, Any]:
 
 
 def main(records: int) -> None:
-    """Measure, and print the ratios."""
+    """Measure with few and with *records* records, and print the result."""
     with (
         tempfile.TemporaryDirectory() as directory,
         spark_session("local[2]", format="delta") as spark,

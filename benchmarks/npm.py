@@ -1,4 +1,4 @@
-"""The npm package salesforce-pubsub-api-client as a reference, where node is."""
+"""The npm package salesforce-pubsub-api-client as a reference client, if node is installed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from benchmarks.server import cache
 
 PROGRAM = Path(__file__).with_name("npm_client.mjs")
 VERSION = "5.5.2"
-AVRO_VERSION = "1.12.1"  # the next one needs a package that it does not name
+AVRO_VERSION = "1.12.1"  # later versions need a package that they do not declare
 LONGEST_INSTALL = 300  # seconds
 LONGEST_RUN = 180  # seconds
 
 
 def installed(*, may_install: bool = True) -> tuple[Path | None, str]:
-    """Return the directory with the package in it, or why there is none.
+    """Return the directory that contains the package, or None with the reason.
 
     Args:
-        may_install: Whether it is fetched where it is not.
+        may_install: Whether to install the package if it is missing.
     """
     directory = cache(f"npm-{VERSION}-{AVRO_VERSION}")
     done = directory / "done"
     if shutil.which("node") is None or shutil.which("npm") is None:
-        return None, "there is no node with npm"
+        return None, "node or npm is not installed"
     if done.exists():
         return directory, ""
     if not may_install:
-        return None, "the npm package was not fetched yet"
+        return None, "the npm package is not installed"
     directory.mkdir(parents=True, exist_ok=True)
     command = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-save"]
     packages = [f"salesforce-pubsub-api-client@{VERSION}", f"avro-js@{AVRO_VERSION}"]
@@ -51,7 +51,7 @@ def installed(*, may_install: bool = True) -> tuple[Path | None, str]:
 
 
 def receive(directory: Path, job: Job) -> Sample:
-    """Do a job in a process of its own: closing this client does not end its streams."""
+    """Do a job in a new process, because closing this client does not end its streams."""
     result = subprocess.run(
         ["node", "--no-deprecation", str(PROGRAM), json.dumps(job.to_json())],
         cwd=directory,

@@ -1,10 +1,10 @@
-// Receives with the npm package salesforce-pubsub-api-client, as it is published, and prints one
-// JSON line with a sample. Its logger says nothing, and the package makes its debug texts all the
-// same. Takes a job; runs in the directory that has the package in it.
+// Receives events with the unmodified npm package salesforce-pubsub-api-client, and prints one JSON
+// line with a sample. The logger discards debug messages, but the package still formats them.
+// The argument is a job as JSON. Run it in the directory where the package is installed.
 import { createRequire } from 'node:module';
 import { pathToFileURL } from 'node:url';
 
-const WARM_UP = 0.2; // part of the events, as for the others
+const WARM_UP = 0.2; // fraction of the events, the same as for the other clients
 const require = createRequire(pathToFileURL(process.cwd() + '/'));
 const { default: PubSubApiClient } = await import(
     pathToFileURL(require.resolve('salesforce-pubsub-api-client').replace(/\.cjs$/, '.js'))
@@ -19,7 +19,7 @@ const client = new PubSubApiClient(
         accessToken: '00D000000000001!token',
         instanceUrl: 'https://127.0.0.1',
         organizationId: '00D000000000001AAA',
-        // The package brings the roots of public authorities and takes no others.
+        // The package has built-in public root certificates and accepts no others.
         rejectUnauthorizedSsl: false
     },
     silent

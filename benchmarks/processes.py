@@ -1,4 +1,4 @@
-"""Other processes of a benchmark, and what it uses of the processors."""
+"""Processes that a benchmark starts, and the CPU time of all of them."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def packages(tree: Path = ROOT) -> str:
-    """Return the search path with the packages of a checkout."""
+    """Return a value for PYTHONPATH that selects the packages of the checkout *tree*."""
     return os.pathsep.join([str(tree / "src"), str(tree / "generated")])
 
 
 class Peer:
-    """Another process, which answers lines of JSON."""
+    """A process with which lines of JSON are exchanged through its stdin and stdout."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     def tell(self, what: Any) -> None:
-        """Write a line."""
+        """Send *what* to the process as a line of JSON."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(what) + "\n")
         self.process.stdin.flush()
 
     def hear(self) -> Any:
-        """Read a line."""
+        """Wait for a line from the process, and return its parsed JSON."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit("a process ended before it was told to; what it wrote is above")
+            raise SystemExit("a process exited unexpectedly: see its output above")
         return json.loads(line)
 
     def ask(self, what: Any) -> Any:
-        """Write a line and read the answer."""
+        """Send *what* to the process, and return its parsed answer."""
         self.tell(what)
         return self.hear()
 
@@ -49,7 +49,7 @@ class Peer:
 def peer(
     command: Sequence[str], *, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
 ) -> Iterator[Peer]:
-    """Run a command; it ends with its standard input."""
+    """Run a command within the block. The command must exit when its stdin closes."""
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -66,21 +66,21 @@ def peer(
 
 
 def module(name: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of this package; its working directory is `ROOT`."""
+    """Return the command that runs a module of this package; run it in the directory `ROOT`."""
     return [sys.executable, "-m", f"benchmarks.{name}", *arguments]
 
 
 def processor_seconds() -> float:
-    """Return what this process and all below it have used, as Linux counts it."""
+    """Return the CPU seconds that this process and all its descendants have used so far."""
     used, parents = {}, {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = entry.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
         pid = int(entry.parent.name)
         parents[pid] = int(fields[1])
-        used[pid] = sum(map(int, fields[11:15]))  # with children that have ended
+        used[pid] = sum(map(int, fields[11:15]))  # including its children that have ended
     ours = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
         ours |= more

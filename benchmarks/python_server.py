@@ -1,4 +1,4 @@
-"""The server of `feed_server.go` in Python, where there is no Go: slower, and otherwise the same.
+"""A Python version of `feed_server.go`, for machines without Go. It is slower, but otherwise equal.
 
 python -m benchmarks.python_server DIRECTORY ROUND_TRIP...
 """
@@ -21,14 +21,14 @@ import grpc
 from benchmarks.feed import WINDOW
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
-RPC_ID = "8f2c1f2e-5f0f-4d43-9a31-5d7d0f6f2b6c"  # of all responses
+RPC_ID = "8f2c1f2e-5f0f-4d43-9a31-5d7d0f6f2b6c"  # the RPC id of all responses
 ID = b"00000000-0000-4000-8000-000000000000"
-REPLAY_ID = b"\xff" * 10  # a place to write one into; no UTF-8, so it is found nowhere else
-PIECE = 1 << 15  # bytes that a delayed line carries at a time
+REPLAY_ID = b"\xff" * 10  # placeholder; not valid UTF-8, so it occurs nowhere else
+PIECE = 1 << 15  # maximum number of bytes that are read at a time
 
 
 class Template:
-    """An event in its wire form, as a part of a response; its ids are put in."""
+    """An encoded event, as part of a response, into which event id and replay id are inserted."""
 
     def __init__(self, schema_id: str, payload: bytes) -> None:
         event = pb.ProducerEvent(id=ID.decode(), schema_id=schema_id, payload=payload)
@@ -37,13 +37,13 @@ class Template:
         self._parts = head, rest.removesuffix(REPLAY_ID)
 
     def wire(self, unique: int, position: int) -> bytes:
-        """Return it under that number, published at that time."""
+        """Return the encoded event with the number *unique* as id, and the replay id *position*."""
         head, rest = self._parts
         return b"%b%012x%b%b\0\0" % (head, unique, rest, position.to_bytes(8, "big"))
 
 
 class Feed:
-    """The events of one kind."""
+    """The schema and the encoded events of one kind."""
 
     def __init__(self, kind: dict[str, Any]) -> None:
         self.schema = pb.SchemaInfo(schema_id=kind["schema_id"], schema_json=kind["schema"])
@@ -52,7 +52,7 @@ class Feed:
 
 
 class Stream:
-    """What the client of one call has asked for, and what it got."""
+    """The state of one call: its credit, its feed and the number of events sent."""
 
     def __init__(self, service: Service, context: Any) -> None:
         self.credit = 0
@@ -64,11 +64,11 @@ class Stream:
         self._has_ended = False
         self._changed = asyncio.Event()
         self._sent = 0
-        self._last = 0  # the latest position
+        self._last = 0  # the last position sent
         self._writing = asyncio.Lock()
 
     async def read(self, requests: AsyncIterator[Any]) -> None:
-        """Take requests until they end."""
+        """Process the requests of the call until they end."""
         try:
             async for request in requests:
                 self._service.counts["requests"] += 1
@@ -105,7 +105,7 @@ class Stream:
             await self._context.write(message)
 
     async def serve(self) -> None:
-        """Send as much as credit allows until the client ends its side."""
+        """Send events as credit and rate allow, until the client half-closes the call."""
         due = 0.0
         while True:
             while not self.credit and not self._has_ended:
@@ -143,7 +143,7 @@ class Stream:
 
 
 class Service:
-    """The service, as far as a subscriber needs it."""
+    """The RPC methods of the Pub/Sub API that a subscriber needs."""
 
     def __init__(self, kinds: dict[str, Any]) -> None:
         self.feeds = {name: Feed(kind) for name, kind in kinds.items()}
@@ -151,30 +151,30 @@ class Service:
         self.unique = itertools.count(1)
 
     def find(self, name: str) -> tuple[Feed, int, int]:
-        """Return the feed, the size of a response, and the rate that a name stands for."""
+        """Return the feed, the events per response and the responses per second from *name*."""
         kind, size, rate, _ = name.rpartition("/")[2].split("_")
         return self.feeds[kind], int(size), int(rate)
 
     async def get_topic(self, request: pb.TopicRequest, _context: Any) -> pb.TopicInfo:
-        """Answer GetTopic."""
+        """Handle a GetTopic call."""
         feed, _, _ = self.find(request.topic_name)
         schema_id = feed.schema.schema_id
         return pb.TopicInfo(topic_name=request.topic_name, can_subscribe=True, schema_id=schema_id)
 
     async def get_schema(self, request: pb.SchemaRequest, _context: Any) -> pb.SchemaInfo:
-        """Answer GetSchema."""
+        """Handle a GetSchema call."""
         schemas = (feed.schema for feed in self.feeds.values())
         return next(schema for schema in schemas if schema.schema_id == request.schema_id)
 
     async def subscribe(self, requests: AsyncIterator[Any], context: Any) -> None:
-        """Answer Subscribe and ManagedSubscribe."""
+        """Handle a Subscribe or ManagedSubscribe call."""
         stream = Stream(self, context)
         reading = asyncio.create_task(stream.read(requests))
         await stream.serve()
         await reading
 
     def handlers(self) -> dict[str, Any]:
-        """Return what grpc calls. Streams write bytes, so they have no serializer."""
+        """Return the gRPC handlers by method. Streams write bytes, so they have no serializer."""
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         return {
             "GetTopic": unary(
@@ -189,7 +189,7 @@ class Service:
 
 
 async def delayed(port: int, way: float) -> int:
-    """Listen in front of a port, behind a line that takes *way* seconds; return the new port."""
+    """Start a proxy to *port* that delays each direction by *way* seconds; return its port."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         parcels: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -222,13 +222,13 @@ async def delayed(port: int, way: float) -> int:
 
 
 async def answer_lines(answer: Callable[[], Awaitable[None]]) -> None:
-    """Call *answer* for each line of standard input, until it ends."""
+    """Call *answer* for each line of standard input, until the input ends."""
     while await asyncio.to_thread(sys.stdin.readline):
         await answer()
 
 
 async def serve(directory: Path, round_trips: list[str]) -> None:
-    """Serve on loopback until standard input ends."""
+    """Serve the events in *directory* on loopback until standard input ends."""
     feed = json.loads((directory / "feed.json").read_text())
     service, server = Service(feed["kinds"]), grpc.aio.server()
     handlers = grpc.method_handlers_generic_handler("eventbus.v1.PubSub", service.handlers())

@@ -1,13 +1,14 @@
-"""What subscriptions are compared with: grpcio alone, and a good client on it.
+"""Reference clients in Python: grpcio alone, and a good client based on it.
 
-Both ask for more events when half of the window is owed, which was measured to be the best: each
-request costs as much as a response.
+Both request more events when half of the window has been received, which was measured to be the
+fastest: each request costs as much as a response.
 
-``bare`` receives messages as bytes and looks into none: what a client on grpcio cannot beat.
+``bare`` receives messages as bytes and does not parse them; no client based on grpcio can be faster
+than this.
 
-``good`` is what somebody would write who knows the API: one channel, messages parsed by protobuf,
-schemas fetched once and parsed once, each payload read by fastavro, and more asked for before a
-response is decoded. It knows no reconnects, no positions, and no bitmaps.
+``good`` is a client that an experienced developer would write: one channel, messages parsed by
+protobuf, schemas fetched and parsed once, payloads decoded by fastavro, and events requested before
+a response is decoded. It has no reconnects, no positions and no bitmaps.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from benchmarks.runs import Job, Meter
 from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 WINDOW = 100  # events that may be outstanding
-OWED = WINDOW // 2  # events that were received and not asked for again when more are
+OWED = WINDOW // 2  # received events after which the same number is requested
 SUBSCRIBE = "/eventbus.v1.PubSub/Subscribe"
 GET_SCHEMA = "/eventbus.v1.PubSub/GetSchema"
 
 
 @contextmanager
 def channel(target: str, ca_file: str) -> Iterator[grpc.Channel]:
-    """Open a channel; without a CA file in plaintext."""
+    """Open a gRPC channel to *target*; in plaintext if *ca_file* is empty."""
     options = [("grpc.max_receive_message_length", -1)]
     if not ca_file:
         with grpc.insecure_channel(target, options) as opened:
@@ -48,7 +49,7 @@ def channel(target: str, ca_file: str) -> Iterator[grpc.Channel]:
 
 
 class Call:
-    """A call of Subscribe, from the earliest event on."""
+    """A Subscribe call that starts at the earliest event."""
 
     def __init__(
         self,
@@ -71,17 +72,17 @@ class Call:
         return iter(self._call)
 
     def received(self, events: int) -> None:
-        """Ask for more events if it is time to."""
+        """Count received events; request more if half of the window has been received."""
         self._owed += events
         if self._owed >= OWED:
             self._requests.put(pb.FetchRequest(num_requested=self._owed))
             self._owed = 0
 
     def close(self) -> None:
-        """End the call."""
+        """Half-close and cancel the call."""
         self._requests.put(None)
         self._call.cancel()
-        del self._call  # one that lives may block the end of the interpreter
+        del self._call  # a remaining call may block the exit of the interpreter
 
 
 def receive_bare(
@@ -92,14 +93,14 @@ def receive_bare(
     meter: Meter,
     headers: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Receive with grpcio alone, all that there is, in responses of *size*.
+    """Receive messages with grpcio alone, until *meter* has enough events.
 
     Args:
         target: Address of the server.
-        ca_file: Of the authority to trust; empty for plaintext.
-        topic: Its full path.
-        size: Events in a response: every response has as many, since credit is always a multiple.
-        meter: Says when it is enough.
+        ca_file: PEM file of the certificate authority to trust; empty for plaintext.
+        topic: Full path of the topic.
+        size: Events per response. All responses are full, because credit is always a multiple.
+        meter: Counts the events and ends the measurement.
         headers: Metadata of the call.
     """
     with channel(target, ca_file) as opened:
@@ -114,7 +115,7 @@ def receive_bare(
 
 
 class GoodClient:
-    """A client of the API, as far as it receives."""
+    """A receiving client of the API; see the module's docstring."""
 
     def __init__(self, opened: grpc.Channel) -> None:
         self._channel = opened
@@ -124,7 +125,7 @@ class GoodClient:
         self._schemas: dict[str, Any] = {}
 
     def receive(self, topic: str, meter: Meter, pause: float) -> None:
-        """Decode events until it is enough; sleep for *pause* seconds after each."""
+        """Decode events until *meter* has enough; sleep for *pause* seconds after each event."""
         call = Call(self._channel, topic, pb.FetchResponse.FromString)
         for response in call:
             call.received(len(response.events))
@@ -139,7 +140,7 @@ class GoodClient:
         call.close()
 
     def value(self, event: Any) -> Any:
-        """Return an event's fields."""
+        """Return the fields of an event, decoded from its payload."""
         schema = self._schemas.get(event.schema_id)
         if schema is None:
             found = self._get_schema(pb.SchemaRequest(schema_id=event.schema_id))
@@ -149,7 +150,7 @@ class GoodClient:
 
 
 def in_threads(receive: Callable[[str], None], topics: Sequence[str]) -> None:
-    """Call *receive* for each topic, all but the first in threads of their own."""
+    """Call *receive* with each topic: the first in this thread, the others in new threads."""
     others = [threading.Thread(target=receive, args=(topic,)) for topic in topics[1:]]
     for other in others:
         other.start()
@@ -159,7 +160,7 @@ def in_threads(receive: Callable[[str], None], topics: Sequence[str]) -> None:
 
 
 def bare(job: Job, meter: Meter) -> None:
-    """Receive by way of `receive_bare`."""
+    """Do a job with `receive_bare`, in one thread per subscription."""
 
     def receive(topic: str) -> None:
         receive_bare(job.target, job.ca_file, topic, job.run.size, meter)
@@ -168,7 +169,7 @@ def bare(job: Job, meter: Meter) -> None:
 
 
 def good(job: Job, meter: Meter) -> None:
-    """Receive by way of `GoodClient`."""
+    """Do a job with `GoodClient`, in one thread per subscription."""
     with channel(job.target, job.ca_file) as opened:
         client = GoodClient(opened)
 

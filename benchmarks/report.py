@@ -1,4 +1,4 @@
-"""Tables for people."""
+"""Formats results as text tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RATIOS = ("bare", "good", "npm", "plain", "window", "alone", "against")
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Return columns as wide as they need to be; those without a word are left out."""
+    """Return a text table with aligned columns; columns without any value are omitted."""
     kept = [n for n in range(len(head)) if any(line[n] for line in lines)]
     rows = [[line[n] for n in kept] for line in (head, *lines)]
     widths = [max(len(row[n]) for row in rows) for n in range(len(kept))]
@@ -26,7 +26,7 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def of_case(rows: Sequence[Row]) -> str:
-    """Return the table of a case."""
+    """Return the text table of a case's results."""
     several = {row.run.shape for row in rows}
     names = {row.variant for row in rows} - {"reference"}
     head = ["way", "shape", "of", "events/s", "CPU µs", *(f"/ {name}" for name in RATIOS)]
@@ -49,7 +49,7 @@ def of_case(rows: Sequence[Row]) -> str:
 
 
 def of_targets(verdicts: Sequence[Verdict], *, is_busy: bool) -> str:
-    """Return the table of what was to be reached; on a busy machine it does not say what was."""
+    """Return the text table of targets; on a busy machine, speeds are not marked as reached."""
     head = ["case", "ratio", "of", "2026-11-21", "target", "found", "", "by CPU"]
     words = {True: "reached", False: "NOT reached", None: ""}
     lines = [
@@ -69,7 +69,7 @@ def of_targets(verdicts: Sequence[Verdict], *, is_busy: bool) -> str:
 
 
 def _shape(run: Run) -> str:
-    parts = [f"{run.size} a response"]
+    parts = [f"{run.size} per response"]
     if run.round_trip and run.streams == 1:
         parts.append(f"{run.round_trip} ms")
     if run.way != "npm" and run.pause:

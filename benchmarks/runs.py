@@ -1,4 +1,4 @@
-"""What a client's process is asked to do, and what it measures."""
+"""The jobs that a client's process receives, and the measurements that it returns."""
 
 from __future__ import annotations
 
@@ -9,81 +9,81 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-WARM_UP = 0.2  # part of the events: connects, compiles the decoder, fills the client's queue
-MARKS = (10_000, 100_000, 1_000_000)  # events after which the memory is looked at
+WARM_UP = 0.2  # share of the events for connecting, compiling the decoder and filling the queue
+MARKS = (10_000, 100_000, 1_000_000)  # numbers of events after which memory is measured
 
 
 @dataclass(frozen=True)
 class Run:
-    """A way to receive, in a shape of traffic."""
+    """One way of receiving events, and the shape of the traffic."""
 
     way: str
     kind: str
-    """Of events: one of `feed.KINDS`."""
+    """Kind of event: a key of `feed.KINDS`."""
     size: int
-    """Events in a response, at most."""
+    """Maximum number of events per response."""
     round_trip: int = 0
-    """Milliseconds."""
+    """Network round trip to the server, in milliseconds."""
     pause: float = 0.0
-    """Milliseconds that the handler sleeps for each event."""
+    """Milliseconds that the handler sleeps per event."""
     streams: int = 1
-    """Subscriptions in the process, each to a topic of its own."""
+    """Number of subscriptions in the process, each to a different topic."""
     rate: int = 0
-    """Responses a second; 0 for as many as credit allows."""
+    """Responses per second; 0 if only credit limits them."""
     events: int = 0
-    """When enough were received, over all streams."""
+    """Number of events to receive, over all subscriptions."""
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """All but the way: runs of one shape can be compared."""
+        """Kind, size, round trip, pause and streams; runs with equal shapes can be compared."""
         return self.kind, self.size, self.round_trip, self.pause, self.streams
 
     def names(self) -> list[str]:
-        """Return the names of the feeds, as the servers know them."""
+        """Return the names of the topics or managed subscriptions on the benchmark server."""
         return [f"{self.kind}_{self.size}_{self.rate}_{n}" for n in range(self.streams)]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run, and the server to receive from."""
+    """A run, and the address and CA file of its server."""
 
     run: Run
     target: str
     ca_file: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes."""
+        """Return the job as a dict for JSON; see `from_json`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, told: dict[str, Any]) -> Job:
-        """Return a job that another process was told."""
+        """Return the job from the dict that `to_json` returned."""
         return cls(Run(**told["run"]), told["target"], told["ca_file"])
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one run came to, from the end of the warm-up on."""
+    """The measurements of one run, without its warm-up."""
 
     events: int
     seconds: float
     cpu: float
-    """CPU seconds of the client's process."""
+    """CPU time of the client's process, in seconds."""
     peak_mb: float = 0.0
-    """The most memory that its process ever had resident, in MB."""
+    """Peak resident memory of the client's process since its start, in MB."""
     latencies: list[int] = field(default_factory=list)
-    """From publish to handler, in nanoseconds; where the rate is given."""
+    """Times from publish to handler in nanoseconds; empty unless the run has a rate."""
     marks: dict[str, float] = field(default_factory=dict)
-    """Resident memory by number of events, in MB."""
+    """Resident memory in MB, by the number of events received before."""
 
     @property
     def speed(self) -> float:
-        """Events a second."""
+        """Events per second."""
         return self.events / self.seconds
 
     @property
     def cpu_us(self) -> float:
-        """CPU time of an event, in microseconds."""
+        """CPU time per event, in microseconds."""
         return self.cpu / self.events * 1e6
 
 
@@ -102,7 +102,7 @@ class Meter:
         self._ended: tuple[int, float, float] | None = None
 
     def is_enough(self, count: int) -> bool:
-        """Count *count* events, and return whether there were enough."""
+        """Count *count* received events; return whether the run has received all its events."""
         with self._lock:
             self._seen += count
             if self._seen >= self._next_mark:
@@ -115,12 +115,15 @@ class Meter:
             return self._ended is not None
 
     def published(self, replay_id: bytes) -> None:
-        """Note that the event with that replay id is with its handler now."""
+        """Record the latency of an event that has reached its handler now.
+
+        The first 8 bytes of a benchmark server's replay ids are the publish time in nanoseconds.
+        """
         if self._began is not None:
             self.latencies.append(time.time_ns() - int.from_bytes(replay_id[:8], "big"))
 
     def sample(self) -> Sample:
-        """Return what was measured."""
+        """Return the measurements of the completed run."""
         assert self._began is not None
         assert self._ended is not None
         events, seconds, cpu = (
@@ -139,11 +142,11 @@ class Meter:
 
 
 def peak_mb() -> float:
-    """Return the most memory that this process ever had resident, in MB."""
+    """Return the peak resident memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 def resident_mb() -> float:
-    """Return the memory that this process has resident now, in MB."""
+    """Return the current resident memory of this process, in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1e6

@@ -1,4 +1,4 @@
-"""The server that subscribers are measured with: in Go where it can be built, else in Python."""
+"""The server for measuring subscribers: in Go if it can be built, otherwise in Python."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ go 1.24
 
 require google.golang.org/grpc v1.83.2
 """
-LONGEST_BUILD = 300  # seconds: the first one fetches and compiles grpc
+LONGEST_BUILD = 300  # seconds; the first build fetches and compiles grpc
 
 
 def cache(name: str) -> Path:
-    """Return the directory in which something is kept between runs, outside of the repository."""
+    """Return a directory, outside of the repository, for files that are kept between runs."""
     return Path(platformdirs.user_cache_dir("sfpubsub")) / "benchmarks" / name
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a server has seen and sent so far."""
+    """Requests and commits that a server has received, and responses and events it has sent."""
 
     requests: int
     commits: int
@@ -42,29 +42,29 @@ class Counts:
 
 
 class Server:
-    """A running server."""
+    """A running benchmark server: its addresses and its counters."""
 
     def __init__(self, process: Peer, ca_file: Path, warning: str) -> None:
         self.ca_file = str(ca_file)
         self.warning = warning
-        """Why it is not the fast one; empty if it is."""
+        """Why the slower Python server is used; empty for the Go server."""
         self._process = process
         self._targets: dict[str, str] = process.hear()
 
     def target(self, round_trip: int) -> str:
-        """Return the address behind a line of so many milliseconds there and back."""
+        """Return the address at which the server has a round trip of *round_trip* milliseconds."""
         return self._targets[str(round_trip)]
 
     def counts(self) -> Counts:
-        """Ask what it has seen and sent."""
+        """Return the server's current counters."""
         return Counts(**self._process.ask("counts"))
 
 
 def built(*, may_build: bool = True) -> tuple[Path | None, str]:
-    """Return the server in Go, or why there is none.
+    """Return the path of the Go server, or None with the reason.
 
     Args:
-        may_build: Whether it is built where it was not yet.
+        may_build: Whether to build the server if there is no build yet.
     """
     text = SOURCE.read_text() + GO_MODULE
     directory = cache(f"feed_server-{hashlib.sha256(text.encode()).hexdigest()[:16]}")
@@ -73,9 +73,9 @@ def built(*, may_build: bool = True) -> tuple[Path | None, str]:
         return made, ""
     go = shutil.which("go")
     if go is None:
-        return None, "there is no Go compiler"
+        return None, "no Go compiler is installed"
     if not may_build:
-        return None, "the server in Go was not built yet"
+        return None, "the Go server has not been built"
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         Path(place, "go.mod").write_text(GO_MODULE)
@@ -96,11 +96,11 @@ def built(*, may_build: bool = True) -> tuple[Path | None, str]:
 
 @contextmanager
 def serving(round_trips: Sequence[int] = (0,), *, may_build: bool = True) -> Iterator[Server]:
-    """Run the fastest server there is.
+    """Run the Go server if possible, otherwise the Python server, within the block.
 
     Args:
-        round_trips: Milliseconds of the lines that clients are to be measured behind.
-        may_build: Whether the server in Go is built where it was not yet.
+        round_trips: Network round trips to simulate, in milliseconds; each gets its own address.
+        may_build: Whether to build the Go server if there is no build yet.
     """
     made, warning = built(may_build=may_build)
     with tempfile.TemporaryDirectory(prefix="sfpubsub-feed-") as place:

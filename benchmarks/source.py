@@ -1,15 +1,15 @@
-"""What the connection costs the streaming source: triggers of 100,000 events, with and without it.
+"""Cost of the connection for the streaming source, in triggers of 100,000 events.
 
-Prints one JSON line. Two readers take turns within one session: the source itself, subscribed to a
-server on loopback through the client, and the same source whose reader is fed by a generator: no
-connection, no client, no waiting. A trigger is timed by Spark (``triggerExecution``: offsets,
-journal, partitions, decoding on executors); the sink throws rows away, so that it hides nothing.
-Triggers come at an interval, as in use, which leaves the source the time to receive the next one.
-``end_to_end`` compares the whole time of reading without pauses instead: both ways from the first
-trigger to the last, with the server and the client on the same cores.
+Prints one JSON line. Two sources are interleaved within one session: the real source, which is
+subscribed to a server on loopback, and the same source with a generator instead of the connection
+and the client. Spark times each trigger (``triggerExecution``: offsets, journal, partitions,
+decoding on executors). The sink discards the rows, so that it adds almost no time. Triggers run at
+an interval, as in production, which gives the source time to receive the next events.
+``end_to_end`` compares triggers without pauses instead, in which the server and the client use the
+same cores as Spark.
 
-The target (0.7) is for triggers. The server is that of the other benchmarks, and its events are
-platform events of about 140 bytes.
+The target (0.7) applies to triggers with an interval. The server is that of the other benchmarks;
+its events are platform events of about 140 bytes.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from sfpubsub.types import RawEvent, ReplayId
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 KIND = "platform"
-TOPIC = f"/data/{KIND}_100_0_0"  # as the server knows it
-EVENTS = 100_000  # of a trigger
-RESPONSE = 100  # events in one response, at most
-DISTINCT = 2  # triggers until ids come again; no more are ever held at once
+TOPIC = f"/data/{KIND}_100_0_0"  # the topic's name on the benchmark server
+EVENTS = 100_000  # per trigger
+RESPONSE = 100  # maximum number of events per response
+DISTINCT = 2  # triggers until ids repeat; the source never holds more events than this
 TARGET = 0.7
-DEADLINE = 900.0  # seconds for a few triggers, on a machine that has other things to do
+DEADLINE = 900.0  # seconds for a few triggers, even on a busy machine
 
 
 def events(count: int) -> list[RawEvent]:
-    """Make events as the server sends them."""
+    """Return *count* events like those that the server sends."""
     schema, payloads = corpus(KIND)
     return [
         RawEvent(
@@ -62,7 +62,7 @@ def events(count: int) -> list[RawEvent]:
 
 
 class GeneratorReader(EventStreamReader):
-    """The reader with a generator in place of the subscription."""
+    """The source's reader, with a generator instead of the subscription."""
 
     def _open(self, base: Any, start: Any) -> Any:
         self._base, self._held = base, []
@@ -73,21 +73,21 @@ class GeneratorReader(EventStreamReader):
 
 
 class GeneratorFeed:
-    """Has the next events at once, always."""
+    """Supplies events from memory without waiting."""
 
     def __init__(self) -> None:
         self._events = [ReceivedEvent(raw, time.time()) for raw in events(DISTINCT * EVENTS)]
         self._place = 0
         gc.collect()
-        gc.freeze()  # so many objects that live on would slow down every collection
+        gc.freeze()  # otherwise so many objects would slow down every garbage collection
 
     def take(self, _timeout: float) -> list[ReceivedEvent]:
-        """Return the next response's events."""
+        """Return the next `RESPONSE` events."""
         place, self._place = self._place, (self._place + RESPONSE) % len(self._events)
         return self._events[place : place + RESPONSE]
 
     def gaps(self) -> list[Any]:
-        """Return none."""
+        """Return an empty list: no position is ever lost."""
         return []
 
     tip = None
@@ -95,15 +95,15 @@ class GeneratorFeed:
 
 
 class GeneratorDataSource(PubSubDataSource):
-    """The source ``generator``."""
+    """The Spark data source ``generator``, which reads events from memory."""
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
+        """Return the format name of the data source in Spark."""
         return "generator"
 
     def streamReader(self, schema: Any) -> EventStreamReader:  # noqa: N802
-        """Return what reads."""
+        """Return a `GeneratorReader` with the options of the query."""
         return GeneratorReader(SourceOptions.parse(self.options))
 
 
@@ -111,7 +111,7 @@ class GeneratorDataSource(PubSubDataSource):
 
 
 def triggers(spark: Any, source: str, settings: str, count: int, interval: float) -> list[Any]:
-    """Run a query until it has *count* full triggers after the first; return their progress."""
+    """Run a query until *count* full triggers follow the first one; return their progress."""
     query = (
         spark.readStream.format(source)
         .option("topic", TOPIC)
@@ -128,21 +128,21 @@ def triggers(spark: Any, source: str, settings: str, count: int, interval: float
         while True:
             full = [p for p in query.recentProgress if p.numInputRows == EVENTS]
             if len(full) > count:
-                return full[1:]  # the first starts workers and compiles
+                return full[1:]  # the first trigger starts workers and compiles
             if not query.isActive or time.monotonic() > deadline:
-                raise SystemExit(f"{source} did not get there: {query.exception()}")
+                raise SystemExit(f"{source}: the query stopped or is too slow: {query.exception()}")
             time.sleep(0.2)
     finally:
         query.stop()
 
 
 def seconds(progress: list[Any]) -> list[float]:
-    """Return how long each trigger took."""
+    """Return the duration of each trigger, in seconds."""
     return [p.durationMs["triggerExecution"] / 1000 for p in progress]
 
 
 def measure(spark: Any, settings: str, rounds: int, each: int, interval: float) -> dict[str, Any]:
-    """Let the two take turns; return rates and ratios."""
+    """Measure both sources in turn, and return their times and ratios."""
     spark.dataSource.register(PubSubDataSource)
     spark.dataSource.register(GeneratorDataSource)
     taken: dict[str, list[float]] = {"sfpubsub": [], "generator": []}
@@ -174,10 +174,10 @@ def measure(spark: Any, settings: str, rounds: int, each: int, interval: float) 
 
 
 def main() -> None:
-    """Start Spark and the server, measure, print."""
+    """Start Spark and the server, measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--triggers", type=int, default=4, help="of each source in a round")
+    parser.add_argument("--triggers", type=int, default=4, help="triggers per source and round")
     parser.add_argument("--interval", type=float, default=8.0, help="seconds between triggers")
     options = parser.parse_args()
     with (

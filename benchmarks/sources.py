@@ -1,8 +1,8 @@
-"""Twenty sources with small batches: one commit for all, or one for each.
+"""Twenty sources that write small batches to one table: one commit for all, or one for each.
 
-``python -m benchmarks sources delta --seconds 60``; prints one JSON line. Each source hands over a
-batch every ten seconds, at a moment of its own. What counts is whether a write is done before the
-next one is due, and how many commits the table takes for it.
+``python -m benchmarks sources delta --seconds 60``; prints one JSON line. Each source submits a
+batch every ten seconds, at a random offset. The benchmark shows whether each write ends before the
+source's next batch is due, and how many commits the table gets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sfpubsub.spark.ingest.together import DEFAULT_PATIENCE, Together
 from sfpubsub.spark.raw.rows import EventRows
 from sfpubsub.types import RawEvent, ReplayId
 
-# Seconds between two batches of a source: what the ingest job waits by default.
+# Seconds between two batches of a source, the default of the ingest job.
 PERIOD = 10.0
 
 SCHEMA = {
@@ -39,7 +39,7 @@ SCHEMA = {
 
 
 def batch_of(source: str, codec: Codec, count: int) -> EventRows:
-    """Events of now, with 100 bytes each."""
+    """Return *count* new events of *source* as rows, with 100 bytes of text each."""
     now = time.time()
     value = {"CreatedDate": round(now * 1000), "CreatedById": "005", "Notes__c": "x" * 100}
     payload = codec.encode(value)
@@ -62,13 +62,13 @@ def batch_of(source: str, codec: Codec, count: int) -> EventRows:
 
 
 def main() -> None:
-    """Run it."""
+    """Write batches from all sources for some time, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("format", choices=["parquet", "delta", "iceberg"])
     parser.add_argument("--sources", type=int, default=20)
-    parser.add_argument("--events", type=int, default=100, help="of a batch")
+    parser.add_argument("--events", type=int, default=100, help="events per batch")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--apart", action="store_true", help="a commit for each batch")
+    parser.add_argument("--apart", action="store_true", help="make one commit for each batch")
     options = parser.parse_args()
     codec = Codec("schema", json.dumps(SCHEMA))
     names = [f"/event/Topic_{number}__e" for number in range(options.sources)]
@@ -95,7 +95,7 @@ def main() -> None:
             member = together.member(next(s for s in writer.sources if s.name == source))
             due = time.monotonic() + offset
             while due < end:
-                # As a job does: in time, or along with others.
+                # Like a job: write when due, or earlier together with other sources.
                 while time.monotonic() < due and not member.is_wanted:
                     time.sleep(0.25)
                 member.write_read(batch_of(source, codec, options.events))

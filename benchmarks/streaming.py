@@ -1,13 +1,13 @@
-"""Events a second of both streaming clients, against a bare long-polling loop on the same server.
+"""Speed of both Streaming API clients, compared with a bare long-polling loop.
 
     python -m benchmarks streaming [--events N] [--rounds R]
 
-The server, in a process of its own, answers every connect at once with 1,000 PushTopic events. The
-bare loop is what one would write with the same HTTP library: post, json.loads, look at each
-message. The three take turns. Prints one JSON line, with a part for each face: `ratio` is ours
-through theirs in events a second, the median of the pairs of one round each, and `spread` their
-quartiles; `cpu_ratio` is the same in events a second of this process's CPU, which is less: the
-client reads ahead in threads of its own while the bare loop waits for the server.
+The server, a separate process, answers every connect immediately with 1,000 PushTopic events. The
+bare loop is a minimal program with requests: post, json.loads, read each message. The three are
+interleaved. Prints one JSON line, with a part for each client: `ratio` is the client's events per
+second divided by those of the bare loop, as the median of the ratios per round, and `spread` their
+quartiles. `cpu_ratio` is computed from events per CPU second of this process. It is lower, because
+the client reads ahead in other threads while the bare loop waits for the server.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from typing import Any
 
 CHANNEL = "/topic/Accounts"
 PER_ANSWER = 1000
-TOKEN = "00D000000000001!" + "AQ" * 48  # as long as those of the service
+TOKEN = "00D000000000001!" + "AQ" * 48  # as long as a token of the service
 
 
 def events() -> str:
-    """Return an answer's events, without the brackets; ids are put in later."""
+    """Return a PushTopic event as JSON, with ``@`` in place of its replay id."""
     record = {
         "Id": "001SB0000000001YAA",
         "Name": "Global Media",
@@ -56,7 +56,11 @@ def events() -> str:
 
 
 def serve(ready: Any) -> None:
-    """Answer Bayeux as fast as can be: one thread a connection, bytes made beforehand."""
+    """Run a fast Bayeux server, with one thread per connection and pre-encoded events.
+
+    Args:
+        ready: Pipe through which the server sends its port.
+    """
     template = events()
     many = ",".join(template.replace("@", str(number)) for number in range(1, PER_ANSWER + 1))
     listener = socket.create_server(("127.0.0.1", 0))
@@ -78,7 +82,7 @@ def serve(ready: Any) -> None:
                     name, _, value = line.partition(b":")
                     length = int(value) if name.lower() == b"content-length" else length
                 data = reader.read(length)
-                if len(data) < length or not data:  # the client has gone
+                if len(data) < length or not data:  # the client has disconnected
                     return
                 messages = json.loads(data)
                 body = f"[{','.join(map(answer, messages))}]".encode()
@@ -94,19 +98,23 @@ def serve(ready: Any) -> None:
 
 
 class Watch:
-    """Measures from the first answer on."""
+    """Measures events per second after the first response."""
 
     def start(self) -> None:
         self._wall, self._cpu = time.perf_counter(), time.process_time()
 
     def rates(self, count: int) -> tuple[float, float]:
-        """Return events a second, of the clock and of CPU."""
+        """Return the events per second of wall-clock time and of CPU time.
+
+        Args:
+            count: Number of events received, including those of the first response.
+        """
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
         return (count - PER_ANSWER) / wall, (count - PER_ANSWER) / cpu
 
 
 def bare(url: str, wanted: int) -> tuple[float, float]:
-    """Poll with requests and json.loads; return events a second."""
+    """Poll with requests and json.loads; return the rates of `Watch.rates`."""
     import requests
 
     session = requests.Session()
@@ -128,17 +136,17 @@ def bare(url: str, wanted: int) -> tuple[float, float]:
 
 
 def session(url: str) -> Any:
-    """Return what signs a client in."""
+    """Return a session for the benchmark server."""
     from sfpubsub.auth.session import Session
 
     return Session(TOKEN, url, "00D000000000001AAA")
 
 
 def sync(url: str, wanted: int) -> tuple[float, float]:
-    """Iterate over `StreamingClient`; return events a second."""
+    """Iterate over a `StreamingClient`; return the rates of `Watch.rates`."""
     from sfpubsub.streaming import StreamingClient
 
-    client = StreamingClient(session(url))  # as it comes
+    client = StreamingClient(session(url))  # with default arguments
     watch, count = Watch(), 0
     with client:
         client.subscribe(CHANNEL)
@@ -154,7 +162,7 @@ def sync(url: str, wanted: int) -> tuple[float, float]:
 
 
 def awaited(url: str, wanted: int) -> tuple[float, float]:
-    """Iterate over `AsyncStreamingClient`; return events a second."""
+    """Iterate over an `AsyncStreamingClient`; return the rates of `Watch.rates`."""
     from sfpubsub.streaming import AsyncStreamingClient
 
     async def read() -> tuple[float, float]:
@@ -178,7 +186,7 @@ FACES = {"sync": sync, "asyncio": awaited}
 
 
 def compared(pairs: list[tuple[tuple[float, float], tuple[float, float]]]) -> dict[str, Any]:
-    """Return how ours compares with the bare loop, pair by pair."""
+    """Return the figures of one client, from pairs of the bare loop's rates and its own."""
     ratios = [mine[0] / theirs[0] for theirs, mine in pairs]
     first, middle, third = statistics.quantiles(ratios, n=4)
     return {
@@ -191,11 +199,11 @@ def compared(pairs: list[tuple[tuple[float, float], tuple[float, float]]]) -> di
 
 
 def main() -> int:
-    """Measure, print, and fail below the bound."""
+    """Measure and print; return exit code 1 if a ratio is below ``--least``."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--events", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--least", type=float, default=0.0, help="fail below this ratio")
+    parser.add_argument("--least", type=float, default=0.0, help="exit with 1 if a ratio is lower")
     options = parser.parse_args()
     receive, send = multiprocessing.Pipe(duplex=False)
     server = multiprocessing.get_context("spawn").Process(target=serve, args=(send,), daemon=True)

@@ -1,4 +1,4 @@
-"""The ways to receive with this package. Uses only what every checkout has, as far as it can."""
+"""The ways to receive with this package. Uses an API that older checkouts have, if possible."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from benchmarks.references import in_threads
 from benchmarks.runs import Job, Meter
 from sfpubsub import AsyncPubSubClient, PubSubClient, Session
 
-GATHERED = 1_000  # events that become Arrow data at a time
-WORKERS = 8  # of `run`
+GATHERED = 1_000  # events per record batch
+WORKERS = 8  # workers of `run`
 
 Read = Callable[[Any], None]
-"""Uses each event of a batch."""
+"""A function that reads each event of a batch."""
 
 
 def read_payloads(batch: Any) -> None:
@@ -37,7 +37,7 @@ def read_facts(batch: Any) -> None:
     for event in batch:
         event.value  # noqa: B018
         facts = event if hasattr(event, "changed_fields") else event.change_event
-        if facts is not None:  # a platform event has none
+        if facts is not None:  # None for a platform event
             facts.changed_fields  # noqa: B018  # a property, which reads bitmaps
 
 
@@ -47,7 +47,7 @@ def read_json(batch: Any) -> None:
 
 
 def slowly(read: Read, pause: float) -> Read:
-    """Return a handler that reads an event and sleeps."""
+    """Return a function that reads each event and then sleeps for *pause* seconds."""
 
     def handle(batch: Any) -> None:
         for event in batch:
@@ -58,7 +58,7 @@ def slowly(read: Read, pause: float) -> Read:
 
 
 def noted(read: Read, meter: Meter) -> Read:
-    """Return *read*, which notes when it was there for an event if the meter wants to know."""
+    """Return *read*; if the meter measures latency, also record it after each event."""
 
     def handle(batch: Any) -> None:
         for event in batch:
@@ -69,7 +69,7 @@ def noted(read: Read, meter: Meter) -> Read:
 
 
 def arguments(job: Job) -> dict[str, Any]:
-    """Return what a client takes."""
+    """Return the arguments of a client for the server of *job*."""
     session = Session("token", "https://127.0.0.1", "00D000000000001AAA")
     return {"session": session, "endpoint": job.target, "ca_file": job.ca_file}
 
@@ -77,7 +77,7 @@ def arguments(job: Job) -> dict[str, Any]:
 def sync(
     read: Read, job: Job, meter: Meter, *, is_managed: bool = False, is_stored: bool = False
 ) -> None:
-    """Iterate over batches, in a thread for each subscription."""
+    """Iterate over batches with the synchronous client, in one thread per subscription."""
     store: dict[str, Any] = {}
     read = noted(slowly(read, job.run.pause / 1000), meter)
     with PubSubClient(**arguments(job)) as client:
@@ -94,14 +94,14 @@ def sync(
                     if meter.is_enough(len(batch)):
                         break
                 if is_managed:
-                    subscription.commit()  # raises if the server does not take it
+                    subscription.commit()  # raises if the server rejects it
 
         in_threads(receive, job.run.names())
     assert bool(store) == is_stored
 
 
 def arrow(job: Job, meter: Meter) -> None:
-    """Gather events and make record batches of them."""
+    """Collect events and convert them to Arrow record batches."""
     from sfpubsub.avro.arrow import record_batches
 
     waiting: list[Any] = []
@@ -121,7 +121,7 @@ def arrow(job: Job, meter: Meter) -> None:
 
 
 def run_sync(job: Job, meter: Meter) -> None:
-    """Give a handler to `run`."""
+    """Receive with a handler and `run`, with `WORKERS` workers."""
     pause = job.run.pause / 1000
     with PubSubClient(**arguments(job)) as client:
         [name] = job.run.names()
@@ -176,17 +176,17 @@ async def _run_aio(job: Job, meter: Meter) -> None:
 
 
 def aio(job: Job, meter: Meter) -> None:
-    """Iterate over batches with the asyncio face."""
+    """Iterate over batches with the asyncio client."""
     asyncio.run(_aio(job, meter))
 
 
 def run_aio(job: Job, meter: Meter) -> None:
-    """Give a handler to `run` of the asyncio face."""
+    """Receive with a handler and `run` of the asyncio client, with `WORKERS` workers."""
     asyncio.run(_run_aio(job, meter))
 
 
 def cli(job: Job, meter: Meter) -> None:
-    """Print lines with ``sfpubsub subscribe`` into nothing, and count them as they are written."""
+    """Run ``sfpubsub subscribe`` with its output discarded, and count the lines it writes."""
     from sfpubsub.cli.main import run
 
     [name] = job.run.names()
@@ -206,12 +206,12 @@ def cli(job: Job, meter: Meter) -> None:
         os.environ["SFPUBSUB_STATE_DIR"] = place
         code = run(words)
     if code:
-        raise SystemExit(f"sfpubsub ended with {code}: {said.getvalue()}")
+        raise SystemExit(f"sfpubsub exited with code {code}: {said.getvalue()}")
 
 
 @contextmanager
 def counted_lines(descriptor: int, meter: Meter) -> Iterator[None]:
-    """Tell the meter of the lines that are written there."""
+    """Within the block, count lines written to *descriptor* as events in *meter*."""
     write = os.write
 
     def counted(to: int, data: Any) -> int:

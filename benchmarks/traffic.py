@@ -1,4 +1,4 @@
-"""Measures cases of traffic one after the other, and prints what they come to."""
+"""Measures traffic cases one after the other, and prints the results."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from benchmarks.figures import Row, Verdict, rows, verdicts
 from benchmarks.measure import Variant, measure, processes, variants
 from benchmarks.server import Server, serving
 
-# Load for each core from which others take so much that speeds say little: client and server of a
-# run make about one.
+# Load per core above which other processes make speeds unreliable; the client and the server of a
+# run cause a load of about one.
 BUSY = 2.0
 
 
 @dataclass
 class Outcome:
-    """What was found."""
+    """The results of all measured cases."""
 
     about: dict[str, Any]
-    """What figures depend on."""
+    """The environment, such as versions and load; see `machine`."""
     warnings: list[str] = field(default_factory=list)
     cases: dict[str, list[Row]] = field(default_factory=dict)
     targets: list[Verdict] = field(default_factory=list)
 
     def to_json(self) -> str:
-        """Return all figures."""
+        """Return all results as JSON text."""
         document = {
             "about": self.about,
             "warnings": self.warnings,
@@ -45,7 +45,7 @@ class Outcome:
 
 
 def of_ways(cases: Sequence[Case], ways: Sequence[str]) -> list[Case]:
-    """Return cases with these ways, and with what they are compared with."""
+    """Return the cases with only the given ways, the references and `PLAIN`."""
     kept = {*REFERENCES, PLAIN, *ways}
     return [
         replace(case, runs=tuple(run for run in case.runs if run.way in kept)) for case in cases
@@ -55,29 +55,28 @@ def of_ways(cases: Sequence[Case], ways: Sequence[str]) -> list[Case]:
 def measure_all(
     cases: Sequence[Case], *, rounds: int, against: Path | None, may_fetch: bool
 ) -> Outcome:
-    """Measure and print.
+    """Measure all cases, print their tables, and return the results.
 
     Args:
-        cases: In their order.
-        rounds: Of each case that does not say it itself.
-        against: Another checkout, which takes turns with this one.
-        may_fetch: Whether the server in Go is built, and the npm client fetched, where they are
-            not there yet.
+        cases: The cases, in the order in which they are measured.
+        rounds: Number of rounds of each case that does not specify it.
+        against: Another checkout to compare with this one; None for no comparison.
+        may_fetch: Whether to build the Go server and install the npm client if they are missing.
     """
     package, no_package = npm.installed(may_install=may_fetch)
     round_trips = sorted({run.round_trip for case in cases for run in case.runs})
     with serving(round_trips, may_build=may_fetch) as server:
         outcome = Outcome(machine())
         if server.warning:
-            outcome.warnings.append(f"the server is the slow one in Python: {server.warning}")
+            outcome.warnings.append(f"the slower Python server was used: {server.warning}")
         if package is None and any(run.way == "npm" for case in cases for run in case.runs):
-            outcome.warnings.append(f"there is no npm client: {no_package}")
+            outcome.warnings.append(f"the npm client was not measured: {no_package}")
         for case in cases:
             measure_case(case, server, package, variants(against), rounds, outcome)
     outcome.about["load"].append(load())
     is_busy = max(outcome.about["load"]) > BUSY * (os.cpu_count() or 1)
     if is_busy:
-        outcome.warnings.append("the machine was busy: read CPU times, and no speeds")
+        outcome.warnings.append("the machine was busy: use the CPU times instead of the speeds")
     if outcome.targets:
         print(f"\n{report.of_targets(outcome.targets, is_busy=is_busy)}")
     for warning in outcome.warnings:
@@ -94,7 +93,7 @@ def measure_case(
     rounds: int,
     outcome: Outcome,
 ) -> None:
-    """Measure a case, print its table, and add it to the outcome."""
+    """Measure a case, print its table, and add the results to *outcome*."""
     runs = tuple(run for run in case.runs if package or run.way != "npm")
     with processes(server, package) as clients:
         found = rows(measure(replace(case, runs=runs), clients, ours, rounds))
@@ -105,7 +104,7 @@ def measure_case(
 
 
 def machine() -> dict[str, Any]:
-    """Return what figures depend on."""
+    """Return the time, versions, number of cores and load, on which the figures depend."""
     return {
         "at": time.strftime("%Y-%m-%d %H:%M"),
         "python": platform.python_version(),
@@ -117,5 +116,5 @@ def machine() -> dict[str, Any]:
 
 
 def load() -> float:
-    """Return how many processes of this machine want to run."""
+    """Return the load average of the last minute."""
     return round(os.getloadavg()[0], 1)

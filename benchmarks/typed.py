@@ -1,19 +1,18 @@
-"""How fast typed tables are made: for many event types against one, and against the driver alone.
+"""Speed of writing typed tables: many event types compared with one, and with the driver alone.
 
-Prints one JSON line. Two cores; rounds are interleaved, and the medians' ratios are inside one run.
-On a machine that has much else to do, the processors' ratio is the one to look at.
+Prints one JSON line. Uses two cores. Rounds are interleaved, and ratios of medians are computed
+within one run. On a busy machine, use the ratio of the CPU times.
 
-``types``: a step of `EventTables` with all that belongs to it (planning, decoding, commits,
-flushes), for 12,800 platform events in 32 raw batches, of 1, 10 and 40 event types: wall-clock and
-of all processors. The tables are there already.
+``types``: a complete step of `EventTables` (planning, decoding, commits, flushes) for 12,800
+platform events in 32 raw batches, of 1, 10 and 40 event types, in wall-clock time and in CPU time
+of all processes. The tables exist already.
 
-``pe`` and ``acct``, with Parquet only: 100,000 events of one type, a platform event of 9 fields
-and an Account change event of 60 or more. ``executors`` is the step; ``driver`` reads the raw files
-with pyarrow, decodes them natively in this process, hands the Arrow data to Spark and lets it write
-them.
+``pe`` and ``acct``, for Parquet only: 100,000 events of one type, a platform event of 9 fields or
+an Account change event of 60 or more. ``executors`` is the step; ``driver`` reads the raw files
+with pyarrow, decodes them in this process, and passes the Arrow data to Spark, which writes it.
 
-Usage: python -m benchmarks typed [parquet|delta|iceberg]; iceberg with the PySpark that it has jars
-for (scripts/test_iceberg.sh).
+Usage: python -m benchmarks typed [parquet|delta|iceberg]. Iceberg requires a PySpark version for
+which it has jars (scripts/test_iceberg.sh).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from sfpubsub.types import dedupe_key
 ROUNDS = 5
 TYPES = (1, 10, 40)
 SCHEMAS = {"pe": "order_event", "acct": "account_change"}
-# At most so many times the step of one type, with 40; and at least so much of the driver's pace.
+# Maximum time with 40 types relative to one; minimum speed relative to the driver.
 TARGETS = {"types": 2.0, "driver": 0.8}
 DAY = date(2026, 11, 21)
 TOPIC = "/event/All__chn"
@@ -56,7 +55,7 @@ WHEN = 1_771_300_995_000_000
 
 
 def payloads(name: str) -> list[bytes]:
-    """Return some events of a schema, as bytes."""
+    """Return 2,000 encoded events of a schema."""
     codec = Codec(name, schema_text(name))
     made = []
     for number, value in enumerate(values(name, 2_000)):
@@ -75,15 +74,15 @@ def write_raw(
     count: int,
     of: int,
 ) -> None:
-    """Write raw batches as the writer does, without its time.
+    """Write raw batches directly, in the form that `EventWriter` writes, which would be slower.
 
     Args:
         path: The raw table.
-        schemas: Ids and texts; events are of each in turn.
-        made: Payloads that fit all of them.
-        first: The first batch's number.
-        count: How many batches.
-        of: Events of one batch.
+        schemas: Schema ids and texts, which the events use in turn.
+        made: Payloads that match all schemas.
+        first: Number of the first batch.
+        count: Number of batches.
+        of: Number of events per batch.
     """
     path.mkdir(parents=True, exist_ok=True)
     claim_table(path, [Source("topic", TOPIC)])
@@ -116,7 +115,7 @@ def write_raw(
 
 
 def step_of(tables: EventTables, events: int) -> float:
-    """Return the seconds of one step."""
+    """Run one step that must process *events* events; return its seconds."""
     before = time.perf_counter()
     report = tables.step()
     taken = time.perf_counter() - before
@@ -126,7 +125,7 @@ def step_of(tables: EventTables, events: int) -> float:
 
 
 def many_types(spark: SparkSession, here: Path, format_: str) -> dict[str, object]:
-    """Measure steps of the same events, of so many types."""
+    """Measure steps with the same number of events, of 1, 10 and 40 types."""
     text, made = schema_text("order_event"), payloads("order_event")
     times: dict[int, list[tuple[float, float]]] = {types: [] for types in TYPES}
     with ExitStack() as opened:
@@ -144,9 +143,9 @@ def many_types(spark: SparkSession, here: Path, format_: str) -> dict[str, objec
                 used = processor_seconds()
                 taken = step_of(engines[types], 12_800)
                 used = processor_seconds() - used
-                said = f"{types} types: {taken:.2f} s, {used:.2f} s of processors"
+                said = f"{types} types: {taken:.2f} s, {used:.2f} s of CPU time"
                 print(said, file=sys.stderr, flush=True)
-                if number > 1:  # the first one makes the tables, and both warm JVM and workers
+                if number > 1:  # the first step creates the tables, and the first two warm up
                     times[types].append((taken, used))
     report: dict[str, object] = {}
     for place, name in enumerate(("seconds", "processor_seconds")):
@@ -163,7 +162,7 @@ def many_types(spark: SparkSession, here: Path, format_: str) -> dict[str, objec
 
 
 def on_the_driver(spark: SparkSession, raw: Path, to: Path, name: str) -> float:
-    """Return the seconds of the same as a step by the driver."""
+    """Return the seconds in which the driver alone does the work of a step."""
     text = schema_text(name)
     plans = {"T": Plan({name: text}, columns_of(text))}
     before = time.perf_counter()
@@ -180,7 +179,7 @@ def on_the_driver(spark: SparkSession, raw: Path, to: Path, name: str) -> float:
 
 
 def against_the_driver(spark: SparkSession, here: Path, name: str) -> dict[str, float]:
-    """Measure a large step of one type."""
+    """Measure a step with 100,000 events of one type, and the same work on the driver."""
     write_raw(here / "raw", [(name, schema_text(name))], payloads(name), 0, 10, 10_000)
     times: dict[str, list[float]] = {"executors": [], "driver": []}
     for number in range(ROUNDS + 1):
@@ -198,7 +197,7 @@ def against_the_driver(spark: SparkSession, here: Path, name: str) -> dict[str, 
 
 
 def main(format_: str) -> None:
-    """Measure, and print the ratios."""
+    """Run all measurements for a table format, and print the result."""
     report: dict[str, object] = {"format": format_, "targets": TARGETS}
     with (
         tempfile.TemporaryDirectory() as directory,

@@ -1,4 +1,4 @@
-"""A client's process: answers each line of input, which has a job, with its sample.
+"""The process of a client: reads jobs from stdin, one per line, and prints a sample for each.
 
 python -m benchmarks.worker
 """
@@ -15,20 +15,20 @@ from dataclasses import asdict
 from benchmarks import references
 from benchmarks.runs import Job, Meter
 
-STUCK = 180.0  # seconds for a run; after that its process says where it stands, and ends
+STUCK = 180.0  # seconds after which a process prints its stacks and exits
 
 
 def way(name: str) -> Callable[[Job, Meter], None]:
-    """Return what receives in a way."""
+    """Return the function that receives events in the way *name*."""
     if name in references.WAYS:
         return references.WAYS[name]
-    from benchmarks import subscribers  # late: a reference's memory is not that of this package
+    from benchmarks import subscribers  # late, so that references do not load this package
 
     return subscribers.WAYS[name]
 
 
 def main() -> None:
-    """Do as told until standard input ends."""
+    """Do the jobs from standard input until it ends."""
     for line in sys.stdin:
         job = Job.from_json(json.loads(line))
         receive = way(job.run.way)

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# The crash matrix: SIGKILL of `sfpubsub ingest` at each moment of a write, of the driver, of Spark's
-# JVM and of both, into tables of each format, through a managed subscription and a topic. At the end
-# of each stream its table is read by Spark and by a plain reader: every event once, or exit code 1.
+# The crash matrix: kills the driver of `sfpubsub ingest`, Spark's JVM, or both, with SIGKILL at
+# each moment of a write, for each table format, with a managed subscription and with a topic. At
+# the end of each stream, Spark and another reader read its table. If an event is not in it exactly
+# once, the exit code is 1.
 #
-#   scripts/crash_matrix.sh [KILLS [SEED [FORMAT …]]]     by default 243 kills, a new seed, all formats
+#   scripts/crash_matrix.sh [KILLS [SEED [FORMAT …]]]    default: 243 kills, a new seed, all formats
 #
-# Once through the matrix of one format is 27 kills, so kills are rounded up to that; then come 15 of
-# `sfpubsub tables` into tables of the format, which must be what an independent reference makes of
-# the raw rows. Takes about 20 s a kill. Iceberg runs in an environment of its own. The last line of
-# each stream is its report.
+# The matrix of one format has 27 kills, so the number of kills is rounded up to a multiple of that.
+# Then `sfpubsub tables` is killed 15 times per format; its tables must equal those of an
+# independent reference. Takes about 20 s per kill. Iceberg runs in a separate environment. The last
+# line of each stream is its report.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
@@ -21,7 +22,7 @@ formats=("${@:3}")
 python="${PYTHON:-python3}"
 rounds=$(((kills + 27 * ${#formats[@]} - 1) / (27 * ${#formats[@]})))
 directory="$(mktemp -d "${TMPDIR:-/tmp}/crash_matrix.XXXXXX")"
-echo "seed $seed, $rounds times through the matrix; logs and tables: $directory" >&2
+echo "seed $seed, $rounds rounds of the matrix; logs and tables: $directory" >&2
 for format in "${formats[@]}"; do
   if [ "$format" = iceberg ]; then prepare_iceberg; fi
 done

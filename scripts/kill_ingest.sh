@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Kills `sfpubsub ingest` many times over one stream of 20,000 events, once through a managed
-# subscription and once through a topic, and counts the table: every event once, or exit code 1.
+# Kills `sfpubsub ingest` many times during a stream of 20,000 events, once with a managed
+# subscription and once with a topic, and counts the rows of the table. If an event is not in it
+# exactly once, the exit code is 1.
 #
-#   scripts/kill_ingest.sh [KILLS [SEED]]      20 kills each and a new seed by default
+#   scripts/kill_ingest.sh [KILLS [SEED]]      default: 20 kills per stream, a new seed
 #
-# Runs with the Python of $PYTHON, which has sfpubsub with its extras installed. Takes about 15 s
-# a kill. The last line of each run is its report as JSON.
+# Uses the Python of $PYTHON, in which sfpubsub must be installed with its extras. Takes about 15 s
+# per kill. The last line of each run is its report as JSON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Kills a streaming query (source sfpubsub, foreachBatch into a raw table) many times over one
-# stream of 20,000 events, and counts the table: every event once, or exit code 1. Its driver, its
-# JVM and the source's process take turns, at random and between a batch's offsets and its commit.
+# Kills a streaming query (source sfpubsub, foreachBatch into a raw table) many times during a
+# stream of 20,000 events, and counts the rows of the table. If an event is not in it exactly once,
+# the exit code is 1. The driver, the JVM and the source's process are killed in turn, at random
+# times and between the offsets of a batch and its commit.
 #
-#   scripts/kill_source.sh [KILLS [SEED]]      30 kills and a new seed by default
+#   scripts/kill_source.sh [KILLS [SEED]]      default: 30 kills, a new seed
 #
-# Runs with the Python of $PYTHON, which has sfpubsub with its extras installed. Takes about 15 s
-# a kill. The last line is the report as JSON.
+# Uses the Python of $PYTHON, in which sfpubsub must be installed with its extras. Takes about 15 s
+# per kill. The last line is the report as JSON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes docs/reference/metrics.md from src/sfpubsub/monitoring/metrics.py.
+# Generates docs/reference/metrics.md from src/sfpubsub/monitoring/metrics.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck disable=SC1091

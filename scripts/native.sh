@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds the compiled decoder of native/ and installs it into .venv. Needs cargo, and takes about 20 s
-# of a processor the first time. The wheel stays in .venv/native/wheels, for other environments.
+# Builds the compiled decoder in native/ and installs it into .venv. Requires cargo, and takes about
+# 20 s of CPU time the first time. The wheel is kept in .venv/native/wheels for other environments.
 #
-#   scripts/native.sh              build it and install it
-#   scripts/native.sh --test       and compare it with the Python code: what scripts/test.sh does
-#   scripts/native.sh --slow       and with a million damaged payloads, look at the code with clippy,
-#                                  and run the whole suite with it and without it
+#   scripts/native.sh              build and install the decoder
+#   scripts/native.sh --test       also compare it with the Python code, like scripts/test.sh
+#   scripts/native.sh --slow       also compare a million damaged payloads, run clippy on the code,
+#                                  and run the whole test suite with the decoder and without it
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh

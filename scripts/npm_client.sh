@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the npm package salesforce-pubsub-api-client, unchanged, against the emulator over TLS: every
-# kind of sign-in, publishing, subscribing, and a managed subscription that it looks up first.
+# Runs the npm package salesforce-pubsub-api-client, unchanged, against the emulator over TLS: all
+# kinds of sign-in, publishing, subscribing, and a managed subscription that it looks up first.
 #
 #   scripts/npm_client.sh [DIRECTORY]     DIRECTORY keeps the package between runs
 #
-# Needs node 20 or newer with npm; the first run downloads the package and what it depends on. Runs
-# with the Python of $PYTHON, which has sfpubsub[emulator] installed. Takes some seconds. The last
-# two lines are what was seen, as JSON.
+# Requires node 20 or newer with npm; the first run downloads the package and its dependencies. Uses
+# the Python of $PYTHON, in which sfpubsub[emulator] must be installed. Takes a few seconds. The
+# last two lines are the results as JSON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -38,7 +38,7 @@ emulator=$!
 read -r -t 60 ready <"$work/ready"
 
 cd "$package"
-# Sign-in and the Tooling API trust the emulator's authority; the package lets nobody add one for gRPC.
+# Sign-in and the Tooling API can trust the emulator's CA; the package has no such option for gRPC.
 export NODE_EXTRA_CA_CERTS="$work/data/ca.pem"
 timeout 120 node "$program" "$ready" first
 timeout 120 node "$program" "$ready" second

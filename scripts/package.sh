@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds the sdist, and the wheel from it, checks what a package index would show, and installs the
-# wheel into empty environments: on each Python of this machine that the project supports, with the
-# newest versions of what it requires and with the lowest that each requirement allows; without dev
-# packages and without PySpark. In each a program subscribes to an emulator of its own.
+# Builds the sdist, builds the wheel from it, checks the metadata for a package index, and installs
+# the wheel into new environments, for each supported Python version on this machine: once with the
+# newest and once with the lowest allowed versions of the requirements, without development packages
+# and PySpark. In each environment, a program subscribes to an emulator.
 #
-#   scripts/package.sh [DIRECTORY]      dist by default; it must not hold another build
+#   scripts/package.sh [DIRECTORY]      default: dist; it must not contain another build
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 prepare all,dev
 dist=${1:-dist}
 if [ -n "$(ls -A "$dist" 2>/dev/null)" ]; then
-  echo "$dist is not empty: remove it, or name another directory" >&2
+  echo "$dist is not empty: remove it, or pass another directory" >&2
   exit 1
 fi
 work=$(mktemp -d)
@@ -30,7 +30,7 @@ wheel=$(ls "$PWD"/"$dist"/*.whl 2>/dev/null || ls "$dist"/*.whl)
 tried=0
 for minor in 11 12 13 14; do
   python=$(uv python find --no-python-downloads "3.$minor" 2>/dev/null) || {
-    echo "python3.$minor: not on this machine" >&2
+    echo "python3.$minor: not installed, skipped" >&2
     continue
   }
   # uv finds the one of the active environment too, whose packages must not be seen.
@@ -43,7 +43,7 @@ for minor in 11 12 13 14; do
     uv pip install --quiet --python "$venv/bin/python" --resolution "$resolution" \
       "$wheel[arrow,emulator,jwt]"
     "$venv/bin/python" scripts/smoke.py emulator
-    echo "python3.$minor, $resolution: good" >&2
+    echo "python3.$minor, $resolution: passed" >&2
     tried=$((tried + 1))
   done
 done

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Runs the Python clients of others, unchanged, against the emulator over TLS: pysfpubsub and
-# aiosfpubsub (SOAP sign-in, subscribe, publish), simple-salesforce (SOAP sign-in, an event by REST,
-# Tooling, limits).
+# Runs other projects' Python clients, unchanged, against the emulator over TLS: pysfpubsub and
+# aiosfpubsub (SOAP sign-in, subscribe, publish), simple-salesforce (SOAP sign-in, an event through
+# REST, Tooling API, limits).
 #
 #   scripts/python_clients.sh [DIRECTORY]     DIRECTORY keeps their environment between runs
 #
-# Runs the emulator with the Python of $PYTHON, which has sfpubsub[emulator] installed. Takes some
-# seconds once the packages are there. Prints what was seen, as a line of JSON.
+# Runs the emulator with the Python of $PYTHON, in which sfpubsub[emulator] must be installed. Takes
+# a few seconds once the packages are installed. Prints the results as one line of JSON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv with sfpubsub, the emulator, Spark, Delta and, where the machine has none, a Java.
-# Nothing outside of this directory changes. Then: . .venv/bin/activate
+# Creates .venv with sfpubsub, the emulator, Spark, Delta and, if the machine has none, Java.
+# Changes nothing outside of this directory. Then run: . .venv/bin/activate
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# What takes too long for scripts/test.sh, about three hours: tests marked slow, the full kill and
-# crash matrices, Iceberg in an environment of its own, ten minutes of faults, and sixty-four
-# subscriptions in one process; the compiled decoder, with a million damaged payloads.
+# Runs the tests that take too long for scripts/test.sh, in about three hours: tests marked slow,
+# the full kill and crash matrices, Iceberg in a separate environment, ten minutes of faults,
+# sixty-four subscriptions in one process, and the compiled decoder with a million damaged payloads.
 #
-#   scripts/slow.sh [KILLS [SOAK_SECONDS [MANY_SECONDS]]]      20, 600 and 300 by default
+#   scripts/slow.sh [KILLS [SOAK_SECONDS [MANY_SECONDS]]]      default: 20, 600 and 300
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
 prepare all,dev
-# Spark Connect's own requirements; only its slow test needs them.
+# Requirements of Spark Connect, which only its slow test needs.
 install "${SFPUBSUB_VENV:-.venv}" --constraint constraints.txt 'pyspark[connect]'
 python -m pytest -m slow -s
 python -m pytest -m foreign tests/streaming tests/emulator tests/plugin

@@ -1,7 +1,8 @@
-"""Whether an installed sfpubsub works; run by scripts/package.sh with an environment's own Python.
+"""Check that an installed sfpubsub works. scripts/package.sh runs this in new environments.
 
-Without an argument nothing but the package and what it requires is there. With ``emulator`` the
-extras arrow, emulator and jwt are: then an event is published, subscribed to and decoded.
+Without an argument, the environment must contain only the package and its requirements. With the
+argument ``emulator``, it must also contain the extras arrow, emulator and jwt. Then an event is
+published, received and decoded.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from pathlib import Path
 
 TOPIC = "/event/Order_Event__e"
 
-# Modules of these need extras, or are for pytest.
+# Prefixes of modules that need extras, or are not meant to be imported directly.
 EXTRAS = ("sfpubsub.spark", "sfpubsub.emulator", "sfpubsub.testing", "sfpubsub.pytest_plugin")
 EXTRAS += ("sfpubsub.__main__",)
 
 
 def run(*arguments: str) -> str:
-    """Return what the installed command prints."""
+    """Run the installed command, and return its standard output."""
     command = Path(sys.executable).with_name("sfpubsub")
     return subprocess.run(
         [command, *arguments], capture_output=True, text=True, check=True, timeout=120
@@ -34,7 +35,7 @@ def run(*arguments: str) -> str:
 
 
 def check_bare() -> None:
-    """Import every module that needs no extra, and start the command."""
+    """Import every module that needs no extra, and run the command."""
     import sfpubsub
 
     assert sfpubsub.__version__ == version("sfpubsub")
@@ -44,7 +45,7 @@ def check_bare() -> None:
         assert getattr(sfpubsub, name) is not None
     for module in pkgutil.walk_packages(sfpubsub.__path__, "sfpubsub."):
         if not module.name.startswith(EXTRAS):
-            with contextlib.suppress(sfpubsub.MissingExtraError):  # it says which one
+            with contextlib.suppress(sfpubsub.MissingExtraError):  # it names the extra
                 importlib.import_module(module.name)
     assert run("--version").endswith(f"{sfpubsub.__version__}\n")
     assert "subscribe" in run("--help")
@@ -53,7 +54,7 @@ def check_bare() -> None:
 
 
 def check_emulator() -> None:
-    """Subscribe to an emulator in this process; decode to Arrow; sign with a key's library."""
+    """Import jwt, receive an event from an emulator in this process, and convert it to Arrow."""
     import jwt
 
     from sfpubsub import PubSubClient, Session

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Storms: random changes over REST while `sfpubsub mirror run` is killed, with and without its JVM,
-# and everything else fails as well; at the end each table must be what the org's own store holds,
-# to Spark and to a plain reader, or exit code 1.
+# Storms: random changes through REST while `sfpubsub mirror run` is killed, with and without its
+# JVM, and other faults happen. At the end, each table, as read by Spark and by another reader, must
+# equal the org's own database; otherwise the exit code is 1.
 #
-#   scripts/storm.sh [STORMS [SEED [FORMAT]]]     by default 20 storms, a new seed, delta
+#   scripts/storm.sh [STORMS [SEED [FORMAT]]]     default: 20 storms, a new seed, delta
 #
-# STORMS of 5,000 changes over 10,000 records with 20 blows each, then one of 50,000 over 100,000
-# with 60. Iceberg runs in an environment of its own. The last line of each storm is its report as
-# JSON.
+# Runs STORMS storms of 5,000 changes to 10,000 records with 20 faults each, then one of 50,000
+# changes to 100,000 records with 60 faults. Iceberg runs in a separate environment. The last line
+# of each storm is its report as JSON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
@@ -25,7 +25,7 @@ directory="$(mktemp -d "${TMPDIR:-/tmp}/storm.XXXXXX")"
 echo "seed $seed; logs and tables: $directory" >&2
 
 status=0
-# A storm that is well leaves nothing; one that is not, its org and its tables.
+# A storm that passes leaves no files; one that fails leaves its org and its tables.
 storm() {
   local number="$1"
   shift

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets everything up, then runs all checks and tests. Arguments go to pytest, and then only pytest
-# runs: scripts/test.sh tests/protocol -k window
+# Sets up the environment, then runs all checks and tests. With arguments, runs only pytest with
+# them: scripts/test.sh tests/protocol -k window
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
@@ -8,8 +8,8 @@ cd "$(dirname "$0")/.."
 began=$SECONDS
 prepare all,dev
 
-# Images for containers often switch bytecode off. Then each of the hundred Pythons that the tests
-# start compiles all that it imports, which is more work than what most of them are started for.
+# Container images often disable bytecode files. Then each of the hundred Python processes that the
+# tests start compiles everything it imports, which would take most of its time.
 export PYTHONDONTWRITEBYTECODE=
 
 if [ $# -gt 0 ]; then
@@ -21,14 +21,14 @@ scripts/gen_protos.sh --prepare
 printf '== set-up took %d s\n' $((SECONDS - began)) >&2
 began=$SECONDS
 
-# The Python code is what everybody has, so the tests run with it. The compiled decoder is compared
-# with it in a check of its own; scripts/native.sh --slow runs all tests with both.
+# The tests run with the Python code, which every installation has. A separate check compares the
+# compiled decoder with it; scripts/native.sh --slow runs all tests with both.
 export SFPUBSUB_NATIVE=0
 
 lint() { ruff check . && ruff format --check .; }
 types() { mypy; }
 generated() { scripts/gen_protos.sh --check; }
-# What decides is tested alone: these tests must reach every branch of these modules.
+# Modules that make decisions are tested alone: their tests must cover every branch of them.
 covered() { # INCLUDE TESTS…
   local include=$1
   shift
@@ -52,8 +52,8 @@ docs() { scripts/docs.sh; }
 native() { scripts/native.sh --test; }
 benchmarks() { python -m benchmarks --short; } # shows that it works, and reports
 java() { python -m tests.java; } # for the tests below, whose Java starts sooner by it
-# What runs below. That it can be collected is seen early, and it is compiled once: workers that
-# begin at the same time would each do it.
+# The tests that run below. Collecting them first shows errors early, and compiles the files once;
+# otherwise each worker would compile them at the same time.
 tests=(-m "not slow and not foreign" --ignore=tests/protocol)
 collect() {
   local said
@@ -61,7 +61,7 @@ collect() {
   tail -n 1 <<<"$said"
 }
 
-# Side by side; what each says is shown when it has ended, in this order.
+# Run the checks in parallel; the output of each is shown when it has ended, in this order.
 checks=(java collect lint types docs generated core consumer streaming iceberg benchmarks native)
 logs=$(mktemp -d)
 trap 'jobs -p | xargs -r kill 2>/dev/null; rm -rf "$logs"' EXIT
@@ -82,6 +82,6 @@ if [ ${#failed[@]} -gt 0 ]; then
 fi
 printf '\n== checks took %d s\n' $((SECONDS - began)) >&2
 
-# One worker more than there are cores, because much of it waits: for Java, for children, for time.
+# One worker more than cores, because tests often wait for Java, child processes or timers.
 # The tests that share a Spark session stay together (tests/spark/conftest.py).
 python -m pytest "${tests[@]}" --numprocesses $(($(nproc) + 1)) --dist loadgroup

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests of Iceberg tables, which have jars for PySpark 4.1 and none for 4.2, in an
-# environment of their own. Arguments go to pytest instead of the tests chosen here; --smoke chooses
-# the few that scripts/test.sh runs.
+# Runs the tests of Iceberg tables in a separate environment, because Iceberg has jars for PySpark
+# 4.1 but not for 4.2. Arguments are passed to pytest and replace the default selection of tests;
+# --smoke selects the few tests that scripts/test.sh runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh

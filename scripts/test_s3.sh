@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Runs the tests of tables in an object store with the API of S3: Delta, and Iceberg in an environment
-# of its own; each with a stream that is killed many times, and a mirror. Fetches 700 MB of jars for
-# each of the two, once. Arguments go to pytest instead of the tests chosen here.
+# Runs the tests of tables in an object store with the S3 API: Delta, and Iceberg in a separate
+# environment, each with a stream that is killed many times, and a mirror. Downloads 700 MB of jars
+# for each format once. Arguments are passed to pytest and replace the default selection of tests.
 #
-#   scripts/test_s3.sh                     20 kills each; OBJECT_STORE_KILLS says another number
+#   scripts/test_s3.sh                     20 kills each; OBJECT_STORE_KILLS sets another number
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
 prepare all,dev
 prepare_iceberg
-# The server of the object store; only these tests need it.
+# The object store server, which only these tests need.
 server=('moto[s3]==5.2.5' 'flask>=3' 'flask-cors>=6')
 install "${SFPUBSUB_VENV:-.venv}" "${server[@]}"
 install "${SFPUBSUB_ICEBERG_VENV:-.venv-iceberg}" "${server[@]}"

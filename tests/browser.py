@@ -1,4 +1,4 @@
-"""The browser of the machine, and what every page is looked at for."""
+"""The browser for tests of web pages, and a check of text contrast."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import shutil
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = os.environ.get("BROWSER_FOR_TESTS") or next(filter(None, map(shutil.which, _NAMES)), None)
 
-# The sandbox of Chromium refuses root, whom containers have.
+# Chromium's sandbox does not work for root, the usual user in containers.
 OPTIONS = ["--no-sandbox"] if os.geteuid() == 0 else []
 
-# Of a desk and of a phone.
+# Page widths of a desktop and of a phone, in pixels.
 WIDTHS = (1280, 390)
 
-# Text and its ground, by the formula of WCAG 2: 4.5 is its level AA.
+# Returns the texts whose contrast with the background is below 4.5, the level AA of WCAG 2.
 FAINT = """(() => {
   const numbers = c => c.match(/[\\d.]+/g).map(Number);
   const light = c => { const [r, g, b] = numbers(c).map(v => v / 255)

@@ -1,4 +1,4 @@
-"""What every test may use: emulators in this process, and clients for them."""
+"""Fixtures and helpers for all tests: emulators in this process, and clients for them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from sfpubsub.client.subscription import ManagedSubscription, Subscription
 from sfpubsub.config import Timings
 from sfpubsub.emulator.server import EmulatorServer
 
-# Longest wait for anything that must happen, in seconds; a passing test waits milliseconds, and
-# some seconds on a machine that has much else to do.
+# Longest wait for a condition, in seconds. A passing test waits milliseconds, or a few seconds on a
+# busy machine.
 PATIENCE = 60.0
 
-# The client's times for a service on loopback: retries at once, everything else as it is.
+# Timings for a service on loopback: short retry delays, otherwise the defaults.
 QUICK = Timings(backoff_initial=0.02, backoff_max=0.1, slot_initial=0.02, slot_max=0.1)
 
-with contextlib.suppress(ModuleNotFoundError):  # Iceberg's environment has none
+with contextlib.suppress(ModuleNotFoundError):  # not installed in Iceberg's environment
     import hypothesis
 
-    # An example that takes long on a busy machine is no failure.
+    # No deadline, because an example may be slow on a busy machine.
     hypothesis.settings.register_profile("sfpubsub", deadline=None)
     hypothesis.settings.load_profile("sfpubsub")
 
@@ -45,7 +45,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the status files of commands out of the user's own directory, in children too."""
+    """Use a temporary directory for status files, in child processes too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SFPUBSUB_STATE_DIR", str(tmp_path_factory.mktemp("state")))
         yield
@@ -53,7 +53,7 @@ def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def run_emulator(tmp_path: Path) -> Iterator[Callable[..., EmulatorServer]]:
-    """Start an emulator in this process; all are stopped with the test."""
+    """Return a function that starts an emulator in this process until the end of the test."""
     with contextlib.ExitStack() as stack:
 
         def start(**arguments: Any) -> EmulatorServer:
@@ -64,7 +64,7 @@ def run_emulator(tmp_path: Path) -> Iterator[Callable[..., EmulatorServer]]:
 
 
 class KeepingClient(PubSubClient):
-    """Keeps its subscriptions: one that nobody refers to any more would warn and end."""
+    """A client that references its subscriptions, so that they are not garbage-collected."""
 
     def subscribe(self, *arguments: Any, **options: Any) -> Subscription:
         return self._keep(super().subscribe(*arguments, **options))
@@ -82,7 +82,7 @@ class KeepingClient(PubSubClient):
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., PubSubClient]]:
-    """Make a client of an emulator; all are closed with the test."""
+    """Return a function that creates a client of an emulator until the end of the test."""
     with contextlib.ExitStack() as stack:
 
         def make(emulator: EmulatorServer, **arguments: Any) -> PubSubClient:
@@ -100,9 +100,10 @@ def connect() -> Iterator[Callable[..., PubSubClient]]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Wait for the end of a process; return what is left of its output and its errors.
+    """Wait until a process exits; return its remaining stdout and stderr.
 
-    One that does not end prints what its threads are doing, if it runs with ``-X faulthandler``.
+    A process that does not exit is aborted. It then prints the stacks of its threads if it runs
+    with ``-X faulthandler``.
     """
     try:
         return process.communicate(timeout=PATIENCE)
@@ -113,9 +114,9 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", patience: float = PATIENCE):
-    """Wait for *condition*; fail when it does not come true in time."""
+    """Wait until *condition* returns a true value, and return it; fail after *patience* seconds."""
     deadline = time.monotonic() + patience
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what} did not come true in {patience} s"
-        time.sleep(0.005)  # looks again; a deadline bounds it
+        time.sleep(0.005)  # until the deadline
     return value

@@ -1,9 +1,9 @@
-"""How the tests start Java: with little compilation, and with Spark's classes from an archive.
+"""Java options for tests: little compilation, and Spark's classes from an archive.
 
-Two thirds of a Spark's start go into loading and checking some 20,000 classes. From an archive of
-loaded classes (Java's class data sharing) a start with a small write takes 8 s of the processor
-instead of 15. ``python -m tests.java`` makes the archive beside the Python that has this PySpark,
-unless the Java at hand has one. Without it everything runs as well, only slower.
+Two thirds of Spark's start time are spent on loading and checking about 20,000 classes. With an
+archive of loaded classes (Java's class data sharing), a start with a small write takes 8 s of CPU
+time instead of 15 s. ``python -m tests.java`` creates the archive in the Python environment that
+contains PySpark, unless it exists for this Java version. Without the archive, tests are slower.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from pathlib import Path
 
 from sfpubsub.spark.runtime.java import find_java_home
 
-# Code that runs for seconds is not worth the second compiler, nor a collector with threads. With
-# one compiler alone, Java keeps no more than 48 MB of compiled code, which a session of the tests
-# fills: a tenth of its time went into throwing code away, and more into compiling it again.
+# For runs of a few seconds, the second compiler and a parallel garbage collector do not pay off.
+# With one compiler, the default code cache is 48 MB, which a test session fills: a tenth of its
+# time was spent on evicting code, and more on compiling it again.
 _OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:+UseSerialGC"
 
-# An archive that another class path or Java made is refused: a line on stdout, and some of that is
-# read by scripts of Spark.
+# Java prints a line to stdout if it rejects the archive of another class path or version. Spark's
+# scripts would read that line.
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 
-# Settings that a Spark takes unless it is told others: code that is made for a query is compiled
-# for it, and each query of the tests is new; and a small table needs few tasks.
+# Default Spark settings for tests. Code generation does not pay off, because each query of the
+# tests is new and would have to be compiled. Small tables need few tasks.
 _SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "2",
     "spark.databricks.delta.snapshotPartitions": "2",
-    # Its own limit for a Python that connects to Java is 15 s, too short for a busy machine.
+    # The default timeout for Python to connect to Java is 15 s, too short for a busy machine.
     "spark.python.authenticate.socketTimeout": "600s",
 }
 
-# What every session does, so that its classes are in the archive. With a merge and a stream it
-# would take 86 s of the processor to make instead of 55, and have a twentieth more classes.
+# Operations of every session, so that their classes are in the archive. With a merge and a stream,
+# creating it would take 86 s of CPU time instead of 55 s, for 5 % more classes.
 _EXERCISE = """
 import sys
 from sfpubsub.spark import spark_session
@@ -55,14 +55,14 @@ with spark_session(format="delta", java_options=archive) as spark:
         spark.read.format(format).load(place).orderBy("name").collect()
 """
 
-# Seconds for all of that and for writing the archive, which takes about 55 s of CPU time. A run of
-# the tests does not wait longer for what only makes it faster.
+# Longest time for creating the archive, in seconds; it takes about 55 s of CPU time. The archive
+# only makes tests faster, so a test run does not wait longer for it.
 _PATIENCE = 300.0
 
 
 @functools.cache
 def archive() -> Path:
-    """Return where the archive for this Java and this PySpark is, or would be."""
+    """Return the path of the archive for this Java and PySpark version; it may not exist yet."""
     java = find_java_home()
     build = java / "release"
     of = build.read_bytes() if build.exists() else str(java).encode()
@@ -71,29 +71,29 @@ def archive() -> Path:
 
 
 def options() -> str:
-    """Return the options for a Java of the tests."""
+    """Return the Java options for tests, with the archive if it exists."""
     found = archive()
     if not found.exists():
-        return _OPTIONS  # named and absent, not even Java's own archive is used
+        return _OPTIONS  # naming a missing archive would also disable Java's default archive
     return f"{_OPTIONS} -XX:SharedArchiveFile={found} {_QUIET}"
 
 
 def environment() -> dict[str, str]:
-    """Return what makes each Java that is started with it a Java of the tests."""
+    """Return environment variables that make every started Java use the options for tests."""
     settings = [f"-D{name}={value}" for name, value in _SETTINGS.items()]
     return {"JDK_JAVA_OPTIONS": " ".join([options(), *settings])}
 
 
 def make() -> None:
-    """Make the archive unless it exists. Give up after `_PATIENCE`: no test needs it."""
+    """Create the archive unless it exists. Give up after `_PATIENCE`, because it is optional."""
     place = archive()
     if place.exists():
         return
     new = place.with_suffix(".new")
     how = {"JDK_JAVA_OPTIONS": f"{_OPTIONS} {_QUIET}"}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-        # A session of its own, so that Java ends with it. The output ends when Java does, which
-        # writes the archive last.
+        # A new session, so that Java can be killed with it. The output ends when Java exits,
+        # after it has written the archive.
         process = subprocess.Popen(
             [sys.executable, "-c", _EXERCISE, directory, str(new)],
             env={**os.environ, **how},
@@ -108,10 +108,10 @@ def make() -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             new.unlink(missing_ok=True)
-            print(f"no archive after {_PATIENCE:.0f} s: the tests start Java without it")
+            print(f"the archive was not created within {_PATIENCE:.0f} s: tests run without it")
             return
     if process.returncode:
-        sys.exit(f"the archive was not made:\n{output}")
+        sys.exit(f"the archive could not be created:\n{output}")
     new.replace(place)
 
 

@@ -1,4 +1,4 @@
-"""The pages of the documentation, found by name wherever they are filed, and their code blocks."""
+"""Find documentation pages by name, and extract their code blocks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ DOCS = ROOT / "docs"
 
 
 def page(name: str) -> Path:
-    """Return the one page with this name, in whichever part of the book it is."""
+    """Return the path of the only page with this name, in any directory of docs/."""
     (found,) = DOCS.rglob(f"{name}.md")
     return found
 
 
 def blocks(path: Path, language: str) -> list[str]:
-    """Return the code blocks of a page that are marked with a language, in their order."""
+    """Return the contents of all code blocks of a page in a given language, in order."""
     text = path.read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What the tests of signing in share."""
+"""Fixtures for the tests of signing in."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .servers import Authority
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """A certificate authority that nothing on this machine trusts by itself."""
+    """A certificate authority that is not in the machine's trust store."""
     return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(autouse=True)
 def _no_proxy_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing stands between a test and loopback unless the test puts it there."""
+    """Remove the machine's proxy settings from the environment."""
     for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)

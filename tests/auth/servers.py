@@ -1,6 +1,6 @@
-"""Small servers on loopback that answer as a test says: an HTTPS host, a proxy, and a dripping one.
+"""Small test servers on loopback: an HTTP or HTTPS host, a raw TCP host and a CONNECT proxy.
 
-Each ends with its block. They know nothing of Salesforce, and nothing of the client.
+Each server runs within a ``with`` block. The test decides how it answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOCKET_TIMEOUT = 10.0
 
 
 class Request(NamedTuple):
-    """What a client asked for."""
+    """A request that a server received."""
 
     method: str
     path: str
@@ -37,7 +37,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What it is told."""
+    """The response that a server sends."""
 
     status: int = 200
     body: bytes | str | dict[str, Any] | list[Any] = b""
@@ -46,11 +46,11 @@ class Reply(NamedTuple):
 
 @dataclass
 class Host:
-    """A running server.
+    """A running HTTP server.
 
     Attributes:
-        answer: Called with each request; its result is the answer.
-        requests: What was asked, in order.
+        answer: Called with each request; returns the response to send.
+        requests: All requests received, in order.
     """
 
     url: str
@@ -61,7 +61,7 @@ class Host:
 
 
 class Authority:
-    """A certificate authority of a test's own."""
+    """A certificate authority that is created for a test."""
 
     def __init__(self, directory: Path) -> None:
         self._ca = trustme.CA()
@@ -78,7 +78,7 @@ class Authority:
 def https_host(
     answer: Callable[[Request], Reply], authority: Authority | None = None
 ) -> Iterator[Host]:
-    """Serve *answer*: over TLS with an authority, else in plaintext."""
+    """Run an HTTP server that responds with *answer*; over TLS if an authority is given."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = SOCKET_TIMEOUT
@@ -98,7 +98,7 @@ def https_host(
             for name, value in {"Content-Length": str(len(body)), **reply.headers}.items():
                 self.send_header(name, value)
             self.end_headers()
-            with suppress(OSError):  # the client may have seen enough
+            with suppress(OSError):  # the client may have closed the connection
                 self.wfile.write(body)
 
         do_GET = do_POST = do_PATCH = do_DELETE = do  # noqa: N815  # the base class's names
@@ -110,7 +110,7 @@ def https_host(
         daemon_threads = True
 
         def handle_error(self, *_arguments: Any) -> None:
-            pass  # a client that does not trust us breaks its connection off
+            pass  # expected if the client does not trust the certificate
 
     server = Server(("127.0.0.1", 0), Handler)
     if authority is not None:
@@ -133,7 +133,11 @@ def https_host(
 
 @contextmanager
 def raw_host(talk: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
-    """Accept connections and let *talk* do with each what it wants, until the event is set."""
+    """Run a TCP server that calls *talk* for each connection; yield its URL.
+
+    Args:
+        talk: Called in a new thread with a connection, and with an event that is set at the end.
+    """
     over = threading.Event()
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(0.05)
@@ -167,13 +171,13 @@ class Proxy:
 
     url: str
     asked: list[str] = field(default_factory=list)
-    """``METHOD host:port`` of each request."""
+    """``METHOD host:port`` of each request, in order."""
     credentials: list[str] = field(default_factory=list)
-    """``Proxy-Authorization`` of each, where there was one."""
+    """``Proxy-Authorization`` header lines of the requests that have one."""
 
 
 def head_of(connection: socket.socket, at_a_time: int = 1024) -> bytes:
-    """Read up to the blank line after a request's headers; nothing if the client has gone."""
+    """Read a request up to the end of its headers; return b"" if the client has disconnected."""
     head = b""
     while b"\r\n\r\n" not in head:
         part = connection.recv(at_a_time)
@@ -185,11 +189,11 @@ def head_of(connection: socket.socket, at_a_time: int = 1024) -> bytes:
 
 @contextmanager
 def connect_proxy(frozen: threading.Event | None = None) -> Iterator[Proxy]:
-    """Serve CONNECT to loopback; once *frozen* is set, take everything and pass nothing on."""
+    """Run a CONNECT proxy; while *frozen* is set, it reads data but does not forward it."""
     proxy = Proxy("")
 
     def talk(client: socket.socket, over: threading.Event) -> None:
-        head = head_of(client, 1)  # what follows is for the server
+        head = head_of(client, 1)  # byte by byte: the following bytes are for the server
         if not head:
             return
         first, *lines = head.decode().split("\r\n")

@@ -1,7 +1,7 @@
-"""Damaged payloads for the compiled decoder, compared with the Python code.
+"""Compare the compiled decoder with the Python code on damaged payloads.
 
-``python -m tests.avro.hostile [COUNT]`` reads a million of them, or COUNT: of every schema of the
-corpus and of one with everything that Avro has. Prints the seed, and one JSON line.
+``python -m tests.avro.hostile [COUNT]`` decodes COUNT payloads, by default a million, of all
+schemas in the corpus and of one schema with all Avro types. Prints the seed, and one JSON line.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from sfpubsub.errors import DecodeError, SchemaError
 
 from .schemas import CORPUS, golden, schema_text
 
-# Values where encodings have their edges.
+# Byte values at the limits of encodings.
 _EDGES = (0, 1, 2, 3, 4, 0x7E, 0x7F, 0x80, 0x81, 0xC3, 0xED, 0xFE, 0xFF)
 
-# Payloads that are compared at once.
+# Number of payloads per comparison.
 _PIECE = 500
 
 EVERYTHING = {
@@ -63,7 +63,7 @@ EVERYTHING = {
 
 
 class Ways:
-    """One schema, read by the compiled decoder and by the Python code."""
+    """The compiled decoder and the Python decoder for one schema."""
 
     def __init__(self, schema_json: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -74,11 +74,11 @@ class Ways:
         self.is_compiled = self.compiled.compiled is not None
         try:
             self.values = [Values("id", schema_json, native=way) for way in (True, False)]
-        except SchemaError:  # it has no Arrow form
+        except SchemaError:  # the schema cannot be converted to Arrow
             self.values = []
 
     def check(self, raws: list[bytes]) -> int:
-        """Compare everything that is made of payloads; return how many were good."""
+        """Check that both decoders return the same for *raws*; return the number of valid ones."""
         good = sum(map(self._check, raws))
         if self.values:
             (fast, left), (slow, bad) = (values.decode(raws) for values in self.values)
@@ -117,7 +117,7 @@ class Ways:
             array, bad = self.values[0].decode(taken)
             assert not bad
             assert repr(batch["value"].to_pylist()) == repr(array.field(name).to_pylist())
-            break  # one is as good as another, and the first is the header
+            break  # one field is enough; the first one is the header
 
 
 def outcome(way, raw: bytes) -> object:
@@ -128,7 +128,7 @@ def outcome(way, raw: bytes) -> object:
 
 
 def damaged(rng: random.Random, raw: bytes) -> bytes:
-    """Return a payload with some bytes changed, cut out, put in or repeated."""
+    """Return a payload with some bytes changed, removed or inserted."""
     found = bytearray(raw)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         at = rng.randrange(len(found) + 1)
@@ -147,7 +147,7 @@ def damaged(rng: random.Random, raw: bytes) -> bytes:
 
 
 def everything(rng: random.Random) -> dict[str, object]:
-    """Return a value of `EVERYTHING`."""
+    """Return a random value of the schema `EVERYTHING`."""
 
     def text() -> str:
         return "".join(rng.choices('aZ9 "\\\n\x01éß東🙂', k=rng.randrange(9)))
@@ -174,7 +174,7 @@ def everything(rng: random.Random) -> dict[str, object]:
 
 
 def main() -> None:
-    """Compare the two ways."""
+    """Compare the decoders on many damaged payloads, and print the counts."""
     if not native.is_installed():
         sys.exit("sfpubsub-native is not installed: run scripts/native.sh")
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000

@@ -47,7 +47,7 @@ CHANGE = json.dumps(
 
 DATA = Path(__file__).parent.parent / "data"
 
-# The corpus: file name -> what it stands for.
+# The corpus: a description of each schema, by file name.
 CORPUS = {
     "order_event": "a platform event",
     "order_event_v2": "the same event after a field was added",
@@ -62,12 +62,12 @@ CORPUS = {
 
 
 def schema_text(name: str) -> str:
-    """Return a schema of the corpus as the service would send it."""
+    """Return the JSON text of a schema in the corpus."""
     return (DATA / "schemas" / f"{name}.avsc").read_text()
 
 
 def values(name: str, count: int, *, seed: int = 1) -> Iterator[dict[str, Any]]:
-    """Make *count* events of a schema of the corpus, the same ones for the same seed.
+    """Yield *count* random events of a schema in the corpus; equal seeds give equal events.
 
     A quarter of the change events are CREATEs with most fields, the rest UPDATEs with a few.
     """
@@ -77,24 +77,24 @@ def values(name: str, count: int, *, seed: int = 1) -> Iterator[dict[str, Any]]:
 
 
 def payload(name: str, value: Mapping[str, Any]) -> bytes:
-    """Return the Avro bytes of *value*, written by fastavro and not by us."""
+    """Return *value* encoded in Avro by fastavro, independently of this package."""
     out = io.BytesIO()
     fastavro.schemaless_writer(out, json.loads(schema_text(name)), value)
     return out.getvalue()
 
 
 def golden(name: str) -> Iterator[tuple[bytes, str]]:
-    """Yield the payloads kept for a schema, each with the JSON text that it decodes to."""
+    """Yield each stored payload of a schema, with the JSON text that fastavro decoded from it."""
     for line in (DATA / "payloads" / f"{name}.jsonl").read_text().splitlines():
         kept = json.loads(line)
         yield base64.b64decode(kept["payload"]), kept["json"]
 
 
 def changes() -> list[dict[str, Any]]:
-    """Return the change events of ``changes.json``, each with its payload and what it says.
+    """Return the change events of ``changes.json`` with their payloads and expected results.
 
-    ``event`` has the fields that are not null, ``fields`` the state and the value of a change. What
-    is said was written by hand.
+    ``event`` contains the fields that are not null, ``fields`` the expected state and value of each
+    changed field. The expected results were written by hand.
     """
     cases: list[dict[str, Any]] = json.loads((DATA / "changes.json").read_text())
     for case in cases:
@@ -103,7 +103,7 @@ def changes() -> list[dict[str, Any]]:
 
 
 class Maker:
-    """Makes events with the look of Salesforce's from the schema's own hints."""
+    """Creates random events that look like Salesforce's, using the types and docs of a schema."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -155,7 +155,7 @@ class Maker:
                 field["name"]: self.value(field["type"], field.get("doc", ""))
                 for field in kind["fields"]
             }
-        if isinstance(kind, dict):  # the header's: event() makes that one
+        if isinstance(kind, dict):  # part of the header, which event() replaces
             return None
         if kind in self.named:
             return self.value(self.named[kind], doc)
@@ -183,7 +183,7 @@ class Maker:
 
 
 def regenerate() -> None:
-    """Write the payloads and what fastavro reads from them: python -m tests.avro.schemas."""
+    """Write the stored payloads and expected JSON again: python -m tests.avro.schemas."""
     (DATA / "payloads").mkdir(exist_ok=True)
     for name in CORPUS:
         with open(DATA / "payloads" / f"{name}.jsonl", "w") as out:

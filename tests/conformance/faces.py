@@ -1,4 +1,4 @@
-"""The two faces of the client behind one set of verbs, so that a scenario is written once."""
+"""One interface for the synchronous and the asyncio client, so that both run each scenario."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..conftest import PATIENCE, QUICK
 
 
 class Held:
-    """A subscription of either face."""
+    """A subscription of either client, with blocking methods."""
 
     def __init__(self, face: Face, subscription: Any) -> None:
         self._face = face
@@ -30,24 +30,24 @@ class Held:
         return self._face.call(self._subscription.next_batch, timeout)
 
     def batch(self) -> EventBatch:
-        """Return the next batch; there has to be one."""
+        """Return the next batch; fail if none arrives in time."""
         found = self.next()
         assert found is not None, self.health()
         return found
 
     def collect(self, count: int) -> list[int]:
-        """Return the numbers of the next *count* events."""
+        """Return the order numbers of at least the next *count* events."""
         seen: list[int] = []
         while len(seen) < count:
             seen += numbers(self.batch())
         return seen
 
     def run(self, handler: Callable[[Event], object], **options: Any) -> RunSummary:
-        """Have a plain function handle the events; it may wait, with either face."""
+        """Call `run` with a synchronous handler, which may block with either client."""
         return self._face.call(self._subscription.run, self._face.handler(handler), **options)
 
     def begin_run(self, handler: Callable[[Event], object], **options: Any) -> Future[RunSummary]:
-        """As `run`, in a thread."""
+        """Call `run` in a new thread, and return a future for its summary."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="run")
         future = pool.submit(partial(self.run, handler, **options))
         pool.shutdown(wait=False)
@@ -69,15 +69,15 @@ class Held:
         self._face.close_subscription(self._subscription)
 
     def all_events(self) -> list[Event]:
-        """Iterate to the end."""
+        """Return all events until the subscription ends."""
         return self._face.events_of(self._subscription, None)
 
     def some_events(self, count: int) -> list[Event]:
-        """Iterate over events, and leave the loop with the last one in hand."""
+        """Return the next *count* events; leave the loop while the last one is being handled."""
         return self._face.events_of(self._subscription, count)
 
     def fail_inside(self, error: Exception) -> None:
-        """Raise *error* in the with block of the subscription."""
+        """Raise *error* in the ``with`` block of the subscription."""
         self._face.fail_inside(self._subscription, error)
 
     @property
@@ -93,14 +93,14 @@ def numbers(batch: EventBatch) -> list[int]:
 
 
 class Face:
-    """The synchronous face."""
+    """The synchronous client."""
 
     name = "sync"
 
     def __init__(self, **arguments: Any) -> None:
         arguments.setdefault("timings", QUICK)
         self.client: Any = self.make(arguments)
-        self._held: list[Held] = []  # or they would end, with a warning, when a test returns
+        self._held: list[Held] = []  # referenced here, so that they are not garbage-collected
 
     def make(self, arguments: dict[str, Any]) -> Any:
         return PubSubClient(**arguments)
@@ -131,7 +131,7 @@ class Face:
         return list(itertools.islice(subscription.events(), count))
 
     def commit_at(self, subscription: Any, place: int) -> Any:
-        """Iterate over events, and commit with the one at *place* in hand."""
+        """Iterate over events, commit at index *place*, and return the committed position."""
         for index, _ in enumerate(subscription.events()):
             if index == place:
                 return subscription.commit().replay_id
@@ -146,12 +146,12 @@ class Face:
 
 
 class AsyncFace(Face):
-    """The asyncio face, in a loop of a thread of its own."""
+    """The asyncio client, in an event loop in another thread."""
 
     name = "asyncio"
 
     def make(self, arguments: dict[str, Any]) -> Any:
-        self._pool = ThreadPoolExecutor(32)  # for handlers that wait
+        self._pool = ThreadPoolExecutor(32)  # for handlers that block
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="loop")
         self._thread.start()

@@ -1,7 +1,7 @@
-"""A service of one topic and one managed subscription, in memory, with faults that are counted.
+"""An in-memory service with one topic, one managed subscription, and planned faults.
 
-It answers in the thread that asks, which makes scenarios quick and their order certain. It shares
-no code with the client's protocol: credit, commits and positions are numbers of its own.
+It responds in the caller's thread, so that scenarios are fast and deterministic. It shares no code
+with the client's protocol: it tracks credit, commits and positions independently.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ REJECTED = Failure(
 
 
 class MemoryService(Transport):
-    """The service. Thread-safe.
+    """The service, as a transport of the client. Thread-safe.
 
     Args:
-        events_per_response: At most so many.
-        replay_id_bytes: Length of the ids, whose order as bytes is not that of the events.
-        commit_answer_tip: What position commit answers carry: ``none``, ``sent``, or ``org``, which
-            is ahead of events that are still to come.
-        commit_answer_pending: Whether they carry the pending figure.
+        events_per_response: Maximum number of events per response.
+        replay_id_bytes: Length of replay ids, whose byte order is not the order of the events.
+        commit_answer_tip: Position in commit responses: ``none``, the last one ``sent``, or the
+            newest one of the ``org``, which may not have been sent yet.
+        commit_answer_pending: Whether commit responses contain the pending count.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class MemoryService(Transport):
         self.calls: list[Call] = []
         self._codec = Codec("schema", SCHEMA)
 
-    # What scenarios do to it.
+    # Called by scenarios.
 
     def append(self, count: int) -> None:
-        """Publish the next events."""
+        """Publish the next *count* events."""
         with self.lock:
             for number in range(len(self.log), len(self.log) + count):
                 payload = self._codec.encode({"Order_Number__c": str(number)})
@@ -98,19 +98,19 @@ class MemoryService(Transport):
                 call.pump()
 
     def plan(self, kind: str, times: int, params: dict[str, Any]) -> None:
-        """Add a fault."""
+        """Plan a fault, which happens *times* times."""
         with self.lock:
             self.faults.setdefault(kind, deque()).extend([params] * times)
 
     def stop_subscription(self) -> None:
-        """STOP: live streams end, and the committed position is forgotten."""
+        """Stop the managed subscription: end its streams and delete its committed position."""
         with self.lock:
             self.stopped, self.committed = True, -1
             for call in list(self.calls):
                 call.end(STOPPED)
 
     def take_fault(self, kind: str, responses: int = 0) -> bool:
-        """Consume a fault that fits; return whether there was one."""
+        """Consume the next planned fault of a kind if it is due; return whether it was."""
         planned = self.faults.get(kind)
         if not planned or responses < planned[0].get("after_responses", 0):
             return False
@@ -118,24 +118,24 @@ class MemoryService(Transport):
         return True
 
     def mint(self, number: int) -> ReplayId:
-        """Return the position of event *number*; that of -1 is before all."""
+        """Return the position of event *number*; -1 is the position before all events."""
         scrambled = (number + 2) * 6_364_136_223_846_793_005 % 2**64
         return ReplayId(scrambled.to_bytes(8, "big").ljust(self.id_bytes, b"\x00"))
 
     @property
     def newest(self) -> ReplayId:
-        """Position of the newest event."""
+        """The position of the newest event."""
         return self.mint(len(self.log) - 1)
 
     def number_of(self, replay_id: ReplayId) -> int | None:
-        """Return the number that *replay_id* is the position of."""
+        """Return the number of the event at *replay_id*; None if the position is unknown."""
         numbers = range(-1, len(self.log))
         return next((number for number in numbers if self.mint(number) == replay_id), None)
 
     # The transport.
 
     def connect(self, timeout: float) -> None:
-        """Always there."""
+        """Return immediately: the service is always reachable."""
 
     def open_stream(self, target: Target, opening: OpenStream) -> StreamCall:
         with self.lock:
@@ -155,11 +155,11 @@ class MemoryService(Transport):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is no connection."""
 
 
 class Call(StreamCall):
-    """One stream."""
+    """One stream of the service."""
 
     def __init__(self, service: MemoryService, managed: bool) -> None:
         self._service = service
@@ -173,7 +173,7 @@ class Call(StreamCall):
         self._alive = True
 
     def begin(self, opening: OpenStream) -> None:
-        """Take the first request."""
+        """Handle the first request of the stream."""
         service = self._service
         service.calls.append(self)
         if service.take_fault("drop_call"):
@@ -200,7 +200,7 @@ class Call(StreamCall):
         return self.pump()
 
     def pump(self) -> None:
-        """Send what credit and backlog allow."""
+        """Send unsent events, as far as credit allows."""
         service = self._service
         while self._alive and self._credit and self._cursor + 1 < len(service.log):
             if self._dropped():
@@ -222,7 +222,7 @@ class Call(StreamCall):
         self._out.put(response)
 
     def end(self, failure: Failure | None) -> None:
-        """End the stream."""
+        """End the stream with *failure*, or with OK if it is None."""
         if self._alive:
             self._alive = False
             self._service.calls.remove(self)

@@ -1,7 +1,7 @@
-"""Two services for the scenarios: the emulator over grpc, and a small one in memory.
+"""Two services for the scenarios: the emulator over gRPC, and a small in-memory service.
 
-Both take faults of the same names and count them. Events are numbered from 0 in order of
-publishing; `committed` answers with such a number.
+Both support the same faults and count them. Events are numbered from 0 in order of publication;
+`committed` returns such a number.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ NAME = "My_Managed_Subscription"
 
 
 class Target(ABC):
-    """A service under a client."""
+    """A service that scenarios run against."""
 
     name = ""
 
     @abstractmethod
     def arguments(self) -> dict[str, Any]:
-        """How a client is made for it."""
+        """Return the arguments of a client for this service."""
 
     @abstractmethod
     def publish(self, count: int) -> None:
@@ -36,19 +36,19 @@ class Target(ABC):
 
     @abstractmethod
     def plan(self, kind: str, *, times: int = 1, **params: Any) -> None:
-        """Add a fault."""
+        """Plan a fault, which happens *times* times."""
 
     @abstractmethod
     def is_consumed(self) -> bool:
-        """Whether every fault has happened."""
+        """Return whether all planned faults have happened."""
 
     @abstractmethod
     def committed(self) -> int | None:
-        """Number of the last committed event; None when nothing is committed."""
+        """Return the number of the last committed event; None if nothing is committed."""
 
     @abstractmethod
     def replay_id(self, number: int) -> ReplayId:
-        """Position of an event."""
+        """Return the position of event *number*."""
 
     @abstractmethod
     def stop_subscription(self) -> None:
@@ -56,7 +56,7 @@ class Target(ABC):
 
 
 class EmulatorTarget(Target):
-    """The emulator, over grpc on loopback."""
+    """The emulator, over gRPC on loopback."""
 
     name = "emulator"
 
@@ -107,7 +107,7 @@ class EmulatorTarget(Target):
 
 
 class MemoryTarget(Target):
-    """The service of `memory_service`, without a network."""
+    """The in-memory service of `memory_service`."""
 
     name = "memory"
 

@@ -1,4 +1,4 @@
-"""A plain Bayeux client over http.client; no code of the client."""
+"""A minimal Bayeux client based on http.client; uses no code of this package's client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL, NEW = -2, -1
 
 @dataclass
 class Bayeux:
-    """One client; each request on a connection of its own."""
+    """A Bayeux client that opens a new connection for each request."""
 
     emulator: Any
     version: str = "67.0"
@@ -49,7 +49,7 @@ class Bayeux:
         return answer.status, json.loads(text) if is_json else text
 
     def ask(self, kind: str, **more: Any) -> list[dict[str, Any]]:
-        """Send one meta message of this client; return what came."""
+        """Send a meta message with this client's id; return the messages of the response."""
         message = {"channel": f"/meta/{kind}", "id": str(next(self.numbers)), **more}
         if self.client_id and "clientId" not in more:
             message["clientId"] = self.client_id
@@ -72,13 +72,13 @@ class Bayeux:
         return self.ask("subscribe", subscription=name, **more)[0]
 
     def ready(self) -> Bayeux:
-        """Shake hands and get the first connect over."""
+        """Do the handshake and the first connect; return this client."""
         assert self.handshake()["successful"]
         assert self.connect()[-1]["successful"]
         return self
 
     def read(self, count: int) -> list[dict[str, Any]]:
-        """Poll until so many events have come."""
+        """Poll until *count* events have arrived, and return them; fail after 20 polls."""
         found: list[dict[str, Any]] = []
         for _ in range(20):
             if len(found) >= count:
@@ -95,5 +95,5 @@ def ids(events: list[dict[str, Any]]) -> list[int]:
 
 
 def records(*names: str) -> list[dict[str, Any]]:
-    """Events of a PushTopic."""
+    """Return the data of a PushTopic event for each record name."""
     return [{"type": "created", "sobject": {"Id": f"001{name}", "Name": name}} for name in names]

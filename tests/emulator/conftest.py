@@ -1,4 +1,4 @@
-"""Emulators to test, and clients for them."""
+"""Fixtures: emulators under test, and clients for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .support import WAIT_S, Client, Process
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., tuple[EmulatorServer, Client]]]:
-    """Start an emulator with settings of the test's own, and a client for it."""
+    """Return a function that starts an emulator with given arguments and a client for it."""
     with contextlib.ExitStack() as stack:
 
         def make(**arguments: Any) -> tuple[EmulatorServer, Client]:
@@ -31,25 +31,25 @@ def start(tmp_path: Path) -> Iterator[Callable[..., tuple[EmulatorServer, Client
 
 @pytest.fixture
 def pair(start: Any) -> tuple[EmulatorServer, Client]:
-    """An emulator as it comes, and a client for it."""
+    """An emulator with default settings, and a client for it."""
     return start()
 
 
 @pytest.fixture
 def emulator(pair: Any) -> EmulatorServer:
-    """An emulator as it comes."""
+    """An emulator with default settings."""
     return pair[0]
 
 
 @pytest.fixture
 def client(pair: Any) -> Client:
-    """A client for `emulator`."""
+    """A client for the fixture `emulator`."""
     return pair[1]
 
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    """Start `sfpubsub emulator` as a process; all are ended with the test."""
+    """Return a function that runs `sfpubsub emulator` in a process until the test ends."""
     with contextlib.ExitStack() as stack:
 
         def make(*options: str, data_dir: Path | None = None, stdin: bool = False) -> Process:

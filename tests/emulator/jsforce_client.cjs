@@ -1,6 +1,7 @@
-// jsforce, unchanged: SOAP sign-in, identity, an event by REST, Tooling, limits, SOAP logout.
+// Runs the unmodified jsforce: SOAP sign-in, identity, an event over REST, Tooling API, limits, and
+// SOAP logout.
 //   node jsforce_client.cjs URL
-// Prints what was seen as a line of JSON.
+// Prints the results as a line of JSON.
 const jsforce = require('jsforce');
 
 async function main() {

@@ -1,7 +1,7 @@
-// Drives the npm package salesforce-pubsub-api-client, as it is published, against an emulator.
-// Run by scripts/npm_client.sh, twice, because the package ends a managed stream only with its
-// process. Takes the emulator's ready line and which run it is; prints one JSON line with what was
-// seen, and fails on anything that is not as it should be.
+// Runs the unmodified npm package salesforce-pubsub-api-client against an emulator.
+// scripts/npm_client.sh runs it twice, because the package closes a managed stream only when its
+// process ends. The arguments are the emulator's ready line and `first` or `second`. It prints one
+// JSON line with the results, and fails if a result is not as expected.
 import assert from 'node:assert/strict';
 import { generateKeyPairSync } from 'node:crypto';
 import { createRequire } from 'node:module';
@@ -51,7 +51,7 @@ async function connect(authType) {
             authType,
             loginUrl: ready.http,
             pubSubEndpoint: ready.grpc,
-            // The package brings the roots of public authorities and takes no others.
+            // The package has built-in public root certificates and accepts no others.
             rejectUnauthorizedSsl: false,
             ...AUTH[authType]
         },
@@ -69,7 +69,7 @@ function within(promise, what) {
     return Promise.race([promise, late]).finally(() => clearTimeout(timer));
 }
 
-// Collects `count` events of a subscription that `open` opens with a callback.
+// Returns the first `count` events of a subscription, which `open` starts with a callback.
 function receive(count, open) {
     const found = [];
     return within(
@@ -85,7 +85,7 @@ function receive(count, open) {
     );
 }
 
-// Waits until the managed subscription is as it should be.
+// Waits until the managed subscription meets the condition, and returns its record.
 function until(condition, what) {
     const look = async () => {
         for (;;) {
@@ -127,7 +127,7 @@ function batch(client, numbers) {
 const numbersOf = (events) => events.map((event) => event.payload.Order_Number__c);
 
 async function first() {
-    // Every kind of sign-in: connect, publish, and read it back from the beginning.
+    // With each kind of sign-in: connect, publish an event, and receive all events so far.
     const signIns = [];
     for (const [index, authType] of Object.keys(AUTH).entries()) {
         const client = await connect(authType);
@@ -141,7 +141,7 @@ async function first() {
         client.close();
     }
 
-    // Resume after a replay id; a batch over PublishStream.
+    // Publish a batch over PublishStream, and resume after the replay id of its first event.
     const client = await connect('oauth-client-credentials');
     const results = await batch(client, [4, 5]);
     assert.equal(results.length, 2);
@@ -150,7 +150,7 @@ async function first() {
     );
     assert.deepEqual(numbersOf(resumed), ['5']);
 
-    // Managed: the package reads the Tooling record first, by name and by id; a commit is kept.
+    // Managed subscription by name, whose record the package reads first; commit the 4th event.
     const { events: managed, info } = await receive(6, (callback) =>
         client.subscribeWithManagedSubscription(MANAGED, callback, 6)
     );
@@ -160,7 +160,7 @@ async function first() {
     return { sign_ins: signIns, published: 6, received: managed.length, committed: 1 };
 }
 
-// A new process of the same subscriber goes on after the committed event.
+// A new process of the same subscriber resumes after the committed event.
 async function second() {
     const { id } = await until((record) => !record.active, 'the end of the first run');
     const client = await connect('oauth-jwt-bearer');
@@ -169,7 +169,7 @@ async function second() {
     );
     assert.deepEqual(numbersOf(events), ['4', '5']);
 
-    // A subscription that was stopped over the Tooling API is refused before any stream is opened.
+    // The package refuses a subscription that was stopped over the Tooling API.
     const path = `/services/data/v62.0/tooling/sobjects/ManagedEventSubscription/${id}`;
     const { Metadata } = await call('GET', path);
     await call('PATCH', path, { FullName: MANAGED, Metadata: { ...Metadata, state: 'STOP' } });

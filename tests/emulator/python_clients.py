@@ -1,8 +1,8 @@
-"""The Python clients of others, unchanged, against an emulator over TLS.
+"""Run other projects' Python clients, unchanged, against an emulator over TLS.
 
     python python_clients.py READY_FILE
 
-Runs in an environment of its own (python_clients.txt). Prints what was seen as a line of JSON.
+Runs in a separate environment (python_clients.txt). Prints the results as one line of JSON.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 ready = json.loads(Path(sys.argv[1]).read_text())
-# requests and httpx read these; gRPC has no such variable, and both clients of the Pub/Sub API ask
-# certifi when they are imported.
+# requests and httpx read these variables. The Pub/Sub API clients get the CA file from certifi when
+# they are imported.
 os.environ["REQUESTS_CA_BUNDLE"] = os.environ["SSL_CERT_FILE"] = ready["ca_file"]
 
 import certifi  # noqa: E402
@@ -30,18 +30,18 @@ import pysfpubsub  # noqa: E402
 from simple_salesforce import Salesforce, SalesforceLogin  # noqa: E402
 
 TOPIC = "/event/Order_Event__e"
-# Of the emulator's user; the security token would stand behind the password.
+# Credentials of the emulator's user. A security token would be appended to the password.
 USER = {"username": "user@example.com", "password": "emulator-password"}
 GRPC = ready["grpc"].rpartition(":")
 PLACE = {"url": ready["http"], "grpc_host": GRPC[0], "grpc_port": int(GRPC[2])}
 
 
 class EnoughError(Exception):
-    """The clients have no other way to end a subscription."""
+    """Raised to end a subscription, because the clients have no other way."""
 
 
 class Reader:
-    """A callback that decodes, asks for more, and ends after some events."""
+    """A callback that decodes events, requests more, and raises `EnoughError` after *count*."""
 
     def __init__(self, count: int) -> None:
         self.values: list[str] = []
@@ -105,4 +105,4 @@ seen = {
     "aiosfpubsub": asyncio.run(with_aiosfpubsub()),
 }
 print(json.dumps(seen), flush=True)
-os._exit(0)  # they leave threads behind that wait for ever
+os._exit(0)  # the clients leave threads that never end

@@ -1,4 +1,4 @@
-"""A plain client of the generated stub, and the emulator as a process; no code of the client."""
+"""A minimal client based on the generated stub, and the emulator as a process."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ MANAGED = "My_Managed_Subscription"
 PREFIX = "sfdc.platform.eventbus.grpc."
 
 WAIT_S = 60.0
-"""Longest wait for anything that must happen; a passing test waits milliseconds."""
+"""Longest wait for a condition, in seconds; a passing test waits milliseconds."""
 
 
 class Stream:
-    """One open stream: send requests, take responses, learn how it ended."""
+    """An open streaming call; a thread reads its responses."""
 
     def __init__(self, method: Any, metadata: Any) -> None:
         self._requests: queue.Queue[Any] = queue.Queue()
@@ -51,20 +51,20 @@ class Stream:
         self._requests.put(request)
 
     def next(self, timeout: float = WAIT_S) -> Any:
-        """The next response; fails if the stream ended instead."""
+        """Return the next response; fail if the stream has ended."""
         response = self._responses.get(timeout=timeout)
         assert response is not None, f"stream ended: {self.call.code()} {self.call.details()}"
         return response
 
     def events(self, count: int) -> list[Any]:
-        """The next `count` events, over as many responses as they take."""
+        """Return at least the next *count* events, from one or more responses."""
         found: list[Any] = []
         while len(found) < count:
             found.extend(self.next().events)
         return found
 
     def answer(self) -> Any:
-        """The next commit answer; events in between are dropped."""
+        """Return the next commit response, ignoring events before it."""
         while True:
             response = self.next()
             if response.HasField("commit_response"):
@@ -72,7 +72,7 @@ class Stream:
                 return response.commit_response
 
     def silent(self, seconds: float = 0.15) -> bool:
-        """Whether nothing arrives for a while: for promises that something does NOT happen."""
+        """Return whether no response arrives within *seconds*."""
         try:
             self._responses.get(timeout=seconds)
         except queue.Empty:
@@ -83,7 +83,7 @@ class Stream:
         self._requests.put(None)
 
     def end(self) -> tuple[str, str, dict[str, str]]:
-        """Status name, details and trailers, once the stream has ended."""
+        """Wait until the stream has ended; return its status name, details and trailers."""
         deadline = time.monotonic() + WAIT_S
         while self._responses.get(timeout=max(0.0, deadline - time.monotonic())) is not None:
             pass
@@ -92,7 +92,7 @@ class Stream:
         return self.call.code().name, self.call.details(), trailers
 
     def refusal(self) -> str:
-        """Suffix of the error code that ended the stream."""
+        """Return the suffix of the error code that ended the stream."""
         _, details, trailers = self.end()
         assert details.endswith(f" rpcId: {trailers['rpc-id']}")
         assert trailers["error-code"].startswith(PREFIX)
@@ -105,7 +105,7 @@ class Stream:
 
 
 class Client:
-    """The generated stub, with the headers of one emulator."""
+    """Calls the generated stub with the headers of one emulator."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Client:
         return stream
 
     def subscribe(self, **first: Any) -> Stream:
-        """A Subscribe stream; by default from EARLIEST with credit 100."""
+        """Open a Subscribe stream, by default from EARLIEST with 100 requested events."""
         stream = self.stream("Subscribe")
         stream.send(
             pb.FetchRequest(
@@ -146,7 +146,7 @@ class Client:
         return stream
 
     def managed(self, **first: Any) -> Stream:
-        """A ManagedSubscribe stream; by default by name with credit 100."""
+        """Open a ManagedSubscribe stream, by default by name with 100 requested events."""
         stream = self.stream("ManagedSubscribe")
         if not {"subscription_id", "developer_name"} & set(first):
             first["developer_name"] = MANAGED
@@ -157,7 +157,7 @@ class Client:
         return getattr(self.stub, rpc)(request, metadata=self.metadata, timeout=WAIT_S)
 
     def refusal(self, rpc: str, request: Any) -> tuple[str, str]:
-        """Status name and error-code suffix of a unary call that must fail."""
+        """Make a unary call that must fail; return its status name and error code suffix."""
         with pytest.raises(grpc.RpcError) as caught:
             self.call(rpc, request)
         error: Any = caught.value
@@ -173,7 +173,7 @@ class Client:
 
 
 def commit(replay_id: bytes, request_id: str = "", num_requested: int = 0) -> Any:
-    """A request that commits."""
+    """Return a request that commits *replay_id*."""
     return pb.ManagedFetchRequest(
         num_requested=num_requested,
         commit_replay_id_request=pb.CommitReplayRequest(
@@ -183,16 +183,16 @@ def commit(replay_id: bytes, request_id: str = "", num_requested: int = 0) -> An
 
 
 def until(condition: Callable[[], Any], seconds: float = WAIT_S) -> Any:
-    """Wait for another process or thread to reach a state; returns the truth found."""
+    """Wait until *condition* returns a true value, and return it; fail after *seconds*."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, "the state was not reached"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         threading.Event().wait(0.005)
     return found
 
 
 class Process:
-    """`sfpubsub emulator` as a process of its own."""
+    """A process that runs `sfpubsub emulator`."""
 
     def __init__(self, data_dir: Path, *options: str, stdin: bool = False) -> None:
         code = "from sfpubsub.cli.emulator import emulator; emulator()"
@@ -231,6 +231,6 @@ class Process:
         self.result()
 
     def result(self) -> tuple[int, str, str]:
-        """Exit code, rest of stdout, stderr."""
+        """Wait for the exit; return exit code, remaining stdout, and stderr."""
         out, err = self.popen.communicate(timeout=WAIT_S)
         return self.popen.returncode, out, err

@@ -1,4 +1,4 @@
-"""A plain HTTP client for the emulator; no code of the client."""
+"""A minimal HTTP client for the emulator; uses no code of this package's client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECORDS = "/services/data/v62.0/tooling/sobjects/ManagedEventSubscription"
 
 @dataclass
 class Reply:
-    """An answer: status, headers and text, and the text as JSON on request."""
+    """An HTTP response; `json` parses its text."""
 
     status: int
     headers: Any
@@ -32,13 +32,13 @@ class Reply:
 
     @property
     def error(self) -> tuple[int, str, str]:
-        """Status, code and text of a refusal in the shape of the OAuth endpoints."""
+        """Status, error code and description of an error response of an OAuth endpoint."""
         assert set(self.json) == {"error", "error_description"}
         return self.status, self.json["error"], self.json["error_description"]
 
     @property
     def code(self) -> tuple[int, str]:
-        """Status and errorCode of a refusal in the shape of the REST API."""
+        """Status and errorCode of an error response of the REST API."""
         assert self.headers.get_content_type() == "application/json"
         (row,) = self.json
         assert {"message", "errorCode"} <= set(row) <= {"message", "errorCode", "fields"}
@@ -52,7 +52,7 @@ def ask(
     data: bytes | None = None,
     headers: dict[str, str] | None = None,
 ) -> Reply:
-    """Send one request; any status is an answer."""
+    """Send a request, and return the response, whatever its status."""
     request = urllib.request.Request(emulator.http_url + path, data, headers or {}, method=method)
     trust = ssl.create_default_context(cafile=emulator.ca_file) if emulator.ca_file else None
     try:
@@ -64,13 +64,13 @@ def ask(
 
 
 def form(emulator: Any, path: str, fields: dict[str, str], headers: Any = None) -> Reply:
-    """POST a form."""
+    """Send a POST with form fields."""
     data = urllib.parse.urlencode(fields).encode()
     return ask(emulator, "POST", path, data, headers)
 
 
 def token(emulator: Any, grant_type: str = "client_credentials", **fields: str) -> Reply:
-    """Ask for a token; by default with the app's own credentials."""
+    """Request an access token, by default with the app's credentials."""
     fields = {"grant_type": grant_type, **APP, **fields}
     return form(emulator, "/services/oauth2/token", fields)
 
@@ -78,7 +78,7 @@ def token(emulator: Any, grant_type: str = "client_credentials", **fields: str) 
 def rest(
     emulator: Any, method: str, path: str, body: Any = None, access_token: str | None = None
 ) -> Reply:
-    """A request of the REST API; by default with a good token."""
+    """Send a REST request, by default with a valid token."""
     bearer = emulator.access_token if access_token is None else access_token
     headers = {"Authorization": f"Bearer {bearer}"}
     if body is None:
@@ -88,13 +88,13 @@ def rest(
 
 
 def query(emulator: Any, text: str, version: str = "62.0") -> Reply:
-    """A Tooling query."""
+    """Send a query to the Tooling API."""
     path = f"/services/data/v{version}/tooling/query?q={urllib.parse.quote(text)}"
     return rest(emulator, "GET", path)
 
 
 def found(emulator: Any, text: str) -> list[Any]:
-    """The records of a query."""
+    """Return the records that a Tooling query finds; fail if it is refused."""
     reply = query(emulator, text)
     assert reply.status == 200, reply.text
     assert reply.json["size"] == reply.json["totalSize"] == len(reply.json["records"])
@@ -103,6 +103,6 @@ def found(emulator: Any, text: str) -> list[Any]:
 
 
 def create(emulator: Any, name: str = "Second", **metadata: Any) -> Reply:
-    """POST a managed subscription on the default topic."""
+    """Send a request to create a managed subscription, by default for the order topic."""
     metadata = {"label": "x", "topicName": "/event/Order_Event__e", **metadata}
     return rest(emulator, "POST", RECORDS, {"FullName": name, "Metadata": metadata})

@@ -1,13 +1,17 @@
-"""Runs ``sfpubsub ingest`` and ends it with SIGKILL at a chosen moment of one of its writes.
+"""Runs ``sfpubsub ingest`` and kills it with SIGKILL at a chosen moment of one of its writes.
 
-``python -m tests.faults.crash_victim MOMENT WHO NTH DELAY ingest …``: the hooks are put into the
-package here, in this process, and nothing of them is in what is shipped.
+``python -m tests.faults.crash_victim MOMENT WHO NTH DELAY ingest …`` installs the hooks in this
+process only; they are not part of the package.
 
-Moments: ``receive``: events are received, nothing is written. ``write``: *DELAY* seconds into the
-write. ``publish``: rows are written, and nothing of them can be seen. ``ack``: they can be seen,
-and nothing is acked. ``receipt``: the service has answered the commit, and nobody has read that.
+Moments:
 
-Who: ``driver``: this process; ``jvm``: Spark's JVM; ``both``.
+- ``receive``: events are received, and nothing is written.
+- ``write``: *DELAY* seconds into a write.
+- ``publish``: rows are written, but not visible.
+- ``ack``: rows are visible, but not acked.
+- ``receipt``: the service has answered the commit, but the answer is not processed.
+
+WHO is killed: ``driver`` (this process), ``jvm`` (Spark's JVM) or ``both``.
 """
 
 from __future__ import annotations
@@ -31,12 +35,12 @@ from sfpubsub.transports import wire
 MOMENTS = ("receive", "write", "publish", "ack", "receipt")
 WHO = ("driver", "jvm", "both")
 
-# Seconds between two looks for a file of a write under way, which the commit follows in some 50 ms.
+# Seconds between checks for a complete file; the commit follows after about 50 ms.
 _GLANCE = 0.001
 
 
 class Killer:
-    """Counts the times that the moment came, and kills at the chosen one."""
+    """Kills the chosen processes when the moment occurs for the nth time."""
 
     def __init__(self, who: str, nth: int) -> None:
         self._who = who
@@ -48,7 +52,7 @@ class Killer:
         self._jvm = jvm.pid
 
     def comes(self) -> bool:
-        """Whether this is the time."""
+        """Count an occurrence of the moment; return whether it is the nth."""
         with self._lock:
             self._left -= 1
             return self._left == 0
@@ -61,7 +65,7 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def later(self, wait: Callable[[], None]) -> None:
-        """Kill when *wait* returns, in a thread."""
+        """Start a thread that kills the processes when *wait* returns."""
 
         def run() -> None:
             wait()
@@ -92,7 +96,7 @@ def _after(owner: Any, name: str, act: Callable[..., None]) -> None:
 
 
 def complete_files(table: Path) -> set[Path]:
-    """Return the files of rows that are written to their end; commits may know them or not."""
+    """Return the data files that are written completely, whether committed or not."""
     found = set()
     for path in table.rglob("ingest_date=*/*.parquet"):
         data = path.read_bytes()
@@ -102,7 +106,7 @@ def complete_files(table: Path) -> set[Path]:
 
 
 def _table_of(table_format: str) -> tuple[type, str]:
-    """Return the class that writes, and the name of the step that makes the files."""
+    """Return the table class of a format, and the name of its method that writes files."""
     if table_format == "delta":
         return importlib.import_module("sfpubsub.spark.raw.delta").DeltaTable, "_write"
     if table_format == "iceberg":
@@ -111,7 +115,7 @@ def _table_of(table_format: str) -> tuple[type, str]:
 
 
 def install(moment: str, killer: Killer, delay: float, table_format: str) -> None:
-    """Put the hook of *moment* in its place."""
+    """Install the hook for *moment* in the package."""
     _after(writer.EventWriter, "__init__", lambda self, *a, **k: killer.remember(self._jvm))
     table, written = _table_of(table_format)
 
@@ -126,7 +130,7 @@ def install(moment: str, killer: Killer, delay: float, table_format: str) -> Non
     def when_a_file_is_complete(self: Any, *_arguments: Any, empty: bool) -> None:
         if empty or not killer.comes():
             return
-        if self.place.local is None:  # nothing tells when its files are complete
+        if self.place.local is None:  # in remote storage, complete files cannot be detected
             killer.later(lambda: time.sleep(delay))
             return
         before = complete_files(self.place.local)
@@ -145,7 +149,7 @@ def install(moment: str, killer: Killer, delay: float, table_format: str) -> Non
         _after(table, "append", now)
     elif moment == "receipt":
         _before(wire, "_commit_answer", now)
-    elif table_format == "delta":  # write and commit are one call of Spark's
+    elif table_format == "delta":  # Spark writes and commits in one call
         _before(table, "_write", when_a_file_is_complete)
     elif table_format == "iceberg":
 

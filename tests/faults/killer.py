@@ -1,8 +1,8 @@
-"""Kills ``sfpubsub ingest`` again and again while events are published, and counts what it wrote.
+"""Kills ``sfpubsub ingest`` repeatedly while events are published, and counts the written rows.
 
-Everything is looked at from outside: processes, directories, the emulator's health page, and at the
+Everything is observed from outside: processes, directories, the emulator's health page, and at the
 end the table, read by pyarrow. Publishes with the generated stub, not with the client under test.
-``python -m tests.faults.killer --help`` runs it by hand; `test_kill_ingest.py` runs a short one.
+See ``python -m tests.faults.killer --help``; `test_kill_ingest.py` does a short run.
 """
 
 from __future__ import annotations
@@ -37,41 +37,41 @@ from tests import java
 TOPIC = "/event/Order_Event__e"
 MANAGED = "My_Managed_Subscription"
 
-# Seconds. What a step may take on a busy machine before the run counts as hanging.
+# Seconds after which a run counts as hanging if nothing happens, even on a busy machine.
 DEADLINE = 300.0
 
-# Seconds between two looks from outside; a staging directory lives for some 100 ms.
+# Seconds between two observations; a staging directory exists for about 100 ms.
 GLANCE = 0.002
 
-# Seconds of the longest life of a process that is killed at random: twice what it needs to start
-# on two busy cores, so that about half of those kills meet a job at work.
+# Longest lifetime of a process that is killed at a random time, in seconds: twice its start time on
+# two busy cores, so that about half of these kills hit a running job.
 LONGEST_LIFE = 16.0
 
-# Small writes, so that a kill meets many borders between them.
+# Small batches, so that kills hit many boundaries between them.
 INGEST_OPTIONS = ("--batch-events", "200", "--batch-seconds", "0.3")
 
 
 class RunError(Exception):
-    """The run did not come to its end, or the table is wrong."""
+    """The run failed: a process ended unexpectedly, or nothing happened for too long."""
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL."""
+    """A SIGKILL that was sent."""
 
     moment: str
-    """``staging``, ``batch``, ``commit``, ``delivery``, or ``random``."""
+    """What triggered it: ``staging``, ``batch``, ``commit``, ``delivery`` or ``random``."""
     after: float
-    """Seconds since the process was started."""
+    """Seconds from the start of the process to the kill."""
     batches: int
-    """Batches in the table at that time."""
+    """Number of batches in the table at the time of the kill."""
     with_jvm: bool
-    """Whether the JVM was killed in the same instant, or left an orphan."""
+    """Whether the JVM was killed as well, instead of being orphaned."""
 
 
 @dataclass
 class Report:
-    """What was published, what was done, and what the table says."""
+    """The result of a run: published events, kills, and the rows of the table."""
 
     source: str
     seed: int
@@ -91,7 +91,7 @@ class Report:
 
 
 class Emulator:
-    """The emulator as a process, and what its health page counts."""
+    """An emulator process, with access to the counters of its health page."""
 
     def __init__(self, directory: Path) -> None:
         self._errors = (directory / "emulator.log").open("w")
@@ -122,7 +122,7 @@ class Emulator:
         return int(counts[name])
 
     def environment(self) -> dict[str, str]:
-        """Settings with which a client finds it."""
+        """Return environment variables that make a client use this emulator."""
         return {
             "SFPUBSUB_ENDPOINT": self.ready["grpc"],
             "SFPUBSUB_INSECURE": "1",
@@ -140,10 +140,10 @@ class Emulator:
 
 
 class Publisher(threading.Thread):
-    """Publishes up to a goal that is raised from time to time, at a steady pace.
+    """Publishes events at a steady pace, up to a goal that the caller raises.
 
     Args:
-        ready: The emulator's ready line.
+        ready: The emulator's ready line, parsed as JSON.
         pace: Seconds between two requests of up to 50 events.
     """
 
@@ -163,7 +163,7 @@ class Publisher(threading.Thread):
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Wait until the goal is reached."""
+        """Wait until the goal is reached, and end the thread."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
@@ -200,13 +200,13 @@ class Publisher(threading.Thread):
     def _next_size(self) -> int:
         with self._changed:
             self._changed.wait_for(lambda: self._ending, timeout=self._pace)
-            # Without a time: the goal may be raised late, and a daemon's wait holds nobody up.
+            # No timeout: the goal may be raised late, and a daemon thread does not block the exit.
             self._changed.wait_for(lambda: self._ending or len(self.ids) < self._goal)
             return min(50, self._goal - len(self.ids))
 
 
 def _payload(schema: Any) -> bytes:
-    """An event of now, with a value of the schema's own kind in every field."""
+    """Return an encoded event with the current time, and null or a simple value in each field."""
     value = {}
     for item in schema["fields"]:
         kinds = item["type"] if isinstance(item["type"], list) else [item["type"]]
@@ -222,7 +222,7 @@ def _payload(schema: Any) -> bytes:
 
 
 class Ingest:
-    """One process of ``sfpubsub ingest``, in a session of its own."""
+    """A process that runs ``sfpubsub ingest``, in a new session."""
 
     def __init__(self, table: Path, source: str, environment: dict[str, str], *more: str) -> None:
         self.log = table.parent / "ingest.log"
@@ -234,8 +234,8 @@ class Ingest:
                 env={
                     **os.environ,
                     **environment,
-                    "SFPUBSUB_STATE_DIR": str(table.parent / "state"),  # not the user's own
-                    **java.environment(),  # the figures of a killed job are of no interest
+                    "SFPUBSUB_STATE_DIR": str(table.parent / "state"),  # not the user's directory
+                    **java.environment(),  # faster start; timing does not matter here
                 },
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -247,7 +247,7 @@ class Ingest:
     def check_running(self) -> None:
         if self.process.poll() is not None:
             raise RunError(
-                f"ingest ended by itself with {self.process.returncode}:\n{self.log_tail()}"
+                f"ingest exited unexpectedly with {self.process.returncode}:\n{self.log_tail()}"
             )
 
     def kill(self, with_jvm: bool) -> None:
@@ -259,14 +259,14 @@ class Ingest:
         self.process.stdout.close()
 
     def finish(self) -> dict[str, Any]:
-        """Wait for the process's own end and return its summary."""
+        """Wait until the process exits by itself, and return its summary."""
         try:
             output, _ = self.process.communicate(timeout=DEADLINE)
         except subprocess.TimeoutExpired as error:
             self.kill(with_jvm=True)
-            raise RunError(f"ingest did not end:\n{self.log_tail()}") from error
+            raise RunError(f"ingest did not exit in time:\n{self.log_tail()}") from error
         if self.process.returncode != 0:
-            raise RunError(f"ingest ended with {self.process.returncode}:\n{self.log_tail()}")
+            raise RunError(f"ingest exited with {self.process.returncode}:\n{self.log_tail()}")
         return json.loads(output.splitlines()[-1])
 
     def log_tail(self) -> str:
@@ -278,7 +278,7 @@ def batches_in(table: Path) -> set[str]:
 
 
 def _marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str]]:
-    """Return what to look at from outside: a set that grows with each step of that kind."""
+    """Return a function that returns marks visible from outside, one per step of a kind."""
     if moment == "staging":
         beside = table.parent / f".{table.name}.sfpubsub"
         return lambda: {path.name for path in beside.glob("_staging/*")}
@@ -290,7 +290,7 @@ def _marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str
 
 
 def _wait_for_progress(ingest: Ingest, marks: Callable[[], set[str]], steps: int) -> None:
-    """Return as soon as *steps* marks have been seen that were not there before."""
+    """Wait until *steps* new marks have been seen."""
     before = marks()
     seen: set[str] = set()
     deadline = time.monotonic() + DEADLINE
@@ -322,25 +322,25 @@ def run(
     seed: int,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Publish *events*, kill ingest *kills* times, let it finish, and count.
+    """Publish *events*, kill ingest *kills* times, let it finish, and count the rows.
 
     Args:
         source: ``managed`` or ``topic``.
-        directory: An empty one; the table is in ``table``.
-        kills: Half of them after progress seen from outside, half at random times.
-        events: Events to publish, spread over the whole run.
-        seed: Of the random times.
-        say: Is told each kill.
+        directory: An empty directory; the table is created in ``table``.
+        kills: Number of kills: half of them after visible progress, half at random times.
+        events: Number of events to publish, spread over the whole run.
+        seed: Seed of the random times.
+        say: Called with a description of each kill.
 
     Raises:
-        RunError: Something other than a kill ended a process, or nothing moves.
+        RunError: A process exited without being killed, or nothing happened for too long.
     """
     rng = random.Random(seed)
     table = directory / "table"
     began = time.monotonic()
     seen = ("staging", "batch", "commit" if source == "managed" else "delivery")
     moments = [seen[n // 2 % 3] if n % 2 == 0 else "random" for n in range(kills)]
-    # Batches that the new events of one round are sure to make, at 200 and up to 99 more a batch.
+    # Minimum number of batches per round, with 200 to 299 events per batch.
     most = max(1, events // (kills + 1) // 300)
     done: list[Kill] = []
     with _world(directory) as (emulator, publisher):
@@ -370,7 +370,7 @@ def run(
 
 
 def _stay(ingest: Ingest, seconds: float) -> None:
-    """Let the process live for a random time; it may be anywhere when that is over."""
+    """Let the process run for *seconds*; fail if it exits before that."""
     try:
         ingest.process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -385,7 +385,7 @@ def _count(table: Path, published: list[str], report: Report) -> Report:
     report.lost = sum(found[event_id] == 0 for event_id in published)
     report.duplicated = sum(count - 1 for count in found.values())
     report.strangers = len(set(found) - set(published))
-    # Numbers without a hole, and in the order of publishing: one publisher, one topic.
+    # Consecutive numbers in the order of publication: there is one publisher and one topic.
     ordered = rows.sort_by("ingest_seq")
     report.in_order = (
         ordered["ingest_seq"].to_pylist() == list(range(len(rows)))

@@ -1,6 +1,6 @@
-"""Sixty-four subscriptions in one process, of either face; each has to see every event once.
+"""Check that each of sixty-four subscriptions in one process receives every event once.
 
-By hand: ``python -m tests.faults.many asyncio --seconds 300``; the last line is the report as JSON.
+Run ``python -m tests.faults.many asyncio --seconds 300``; the last line is the report as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sfpubsub import AsyncPubSubClient, PubSubClient
 
 from .soak import TOPIC, Emulator, rss
 
-# Subscriptions, events a publish call, and publish calls a second: 64 times 20 a second in all.
+# Subscriptions, events per publish call, and seconds between calls: 64 times 20 events per second.
 SUBSCRIPTIONS = 64
 PART = 10
 PERIOD = 0.5
@@ -31,7 +31,7 @@ def _numbers(batch: Any) -> list[int]:
 
 
 def publish_for(client: PubSubClient, seconds: float) -> int:
-    """Publish numbered events for *seconds*; return how many."""
+    """Publish numbered events for *seconds*; return their number."""
     published, began = 0, time.monotonic()
     while time.monotonic() - began < seconds:
         rows = [
@@ -45,7 +45,11 @@ def publish_for(client: PubSubClient, seconds: float) -> int:
 
 
 def run_sync(emulator: Emulator, seconds: float) -> tuple[int, list[list[int]]]:
-    """A thread a subscription."""
+    """Run the synchronous client, with one thread per subscription.
+
+    Returns:
+        The number of published events, and the event numbers that each subscription received.
+    """
     seen: list[list[int]] = [[] for _ in range(SUBSCRIPTIONS)]
     with PubSubClient(**emulator.client_arguments()) as client:
         held = [client.subscribe(TOPIC, replay="earliest") for _ in range(SUBSCRIPTIONS)]
@@ -69,7 +73,7 @@ def run_sync(emulator: Emulator, seconds: float) -> tuple[int, list[list[int]]]:
 
 
 async def run_async(emulator: Emulator, seconds: float) -> tuple[int, list[list[int]]]:
-    """One loop, a task a subscription."""
+    """Run the asyncio client, with one task per subscription; returns the same as `run_sync`."""
     seen: list[list[int]] = [[] for _ in range(SUBSCRIPTIONS)]
     async with AsyncPubSubClient(**emulator.client_arguments()) as client:
 
@@ -86,7 +90,7 @@ async def run_async(emulator: Emulator, seconds: float) -> tuple[int, list[list[
         def behind() -> bool:
             return any(len(each) < published for each in seen) and time.monotonic() < deadline
 
-        while behind():  # noqa: ASYNC110  # the counts have no event to wait for
+        while behind():  # noqa: ASYNC110  # there is no event to wait for
             await asyncio.sleep(0.05)
         for task in tasks:
             task.cancel()
@@ -95,7 +99,7 @@ async def run_async(emulator: Emulator, seconds: float) -> tuple[int, list[list[
 
 
 def run(face: str, seconds: float) -> dict[str, Any]:
-    """Run one face and return the report."""
+    """Run one client, and return the report."""
     with tempfile.TemporaryDirectory(prefix="sfpubsub-many-") as directory:
         emulator = Emulator(Path(directory) / "emulator")
         try:
@@ -117,7 +121,7 @@ def run(face: str, seconds: float) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run from the command line."""
+    """Run from the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("face", choices=["sync", "asyncio"])
     parser.add_argument("--seconds", type=float, default=300.0)

@@ -1,9 +1,9 @@
-"""The crash matrix: ends ``sfpubsub ingest`` at each moment of a write, and counts the table.
+"""The crash matrix: kills ``sfpubsub ingest`` at each moment of a write, and checks the table.
 
-``python -m tests.faults.matrix FORMAT SOURCE DIRECTORY --kills N --seed S``: one stream of events
-into one table, one kill after the other; each is of a moment and of somebody (crash_victim.py). At
-the end the table is read by Spark and by a plain reader of its format. scripts/crash_matrix.sh runs
-it for every format and source.
+``python -m tests.faults.matrix FORMAT SOURCE DIRECTORY --kills N --seed S`` writes one stream of
+events to one table. Each kill has a moment and victims (crash_victim.py). At the end, Spark and
+another reader of the format read the table. scripts/crash_matrix.sh runs this for all formats and
+sources.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from tests import java
 from tests.faults.crash_victim import MOMENTS, WHO
 from tests.faults.killer import DEADLINE, MANAGED, TOPIC, Emulator, Publisher, RunError
 
-# Events published for each kill: with writes of 150 events three at least, so that the moment of
-# the second one comes for sure.
+# Events published per kill: at least three writes of 150 events, so that a second write certainly
+# happens.
 EVENTS_A_KILL = 600
 
 OPTIONS = ("--batch-events", "150", "--batch-seconds", "0.3")
 
-# Seconds into a write at which it is killed, at most: a small write takes about so long.
+# Maximum delay of a kill within a write, in seconds: the duration of a small write.
 LONGEST_WRITE = 0.4
 
 
-# Event ids and `ingest_seq` in order of arrival, by what read them.
+# Event id and `ingest_seq` of each row, in order of arrival, by reader.
 Rows: TypeAlias = dict[str, list[tuple[str, int]]]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One kill to do."""
+    """A planned kill: its moment, its victims, which occurrence, and the delay."""
 
     moment: str
     who: str
@@ -53,7 +53,7 @@ class Cell:
 
 @dataclass
 class Report:
-    """What was published, what was done, and what the table says to each reader."""
+    """The result of a run: published events, kills, and what is wrong in the table."""
 
     format: str
     source: str
@@ -63,7 +63,7 @@ class Report:
     redelivered: int
     seconds: float
     wrong: dict[str, str] = field(default_factory=dict)
-    """What a reader saw that is not the events published, each once and in order."""
+    """Differences from the published events, by reader; empty if all readers see them in order."""
 
     @property
     def ok(self) -> bool:
@@ -71,15 +71,15 @@ class Report:
 
 
 def cells(source: str, kills: int, rng: random.Random) -> list[Cell]:
-    """Every moment and everybody as often as there are kills for."""
+    """Return *kills* cells in random order, with all moments and victims equally often."""
     pairs = [
         (moment, who)
         for moment, who in product(MOMENTS, WHO)
-        if source == "managed" or moment != "receipt"  # a topic's position is in the table
+        if source == "managed" or moment != "receipt"  # a topic has no commits
     ]
     rng.shuffle(pairs)
     return [
-        # One answer is certain: commits that wait for one are sent as one.
+        # Only one commit answer is certain, because waiting commits are combined.
         Cell(
             moment,
             who,
@@ -91,7 +91,7 @@ def cells(source: str, kills: int, rng: random.Random) -> list[Cell]:
 
 
 class Job:
-    """One process of ingest, in a session of its own."""
+    """A Python process that runs a module, in a new session."""
 
     def __init__(
         self, python: str, arguments: Sequence[str], environment: dict[str, str], log: Path
@@ -104,7 +104,7 @@ class Job:
                 env={
                     **os.environ,
                     **environment,
-                    "SFPUBSUB_STATE_DIR": str(log.parent / "state"),  # not the user's own
+                    "SFPUBSUB_STATE_DIR": str(log.parent / "state"),  # not the user's directory
                     **java.environment(),
                 },
                 stdout=subprocess.PIPE,
@@ -114,17 +114,17 @@ class Job:
             )
 
     def wait(self) -> str:
-        """Wait for its end and return what it printed."""
+        """Wait until the process exits, and return its stdout."""
         try:
             output, _ = self.process.communicate(timeout=DEADLINE * 2)
         except subprocess.TimeoutExpired as error:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.communicate()
-            raise RunError(f"no end after {DEADLINE * 2} s:\n{self.log_tail()}") from error
+            raise RunError(f"no exit within {DEADLINE * 2} s:\n{self.log_tail()}") from error
         return output
 
     def log_text(self) -> str:
-        """What it wrote to its log."""
+        """Return what this process has written to the log."""
         return self._log.read_text()[self._log_start :]
 
     def log_tail(self) -> str:
@@ -144,22 +144,22 @@ def run(
     read: Callable[[Path, str], Rows] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Do the kills of *todo* one after the other over one stream, let ingest finish, and count.
+    """Do the kills in *todo* during one stream, let ingest finish, and check the table.
 
     Args:
-        format_: The table's.
+        format_: Format of the table.
         source: ``managed`` or ``topic``.
-        directory: An empty one; the table is in ``table``.
-        todo: What to kill, and when.
-        seed: What *todo* was made with, for the report.
-        python: An interpreter with the PySpark of the format.
-        to: The table, if it is not that of *directory*; then *read* is given.
-        options: Further ones of the command.
-        read: Reads the table; by default in a process of its own.
-        say: Is told each kill.
+        directory: An empty directory; the table is created in ``table``.
+        todo: The kills, in order.
+        seed: Seed that *todo* was created with, for the report.
+        python: Python interpreter with a PySpark version that supports the format.
+        to: Path or URL of the table, if it is not in *directory*; requires *read*.
+        options: Additional options of the command.
+        read: Reads the table; by default, a new process reads it.
+        say: Called with a description of each kill.
 
     Raises:
-        RunError: A process ended otherwise than it should, or did not end.
+        RunError: A process exited in an unexpected way, or did not exit.
     """
     table, log = directory / "table", directory / "ingest.log"
     began = time.monotonic()
@@ -177,7 +177,7 @@ def run(
             status = job.process.returncode
             killed = job.log_text().count("killing") == 1
             if not killed or status != (1 if cell.who == "jvm" else -signal.SIGKILL):
-                raise RunError(f"{cell} ended with {status}:\n{job.log_tail()}")
+                raise RunError(f"{cell} exited with {status}:\n{job.log_tail()}")
             say(f"kill {number}/{len(todo)}: {cell}")
         publisher.raise_goal(EVENTS_A_KILL * (len(todo) + 1))
         publisher.finish()
@@ -189,7 +189,7 @@ def run(
         )
         output = last.wait()
         if last.process.returncode != 0:
-            raise RunError(f"ingest ended with {last.process.returncode}:\n{last.log_tail()}")
+            raise RunError(f"ingest exited with {last.process.returncode}:\n{last.log_tail()}")
         say(f"last run: {output.strip()}")
         redelivered = emulator.counted(source, "redelivered")
     finally:
@@ -218,14 +218,14 @@ def _read_in_a_process(python: str, log: Path) -> Callable[[Path, str], Rows]:
 
 
 def _differences(published: list[str], rows: list[tuple[str, int]]) -> str:
-    """Say what is wrong with rows in order of arrival; nothing if each event is there once."""
+    """Describe the differences of *rows* from *published*; empty if they are equal."""
     found = [row[0] for row in rows]
     if found == published and [row[1] for row in rows] == list(range(len(rows))):
         return ""
     counts = Counter(found)
     lost = sum(counts[event] == 0 for event in published)
     doubled = sum(count - 1 for count in counts.values())
-    return f"{len(rows)} rows of {len(published)} events, {lost} lost, {doubled} doubled"
+    return f"{len(rows)} rows of {len(published)} events, {lost} lost, {doubled} duplicated"
 
 
 def main() -> None:
@@ -235,7 +235,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--kills", type=int, default=15)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
-    parser.add_argument("--python", default=sys.executable, help="with the PySpark of the format")
+    parser.add_argument("--python", default=sys.executable, help="interpreter for the format")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     print(f"seed {options.seed}", file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
-"""Publishes events while the service is cut off, restarted and killed, and counts the log.
+"""Publishes events while the service is killed and loses answers, and counts the events in its log.
 
-The emulator is a process that is killed with SIGKILL and started again on the same ports and the
-same data; between the kills it resets streams and loses answers. At the end every event of the log
-is read: none may be missing, no id may be there that was not published, and there are at most as
-many repeats as the publisher counts. ``python -m tests.faults.publish_killer --help`` runs it.
+The emulator is a process that is killed with SIGKILL and restarted with the same ports and data.
+Between kills, it resets streams and loses answers. At the end, all events in the log are read: none
+may be missing, all ids must have been published, and there must not be more duplicates than the
+publisher reports as resent. See ``python -m tests.faults.publish_killer --help``.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from sfpubsub.types import PublishCounts
 TOPIC = "/event/Order_Event__e"
 USER = "005000000000001AAA"
 
-# The client's times for a service on loopback.
+# Timings of the client for a service on loopback.
 QUICK = Timings(backoff_initial=0.02, backoff_max=0.5, publish_answer=20.0)
 
-# Seconds that an event may take: many restarts on a busy machine. A limit, no wait.
+# Timeout of an event, in seconds; it must cover many restarts on a busy machine.
 TIMEOUT = 300.0
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came of it."""
+    """The result of a run."""
 
     published: int
     kills: int
     faults: int
     lost: int
     strangers: int
-    """Ids in the log that nobody published."""
+    """Number of ids in the log that were not published."""
     repeats: int
-    """Events in the log beyond the first of their id."""
+    """Number of events in the log that repeat an earlier id."""
     sent_again: int
-    """What the publisher counts: at least as many."""
+    """Number of resends that the publisher reports; must be at least `repeats`."""
     repeated: int
-    """Ids that are in the log more than once."""
+    """Number of ids that occur in the log more than once."""
     repeated_though_answered: int
-    """Events of the log behind the one that the result told of."""
+    """Number of ids whose last event in the log is not at the result's position."""
 
     @property
     def ok(self) -> bool:
@@ -61,7 +61,7 @@ class Report:
 
 
 class Service:
-    """An emulator that can be killed and comes back where it was."""
+    """An emulator process that can be killed and restarted on the same ports."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -116,7 +116,7 @@ class Service:
 
 
 def run(service: Service, *, events: int, kills: int, seed: int, streamed: bool = True) -> Report:
-    """Publish *events* with that many kills in between, and as many cut streams."""
+    """Publish *events* during *kills* kills and equally many lost answers; return the report."""
     chance = random.Random(seed)
     ids = [f"order-{number}" for number in range(events)]
     moments = sorted(chance.sample(range(events // 20, events), kills))
@@ -148,7 +148,7 @@ def run(service: Service, *, events: int, kills: int, seed: int, streamed: bool 
             positions[result.correlation_key] = bytes(result.replay_id)
         log = read(client, set(ids))
     seen = Counter(event_id for event_id, _ in log)
-    last = dict(log)  # what was answered is not sent again: its position is the last of its id
+    last = dict(log)  # an answered event is not resent, so its position is the last of its id
     return Report(
         published=len(answered),
         kills=service.kills,
@@ -163,11 +163,11 @@ def run(service: Service, *, events: int, kills: int, seed: int, streamed: bool 
 
 
 def read(client: PubSubClient, ids: set[str]) -> list[tuple[str, bytes]]:
-    """Return id and position of every event of the log."""
+    """Return id and position of every event in the log."""
     found: list[tuple[str, bytes]] = []
     with client.subscribe(TOPIC, replay="earliest", max_pending_count=5000) as subscription:
         missing = set(ids)
-        # Everything that was published is there; then what a last batch still has.
+        # Read until all published events were seen, then until nothing arrives for 2 s.
         while (batch := subscription.next_batch(60.0 if missing else 2.0)) is not None:
             for event in batch:
                 found.append((event.id, bytes(event.replay_id)))

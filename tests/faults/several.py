@@ -1,7 +1,8 @@
-"""Kills ``sfpubsub ingest`` of a topic and two channels of the Streaming API into one table.
+"""Kills ``sfpubsub ingest`` while it writes a topic and two Streaming API channels to one table.
 
-As matrix.py, which see; the channels' events have no id, so their numbers are counted. By hand:
-``python -m tests.faults.several delta DIRECTORY --kills 20``; the last line is the report as JSON.
+This works like matrix.py. Events of channels have no id, so they are identified by their numbers.
+Run ``python -m tests.faults.several delta DIRECTORY --kills 20``; the last line is the report as
+JSON.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from tests.spark.readers import read_table
 
 CHANNELS = ("/topic/Accounts", "/topic/Leads")
 
-# Events of each source for each kill: with writes of 150 events of a source two at least.
+# Events per source and kill: at least two writes of 150 events of a source.
 EVENTS_A_KILL = 350
 
 
 @dataclass
 class Report:
-    """What was published and done, and what the table says."""
+    """The result of a run: published events, kills, and what is wrong in the table."""
 
     format: str
     seed: int
     published: dict[str, int]
     kills: dict[str, int]
     commits_of_several: int
-    """Batches with rows of more than one source."""
+    """Number of batches with rows of more than one source."""
     wrong: dict[str, str] = field(default_factory=dict)
-    """What of a source is not in the table once and in order."""
+    """Differences from the published events, by source; empty if the table is correct."""
 
     @property
     def ok(self) -> bool:
@@ -47,7 +48,7 @@ class Report:
 
 
 class ChannelPublisher(threading.Thread):
-    """Publishes numbered records to the channels, up to a goal that is raised."""
+    """Publishes numbered events to the channels, up to a goal that the caller raises."""
 
     def __init__(self, ready: dict[str, str]) -> None:
         super().__init__(name="channels", daemon=True)
@@ -56,7 +57,7 @@ class ChannelPublisher(threading.Thread):
         self._goal = 0
         self._ending = False
         self.count = 0
-        """Events of each channel."""
+        """Number of events published to each channel."""
         self.failure: Exception | None = None
 
     def raise_goal(self, goal: int) -> None:
@@ -83,7 +84,7 @@ class ChannelPublisher(threading.Thread):
 
     def _next_size(self) -> int:
         with self._changed:
-            self._changed.wait_for(lambda: self._ending, timeout=0.02)  # the pace
+            self._changed.wait_for(lambda: self._ending, timeout=0.02)  # delay between requests
             self._changed.wait_for(lambda: self._ending or self.count < self._goal)
             return min(20, self._goal - self.count)
 
@@ -109,10 +110,10 @@ def run(
     seed: int,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Do the kills of *todo*, let ingest finish, and count.
+    """Do the kills in *todo*, let ingest finish, and check the table; see `matrix.run`.
 
     Raises:
-        RunError: A process ended otherwise than it should, or did not end.
+        RunError: A process exited in an unexpected way, or did not exit.
     """
     table, log = directory / "table", directory / "ingest.log"
     sources = ["--topic", TOPIC, *(word for name in CHANNELS for word in ("--channel", name))]
@@ -136,7 +137,7 @@ def run(
             status = job.process.returncode
             killed = job.log_text().count("killing") == 1
             if not killed or status != (1 if cell.who == "jvm" else -signal.SIGKILL):
-                raise RunError(f"{cell} ended with {status}:\n{job.log_tail()}")
+                raise RunError(f"{cell} exited with {status}:\n{job.log_tail()}")
             say(f"kill {number}/{len(todo)}: {cell}")
         for publisher in (topic, channels):
             publisher.raise_goal(EVENTS_A_KILL * (len(todo) + 1))
@@ -149,7 +150,7 @@ def run(
         )
         say(last.wait())
         if last.process.returncode != 0:
-            raise RunError(f"ingest ended with {last.process.returncode}:\n{last.log_tail()}")
+            raise RunError(f"ingest exited with {last.process.returncode}:\n{last.log_tail()}")
     finally:
         emulator.close()
     numbers = [str(number) for number in range(channels.count)]
@@ -175,7 +176,7 @@ def _sources_by_batch(rows: list[dict]) -> dict[str, set[str]]:
 def _differences(published: dict[str, list[str]], rows: list[dict]) -> dict[str, str]:
     wrong = {}
     if [row["ingest_seq"] for row in rows] != list(range(len(rows))):
-        wrong["ingest_seq"] = "has holes"
+        wrong["ingest_seq"] = "is not consecutive"
     for source, expected in published.items():
         found = [_identity(row) for row in rows if row["subscription"] == source]
         if found == expected:
@@ -183,7 +184,7 @@ def _differences(published: dict[str, list[str]], rows: list[dict]) -> dict[str,
         counts = Counter(found)
         lost = sum(counts[event] == 0 for event in expected)
         doubled = sum(count - 1 for count in counts.values())
-        wrong[source] = f"{len(found)} rows, {lost} lost, {doubled} doubled"
+        wrong[source] = f"{len(found)} rows, {lost} lost, {doubled} duplicated"
     return wrong
 
 

@@ -1,7 +1,7 @@
-"""Subscribes for minutes while faults happen every moment, and counts what arrived.
+"""Subscribes for several minutes while faults happen continuously, and checks the received events.
 
-One managed and one plain subscription of this process read the same topic from an emulator process.
-Every event carries its number, so a lost, doubled or misplaced one is seen at once. By hand:
+A managed and a plain subscription read the same topic from an emulator process. Each event contains
+its number, so that lost, duplicated or misplaced events are detected immediately. Run
 ``python -m tests.faults.soak --seconds 600``; the last line is the report as JSON.
 """
 
@@ -26,11 +26,11 @@ from sfpubsub.config import Timings
 TOPIC = "/event/Order_Event__e"
 MANAGED = "My_Managed_Subscription"
 
-# Events of one publish call, and calls a second: 1,000 events a second fill 500,000 in 10 minutes.
+# Events per publish call, and calls per second: 1,000 events per second, 600,000 in 10 minutes.
 PART = 200
 CALLS_PER_SECOND = 5.0
 
-# What is thrown at the streams, one after another at random.
+# Faults of streams and calls, chosen at random.
 FAULTS: list[dict[str, Any]] = [
     {"kind": "drop_stream"},
     {"kind": "drop_stream", "status": "OK"},
@@ -47,12 +47,12 @@ FAULTS: list[dict[str, Any]] = [
     {"kind": "fail_commit"},
 ]  # fmt: skip
 
-# Seconds for what must happen at the end.
+# Seconds to wait for the remaining events at the end.
 PATIENCE = 120.0
 
 
 class Reader(threading.Thread):
-    """Reads one subscription and checks that the numbers have no hole and no double."""
+    """Reads one subscription, and checks that the event numbers are consecutive."""
 
     def __init__(self, subscription: Subscription) -> None:
         super().__init__(name=f"reader {subscription.name}", daemon=True)
@@ -75,7 +75,7 @@ class Reader(threading.Thread):
 
 
 class Emulator:
-    """The emulator as a process, and its admin endpoint."""
+    """An emulator process, and its admin endpoint."""
 
     def __init__(self, directory: Path) -> None:
         self.process = subprocess.Popen(
@@ -86,7 +86,7 @@ class Emulator:
         self.ready = json.loads(self.process.stdout.readline())
 
     def client_arguments(self) -> dict[str, Any]:
-        """How a client of either face is made for it."""
+        """Return the arguments of a synchronous or asyncio client for this emulator."""
         ready = self.ready
         return {
             "session": Session(ready["access_token"], ready["instance_url"], ready["tenant_id"]),
@@ -107,7 +107,7 @@ class Emulator:
             return json.load(answer)
 
     def consumed(self) -> int:
-        """Return how many faults have happened."""
+        """Return the number of faults that have happened."""
         return sum(fault["happened"] for fault in self.admin("/admin/faults")["faults"])
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ def rss() -> int:
 
 
 def run(seconds: float, faults_per_second: float, seed: int) -> dict[str, Any]:
-    """Soak for *seconds* and return the report."""
+    """Run the test for *seconds*, and return the report."""
     chance = random.Random(seed)
     timings = Timings(backoff_initial=0.1, backoff_max=0.5, slot_initial=0.1, commit_timeout=2.0)
     with tempfile.TemporaryDirectory(prefix="sfpubsub-soak-") as directory:
@@ -200,12 +200,12 @@ def _soak(
 
 
 def ok(report: dict[str, Any]) -> bool:
-    """Whether nothing was lost, doubled or misplaced, and nothing failed."""
+    """Return whether no event was lost, duplicated or misplaced, and nothing failed."""
     return not any(report["lost"] + report["wrong"] + report["errors"] + report["gaps"])
 
 
 def main() -> int:
-    """Run from the command line."""
+    """Run from the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--faults-per-second", type=float, default=1.5)

@@ -1,7 +1,7 @@
-"""A streaming query as a user writes it: the source `sfpubsub`, foreachBatch into a raw table.
+"""A typical streaming query: the source `sfpubsub`, and foreachBatch into a raw table.
 
-``python source_job.py TABLE CHECKPOINT TOPIC START [now]`` with the ``SFPUBSUB_…`` variables set.
-Prints the pid of Spark's JVM, then what ended it. Killed by `source_killer.py`.
+``python source_job.py TABLE CHECKPOINT TOPIC START [now]`` requires the ``SFPUBSUB_…`` variables.
+Prints the pid of Spark's JVM, and "done" at the end. `source_killer.py` runs and kills it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.spark import ForeachBatchWriter, PubSubDataSource
 
-# Small, so that a kill meets many borders between batches.
+# Small batches, so that kills hit many boundaries between them.
 BATCH_EVENTS = 200
 
 

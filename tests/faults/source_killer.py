@@ -1,10 +1,10 @@
-"""Kills a streaming query again and again while events are published, and counts its table.
+"""Kills a streaming query repeatedly while events are published, and counts the rows of its table.
 
-The query begins at LATEST, with events on the bus that it must not bring. Its driver, Spark's JVM
-or the source's own process is killed, at random or when a batch's offsets are written and it is not
-committed. Looked at from outside: processes, the checkpoint, and at the end the table, read by
-pyarrow. ``python -m tests.faults.source_killer --help`` runs it by hand; `test_kill_source.py` runs
-a short one.
+The query starts at LATEST, and must not deliver the events that are already on the bus. Its driver,
+Spark's JVM or the source's process is killed, at random times or while the offsets of a batch are
+written but the batch is not committed. Everything is observed from outside: processes, the
+checkpoint, and at the end the table, read by pyarrow. See
+``python -m tests.faults.source_killer --help``; `test_kill_source.py` does a short run.
 """
 
 from __future__ import annotations
@@ -40,31 +40,32 @@ ROOT = Path(__file__).parents[2]
 VICTIMS = ("driver", "jvm", "source")
 MOMENTS = ("journaled", "random")
 
-# Events that are there before the query is, and are none of its business.
+# Number of events published before the query starts, which it must not deliver.
 BEFORE = 100
 
-# How much longer than the first one, which was killed in its first batch, a query may live that is
-# killed at random: so about half of those kills meet it at work, on a busy machine too.
+# Longest lifetime of a query that is killed at random, relative to that of the first query, which
+# is killed in its first batch. So about half of these kills hit a running query, even on a busy
+# machine.
 LONGEST_LIFE = 2.0
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL."""
+    """A SIGKILL that was sent."""
 
     victim: str
     moment: str
     after: float
-    """Seconds since the driver was started."""
+    """Seconds from the start of the driver to the kill."""
     offsets: int
-    """Batches whose offsets were written."""
+    """Number of batches whose offsets were written."""
     commits: int
-    """Batches that were committed."""
+    """Number of batches that were committed."""
 
 
 @dataclass
 class Report:
-    """What was published, what was done, and what the table says."""
+    """The result of a run: published events, kills, and the rows of the table."""
 
     seed: int
     published: int
@@ -74,7 +75,7 @@ class Report:
     strangers: int
     in_order: bool
     repeated: int
-    """Kills that left a batch with offsets and without commit, which the next life repeats."""
+    """Number of kills that left an uncommitted batch with offsets, which is then repeated."""
     seconds: float
     kills: list[Kill] = field(default_factory=list)
 
@@ -84,7 +85,7 @@ class Report:
 
 
 class Query:
-    """One life of the streaming query, in a session of its own."""
+    """A process that runs the streaming query, in a new session."""
 
     def __init__(self, directory: Path, environment: dict[str, str], *more: str) -> None:
         self.log = directory / "query.log"
@@ -107,7 +108,7 @@ class Query:
         self.started = time.monotonic()
 
     def numbers(self, log: str) -> set[int]:
-        """Batches of the checkpoint's ``offsets`` or ``commits``."""
+        """Return the batch numbers in the checkpoint's directory ``offsets`` or ``commits``."""
         try:
             names = os.listdir(self.checkpoint / log)
         except FileNotFoundError:
@@ -121,7 +122,7 @@ class Query:
         return int(line.split()[1])
 
     def source(self, jvm: int) -> int | None:
-        """The pid of the process that the reader lives in."""
+        """Return the pid of the source's process; None if it has not started."""
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 command = (path / "cmdline").read_bytes()
@@ -135,15 +136,15 @@ class Query:
     def check_running(self) -> None:
         if self.process.poll() is not None:
             raise RunError(
-                f"the query ended by itself with {self.process.returncode}:\n{self.log_tail()}"
+                f"the query exited unexpectedly with {self.process.returncode}:\n{self.log_tail()}"
             )
 
     def end(self) -> None:
-        """See to it that nothing of it is left: those that were not killed have to end, too."""
+        """Check that the driver exits after the kill, and kill the remaining processes."""
         try:
             self.process.wait(DEADLINE)
         except subprocess.TimeoutExpired as error:
-            raise RunError(f"the driver outlived what it needs:\n{self.log_tail()}") from error
+            raise RunError(f"the driver did not exit after the kill:\n{self.log_tail()}") from error
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -154,9 +155,9 @@ class Query:
             output, _ = self.process.communicate(timeout=DEADLINE)
         except subprocess.TimeoutExpired as error:
             os.killpg(self.process.pid, signal.SIGKILL)
-            raise RunError(f"the query did not end:\n{self.log_tail()}") from error
+            raise RunError(f"the query did not exit in time:\n{self.log_tail()}") from error
         if self.process.returncode != 0 or "done" not in output:
-            raise RunError(f"the query ended with {self.process.returncode}:\n{self.log_tail()}")
+            raise RunError(f"the query exited with {self.process.returncode}:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
         return "\n".join(self.log.read_text().splitlines()[-25:])
@@ -167,7 +168,7 @@ def _wait(query: Query, condition: Callable[[], object], what: str) -> None:
     while not condition():
         query.check_running()
         if time.monotonic() > deadline:
-            raise RunError(f"{what} did not come in {DEADLINE:.0f} s:\n{query.log_tail()}")
+            raise RunError(f"{what} was not seen within {DEADLINE:.0f} s:\n{query.log_tail()}")
         time.sleep(GLANCE)
 
 
@@ -179,17 +180,18 @@ def run(
     seed: int,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Publish *events*, kill *kills* times, let the query finish, and count.
+    """Publish *events*, kill the query *kills* times, let it finish, and count the rows.
 
     Args:
-        directory: An empty one; ``table`` and ``checkpoint`` come to be in it.
-        kills: The first is in the first batch from LATEST; then victims and moments take turns.
-        events: Events to publish, spread over the whole run.
-        seed: Of the random times.
-        say: Is told each kill.
+        directory: An empty directory; ``table`` and ``checkpoint`` are created in it.
+        kills: Number of kills. The first is in the first batch after LATEST; then victims and
+            moments alternate.
+        events: Number of events to publish, spread over the whole run.
+        seed: Seed of the random times.
+        say: Called with a description of each kill.
 
     Raises:
-        RunError: Something other than a kill ended a process, or nothing moves.
+        RunError: A process exited without being killed, or nothing happened for too long.
     """
     rng = random.Random(seed)
     began = time.monotonic()
@@ -215,12 +217,12 @@ def run(
             else:
                 before = query.numbers("commits")
                 if number:
-                    # In this life, or the kill would meet what the last one left.
+                    # Wait for commits of this process; the last one left an uncommitted batch.
                     steps = rng.randint(1, 3)
                     _wait(query, lambda: len(query.numbers("commits") - before) >= steps, "commits")  # noqa: B023
                 _wait(query, lambda: _journaled_rows(query), "a batch under way")  # noqa: B023
             pid = {"driver": query.process.pid, "jvm": jvm}.get(victim) or query.source(jvm)
-            if pid is None:  # it had not come to a source yet: then the driver
+            if pid is None:  # the source has not started yet, so kill the driver
                 victim, pid = "driver", query.process.pid
             os.kill(pid, signal.SIGKILL)
             after = time.monotonic() - query.started
@@ -246,7 +248,7 @@ def _streams(emulator: Emulator) -> bool:
 
 
 def _journaled_rows(query: Query) -> bool:
-    """Whether a batch with events has its offsets written and is not committed."""
+    """Return whether the offsets of a batch with events are written but not committed."""
     for number in query.numbers("offsets") - query.numbers("commits"):
         text = (query.checkpoint / "offsets" / str(number)).read_text()
         offset = text.splitlines()[-1]

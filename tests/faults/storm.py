@@ -1,10 +1,11 @@
-"""The storm: random changes of an org that ``sfpubsub mirror run`` mirrors, while everything fails.
+"""The storm: random changes in an org that ``sfpubsub mirror run`` mirrors, with many faults.
 
-``python -m tests.faults.storm DIRECTORY --changes N --blows K --seed S``: an emulator in this
-process, a writer over REST, and the mirror as a process that is killed and started again. Meanwhile
-streams break, sessions expire, events say less than they should, come late or are gone, and the
-org moves. At the end the writer stops, the mirror catches up, and each table must equal the org:
-what that holds is read from the emulator's own database, the tables by Spark and a plain reader.
+``python -m tests.faults.storm DIRECTORY --changes N --blows K --seed S`` runs an emulator in this
+process, a writer that uses REST, and the mirror as a process that is killed and restarted.
+Meanwhile, streams break, sessions expire, events are incomplete, late or lost, and the org moves to
+another instance. At the end, the writer stops, the mirror catches up, and each table must equal the
+org. The org's records are read from the emulator's database, the tables by Spark and by another
+reader.
 """
 
 from __future__ import annotations
@@ -41,26 +42,26 @@ from tests.faults.storm_org import (
 )
 from tests.faults.storm_writer import Writer
 
-# Seconds by which the mirror is told that answers may lag; they lag by `REST_LAG`. All times of a
-# storm are these, in the place of minutes.
+# Margin that the mirror allows for stale REST responses, in seconds; they lag by `REST_LAG`. In
+# production, these times are minutes.
 MARGIN = 1.0
 
 OPTIONS = ("--margin", str(MARGIN), "--batch-seconds", "2")
 
-# What a mirror consumes, by how.
+# Options that select the source of a mirror, by name.
 SOURCES = {"topic": ("--topic", CHANNEL), "managed": ("--managed", "Storm")}
 
-# A storm has no time for a refresh or a sweep in its midst; the last run makes both.
+# Refreshes and sweeps are disabled during the storm, and done by the last run.
 IN_THE_MIDST = ("--refresh-formulas", "0", "--sweep", "0")
 AT_THE_END = ("--once", "--refresh-formulas", "1s", "--sweep", "1s")
 
-# Seconds of the longest life of a mirror before a blow: twice what it needs to start.
+# Longest time between two faults, in seconds: twice the start time of a mirror.
 LONGEST_LIFE = 25.0
 
-# Seconds in which the last run must catch up; a machine that is busy with much else takes minutes.
+# Seconds in which the last run must catch up; on a busy machine, it takes minutes.
 PATIENCE = 3600.0
 
-# What can happen to the mirror, and what to its org and its streams, with how much of it.
+# Kills of the mirror, and faults of the org and its streams.
 KILLS = ("driver", "jvm", "both")
 FAULTS: dict[str, dict[str, Any]] = {
     "drop": {"kind": "drop_stream"},
@@ -73,13 +74,13 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 BLOWS = (*KILLS, *FAULTS)
 
-# Faults that wait for a change of an object, and happen for sure once there are some.
+# Faults that happen with the next changes of an object.
 OF_CHANGES = ("gap", "late")
 
 
 @dataclass
 class Report:
-    """What was done, and what is wrong."""
+    """The result of a storm: changes, faults, and differences between tables and org."""
 
     format: str
     seed: int
@@ -90,7 +91,7 @@ class Report:
     happened: dict[str, int]
     seconds: float
     wrong: dict[str, str] = field(default_factory=dict)
-    """By object and reader: what the table has that the org has not, or the other way round."""
+    """Differences between table and org, by object and reader; empty if there are none."""
 
     @property
     def ok(self) -> bool:
@@ -98,7 +99,7 @@ class Report:
 
 
 def blows_of(count: int, rng: random.Random, among: Sequence[str] = BLOWS) -> list[str]:
-    """Every kind as often as there are blows for, in random order."""
+    """Return *count* faults and kills in random order, with all kinds equally often."""
     found: list[str] = []
     while len(found) < count:
         kinds = list(among)
@@ -121,23 +122,23 @@ def run(
     life: float = LONGEST_LIFE,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Let a storm pass, and compare.
+    """Run a storm, and compare the tables with the org.
 
     Args:
-        directory: An empty one; the tables are in ``lake``.
-        blows: What happens, in this order, between changes.
-        readers: Each reads a table, by its name.
-        changes: That the writer makes, spread over the whole storm.
-        records: In the org before.
-        seed: Of the changes and the moments.
-        format_: Of the tables.
+        directory: An empty directory; the tables are created in ``lake``.
+        blows: Faults and kills, in order.
+        readers: Functions that read a table, by name of the reader.
+        changes: Number of changes that the writer makes, spread over the whole storm.
+        records: Number of records in the org before the storm.
+        seed: Seed of the changes and the random times.
+        format_: Format of the tables.
         source: One of `SOURCES`.
-        python: An interpreter with the PySpark of the format.
-        life: Seconds of the longest time between two blows.
-        say: Is told each blow.
+        python: Python interpreter with a PySpark version that supports the format.
+        life: Longest time between two faults, in seconds.
+        say: Called with a description of each fault.
 
     Raises:
-        RunError: The mirror ended by itself, or does not end.
+        RunError: The mirror exited without being killed, or did not exit.
     """
     began, rng = time.monotonic(), random.Random(seed)
     settings = Settings(rest_lag_s=REST_LAG, overflow_changes=OVERFLOW, keepalive_s=1.0)
@@ -159,7 +160,7 @@ def run(
                 say(f"blow {number}/{len(blows)}: {blow}, after {writer.changes} changes")
             writer.raise_goal(changes)
             writer.finish(DEADLINE)
-            mirror.kill("both")  # whatever it is at: the last one begins where a storm left it
+            mirror.kill("both")  # at any point, so that the last run starts from a crash
             mirror.finish()
         finally:
             mirror.end()
@@ -179,7 +180,7 @@ def run(
 
 
 def fault_of(blow: str, rng: random.Random) -> Fault:
-    """Return what happens to the org or its streams by one of `FAULTS`."""
+    """Return the fault of the emulator for a key of `FAULTS`."""
     given = FAULTS[blow]
     if blow in OF_CHANGES:
         given = {**given, "target": f"/data/{event_of(rng.choice(OBJECTS))}"}
@@ -187,7 +188,7 @@ def fault_of(blow: str, rng: random.Random) -> Fault:
 
 
 def difference(wanted: Rows, found: Rows) -> str:
-    """What is wrong with the rows of an object, for people; empty if nothing is."""
+    """Describe the differences between two sets of rows; empty if they are equal."""
     missing, more = wanted.keys() - found.keys(), found.keys() - wanted.keys()
     other = {
         record_id: sorted(
@@ -211,7 +212,7 @@ def difference(wanted: Rows, found: Rows) -> str:
 
 
 class _Mirror:
-    """``sfpubsub mirror run``, which is started again when it was killed."""
+    """The process ``sfpubsub mirror run``, which is restarted after each kill."""
 
     def __init__(
         self, directory: Path, emulator: EmulatorServer, format_: str, source: str, python: str
@@ -231,7 +232,7 @@ class _Mirror:
         self._start(*IN_THE_MIDST)
 
     def live(self, seconds: float) -> None:
-        """Let it live for a time; it may be anywhere when that is over."""
+        """Let the mirror run for *seconds*; fail if it exits before that."""
         try:
             self._job.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -239,7 +240,7 @@ class _Mirror:
         raise self._unwanted("by itself")
 
     def kill(self, whom: str) -> None:
-        """Kill the driver, Spark's JVM or both, and start again."""
+        """Kill the driver, Spark's JVM or both, and restart the mirror."""
         pid = self._job.process.pid
         if whom == "jvm" and (java := _child(pid)) is not None:
             os.kill(java, signal.SIGKILL)
@@ -257,7 +258,7 @@ class _Mirror:
         self._start(*IN_THE_MIDST)
 
     def finish(self) -> None:
-        """Let it catch up, refresh formulas, sweep, and end."""
+        """Run the mirror until it has caught up, refreshed formulas and swept, and exits with 0."""
         self.end()
         self._start(*AT_THE_END)
         try:
@@ -268,7 +269,7 @@ class _Mirror:
             raise self._unwanted(f"after {output}")
 
     def end(self) -> None:
-        """Make sure that nothing of it is left."""
+        """Kill the mirror's processes if they are still running."""
         if self._job.process.poll() is None:
             os.killpg(self._job.process.pid, signal.SIGKILL)
             self._job.process.communicate()
@@ -282,11 +283,11 @@ class _Mirror:
 
 
 def _child(pid: int) -> int | None:
-    """Return the JVM that a process has started; None as long as there is none."""
+    """Return the pid of the JVM that a process has started; None if it has not started one."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, _, rest = path.read_text().partition("(")[2].rpartition(")")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         if name == "java" and int(rest.split()[1]) == pid:
             return int(path.parent.name)
@@ -304,13 +305,13 @@ def main() -> None:
     parser.add_argument("--changes", type=int, default=5_000)
     parser.add_argument("--records", type=int, default=10_000)
     parser.add_argument("--blows", type=int, default=20)
-    parser.add_argument("--among", default=",".join(BLOWS), help="kinds of blows, with commas")
+    parser.add_argument("--among", default=",".join(BLOWS), help="kinds of faults, by commas")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     print(f"seed {options.seed}", file=sys.stderr, flush=True)
     rng = random.Random(options.seed)
-    # So that nothing outlives whoever ends this one.
+    # Exit normally on SIGTERM, so that child processes are ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))
     with spark_session(format=options.format) as spark:
         report = run(

@@ -1,6 +1,6 @@
-"""The org that a storm is in: its objects, its settings, and the truth about its records.
+"""The org of a storm: its objects, its settings, and the expected values of its records.
 
-What the org holds is read from the emulator's own database, row by row, with no code of the client.
+The records are read from the emulator's database, independently of the client.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from sfpubsub.emulator.server import EmulatorServer
 OBJECTS = ("Account", "Contact", "Order__c")
 CHANNEL = "/data/ChangeEvents"
 
-# The app of an org whose seed names none (docs/reference/emulator.md).
+# Credentials of the default app of the emulator (docs/reference/emulator.md).
 CREDENTIALS = {"client_id": "emulator", "client_secret": "emulator-secret"}
 
-# Records by id, and their values by column, as a current table is to have them.
+# Records by id; their values by column, as expected in a current table.
 Rows: TypeAlias = dict[str, dict[str, Any]]
 
-# Settings of the org: answers lag behind the bus, and a transaction of this many changes overflows.
+# Settings of the org: seconds by which REST responses are stale, and changes at which a transaction
+# overflows.
 REST_LAG = 0.4
 OVERFLOW = 100
 
 
 def seed_of(directory: Path) -> Seed:
-    """The default org, with all its objects selected for change data capture, on one channel."""
+    """Return a seed with change data capture for all objects, on one channel."""
     text = DEFAULT_SEED.read_text().replace("change_events = false", "change_events = true")
     topics = ", ".join(f'"/data/{event_of(name)}"' for name in OBJECTS)
     text = text.replace('topics = ["/data/AccountChangeEvent"]', f"topics = [{topics}]")
@@ -42,15 +43,15 @@ def seed_of(directory: Path) -> Seed:
 
 
 def event_of(name: str) -> str:
-    """The change event of an object."""
+    """Return the name of an object's change event."""
     return f"{name.removesuffix('c')}ChangeEvent" if name.endswith("__c") else f"{name}ChangeEvent"
 
 
-# The truth.
+# Expected records.
 
 
 def truth_of(emulator: EmulatorServer) -> dict[str, Rows]:
-    """What the org holds, from the rows of its database: the records that are not deleted."""
+    """Return the records of each object that are not deleted, read from the database."""
     path = emulator.data_dir / "bus.sqlite3"
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         database.row_factory = sqlite3.Row
@@ -78,7 +79,7 @@ def _columns(of: SObject, row: sqlite3.Row) -> Iterator[tuple[str, Any]]:
 
 
 def _value(field: Field, kept: Any) -> Any:
-    """A value as a table has it, by what the field is described as."""
+    """Return a stored value in the form that a table has, by the type of its field."""
     if field.type == "boolean":
         return bool(kept)
     if kept is None:
@@ -95,7 +96,7 @@ def _value(field: Field, kept: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A compound value without what is empty in it; None if that is all."""
+    """Return a compound value without null parts, or None if all are null; return others as is."""
     if not isinstance(value, dict):
         return value
     return {name: each for name, each in value.items() if each is not None} or None

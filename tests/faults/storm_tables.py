@@ -1,4 +1,4 @@
-"""Current tables as their readers see them: Spark, and one that shares no code with it."""
+"""Read current tables with Spark, and with another reader that shares no code with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.faults.storm_org import Rows, plain
 
 
 def readers_of(spark: SparkSession, format_: str) -> dict[str, Callable[[Path], Rows]]:
-    """Readers of the tables of a format, by name."""
+    """Return the functions that read tables of a format, by name of the reader."""
 
     def by_spark(path: Path) -> Rows:
         return rows_of(spark.read.format(format_).load(str(path)).toArrow())
@@ -24,7 +24,7 @@ def readers_of(spark: SparkSession, format_: str) -> dict[str, Callable[[Path], 
 def _by_deltalake(path: Path) -> Rows:
     from deltalake import DeltaTable, QueryBuilder
 
-    # Its query engine knows deletion vectors; its Arrow data set does not.
+    # deltalake supports deletion vectors in its query engine, but not in its Arrow data set.
     found = QueryBuilder().register("rows", DeltaTable(str(path))).execute("SELECT * FROM rows")
     return rows_of(pa.table(found.read_all()))
 
@@ -38,12 +38,12 @@ def _by_pyiceberg(path: Path) -> Rows:
 
 
 def rows_of(table: pa.Table) -> Rows:
-    """The fields of the records that are not deleted. A record that is there twice is an error."""
+    """Return the fields of all records that are not deleted; fail if a record occurs twice."""
     found: Rows = {}
     for row in table.to_pylist():
         if row["_is_deleted"]:
             continue
-        assert row["record_id"] not in found, f"{row['record_id']} is there twice"
+        assert row["record_id"] not in found, f"{row['record_id']} occurs twice"
         found[row["record_id"]] = {
             name: plain(value)
             for name, value in row.items()

@@ -1,4 +1,4 @@
-"""A writer of random changes over REST, for storms: what it does is said by a seed.
+"""Makes random changes in an org through REST, for storms. A seed determines the changes.
 
 Shares no code with the client: requests are made with the standard library.
 """
@@ -21,13 +21,13 @@ from sfpubsub.emulator.org.records.fields import Field, SObject
 from sfpubsub.emulator.server import EmulatorServer
 from tests.faults.storm_org import CREDENTIALS, OBJECTS, OVERFLOW
 
-# Records of one request. Documented.
+# Maximum number of records per request (Salesforce documentation).
 _MOST = 200
 
-# Fields that are set in one change, at most: objects have forty.
+# Maximum number of fields that one change sets; objects have about forty.
 _FIELDS = 6
 
-# How often each kind of change is made. One of many records counts as many changes.
+# Relative frequency of each kind of change. A change of several records counts once per record.
 WEIGHTS = {
     "create": 8, "create_many": 1, "update": 30, "null": 10, "text": 10, "part": 8,
     "same_for_many": 2, "other_for_many": 2,
@@ -35,21 +35,30 @@ WEIGHTS = {
 }  # fmt: skip
 
 
-class Refusal(Exception):  # noqa: N818  # an answer, and mostly expected
-    """The org has refused a request."""
+class Refusal(Exception):  # noqa: N818  # an expected response rather than an error
+    """The org refused a request."""
 
 
 class Rest:
-    """Requests of one thread, with a session that is renewed when it has expired."""
+    """Makes REST requests, and signs in again when the session has expired. Not thread-safe."""
 
     def __init__(self, url: str) -> None:
         self._host = url.removeprefix("http://")
         self._token = ""
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """Make a request below the data path, or at an absolute one; return its JSON."""
+        """Make a request, and return the JSON of the response.
+
+        Args:
+            method: HTTP method.
+            path: An absolute path, or a path relative to that of the REST API.
+            body: Content, which is sent as JSON.
+
+        Raises:
+            Refusal: The status is 400 or higher.
+        """
         full = path if path.startswith("/") else f"/services/data/v60.0/{path}"
-        for _ in range(50):  # a storm expires sessions often; each time is an answer of the org
+        for _ in range(50):  # a storm often expires sessions
             if not self._token:
                 self._token = self._signed_in()
             status, answer = self._asked(method, full, body)
@@ -73,8 +82,8 @@ class Rest:
     def _sent(
         self, method: str, path: str, text: str | None, headers: dict[str, str]
     ) -> tuple[int, Any]:
-        # A connection of its own: one that is kept may be closed at the moment it is used again,
-        # and then nobody knows whether the org has carried out the request.
+        # A new connection: a reused one could be closed by the server at the same moment, and then
+        # it would be unknown whether the org has executed the request.
         connection = http.client.HTTPConnection(self._host, timeout=300)
         with closing(connection):
             connection.request(method, path, text, headers)
@@ -84,14 +93,14 @@ class Rest:
 
 
 class Writer(threading.Thread):
-    """Makes random changes over REST, up to a goal that is raised from time to time.
+    """Makes random changes through REST, up to a goal that the caller raises.
 
-    Which changes these are is said by the seed alone. Nobody else changes the org.
+    The seed alone determines the changes. Nothing else may change the org.
 
     Args:
-        emulator: Started.
-        seed: Of the changes.
-        weights: How often each kind is made.
+        emulator: A running emulator.
+        seed: Seed of the changes.
+        weights: Relative frequency of each kind of change; None for `WEIGHTS`.
         pace: Seconds between two requests.
     """
 
@@ -105,7 +114,7 @@ class Writer(threading.Thread):
     ) -> None:
         super().__init__(name="writer", daemon=True)
         self.made: Counter[str] = Counter()
-        """Changes by kind."""
+        """Number of changes, by kind."""
         self.changes = 0
         self.failure: BaseException | None = None
         self._emulator = emulator
@@ -119,10 +128,10 @@ class Writer(threading.Thread):
         self._fields = {name: _writable(emulator.records.describe(name)) for name in OBJECTS}
         self._goal = 0
         self._ending = False
-        self._changed = threading.Condition()  # guards goal and end
+        self._changed = threading.Condition()  # guards `_goal` and `_ending`
 
     def fill(self, records: int) -> None:
-        """Make the first records, in equal parts, and tell nobody how: before the storm."""
+        """Create the initial records, equally many of each object, before the storm."""
         user = self._emulator.accounts.holder("")
         for name in OBJECTS:
             left = records // len(OBJECTS)
@@ -133,13 +142,13 @@ class Writer(threading.Thread):
                 left -= _MOST
 
     def raise_goal(self, goal: int) -> None:
-        """Let it make changes until there are so many."""
+        """Make changes until there are *goal* in total."""
         with self._changed:
             self._goal = max(goal, self._goal)
             self._changed.notify_all()
 
     def finish(self, patience: float) -> None:
-        """Wait until the goal is reached, and end."""
+        """Wait until the goal is reached, and end the thread."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
@@ -151,7 +160,7 @@ class Writer(threading.Thread):
         try:
             while self._goes_on():
                 self.step()
-        except Exception as error:  # noqa: BLE001  # told by `finish`
+        except Exception as error:  # noqa: BLE001  # raised by `finish`
             self.failure = error
 
     def step(self) -> None:
@@ -173,7 +182,7 @@ class Writer(threading.Thread):
             self._changed.wait_for(lambda: self._ending or self.changes < self._goal)
             return self.changes < self._goal
 
-    # Kinds of changes. Where there is nothing to change, one is made, so that a storm goes on.
+    # Kinds of changes. If there is no record to change, one is created instead.
 
     def _do_create(self, name: str) -> None:
         answer = self._rest.ask("POST", f"sobjects/{name}", self._new(name))
@@ -205,7 +214,7 @@ class Writer(threading.Thread):
         )
 
     def _do_text(self, name: str) -> None:
-        """Change a line of a long text, which the service tells as a difference."""
+        """Change a line of a long text, which the service reports as a diff."""
         field = "Notes__c" if name == "Order__c" else "Description"
 
         def changed(record_id: str) -> dict[str, Any]:
@@ -216,12 +225,12 @@ class Writer(threading.Thread):
             self._texts[record_id] = "\n".join(lines)
             return {field: self._texts[record_id]}
 
-        # Of a few records, so that most of them have a text already.
+        # Only among a few records, so that most of them already have a text.
         self._change_one(name, changed, among=10)
 
     def _do_same_for_many(self, name: str) -> None:
         value = self._some(name)
-        for each in self._fields[name]:  # two records cannot have it
+        for each in self._fields[name]:  # unique values cannot be shared
             if each.unique:
                 value.pop(each.name, None)
         self._change_many(name, lambda: value)
@@ -254,7 +263,7 @@ class Writer(threading.Thread):
         return None
 
     def _do_purge(self, name: str) -> None:
-        """Let a record vanish without an event."""
+        """Delete a record permanently, without an event."""
         record_id = self._chosen(name, self._live)
         if record_id is None:
             return self._do_create(name)
@@ -262,7 +271,7 @@ class Writer(threading.Thread):
         self.changes += 1
         return None
 
-    # What they share.
+    # Helpers of the changes.
 
     def _change_one(
         self, name: str, values: Callable[[str], dict[str, Any]], among: int | None = None
@@ -278,7 +287,7 @@ class Writer(threading.Thread):
         return None
 
     def _change_many(self, name: str, value: Callable[[], dict[str, Any]]) -> None:
-        # Every third time beyond what one transaction tells.
+        # Every third time, so many that the transaction overflows.
         least, most = (2, 40) if self._rng.random() < 0.66 else (OVERFLOW, _MOST)
         rows = [
             {"attributes": {"type": name}, "id": record_id, **value()}
@@ -289,7 +298,7 @@ class Writer(threading.Thread):
         self._collection("PATCH", rows)
 
     def _collection(self, method: str, rows: Sequence[Any]) -> list[str]:
-        """Change records in one transaction; return the ids of those that were changed."""
+        """Change records in one transaction; return the ids of the changed records."""
         if not rows:
             return []
         path, body = "composite/sobjects", {"allOrNone": False, "records": rows}
@@ -338,7 +347,7 @@ class Writer(threading.Thread):
         if field.is_number:
             if field.type == "int":
                 return rng.randint(-5, 100_000)
-            # Few enough digits for a double, which is what events carry.
+            # Few enough digits for a double, the type in events.
             return rng.randint(-(10**9), 10**9) / 10 ** min(field.scale, 6)
         day = date(1999, 12, 25) + timedelta(days=rng.randrange(15_000))
         return {
@@ -354,7 +363,7 @@ class Writer(threading.Thread):
 
 
 def _writable(of: SObject) -> list[Field]:
-    """What a client may set, references apart: records that they point to come and go."""
+    """Return the fields that a client may set, except references, whose targets may be deleted."""
     return [
         each
         for each in of.fields

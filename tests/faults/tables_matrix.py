@@ -1,8 +1,8 @@
-"""The crash matrix of tables: ends ``sfpubsub tables`` at each moment of a step, and compares.
+"""The crash matrix of tables: kills ``sfpubsub tables`` at each moment of a step, and checks them.
 
-``python -m tests.faults.tables_matrix FORMAT DIRECTORY --kills N --seed S``: a raw table that grows
-between the kills; at the end the tables must be what `reference` makes of all raw rows in one go,
-which shares no code with the engine.
+``python -m tests.faults.tables_matrix FORMAT DIRECTORY --kills N --seed S`` extends a raw table
+between the kills. At the end, the tables must equal the result of `reference`, which decodes all
+raw rows and shares no code with the engine.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tests.faults.killer import RunError
 from tests.faults.matrix import Job
 from tests.faults.tables_victim import MOMENTS
 
-# ``ingest_seq`` s by table, in order, and of each event a field's value.
+# For each table: the value of one field by ``ingest_seq``.
 Tables: TypeAlias = dict[str, dict[int, Any]]
 
-# A field of each event type, to see that a row's columns are those of its payload.
+# A field of each event type, to check that columns match the payload.
 FIELDS = {"Order_Event__e": "Order_Number__c", "AccountChangeEvent": "AccountNumber"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One kill to do."""
+    """A planned kill: its moment, its victims, and which occurrence."""
 
     moment: str
     who: str
@@ -46,7 +46,7 @@ class Cell:
 
 @dataclass
 class Report:
-    """What was done, and what is wrong."""
+    """The result of a run: kills, rows, and what is wrong in the tables."""
 
     format: str
     seed: int
@@ -56,7 +56,7 @@ class Report:
 
 
 def cells(kills: int, rng: random.Random) -> list[Cell]:
-    """Every moment and everybody as often as there are kills for."""
+    """Return *kills* cells in random order, with all moments and victims equally often."""
     pairs = list(product(MOMENTS, WHO))
     rng.shuffle(pairs)
     return [Cell(moment, who, 1) for moment, who in islice(cycle(pairs), kills)]
@@ -74,21 +74,21 @@ def run(
     python: str = sys.executable,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Do the kills of *todo*, let the command finish, and compare.
+    """Do the kills in *todo*, let the command finish, and compare the tables with the reference.
 
     Args:
-        format_: The tables'.
-        raw: The raw table, of files.
-        to: Where the tables go.
-        grow: Writes a batch of the raw table; is told its number.
-        read: Reads the tables.
-        todo: What to kill, and when.
-        seed: What *todo* was made with, for the report.
-        python: An interpreter with the PySpark of the format.
-        say: Is told each kill.
+        format_: Format of the tables.
+        raw: The raw table, in Parquet files.
+        to: Directory of the tables.
+        grow: Writes a batch to the raw table; called with the number of the kill.
+        read: Returns the contents of the tables.
+        todo: The kills, in order.
+        seed: Seed that *todo* was created with, for the report.
+        python: Python interpreter with a PySpark version that supports the format.
+        say: Called with a description of each kill.
 
     Raises:
-        RunError: A process ended otherwise than it should, or did not end.
+        RunError: A process exited in an unexpected way, or did not exit.
     """
     log = raw.parent / "tables.log"
     command = ["tables", f"--from={raw}", f"--to={to}", "--format", format_]
@@ -100,12 +100,12 @@ def run(
         status = job.process.returncode
         killed = job.log_text().count("killing") == 1
         if not killed or status != (1 if cell.who == "jvm" else -signal.SIGKILL):
-            raise RunError(f"{cell} ended with {status}:\n{job.log_tail()}")
+            raise RunError(f"{cell} exited with {status}:\n{job.log_tail()}")
         say(f"kill {number + 1}/{len(todo)}: {cell}")
     last = Job(python, ["sfpubsub", *command], {}, log)
     last.wait()
     if last.process.returncode != 0:
-        raise RunError(f"tables ended with {last.process.returncode}:\n{last.log_tail()}")
+        raise RunError(f"tables exited with {last.process.returncode}:\n{last.log_tail()}")
     wanted, found = reference(raw), read()
     report = Report(format_, seed, len(todo), sum(map(len, wanted.values())))
     for name in wanted.keys() | found.keys():
@@ -115,7 +115,7 @@ def run(
 
 
 def reference(raw: Path) -> Tables:
-    """Decode all raw rows in one go, with fastavro alone."""
+    """Return the expected tables, by decoding all raw rows with fastavro."""
     tables: Tables = {}
     files = sorted(str(path) for path in raw.rglob("part-*.parquet"))
     columns = ["schema_id", "payload", "ingest_seq"]

@@ -1,15 +1,18 @@
-"""Runs ``sfpubsub tables`` and ends it with SIGKILL at a chosen moment of one of its steps.
+"""Runs ``sfpubsub tables`` and kills it with SIGKILL at a chosen moment of one of its steps.
 
-``python -m tests.faults.tables_victim MOMENT WHO NTH tables …``: the hooks are put into the package
-here, in this process, and nothing of them is in what is shipped.
+``python -m tests.faults.tables_victim MOMENT WHO NTH tables …`` installs the hooks in this process
+only; they are not part of the package.
 
-Moments: ``plan``: the nth step is planned, and no table has it. ``append``: the nth time that a
-table is about to take rows; others may have them, or are taking theirs. ``taken``: right behind
-that. ``merge``, ``merged``, ``within``: the nth time that rows of a table are about to be replaced,
-have been, or are being replaced for some tenths of a second. ``finish``: all tables have the nth
-step, and it is not flushed, or not published. ``over``: it is, and the next one is not planned.
+Moments, each at its nth occurrence:
 
-Who: ``driver``: this process; ``jvm``: Spark's JVM; ``both``.
+- ``plan``: a step is planned, and no table contains it.
+- ``append``: before rows are appended to a table; other tables may already have theirs.
+- ``taken``: right after rows were appended to a table.
+- ``merge``, ``within``, ``merged``: before, during or after a merge into a table.
+- ``finish``: all tables contain the step, but it is not flushed or not published.
+- ``over``: the step is published, and the next one is not planned.
+
+WHO is killed: ``driver`` (this process), ``jvm`` (Spark's JVM) or ``both``.
 """
 
 from __future__ import annotations
@@ -27,15 +30,15 @@ from tests.faults.crash_victim import Killer, _after, _before
 
 MOMENTS = ("plan", "append", "taken", "finish", "over")
 
-# Of current and history tables beside.
+# Additional moments of current and history tables.
 MERGE_MOMENTS = ("merge", "within", "merged")
 
-# Seconds into a merge, which takes some two.
+# Range of delays within a merge, which takes about 2 s.
 _WITHIN = (0.1, 2.0)
 
 
 def install(moment: str, killer: Killer, table_format: str) -> None:
-    """Put the hook of *moment* in its place."""
+    """Install the hook for *moment* in the package."""
     targets = importlib.import_module(f"sfpubsub.spark.tables.{table_format}_target")
     name = table_format.capitalize()
     target, table = getattr(targets, f"{name}Target"), getattr(targets, f"{name}TargetTable")

@@ -1,4 +1,4 @@
-"""A raw table that grows, and the tables made of it, as `tests.faults.tables_matrix` sees them."""
+"""A growing raw table and the tables created from it, for `tests.faults.tables_matrix`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.spark.tables.raw_world import ACCOUNT, ORDER, ORDER_2, Raw
 
 
 class World:
-    """One of them, in a directory."""
+    """A raw table in a directory, and its tables."""
 
     def __init__(self, spark: SparkSession, directory: Path, to_format: str) -> None:
         self.raw = Raw(spark, directory / "raw", to_format=to_format)
 
     def grow(self, number: int) -> None:
-        """Write a batch: of two types and two versions, some of it undecodable."""
+        """Write a batch with two event types and two schema versions, and undecodable events."""
         newer = ORDER_2 if number % 3 == 2 else ORDER
         self.raw.write((newer, 20, number % 2), (ACCOUNT, 10, 1))
 
     def read(self) -> Tables:
-        """Read the tables; a row that is there twice is a table of its own."""
+        """Return the contents of the tables; duplicated rows are returned as a separate table."""
         tables: Tables = {}
         for name in (*FIELDS, "_undecodable"):
             try:

@@ -1,4 +1,4 @@
-"""What the tests of monitoring share: a clock, and a subscription with the health they say."""
+"""Helpers for the tests of monitoring: a manual clock, and a subscription with a set health."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOW = 1_800_000_000.0
 
 
 class Clock:
-    """Seconds since 1970 that a test moves."""
+    """A clock whose time, in seconds since 1970 UTC, is set by the test."""
 
     def __init__(self, now: float = NOW) -> None:
         self.now = now
@@ -22,7 +22,7 @@ class Clock:
 
 
 class Subscription:
-    """Has the health that a test says."""
+    """A subscription whose health is set by the test."""
 
     def __init__(self, **values) -> None:
         self.said = dataclasses.replace(NEW, state="streaming", outstanding=100, **values)

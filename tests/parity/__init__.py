@@ -1,5 +1,5 @@
-"""What the emulator and a real org must do alike: one set of tests for both.
+"""Tests of behaviour that must be the same in the emulator and in a real org.
 
-They see the wire alone: the generated stub and HTTP. Without settings the org is an emulator, so
-that they run with all other tests; scripts/parity.sh points them at a real one.
+They use only the generated gRPC stub and HTTP. By default they run against an emulator, together
+with all other tests; scripts/parity.sh runs them against a real org.
 """

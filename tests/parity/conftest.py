@@ -1,4 +1,4 @@
-"""The org under test, and events for its topic."""
+"""Fixtures: the org under test, and events for its topic."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from sfpubsub_grpc import pubsub_api_pb2 as pb
 
 from ..emulator.support import ORDERS, Client
 
-# Settings of a real org, for scripts/parity.sh; all of them or none.
+# Settings of a real org, for scripts/parity.sh. Either all or none must be set.
 NAMES = ("ENDPOINT", "ACCESS_TOKEN", "INSTANCE_URL", "TENANT_ID", "TOPIC", "USER_ID")
 
 
 @dataclass(frozen=True)
 class Org:
-    """Where it is and who asks; `topic` may be published to and read.
+    """The org under test: credentials, a client, and a topic for publishing and subscribing.
 
     Attributes:
-        user_id: What events have as CreatedById.
-        is_real: Whether it is one of Salesforce's.
+        user_id: Expected CreatedById of events.
+        is_real: Whether this is a Salesforce org rather than an emulator.
     """
 
     access_token: str
@@ -52,7 +52,7 @@ class Org:
 
 @pytest.fixture(scope="session")
 def org(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Org]:
-    """The org of the settings, else an emulator."""
+    """The real org if its settings are given, otherwise an emulator."""
     given = {name: os.environ.get(f"PARITY_{name}", "") for name in NAMES}
     if not any(given.values()):
         with EmulatorServer(tmp_path_factory.mktemp("parity")) as emulator:
@@ -81,7 +81,7 @@ def org(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Org]:
 
 @pytest.fixture
 def client(org: Org) -> Iterator[Client]:
-    """The stub, with the headers of the org; its streams end with the test."""
+    """A client of the org, whose streams are closed at the end of the test."""
     opened = len(org.client._streams)
     yield org.client
     for stream in org.client._streams[opened:]:
@@ -91,14 +91,14 @@ def client(org: Org) -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def schema(org: Org) -> Any:
-    """The schema of the topic, as the service tells it."""
+    """The topic's schema, fetched from the org."""
     info = org.client.call("GetTopic", pb.TopicRequest(topic_name=org.topic))
     return org.client.call("GetSchema", pb.SchemaRequest(schema_id=info.schema_id))
 
 
 @pytest.fixture
 def event(org: Org, schema: Any) -> Callable[..., Any]:
-    """Make an event for the topic: null where it may be, else as little as its type takes."""
+    """Return a function that creates an event for the topic, with null or minimal values."""
     parsed = json.loads(schema.schema_json)
     known = {"CreatedDate": int(time.time() * 1000), "CreatedById": org.user_id}
     values = {

@@ -23,7 +23,7 @@ SETTINGS = {f"PARITY_{name}": "x" for name in NAMES}
     [
         ({}, "set " + " ".join(SETTINGS)),
         ({name: "x" for name in SETTINGS if name != "PARITY_TOPIC"}, "set PARITY_TOPIC"),
-        (SETTINGS, "PARITY_TOPIC is a platform event"),
+        (SETTINGS, "PARITY_TOPIC must be a platform event"),
     ],
 )
 def test_it_refuses_without_its_settings(settings, said):

@@ -1,6 +1,6 @@
-"""The ledger as its rules say it, slow and simple: one entry a position, everything looked for.
+"""A simple, slow version of the ledger, with one object per position and linear searches.
 
-A second opinion for `test_ledger_walk`; it shares no code with `sfpubsub.protocol.ledger`.
+`test_ledger_walk` compares it with `sfpubsub.protocol.ledger`, with which it shares no code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sfpubsub.types import RawEvent, ReplayId
 
 @dataclass
 class Position:
-    """One received position."""
+    """A received position and its state."""
 
     order: int
     replay_id: ReplayId
@@ -26,7 +26,7 @@ class Position:
 
 
 class PlainLedger:
-    """What the rules at the top of `sfpubsub.protocol.ledger` say."""
+    """Implements the rules in the docstring of `sfpubsub.protocol.ledger` directly."""
 
     def __init__(self) -> None:
         self.positions: list[Position] = []  # neither committed nor stored
@@ -81,7 +81,7 @@ class PlainLedger:
 
     @property
     def prefix(self) -> list[Position]:
-        """The acked prefix."""
+        """The acked positions before the first unacked one."""
         prefix = []
         for position in self.positions:
             if not position.acked:
@@ -90,7 +90,7 @@ class PlainLedger:
         return prefix
 
     def facts(self) -> dict[str, object]:
-        """Everything that can be asked."""
+        """Return the values of all properties of the ledger, by name."""
         prefix = self.prefix
         events = [position for position in prefix if position.event_id is not None]
         seen = [position for position in prefix if position.seen]
@@ -113,5 +113,5 @@ class PlainLedger:
 
 
 def place(positions: list[Position]) -> tuple[int, ReplayId] | None:
-    """Return order and replay id of the last one."""
+    """Return order and replay id of the last position; None if there are none."""
     return (positions[-1].order, positions[-1].replay_id) if positions else None

@@ -1,7 +1,7 @@
-"""Builders of inputs, and a script that drives one subscription with a time of its own.
+"""Functions that build inputs, and a script that drives one subscription with simulated time.
 
-`now` is a plain number that only `Script.wait` moves; nothing here sleeps. Positions are made from
-numbers by `rid`, whose bytes are not in the order of the numbers.
+Only `Script.wait` advances the time `now`; nothing here sleeps. `rid` converts numbers to
+positions, whose byte order differs from the order of the numbers.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ from sfpubsub.types import Gap, RawEvent, ReplayId, StartPosition
 C = TypeVar("C", bound=Command)
 
 NAME = "/event/Order_Event__e"
-# Most scripts stand still; the pause has tests of its own.
+# Without the pause between commits, which other tests cover, because most scripts do not wait.
 TIMES = Timings(commit_pause=0.0)
 
 
 def rid(number: int) -> ReplayId:
-    """Return the position with that number; not in order as bytes."""
+    """Return the position for *number*; the byte order differs from the order of numbers."""
     return ReplayId((number * 2_654_435_761 % 2**32).to_bytes(4, "big") + number.to_bytes(4, "big"))
 
 
 def event(number: int, *, size: int = 1, event_id: str | None = None) -> RawEvent:
-    """Return the event at that position."""
+    """Return an event at position *number*."""
     return RawEvent(
         f"event-{number}" if event_id is None else event_id, "schema", b"x" * size, rid(number)
     )
 
 
 def events(*numbers: int, pending: int = 50, size: int = 1) -> Response:
-    """Return a response that brings those events."""
+    """Return a response that contains the events at positions *numbers*."""
     found = tuple(event(number, size=size) for number in numbers)
     return Response(found, found[-1].replay_id, pending, f"rpc-{numbers[0]}")
 
 
 def keepalive(number: int, *, pending: int = 100) -> Response:
-    """Return an empty response at that position."""
+    """Return a keepalive at position *number*."""
     return Response((), rid(number), pending, f"rpc-keepalive-{number}")
 
 
 def answer(request: CommitRequest | str, error: str | None = None, **fields: Any) -> Response:
-    """Return the answer to a commit, with a stale position and pending figure as the worst case."""
+    """Return a commit response; by default, its position and pending count are stale."""
     request_id = request if isinstance(request, str) else request.request_id
     replay_id = None if isinstance(request, str) else request.replay_id
     commit = CommitAnswer(
@@ -69,22 +69,22 @@ def answer(request: CommitRequest | str, error: str | None = None, **fields: Any
 
 
 def failure(kind: FailureKind = FailureKind.RETRY, error: SfPubSubError | None = None) -> Failure:
-    """Return a way for a stream to end."""
+    """Return a failure that ends a stream."""
     return Failure(kind, error or StreamUnavailableError("connection reset"))
 
 
 def of(kind: type[C], commands: list[Command]) -> list[C]:
-    """Return the commands of one kind."""
+    """Return the commands that are of the class *kind*."""
     return [command for command in commands if isinstance(command, kind)]
 
 
 class Script:
-    """One subscription, its application and its clock.
+    """Drives one subscription: plays the service, the application and the clock.
 
     Args:
-        start: None for a managed subscription.
-        limits: Bounds of memory.
-        options: Of `SubscriptionProtocol`.
+        start: Start position; None for a managed subscription.
+        limits: Memory limits.
+        options: Other arguments of `SubscriptionProtocol`.
     """
 
     make = SubscriptionProtocol
@@ -97,13 +97,13 @@ class Script:
         self.now = 1000.0
         self.stream = 0
         self.inbox: deque[Deliver] = deque()
-        self.delivered: list[int] = []  # numbers of all events handed over
+        self.delivered: list[int] = []  # numbers of all delivered events
         self.gaps: list[Gap] = []
         self.finish: Finish | None = None
         self.settled: dict[int, object] = {}
         self.seqs: dict[int, int] = {}  # number -> delivery_seq
 
-    # Inputs; each returns the commands and keeps book of them.
+    # Inputs. Each records the resulting commands and returns them.
 
     def start(self, position: StartPosition | None = None) -> list[Command]:
         return self._did(self.protocol.start(self.now, position))
@@ -117,7 +117,7 @@ class Script:
         return self._did(self.protocol.ended(self.stream, why, self.now, jitter))
 
     def take(self) -> list[Command]:
-        """The application reads one batch."""
+        """Let the application read one batch."""
         batch = self.inbox.popleft()
         return self._did(self.protocol.taken(len(batch.events), batch.size, self.now))
 
@@ -129,7 +129,7 @@ class Script:
         return out
 
     def read(self, response: Response) -> list[Command]:
-        """A response comes and the application reads it."""
+        """Pass a response to the protocol, and let the application read its batch."""
         out = self.respond(response)
         return out + self.take()
 
@@ -141,7 +141,7 @@ class Script:
         return self._did(self.protocol.drain(self.now))
 
     def wait(self, seconds: float, *, jitter: float = 0.5) -> list[Command]:
-        """Let time pass, and the timer ring whenever it is due."""
+        """Advance the time, and call the timer whenever it is due."""
         until = self.now + seconds
         out: list[Command] = []
         for _ in range(1000):
@@ -154,13 +154,13 @@ class Script:
         raise AssertionError(f"the timer spins in state {self.protocol.state}")
 
     def reopen(self, *, jitter: float = 0.5) -> OpenStream:
-        """The stream breaks, and is opened again after its delay."""
+        """Break the stream, wait until the next one is opened, and return that command."""
         self.end(failure(), jitter=jitter)
         (opened,) = of(OpenStream, self.wait(TIMES.backoff_max, jitter=jitter))
         return opened
 
     def _did(self, commands: list[Command]) -> list[Command]:
-        assert self.finish is None or not commands, "something follows the end"
+        assert self.finish is None or not commands, "a command follows Finish"
         for command in commands:
             if isinstance(command, OpenStream):
                 assert command.stream == self.stream + 1
@@ -176,7 +176,7 @@ class Script:
             elif isinstance(command, ReportGap):
                 self.gaps.append(command.gap)
             elif isinstance(command, SettleCommit):
-                assert command.ticket not in self.settled, "a caller is answered once"
+                assert command.ticket not in self.settled, "a caller must be settled only once"
                 self.settled[command.ticket] = command.outcome
             elif isinstance(command, (SendRequest, CancelStream)):
                 assert command.stream == self.stream
@@ -186,7 +186,7 @@ class Script:
 
 
 def streaming(start: StartPosition | None = None, **options: Any) -> Script:
-    """Return a script whose first stream is open and has brought the keepalive 1."""
+    """Return a script whose first stream has received the keepalive 1, already committed."""
     script = Script(start, **options)
     script.start()
     script.respond(keepalive(1))
@@ -196,23 +196,23 @@ def streaming(start: StartPosition | None = None, **options: Any) -> Script:
 
 
 def settle(script: Script) -> None:
-    """Answer the commit that is out."""
+    """Confirm the commit that is in flight."""
     out = commits_of(script.protocol).unanswered
     assert out is not None
     script.respond(answer(CommitRequest(out.request_id, out.replay_id)))
 
 
 def commits_of(protocol: SubscriptionProtocol) -> Commits:
-    """Return the commits of a managed subscription."""
+    """Return the `Commits` object of a managed subscription."""
     assert protocol._standing is not None
     return protocol._standing._commits
 
 
 def commits(commands: list[Command]) -> list[CommitRequest]:
-    """Return the commits that the commands send."""
+    """Return the commit requests in *commands*."""
     return [sent.commit for sent in of(SendRequest, commands) if sent.commit is not None]
 
 
 def credit(commands: list[Command]) -> int:
-    """Return the credit that the commands ask for on an open stream."""
+    """Return the number of events that *commands* request on an open stream."""
     return sum(sent.num_requested for sent in of(SendRequest, commands))

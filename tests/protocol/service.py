@@ -1,8 +1,8 @@
-"""A small model of the service, for the random walk: it shares no code with the protocol.
+"""A small model of the service, for the random walk. It shares no code with the protocol.
 
-Positions are numbers of one bus, where other topics move the tip too. Requests and responses wait
-in `inbox` and `outbox` until the walk carries them; a call that ends takes both with it. Every rule
-that the client must keep is an assertion here.
+Positions are numbers on one event bus, to which other topics publish as well. Requests and
+responses wait in `inbox` and `outbox` until the walk transfers them; the end of a call discards
+both. Every rule that the client must follow is an assertion here.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ KEEPALIVE = 270.0
 
 
 class Service:
-    """One topic, and one managed subscription on it.
+    """A service with one topic and one managed subscription.
 
     Args:
-        chance: Decides.
-        managed: Whether the calls are of the managed subscription.
-        latest: Whether its defaultReplay is LATEST; else EARLIEST.
+        chance: Source of all random decisions.
+        managed: Whether calls are ManagedSubscribe calls, rather than Subscribe calls.
+        latest: Whether the defaultReplay is LATEST, rather than EARLIEST.
     """
 
     def __init__(self, chance: random.Random, *, managed: bool, latest: bool = False) -> None:
@@ -37,28 +37,28 @@ class Service:
         self.tip = 0
         self.log: list[int] = []  # positions of the events
         self.committed = 0
-        self.earliest = 0  # retention has passed the events up to here
-        self.stream = 0  # 0: no call
+        self.earliest = 0  # events up to here are no longer retained
+        self.stream = 0  # 0 without a call
         self.inbox: deque[SendRequest] = deque()
         self.outbox: deque[Response] = deque()
-        self.deaf = False  # the network swallows everything, without a word
+        self.deaf = False  # whether the network silently drops everything
         self.outstanding = 0
         self.cursor = 0
         self.seen: set[int] = set()  # positions sent on this call
         self.answers: list[CommitAnswer] = []
         self.asked_at = self.told_at = 0.0
         self.refusals = 0
-        self.moves = 0  # how often the subscription was moved back
+        self.moves = 0  # number of times that the subscription was moved back
         self.most_refusals = 0.1
 
     def publish(self, count: int) -> None:
-        """Publish events, between those of other topics."""
+        """Publish *count* events, with events of other topics in between."""
         for _ in range(count):
             self.tip += self.chance.choice((1, 1, 1, 5))
             self.log.append(self.tip)
 
     def open(self, opening: OpenStream, now: float) -> None:
-        """Take a first request."""
+        """Handle the first request of a new call."""
         self.close()
         self.stream = opening.stream
         self.outstanding = opening.num_requested
@@ -75,7 +75,11 @@ class Service:
         self.asked_at = self.told_at = now
 
     def close(self, *, carry_out: bool = False) -> None:
-        """End the call; what was on its way is lost, or its requests still count."""
+        """End the call, and discard everything in transit.
+
+        Args:
+            carry_out: Whether to handle the requests in transit first.
+        """
         while carry_out and self.inbox and not self.deaf:
             self.read(0.0)
         self.stream = 0
@@ -86,12 +90,12 @@ class Service:
         self.seen.clear()
 
     def read(self, now: float) -> None:
-        """Carry out one request."""
+        """Handle the next request in the inbox."""
         request = self.inbox.popleft()
         self.asked_at = now
         assert request.num_requested or request.commit
         self.outstanding += request.num_requested
-        assert self.outstanding <= MOST_OUTSTANDING, "over-asked"
+        assert self.outstanding <= MOST_OUTSTANDING, "the client requested more than 100 events"
         if request.commit is None:
             return
         assert self.managed
@@ -111,19 +115,19 @@ class Service:
 
     @property
     def backlog(self) -> list[int]:
-        """Events not sent on this call, as far as credit goes."""
+        """The next events to send on this call, limited by credit."""
         if not self.stream:
             return []
         first = bisect.bisect_right(self.log, self.cursor)
         return self.log[first : first + self.outstanding]
 
     def deliver(self, now: float, most: int) -> bool:
-        """Send events, or a keepalive where there are none."""
+        """Send events, or a keepalive if there are no events; return whether it was possible."""
         if not self.stream or not self.outstanding:
             return False
         numbers = self.backlog[:most]
         if not numbers and self.chance.random() < 0.5:
-            self.tip += 1  # another topic's event
+            self.tip += 1  # an event of another topic
         self.cursor = numbers[-1] if numbers else self.tip
         self.outstanding -= len(numbers)
         self.seen.update(numbers or [self.tip])
@@ -133,7 +137,7 @@ class Service:
         return True
 
     def answer(self) -> None:
-        """Answer the newest commit for all that wait, or the oldest; or lose the answer."""
+        """Answer all waiting commits with the newest, or only the oldest, or lose the answers."""
         how = self.chance.random()
         if how < 0.1:
             self.answers.clear()
@@ -151,27 +155,27 @@ class Service:
             self.outbox.append(response)
 
     def check_idle(self, now: float) -> None:
-        """The rule that a call with nothing pending must be asked for more within 60 s."""
+        """Check that the client requests events within 60 s of a call having none pending."""
         idle = self.stream and not self.deaf and not self.outstanding
         assert not idle or now - self.told_at <= IDLE_LIMIT, "idle and starving"
 
     def keepalive_due(self, now: float) -> bool:
-        """Whether the service has to say something."""
+        """Return whether the service must send a keepalive now."""
         return bool(self.stream and self.outstanding) and (
             now - max(self.told_at, self.asked_at) >= KEEPALIVE
         )
 
     def move_back(self) -> None:
-        """Give up the committed position: the next call begins earlier."""
+        """Move the committed position back, so that the next call begins earlier."""
         self.moves += 1
         self.committed = min(self.committed, self.chance.choice([0, *self.log[-30:]]))
 
     def expire(self, until: int) -> None:
-        """Let retention pass a position, and perhaps some events behind it."""
+        """Expire the events up to a position, and possibly some after it."""
         behind = [number for number in self.log if number > until][:3]
         self.earliest = self.chance.choice([until, *behind])
 
 
 def position(replay_id: ReplayId) -> int:
-    """Return the number that `rid` made a position of."""
+    """Return the number of a position; the inverse of `rid`."""
     return int.from_bytes(bytes(replay_id)[4:], "big")

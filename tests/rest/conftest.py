@@ -1,4 +1,4 @@
-"""One org with records for all tests of reading, and a reader."""
+"""Fixtures: an org with records for all tests of reading, and readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORDERS = 20_000
 
 @pytest.fixture(scope="session")
 def org(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatorServer]:
-    """An org with 20,000 orders of 1 kB."""
+    """An emulator with 20,000 order records of 1 kB each."""
     with EmulatorServer(tmp_path_factory.mktemp("org")) as emulator:
         fill_orders(emulator, ORDERS, "x" * 1000)
         yield emulator
@@ -34,7 +34,7 @@ def reader(org: EmulatorServer) -> OrgReader:
 
 @pytest.fixture
 def told() -> Iterator[Callable[[Callable[[Request], Reply]], tuple[Host, OrgReader]]]:
-    """Start a host that answers as a test says, and a reader of it that does not wait."""
+    """Return a function that starts a host with given answers, and a reader with short delays."""
 
     with contextlib.ExitStack() as stack:
 

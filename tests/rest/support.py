@@ -1,4 +1,4 @@
-"""What the tests of reading an org share: readers, sessions that end, and a way that breaks."""
+"""Helpers for the tests of reading: readers, expiring sessions, and a failing proxy."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sfpubsub.emulator.server import EmulatorServer
 from sfpubsub.rest import OrgReader
 from tests.auth.servers import head_of, raw_host
 
-# Everything as it is, but no waiting for a server on loopback.
+# The default timings, with short delays for a server on loopback.
 QUICK = RestTimings(backoff_initial=0.01, backoff_max=0.05, poll_initial=0.01, poll_max=0.05)
 
 
 @dataclass
 class Sessions:
-    """Supplies the emulator's sessions, and counts how often a new one was asked for."""
+    """Supplies the emulator's sessions, and counts the renewals."""
 
     emulator: EmulatorServer
     instance_url: str = ""
@@ -35,7 +35,7 @@ class Sessions:
         return Session(self.emulator.access_token, url, self.emulator.tenant_id)
 
     def end(self) -> None:
-        """Let the session expire, as of now."""
+        """Expire the current session immediately."""
         self.emulator._sessions.expire(self.emulator.access_token)
 
 
@@ -46,18 +46,20 @@ def reader_of(emulator: EmulatorServer, **arguments: Any) -> OrgReader:
 
 @dataclass
 class Way:
-    """A way to a server that can break: the connections that pass it, and what to cut."""
+    """A proxy to a server that can truncate responses."""
 
     url: str = ""
     cuts: list[tuple[bytes, int]] = field(default_factory=list)
-    """Of requests with this in their first line, so many bytes of the answer pass; each once."""
+    """Pairs of a text and a number: the response to the next request whose first line contains the
+    text is cut after that number of bytes. Each pair is used once.
+    """
     passed: list[str] = field(default_factory=list)
-    """First line of each request."""
+    """The first lines of all requests, in order."""
 
 
 @contextmanager
 def way_to(url: str) -> Iterator[Way]:
-    """Stand between a client and the server at *url*, one request a connection."""
+    """Run a proxy to the server at *url* within the block, with one request per connection."""
     way, port = Way(), urlsplit(url).port
 
     def talk(client: socket.socket, _over: Any) -> None:

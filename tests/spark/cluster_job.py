@@ -1,8 +1,8 @@
-"""The same program in every mode of Spark: a query of the source, then the ingest job.
+"""A program for any Spark master: a query with the streaming source, then the ingest job.
 
-``python cluster_job.py MASTER SETTINGS DIRECTORY EVENTS [no-grpc]`` reads the emulator that the
-settings file names, and prints what became of it as JSON. With ``no-grpc`` the executors' Python
-cannot import grpc, which is shown first.
+``python cluster_job.py MASTER SETTINGS DIRECTORY EVENTS [no-grpc]`` reads from the emulator in the
+settings file, and prints the results as JSON. With ``no-grpc``, the executors' Python cannot import
+grpc, which is checked first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sfpubsub.spark import (
 
 TOPIC = "/event/Order_Event__e"
 
-# Spark gives its executors' environment to the source's process as well, which needs grpc.
+# Spark passes the executors' environment to the source's process as well, which needs grpc.
 BLOCK = """
 import importlib, os, sys
 if not any("streaming_source_runner" in part for part in sys.orig_argv):
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def probe(_row: object) -> str:
-    """Runs on executors."""
+    """Return whether grpc can be imported, and the number of settings; called on executors."""
     import os
 
     try:

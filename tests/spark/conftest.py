@@ -1,7 +1,7 @@
-"""One Spark session for the tests of this directory; a test that uses it is marked ``spark``.
+"""A Spark session for all tests in this directory. Tests that use it are marked ``spark``.
 
-It has the jars of the one table format that there is for the PySpark at hand: Delta with 4.2,
-Iceberg with 4.1, in an environment of its own (scripts/test_iceberg.sh).
+The session has the jars of one table format: Delta with PySpark 4.2, or Iceberg with PySpark 4.1 in
+a separate environment (scripts/test_iceberg.sh).
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ TABLE_FORMAT = "iceberg" if pyspark.__version__.startswith("4.1.") else "delta"
 
 
 def lake_settings(directory: Path) -> dict[str, str]:
-    """A file system that is not ``file:``, in a directory, and a catalog of tables in another."""
+    """Return Spark settings for a ``viewfs:`` file system and an Iceberg catalog in *directory*."""
     return {
         "spark.hadoop.fs.viewfs.mounttable.lake.link./tables": f"file://{directory}",
         "spark.sql.catalog.shop": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.shop.type": "hadoop",
         "spark.sql.catalog.shop.warehouse": f"file://{directory}/warehouse",
-        # Not the working directory, where a run that is killed would leave it.
+        # Not in the working directory, where a killed run would leave it.
         "spark.sql.warehouse.dir": f"file://{directory}/spark-warehouse",
     }
 
 
 def jobs_begun(spark: SparkSession) -> int:
-    """Return how many jobs Spark has begun: of those that it shows it keeps only the newest, and
-    learns of them later."""
+    """Return the number of jobs that Spark has started. Its status API would be incomplete and
+    delayed."""
     return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_java() -> Iterator[None]:
-    """Start the Java of the session, and that of commands, as all of the tests."""
+    """Use the Java options for tests in the session and in commands."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in java.environment().items():
             patch.setenv(name, value)
@@ -51,15 +51,15 @@ def _quick_java() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is at ``viewfs://lake/tables``."""
+    """The directory behind ``viewfs://lake/tables``."""
     return tmp_path_factory.mktemp("lake")
 
 
 @pytest.fixture(scope="session")
 def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    """A server with the API of S3, which the session of `spark` can reach. For tests that are slow.
+    """An S3 server that the session `spark` can access, for slow tests.
 
-    Jars cannot be added to a Java that runs: so the tests are run by themselves.
+    These tests run separately, because jars cannot be added to a running JVM.
     """
     if ASKED_FOR not in os.environ:
         pytest.skip("run by scripts/test_s3.sh")
@@ -69,7 +69,7 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSto
 
 @pytest.fixture(scope="session")
 def spark(lake: Path, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
-    """A small session."""
+    """A Spark session with the jars of `TABLE_FORMAT`."""
     settings = lake_settings(lake)
     if ASKED_FOR in os.environ:
         settings |= request.getfixturevalue("object_store").settings
@@ -79,17 +79,17 @@ def spark(lake: Path, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
 
 @pytest.fixture(autouse=True)
 def _active(request: pytest.FixtureRequest) -> None:
-    """Begin each test with its session active: one before may have made frames in another."""
+    """Make the session active before each test, because another test may have changed that."""
     if "spark" in request.fixturenames:
         session = request.getfixturevalue("spark")
         session._jvm.SparkSession.setActiveSession(session._jsparkSession)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what uses the session.
+    """Mark tests that use the session, and assign them to one of two groups.
 
-    Where tests run side by side, two workers have a session each, for half of the work; a third
-    would cost more in Java's start than it brings.
+    In parallel runs, two workers have a session each. A third session would take longer to start
+    than it saves.
     """
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.spark)
@@ -98,6 +98,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run side by side, begin with the session's: the longest first."""
+    """In parallel runs, start with the tests that use the session, because they take longest."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: item.get_closest_marker("spark") is None)

@@ -1,4 +1,7 @@
-"""What of the package works with Spark Connect: ``python connect_job.py SETTINGS DIRECTORY``."""
+"""Use the package with Spark Connect: ``python connect_job.py SETTINGS DIRECTORY``.
+
+Prints as JSON how many rows were streamed, and the errors of the unsupported writers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A subscription without a service, with the methods that the ingest job and command use."""
+"""A fake subscription with the methods that the ingest job and command use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.spark.sample_events import MANAGED, batch_of
 
 
 class Clock:
-    """Seconds that pass when somebody waits."""
+    """A clock whose time advances only when a fake waits, in seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -22,9 +22,11 @@ class Clock:
 
 
 class FakeSubscription:
-    """Hands out batches of the given sizes; an exception among them is raised; then silence.
+    """Delivers what a script describes, and after that no more batches.
 
-    Waiting for longer than `patience` in silence fails the test: the job should have ended.
+    An int in the script delivers a batch of that size, a float waits for that many seconds, an
+    exception is raised, and a function is called. A job that keeps waiting for more than *patience*
+    seconds in total fails the test.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class FakeSubscription:
         self.timeouts: list[float] = []
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        assert timeout is not None, "a job that sleeps for ever cannot be stopped"
+        assert timeout is not None, "a job that waits without a timeout cannot be stopped"
         self.timeouts.append(timeout)
         if not self.script and self.state in ("draining", "closing", "closed"):
             raise SubscriptionClosedError(f"{self.name} is closed")
@@ -63,9 +65,9 @@ class FakeSubscription:
         if callable(step):
             step()
         self.clock.now += step if isinstance(step, float) else timeout
-        time.sleep(0.0005)  # a write in another thread needs some real time as well
+        time.sleep(0.0005)  # real time for writes in other threads
         self.patience -= timeout
-        assert self.patience > 0, "the job did not end"
+        assert self.patience > 0, "the job did not end in time"
         return None
 
     def _batch(self, size: int) -> EventBatch:
@@ -95,7 +97,7 @@ class FakeSubscription:
             gaps=self.gaps,
             confirmed=self.confirmed,
             caught_up=self.caught_up,
-            responses=self.next_seq,  # what is handed out was received
+            responses=self.next_seq,  # all delivered events were received
         )
 
     def __enter__(self) -> FakeSubscription:

@@ -1,9 +1,9 @@
-"""An object store with the API of S3, in a process of its own, and what Spark is told to use it.
+"""An object store with the S3 API, in a separate process, and the Spark settings to use it.
 
-The server is moto's: it is a package of Python like everything else that the tests need, takes no
-Java beside Spark's, and knows conditional writes, which an emulation on a file system does not.
-Spark gets Hadoop's own client for it, with the SDK that it was built with, from Maven Central: a
-download of 700 MB, once. Hence these tests run only when they are asked for (scripts/test_s3.sh).
+The server is moto: it is a Python package, needs no additional JVM, and supports conditional
+writes, unlike an emulation on a file system. Spark uses Hadoop's S3 client and its SDK, which are
+downloaded from Maven Central once (700 MB). So these tests run only on request
+(scripts/test_s3.sh).
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ import pyspark
 
 from sfpubsub.spark.runtime.java import private_directory
 
-# Set to anything: tests of the object store run, and the session of `spark` can reach it.
+# If this variable is set, the object store tests run, and the session `spark` can access the store.
 ASKED_FOR = "TEST_OBJECT_STORE"
 
 BUCKET = "lake"
 
-# Looked for in whatever is printed or logged.
+# Tests check that this secret is never printed or logged.
 SECRET = "planted-object-store-secret"
 
-# Of the Hadoop that Spark brings, and for Iceberg the driver of its catalog's database.
+# Jars for Spark's Hadoop version, and the database driver of Iceberg's catalog.
 _HADOOP = {"4.1": "3.4.2", "4.2": "3.5.0"}[pyspark.__version__[:3]]
 PACKAGES = (f"org.apache.hadoop:hadoop-aws:{_HADOOP}", "org.xerial:sqlite-jdbc:3.50.3.0")
 
-# Seconds.
+# Longest wait for the server to start, in seconds.
 _START = 60.0
 
 
 class ObjectStore:
-    """One server with one bucket, and a catalog of Iceberg tables in it.
+    """A running server with one bucket, and an Iceberg catalog in it.
 
     Args:
-        port: Where the server listens, on loopback.
-        directory: For the catalog's database.
+        port: Port of the server on loopback.
+        directory: Directory of the catalog's database.
     """
 
     def __init__(self, port: int, directory: Path) -> None:
@@ -51,12 +51,12 @@ class ObjectStore:
         self._database = directory / "catalog.sqlite"
 
     def url(self, name: str) -> str:
-        """Return the URL of a directory of the bucket."""
+        """Return the URL of a directory in the bucket."""
         return f"s3a://{BUCKET}/{name}"
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a session is told."""
+        """Spark settings for a session that uses the store."""
         access = {
             "endpoint": self.endpoint,
             "endpoint.region": "us-east-1",
@@ -79,12 +79,12 @@ class ObjectStore:
 
     @property
     def options(self) -> list[str]:
-        """What a command is told."""
+        """Options of ``sfpubsub`` commands that use the store."""
         return [part for pair in self.settings.items() for part in ("--conf", "=".join(pair))]
 
     @property
     def storage_options(self) -> dict[str, str]:
-        """What a plain reader is told."""
+        """Storage options of delta-rs, which reads without Spark."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_REGION": "us-east-1",
@@ -95,9 +95,9 @@ class ObjectStore:
 
 
 def _jars() -> dict[str, str]:
-    """Return what brings the jars: those that were fetched before as a class path, which is quick.
+    """Return the Spark setting that provides the jars: a class path if they are downloaded already.
 
-    Spark copies jars that it is given in any other way, and these are large.
+    With any other setting, Spark would copy the jars, which are large.
     """
     jars = private_directory() / "ivy" / "jars"
     wanted = [_file(jars, package) for package in PACKAGES]
@@ -116,7 +116,7 @@ def _file(jars: Path, package: str) -> Path:
 
 @contextmanager
 def object_store(directory: Path) -> Iterator[ObjectStore]:
-    """Run a server; it ends with the block, and what it holds with it."""
+    """Run an object store within the block; its contents are lost at the end."""
     log = directory / "server.log"
     with log.open("w") as output:
         server = subprocess.Popen(
@@ -135,7 +135,7 @@ def object_store(directory: Path) -> Iterator[ObjectStore]:
 
 
 def _port(server: subprocess.Popen[bytes], log: Path) -> int:
-    """Wait until it listens, and return where."""
+    """Wait until the server listens, and return its port."""
     until = time.monotonic() + _START
     while time.monotonic() < until and server.poll() is None:
         said = log.read_text()

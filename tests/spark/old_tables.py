@@ -1,4 +1,4 @@
-"""Parquet tables as versions before the present layout left them."""
+"""Create Parquet tables in older layouts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sfpubsub.spark.raw.layout import LAYOUTS
 
 
 def as_layout_2(table: Path) -> None:
-    """Turn a table of the newest layout into one of layout 2: fewer columns, and hours."""
+    """Convert a table of the newest layout to layout 2: fewer columns, partitioned by hour."""
     old = LAYOUTS[2]
     for file in sorted(table.glob("ingest_date=*/batch=*/part-*.parquet")):
         hour = table / f"ingest_hour={file.parent.parent.name.removeprefix('ingest_date=')}-23"
         hour.mkdir(exist_ok=True)
         rows = pq.ParquetFile(file).read().select(old.columns.names)
         pq.write_table(rows, file)
-        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # of what was there before
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)  # the old checksum
         file.parent.rename(hour / file.parent.name)
     for day in table.glob("ingest_date=*"):
         day.rmdir()

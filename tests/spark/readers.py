@@ -1,4 +1,4 @@
-"""Tables as their plain readers see them, without Spark."""
+"""Read tables without Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 
 
 def read_table(path: Path, format_: str, columns: list[str] | None = None) -> pa.Table:
-    """Read with pyarrow, delta-rs or pyiceberg, in order of arrival."""
+    """Return the rows of a table in order of arrival, read by pyarrow, delta-rs or pyiceberg."""
     if format_ == "delta":
         from deltalake import DeltaTable
 
@@ -27,5 +27,5 @@ def read_table(path: Path, format_: str, columns: list[str] | None = None) -> pa
 
 
 def ids_of(path: Path, format_: str) -> list[str]:
-    """The events, in order of arrival."""
+    """Return the event ids in a table, in order of arrival."""
     return read_table(path, format_)["event_id"].to_pylist()

@@ -1,4 +1,4 @@
-"""Batches of events as the client hands them out, without a client."""
+"""Create event batches like those of the client."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ SCHEMA_JSON = json.dumps(
 )
 CODEC = Codec("schema-1", SCHEMA_JSON)
 
-# 2026-11-20 23:00 UTC in seconds: the beginning of an hour, so that tests can cross it.
+# 2026-11-20 23:00 UTC, in seconds since 1970: the last hour of a day, so that tests can cross it.
 NOW = 1_795_215_600.0
 
 
 def replay_id(number: int) -> ReplayId:
-    """Positions without order, of differing length."""
+    """Return the position of event *number*; positions are not ordered and differ in length."""
     return ReplayId(hashlib.sha256(b"%d" % number).digest()[: 8 + number % 5])
 
 
 def raw_event(number: int, *, at: float = NOW, payload: bytes | None = None) -> RawEvent:
-    """Event *number*, which happened *at* that second."""
+    """Return event *number*, which occurred *at* a time in seconds since 1970 UTC."""
     if payload is None:
         value = {"CreatedDate": round(at * 1000), "CreatedById": "005", "Number__c": number}
         payload = CODEC.encode(value)
@@ -52,7 +52,7 @@ def batch_of(
     received_at: float = NOW,
     ack: Callable[[int, int], None] = lambda first, last: None,
 ) -> EventBatch:
-    """A response with these events, or with those of these numbers."""
+    """Return a batch with the given events, or with the events of the given numbers."""
     raw = tuple(e if isinstance(e, RawEvent) else raw_event(e) for e in events)
     return EventBatch(
         subscription=topic or MANAGED,

@@ -1,4 +1,4 @@
-"""The streaming reader without Spark: it is called as Spark calls it, on an emulator."""
+"""Use the streaming reader without Spark, by calling it like Spark does, with an emulator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TOPIC", "World", "orders", "settings_file"]
 
 
 class Reader(EventStreamReader):
-    """Finds the emulator without an environment."""
+    """A reader that connects to a given emulator, without environment variables."""
 
     emulator: Any
     session: Any
@@ -36,7 +36,7 @@ class Reader(EventStreamReader):
 
 
 class World:
-    """An emulator, and readers of one query that come and go as Spark's processes do."""
+    """An emulator, and several readers of one query, like successive processes of Spark."""
 
     def __init__(self, emulator: Any, session: Any = None, **options: str) -> None:
         self.emulator = emulator
@@ -46,16 +46,16 @@ class World:
         self.readers: list[Reader] = []
 
     def set(self, **options: str) -> None:
-        """Give the query other options."""
+        """Replace the options of the query."""
         given = {"topic": TOPIC, "startingOffsets": "earliest", "idleTimeout": "0.5"}
         self.options = SourceOptions.parse({**given, **options})
 
     def publish(self, count: int, first: int = 0) -> list[Any]:
-        """Publish orders with the numbers from *first* on."""
+        """Publish *count* orders, numbered from *first* on."""
         return self.emulator.publish(TOPIC, orders(count, first))
 
     def reader(self) -> Reader:
-        """A new process of the source."""
+        """Return a new reader, like a new process of the source."""
         reader = Reader(self.options)
         reader.emulator, reader.session = self.emulator, self.session
         self.readers.append(reader)
@@ -67,7 +67,7 @@ class World:
 
 
 def next_end(reader: Reader, start: dict, seq: int | None = None) -> dict:
-    """Ask until there is an end, or one that is *seq* events from the beginning."""
+    """Wait until the reader reports a new end offset, or the one after *seq* events; return it."""
 
     def moved() -> dict | None:
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
@@ -77,7 +77,7 @@ def next_end(reader: Reader, start: dict, seq: int | None = None) -> dict:
 
 
 def rows(reader: Reader, start: dict, end: dict) -> list[dict]:
-    """What executors make of a batch."""
+    """Return the rows of a batch, read like on executors."""
     partitions = reader.partitions(start, end)
     executor = EventStreamReader(reader._options)
     return [
@@ -90,7 +90,7 @@ def ids(found: list[dict]) -> list[str]:
 
 
 def settings_file(emulator: Any, path: Path) -> Path:
-    """A settings file that names the emulator."""
+    """Write a settings file for the emulator, and return its path."""
     path.touch(mode=0o600)
     path.write_text(
         f'endpoint = "{emulator.grpc_target}"\n'

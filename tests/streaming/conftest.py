@@ -1,4 +1,4 @@
-"""Emulators of the Streaming API, and clients of both faces for them."""
+"""Fixtures: emulators of the Streaming API, and synchronous and asyncio clients for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOPIC = "/topic/Accounts"
 
 @pytest.fixture
 def emulator(run_emulator: Callable[..., Any]) -> Any:
-    """One with a PushTopic that has had an event, which is forgotten."""
+    """An emulator with a PushTopic whose only event is no longer retained."""
     started = run_emulator(settings=Settings())
     started.publish_streaming(TOPIC, records("first"))
     started.bus.age_out()
@@ -26,7 +26,7 @@ def emulator(run_emulator: Callable[..., Any]) -> Any:
 
 @pytest.fixture(params=FACES, ids=lambda face: face.name)
 def face(request: pytest.FixtureRequest) -> Iterator[Callable[..., SyncFace]]:
-    """Make a client of one face, open unless told otherwise; all are closed with the test."""
+    """Return a function that creates a client, by default open, until the end of the test."""
     with contextlib.ExitStack() as stack:
 
         def make(target: Any, *channels: str, is_open: bool = True, **arguments: Any) -> SyncFace:

@@ -1,4 +1,4 @@
-"""Both faces of the streaming client behind plain calls, so that a scenario is written once."""
+"""One blocking interface for both streaming clients, so that both run each scenario."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..conftest import PATIENCE
 
 T = TypeVar("T")
 
-# No pauses. A request may take long on a busy machine, and a server that has just begun.
+# Short delays. A request may be slow on a busy machine or with a server that has just started.
 QUICK = Pace(request=30.0, backoff_initial=0.02, backoff_max=0.1, busy=0.2, close=2.0)
 
 
@@ -23,7 +23,7 @@ def session_of(emulator: Any) -> Session:
 
 
 class Current:
-    """Supplies the emulator's newest token; makes one when the last was refused."""
+    """Supplies the emulator's newest token; creates a new one if the last was refused."""
 
     def __init__(self, emulator: Any) -> None:
         self.emulator = emulator
@@ -37,7 +37,7 @@ class Current:
 
 
 class SyncFace:
-    """`StreamingClient` as it is."""
+    """A `StreamingClient`, with helper methods for tests."""
 
     name = "sync"
     kind: Any = StreamingClient
@@ -47,7 +47,7 @@ class SyncFace:
         self.client = self.kind(session, **arguments)
 
     def run(self, result: Any) -> Any:
-        """Wait for what a method has returned."""
+        """Return the result of a client method; the asyncio version awaits it."""
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -57,7 +57,7 @@ class SyncFace:
         return lambda *args, **kwargs: self.run(found(*args, **kwargs))
 
     def collect(self, count: int, timeout: float = PATIENCE) -> list[StreamingMessage]:
-        """Receive so many messages."""
+        """Receive *count* messages, and return them."""
         found = []
         while len(found) < count:
             message = self.receive(timeout)
@@ -69,18 +69,18 @@ class SyncFace:
         return [message.replay_id for message in self.collect(count)]
 
     def rest(self) -> list[int | None]:
-        """What else comes in a moment."""
+        """Return the replay ids of messages until none arrives for 0.05 s."""
         found = []
         while (message := self.receive(0.05)) is not None:
             found.append(message.replay_id)
         return found
 
     def iterate(self) -> list[int | None]:
-        """Iterate to the end."""
+        """Iterate until the client is closed; return the replay ids of all messages."""
         return [message.replay_id for message in self.client]
 
     def handled(self, message: StreamingMessage, error: Exception | None = None) -> None:
-        """Handle a message in the block; fail in it with an error."""
+        """Handle a message in a `handling` block, and raise *error* in it if given."""
         with self.client.handling(message):
             if error is not None:
                 raise error
@@ -90,7 +90,7 @@ class SyncFace:
 
 
 class AsyncFace(SyncFace):
-    """`AsyncStreamingClient` in a loop of its own."""
+    """An `AsyncStreamingClient`, in an event loop in another thread."""
 
     name = "asyncio"
     kind = AsyncStreamingClient

@@ -1,4 +1,4 @@
-"""A protocol under test, and the server's part spoken by hand. No I/O, no clock."""
+"""A script that drives the streaming protocol and plays the server, without I/O or a clock."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Recorded(Pending):
 
 
 class Script:
-    """Feeds the protocol and keeps what came out."""
+    """Passes inputs to the protocol, and records its commands."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Script:
         commands = self.protocol.tick(self.now, input_)
         for command in commands:
             if isinstance(command, Send):
-                if not self.protocol.over:  # a disconnect waits for what was cut, in the driver
+                if not self.protocol.over:  # a disconnect is sent after the cancelled requests
                     assert command.lane not in self.flying, "two requests on one lane"
                 assert len(command.body.encode()) < 32_768
                 self.flying[command.lane] = command
@@ -111,7 +111,7 @@ class Script:
         self.tick(self.protocol.close)
 
     def read(self, count: int | None = None) -> None:
-        """Take so many items out of the queue; all, if nothing is said."""
+        """Remove *count* items from the queue; None for all."""
         for _ in range(len(self.pending) if count is None else count):
             self.pending.head()
             self.pending.take()
@@ -132,7 +132,7 @@ class Script:
         return self.tick(partial(self.protocol.landed, self.flying.pop(lane), outcome))
 
     def well(self, lane: Lane, *others: Any, **more: Any) -> list[Command]:
-        """Say yes to everything on a lane, with other messages before it."""
+        """Confirm all messages of the request on a lane, after *others* in the same response."""
         replies = []
         for message in self.messages(lane):
             reply = {"channel": message["channel"], "id": message["id"], "successful": True}
@@ -142,7 +142,7 @@ class Script:
         return self.answer(lane, *others, *replies)
 
     def no(self, lane: Lane, error: str = "", reconnect: str | None = None, reason: str = ""):
-        """Say no to everything on a lane."""
+        """Refuse all messages of the request on a lane."""
         replies = []
         for message in self.messages(lane):
             reply = {"channel": message["channel"], "id": message["id"], "successful": False}
@@ -155,7 +155,7 @@ class Script:
         return self.answer(lane, *replies)
 
     def connected(self, *names: str, start: int = -1) -> Script:
-        """Open, and subscribe."""
+        """Open the client and subscribe to channels, with the server confirming everything."""
         self.open()
         self.well(Lane.ASK)
         self.well(Lane.POLL)
@@ -165,7 +165,7 @@ class Script:
         return self
 
     def land_cut(self) -> None:
-        """Let what was cut fail, as the driver does."""
+        """Let cancelled requests fail, like the driver."""
         for lane in [item for item in Lane if item in self.flying and self.was_cut(item)]:
             self.fail(lane)
 
@@ -173,7 +173,7 @@ class Script:
         return any(cut.request is self.flying[lane] for cut in self.of(Cut))
 
     def reconnect(self) -> None:
-        """Land what was cut, wait for the next try, and let a new session come."""
+        """Let cancelled requests fail, wait for the next attempt, and confirm a new session."""
         self.land_cut()
         if Lane.ASK not in self.flying:
             self.wait()
@@ -181,7 +181,7 @@ class Script:
         self.well(Lane.POLL)
 
     def wait(self, seconds: float | None = None) -> list[Command]:
-        """Let time pass, to the next deadline if nothing else is said."""
+        """Advance the time by *seconds*, or to the next deadline if None."""
         deadline = self.protocol.deadline
         if seconds is None:
             assert deadline < math.inf
@@ -190,7 +190,7 @@ class Script:
             self.now += seconds
         return self.tick()
 
-    # What came out.
+    # Results.
 
     def of(self, kind: type) -> list[Any]:
         return [command for command in self.out if isinstance(command, kind)]
@@ -213,17 +213,17 @@ class Script:
 
     @property
     def renewals(self) -> int:
-        """For how many sessions another one was asked for."""
+        """Number of sessions that the protocol asked to replace."""
         return len({command.refused for command in self.of(Send)} - {None})
 
     def outcome(self, waiter: object) -> Any:
-        """None while it waits, "done", or its error."""
+        """Return the error of a call, "done", or None while it waits."""
         call = self.calls[waiter]
         return (call.error or "done") if call.is_done else None
 
     @property
     def positions(self) -> dict[str, int]:
-        """Of the last subscribes that were sent."""
+        """Positions in the subscribe messages that were sent last, by channel."""
         found: dict[str, int] = {}
         for message in self.sent[-1]:
             if message["channel"] == bayeux.SUBSCRIBE:

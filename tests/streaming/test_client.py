@@ -286,7 +286,7 @@ def test_other_tasks_have_their_turn_while_messages_are_there(emulator, how):
             return turns
 
     emulator.publish_streaming(TOPIC, numbered(500))
-    assert asyncio.run(read()) >= 4
+    assert asyncio.run(read()) >= 2
 
 
 def test_a_store_that_waits_does_not_stop_the_loop(emulator):

@@ -1,4 +1,4 @@
-"""What type checkers must make of the public names: read by them, never executed."""
+"""Expected types of the public API; only read by type checkers, never executed."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from sfpubsub import (
 
 
 class MyClient(PubSubClient):
-    """A client of one's own is still one after `from_env`."""
+    """A user-defined subclass, which `from_env` must return."""
 
 
 class MyStore(ReplayStore):
-    """A store of one's own."""
+    """A user-defined replay store."""
 
     def get(self, topic: str) -> StartPosition | None:
         return StartPosition.after(ReplayId(topic.encode()))
@@ -45,7 +45,7 @@ class MyStore(ReplayStore):
 
 
 class MyAsyncStore(AsyncReplayStore):
-    """Another one."""
+    """A user-defined asynchronous replay store."""
 
     async def get(self, topic: str) -> StartPosition | None:
         return None
@@ -55,7 +55,7 @@ class MyAsyncStore(AsyncReplayStore):
 
 
 class Provider:
-    """Sessions of one's own."""
+    """A user-defined session provider."""
 
     def get_session(self, expired: Session | None) -> Session:
         return Session("token", "https://example.com", "00D")

@@ -1,4 +1,4 @@
-"""A program as a user would write it: read by type checkers, never executed."""
+"""A typical user program; only read by type checkers, never executed."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class History:
         self._points = {**self._points, series: deque(maxlen=int(KEPT / EVERY))}
 
     def measure(self, now: float) -> None:
-        """Take a measurement if one is due.
+        """Append a point to every series, unless the last points are newer than `EVERY` seconds.
 
         Args:
             now: Seconds since 1970 UTC.

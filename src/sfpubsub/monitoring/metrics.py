@@ -2,7 +2,8 @@
 
 Names follow OpenTelemetry's messaging conventions (1.44) where one applies; the others begin with
 ``messaging.salesforce``. Prometheus names are derived by OpenTelemetry's rules, so that a dashboard
-works with either. scripts/metrics_page.sh generates docs/reference/metrics.md from this file.
+works with metrics from both. scripts/metrics_page.sh generates docs/reference/metrics.md from this
+file.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-# Attributes of every subscription metric: the first one, and one of the other two.
+# Attributes of every subscription metric: SYSTEM, and either DESTINATION or SUBSCRIPTION.
 SYSTEM = "messaging.system"
 DESTINATION = "messaging.destination.name"
 SUBSCRIPTION = "messaging.destination.subscription.name"
@@ -34,7 +35,7 @@ _SUFFIXES = {"s": "_seconds", "By": "_bytes"}
 
 
 class Metric(Enum):
-    """The metrics of this package."""
+    """All metrics: name, type, unit, meaning, advice and attributes of each."""
 
     CONSUMED = (
         "messaging.client.consumed.messages",
@@ -125,9 +126,9 @@ class Metric(Enum):
         "messaging.salesforce.lag",
         "gauge",
         "s",
-        "How far processing is behind the events: the age of the last acked event while others "
-        "wait; for a minute after that, its age when it was acked; 0 if there is nothing left to "
-        "process.",
+        "How far processing is behind the events. While events wait, it is the age of the last "
+        "acked event; for a minute after that, it is the age at which that event was acked. "
+        "After that, it is 0.",
         "If it grows, events arrive faster than they are processed. Use larger batches, fewer "
         "sources per process, or a second process; docs/how-to/large-orgs.md shows how to "
         "calculate this.",
@@ -322,7 +323,7 @@ class Metric(Enum):
         "counter",
         "{record}",
         "Warnings and errors logged by sfpubsub, by level, including suppressed repetitions.",
-        "Read them: the page shows the latest ones.",
+        "Read the messages: the page shows the latest ones.",
         (SYSTEM, "level"),
     )
     FAILING = (

@@ -22,7 +22,7 @@ from sfpubsub.monitoring.situations import SITUATIONS, Bounds, Problem, problems
 from sfpubsub.monitoring.sources import samples_of
 from sfpubsub.monitoring.steps import Done, Steps
 
-# Seconds between updates: often enough for a person watching.
+# Seconds between updates: short enough for a person who watches the display.
 EVERY = 1.0
 
 # Seconds to wait for the thread at the end; it only reads values in memory.
@@ -142,7 +142,7 @@ class Monitor:
             seconds: Returns how long the current step has been running, in seconds; None if no step
                 is running.
             labels: Labels of the metrics.
-            of: What the steps process, for display.
+            of: Name of the topic or subscription whose events the steps process, for display.
         """
         self.steps.follow(_named(kind, of), seconds)
         labels = labels_of({**dict(labels), OPERATION: kind})
@@ -158,7 +158,7 @@ class Monitor:
             seconds: Duration of the step.
             text: What the step did, for display.
             labels: Labels of the metrics.
-            of: What the step processed, for display.
+            of: Name of the topic or subscription whose events it processed, for display.
         """
         self.steps.ended(Done(_named(kind, of), self.clock(), seconds, text))
         labels = labels_of({**dict(labels), OPERATION: kind})
@@ -168,7 +168,7 @@ class Monitor:
 
     @property
     def observations(self) -> list[Observation]:
-        """All monitored observations."""
+        """The observations of all monitored subscriptions."""
         return list(self._observations)
 
     def counts(self) -> list[Sample]:
@@ -181,7 +181,7 @@ class Monitor:
         return problems(facts, self.steps.running(), self.bounds, self.clock())
 
     def update(self) -> None:
-        """Update the plots' data, the log of stuck steps, and other displays, once.
+        """Record a point for each plot, log stuck steps, and call the functions of `on_update`.
 
         The monitor's thread calls this about once a second.
         """

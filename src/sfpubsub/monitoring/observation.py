@@ -38,7 +38,7 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a subscription. Times are in seconds since 1970 UTC."""
+    """A subscription's observed health and activity. Times are in seconds since 1970 UTC."""
 
     kind: SourceKind
     name: str
@@ -47,12 +47,13 @@ class Facts:
     """When observation began."""
     health: Health = NEW
     turned_at: float | None = None
-    """When the application's loop last completed an iteration; None if it does not report this."""
+    """When the application's loop last called `Observation.turn`; None if it never did."""
     last_message_at: float | None = None
     """When the service last sent a message, including keepalives; None before the first message."""
     heard_at: float | None = None
-    """When the service last sent a message, or when none was last expected: on a paused stream, on
-    a stream that requests no events, and on a channel, whose keepalives are not visible.
+    """When the service last sent a message, or the last time at which no message was expected. That
+    is the case on a paused stream, on a stream that requests no events, and on a channel, whose
+    keepalives are not visible.
     """
     last_commit_at: float | None = None
     """When the last commit was confirmed; None before the first commit."""
@@ -63,7 +64,9 @@ class Facts:
     acked_at: float | None = None
     """When the last acked event was acked; None before the first ack."""
     idle_at: float | None = None
-    """When all events were last known to be acked, by the application and by the service."""
+    """The last time at which all received events were acked and the service had no further ones;
+    None before the first such time.
+    """
     schema_since: float | None = None
     """When events started waiting for a schema; None if none are waiting."""
     error: str | None = None
@@ -149,7 +152,7 @@ class Observation:
         watched = self._watched
         if watched is None:
             return self._facts
-        health = watched.health()  # outside our lock, because it takes one of its own
+        health = watched.health()  # outside our lock, because it acquires another one
         with self._lock:
             seen, now = self._facts, self._clock()
             found = replace(seen, health=health)

@@ -18,7 +18,7 @@ from sfpubsub.monitoring.plot import Window, number, plot
 from sfpubsub.monitoring.registry import Histogram
 from sfpubsub.monitoring.words import span
 
-# Seconds after which the browser reloads the page: often enough for watching.
+# Seconds after which the browser reloads the page.
 REFRESH = 10
 
 

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element
 from sfpubsub.monitoring.history import EVERY, KEPT, Point, Series
 from sfpubsub.monitoring.html import element
 
-# In the drawing's own units; the page scales it to its width.
+# In the drawing's own units. The page scales the drawing to the available width.
 _WIDTH, _HEIGHT = 480, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 8, 10, 22
 

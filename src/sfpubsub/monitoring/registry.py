@@ -91,6 +91,6 @@ class Registry:
             found: list[Sample] = [Sample(m, value, at) for (m, at), value in self._counts.items()]
             found += [Sample(m, value, at) for (m, at), value in self._histograms.items()]
             readers = list(self._readers)
-        for reader in readers:  # outside the lock, because a reader may take locks of its own
+        for reader in readers:  # outside the lock, because a reader may acquire other locks
             found += reader()
         return found

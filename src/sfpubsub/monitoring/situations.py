@@ -60,7 +60,7 @@ class Problem:
 def problems(
     sources: Iterable[Facts], steps: Mapping[str, float | None], bounds: Bounds, now: float
 ) -> list[Problem]:
-    """Return the current problems; empty if there are none.
+    """Return the current problems of a command; an empty list if it is healthy.
 
     Args:
         sources: Facts about each subscription.

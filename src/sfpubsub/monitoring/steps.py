@@ -1,4 +1,4 @@
-"""Track steps that may hang: how long the running steps have taken, and what finished steps did."""
+"""Track steps that may hang: the durations of running steps, and a list of finished steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Done:
     """A finished step."""
 
     name: str
-    """Kind of step, and what the step processed, for display."""
+    """Kind of step, with the name of the processed topic or subscription if known."""
     at: float
     """When it finished, in seconds since 1970 UTC."""
     seconds: float
@@ -41,7 +41,7 @@ class Steps:
         """Track a kind of step.
 
         Args:
-            name: Kind of step, and what it processes.
+            name: Kind of step, with the name of the topic or subscription if known.
             seconds: Returns how long the step has been running, in seconds; None if it is not
                 running.
         """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _HEADERS = ("traceparent", "tracestate")
 
-# Number of responses and steps for which links are kept: more than one write needs.
+# Maximum number of responses and steps for which links are kept; one write needs fewer.
 _KEPT = 10_000
 
 

@@ -1,7 +1,7 @@
 """The timers of a subscription: what it waits for, and when each timer is due.
 
-`Alarms` only computes the times; the subscription decides how to react. If several timers are due,
-the subscription handles the first one in the list.
+`Alarms` only computes the times. The subscription decides how to react. If several timers are due,
+it handles the one that `Alarms.due` returns first.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _NEVER = float("inf")
 
 
 class Due(enum.Enum):
-    """The kinds of timers. Each value describes the situation when the timer is due."""
+    """The kinds of timers. Each value states why the timer is due."""
 
     GIVE_UP = "the connection was not restored in time"
-    REOPEN = "the delay before the next stream is over"
+    REOPEN = "the delay before the next stream has passed"
     STEADY = "a stream has been open long enough to count as healthy"
-    SILENT = "a stream from which a message is due has been silent"
-    RESERVE = "a stream without credit needs some to stay open"
+    SILENT = "a message was expected on the stream, but none arrived in time"
+    RESERVE = "a stream without credit must request an event to stay open"
     COMMIT = "a commit must be sent, or has timed out"
     NEVER_ACKED = "the application reads events but does not ack them"
     CLOSE = "the clean shutdown has taken long enough"
@@ -57,15 +57,17 @@ class Alarms:
         self.close_by: float = 0.0
         """Deadline of draining, then of closing."""
         self.full_since: float | None = None
-        """Since when unacked events have exceeded the limit without an ack; None if they do not."""
+        """When the number of unacked events exceeded its limit, or when an ack last arrived after
+        that; None while the number is within the limit.
+        """
 
     def due(self, state: State) -> list[tuple[float, Due]]:
-        """Return the timers that run in *state*, each with the time at which it is due."""
+        """Return the timers that run in *state*, with their due times, in order of priority."""
         times, found = self._timings, list[tuple[float, Due]]()
         if state is State.STREAMING:
             found += zip(self._while_streaming(), _WHILE_STREAMING, strict=True)
         elif state is State.WAITING:
-            # Not while opening: an idle topic's first response may take the keepalive interval.
+            # Not in OPENING: the first response of an idle topic may take a keepalive interval.
             if self._retries.give_up_at is not None:
                 found.append((self._retries.give_up_at, Due.GIVE_UP))
             found.append((self.reopen_at, Due.REOPEN))
@@ -100,7 +102,7 @@ class Alarms:
         """Return when each timer of `_WHILE_STREAMING` is due; infinity if it does not run."""
         outgoing, reserve, commit = self._outgoing, _NEVER, _NEVER
         if outgoing.window.starving:
-            # Commits and their responses are not assumed to reset the service's 60 s.
+            # Commits and their responses are not assumed to reset the service's timeout of 60 s.
             reserve = outgoing.last_figure + self._timings.reserve
         if self._standing is not None:
             at = self._standing.commit_at

@@ -26,7 +26,7 @@ class Appetite:
         self.waiting_count: int = 0
         """Number of events received but not yet read by the application."""
         self.waiting_bytes: int = 0
-        """Payload bytes of these events."""
+        """Payload bytes of the events received but not yet read by the application."""
 
     def seen(self, events: Sequence[RawEvent], size: int) -> None:
         """Update the estimated event size from events with *size* bytes in total."""
@@ -81,10 +81,10 @@ class Appetite:
 
     @property
     def full(self) -> bool:
-        """Whether the waiting bytes leave no room at all."""
+        """Whether the events that wait to be read have reached the limit in bytes."""
         return self.waiting_bytes >= self._limits.max_bytes
 
     @property
     def overfull(self) -> bool:
-        """Whether the stream must be closed, because events were far larger than estimated."""
+        """Whether twice the limit in bytes waits to be read, so that the stream must be closed."""
         return self.waiting_bytes >= 2 * self._limits.max_bytes

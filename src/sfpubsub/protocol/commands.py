@@ -26,14 +26,14 @@ class OpenStream:
     """Start a new call with its first request."""
 
     stream: int
-    """Number of the call within the subscription, from 1. Inputs from the call have this number."""
+    """Number of the call within the subscription, from 1. Every input from the call includes it."""
     num_requested: int
     start: StartPosition | None
-    """Where the stream starts; None for a managed subscription: the service stores its position."""
+    """Where the stream starts; None for a managed one, whose position the service stores."""
 
 
 class CommitRequest(NamedTuple):
-    """The commit part of a request."""
+    """A position to commit, sent as part of a request."""
 
     request_id: str
     replay_id: ReplayId
@@ -83,7 +83,7 @@ class Wake:
 
 @dataclass(frozen=True, slots=True)
 class RenewSession:
-    """Get a new session, then report `session_renewed` or `renewal_failed`."""
+    """Get a new session, then call `session_renewed` or `renewal_failed` on the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class SettleEvents:
 
 @dataclass(frozen=True, slots=True)
 class Reencode:
-    """Re-encode these events with another schema, keeping their ids; report each `reencoded`."""
+    """Re-encode these events with another schema under the same ids; call `reencoded` for each."""
 
     tickets: tuple[int, ...]
     schema_id: str

@@ -1,4 +1,4 @@
-"""Track the commits of a managed stream: requests, responses, and what is confirmed.
+"""Track the commits of a managed subscription: requests, responses and confirmed positions.
 
 The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 
@@ -12,7 +12,7 @@ The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 4. A commit without an answer may have taken effect. It stays *in doubt* until the beginning of the
    next stream shows the position, or a later commit is confirmed.
 5. Commits are sent at intervals of at least `Timings.commit_pause`, so that each covers more acks.
-   An explicit `commit` does not wait for this.
+   An explicit `commit` does not wait for this interval.
 6. At least one commit is sent per `Timings.commit_interval`. Without new acks it repeats the last
    confirmed position, but only if this stream has shown that the service is at that position: if
    the service had moved the subscription back, repeating the position would skip events.
@@ -59,7 +59,7 @@ class Commits:
         self._late: dict[str, Sent] = {}  # timed out on this stream; may still be answered
         self.in_doubt: list[Sent] = []
         self.refused_up_to: int = 0
-        """Commits up to this order were rejected, and were not sent again after that."""
+        """Highest order of a rejected commit whose position has not been sent again; 0 if none."""
         self._last_sent = 0.0
         self._next_at = 0.0  # earliest time to send a new position
         self._stream = 0
@@ -94,7 +94,7 @@ class Commits:
         again: bool = False,
         at_once: bool = False,
     ) -> CommitRequest | None:
-        """Return the commit to send now, or None.
+        """Return the commit to send now, or None if no commit is due.
 
         Args:
             candidate: The newest position that may be committed.
@@ -186,7 +186,7 @@ class Commits:
         self._is_at_receipt = certain and not self.in_doubt
 
     def check_timeout(self, now: float) -> None:
-        """Time out a commit that was unanswered for too long."""
+        """Count the commit in flight as failed if `Timings.commit_timeout` has passed."""
         sent = self.unanswered
         if sent is not None and now >= sent.at + self._timings.commit_timeout:
             self._late[sent.request_id] = sent
@@ -223,11 +223,11 @@ class Commits:
     # Callers of commit().
 
     def wait_for(self, ticket: int, order: int) -> None:
-        """Settle *ticket* once *order* is confirmed."""
+        """Register *ticket*, which is settled once *order* is confirmed."""
         self._tickets[ticket] = order
 
     def settle(self, order: int) -> list[SettleCommit]:
-        """Settle the tickets waiting for *order* or a lower one."""
+        """Return the commands that settle the tickets waiting for *order* or a lower order."""
         assert self.receipt is not None  # noqa: S101  # a commit was confirmed
         ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= order]
         for ticket in ready:
@@ -235,7 +235,7 @@ class Commits:
         return [SettleCommit(ticket, self.receipt) for ticket in ready]
 
     def settle_refused(self) -> list[SettleCommit]:
-        """Settle the tickets whose position was just rejected."""
+        """Return the commands that settle the tickets whose position was just rejected."""
         ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= self.refused_up_to]
         error = CommitError(f"the commit was refused: {self.last_error}")
         for ticket in ready:
@@ -243,6 +243,6 @@ class Commits:
         return [SettleCommit(ticket, error) for ticket in ready]
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Settle every ticket, because the subscription has ended."""
+        """Return the commands that settle all tickets with *error*, at the subscription's end."""
         ready, self._tickets = list(self._tickets), {}
         return [SettleCommit(ticket, error) for ticket in ready]

@@ -11,7 +11,7 @@ from sfpubsub.types import PublishResult, RawEvent, ReplayId
 
 
 class CommitAnswer(NamedTuple):
-    """The service's response to a commit, or to several, with the values of the newest one."""
+    """The service's response to one or more commits, with the values of the newest commit."""
 
     request_id: str
     replay_id: ReplayId | None
@@ -60,8 +60,8 @@ class PublishAnswer(NamedTuple):
 class FailureKind(enum.Enum):
     """How to react to the end of a stream."""
 
-    RETRY = "open it again at the same position"
-    REAUTHENTICATE = "get a new session, then open it again at the same position"
+    RETRY = "open the stream again at the same position"
+    REAUTHENTICATE = "get a new session, then open the stream again at the same position"
     POSITION_REJECTED = "the position is not accepted: never send it again"
     SLOT_HELD = "wait until the managed subscription is free"
     TURNED_AWAY = "give up, unless the service has accepted this subscription before"

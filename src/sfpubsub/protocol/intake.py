@@ -33,7 +33,7 @@ class Intake:
         self.caught_up: bool = False
         """Whether the newest message of this stream was a keepalive."""
         self.redelivering: bool = True
-        """Whether this stream may still redeliver events; new events follow after them."""
+        """Whether this stream may still redeliver events, which precede all new events."""
 
     def new_stream(self) -> None:
         """Reset the state that belongs to the previous stream."""

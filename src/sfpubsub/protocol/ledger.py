@@ -48,7 +48,7 @@ class Ledger:
         self.unacked: int = 0
         """Number of events received but not acked, whether the application has read them or not."""
         self.done_events: int = 0
-        """Number of events in the acked prefix, which are not known to be committed."""
+        """Number of events in the acked prefix, none of which is known to be committed."""
         self.confirmed_events: int = 0
         """Number of events removed by `confirm`: acked, and committed or stored."""
 
@@ -198,7 +198,7 @@ class Ledger:
 
     @property
     def candidate(self) -> Entry | None:
-        """The newest entry of the acked prefix that was seen on the current stream, if any."""
+        """The newest entry of the acked prefix seen on the current stream; None without one."""
         return self._candidate
 
     @property
@@ -254,7 +254,7 @@ class Ledger:
     # Start of a stream.
 
     def event_after(self, order: int) -> EventKey | None:
-        """Return the key of the first event after *order*, or None."""
+        """Return the key of the first event after *order*; None if no event follows."""
         for run in self._runs:
             place = max(run.confirmed, order + 1 - run.first_order)
             if place < len(run):

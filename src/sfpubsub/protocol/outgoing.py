@@ -18,9 +18,9 @@ class Outgoing:
         self.window: Window = Window()
         self._stream = 0
         self.last_credit: float = 0.0
-        """When credit was last sent; a message is due a certain time after that."""
+        """When credit was last sent. A message is expected within a fixed time after that."""
         self.last_figure: float = 0.0
-        """When the last message other than a commit response was received."""
+        """When the last message was received, ignoring commit responses without events."""
 
     def open(self, stream: int, now: float, room: int) -> int:
         """Start a new stream; return the number of events to request first."""
@@ -38,7 +38,7 @@ class Outgoing:
     def request(
         self, now: float, commit: CommitRequest | None, room: int, room_when_read: int
     ) -> list[Command]:
-        """Return the request to send now, if credit or a commit is due.
+        """Return the request to send now; empty if neither credit nor a commit is due.
 
         Args:
             now: The current time, in seconds.

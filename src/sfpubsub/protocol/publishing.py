@@ -1,8 +1,8 @@
 """The publishing protocol: what to send, which result belongs to which event, and what to retry.
 
-Events wait in submission order. A request contains as many as fit. While a request is in flight,
-another is sent only if it is full, so that events are batched without an added delay. With at most
-one request in flight, the order of events is preserved.
+Events wait in submission order. Each request is filled with waiting events up to its size limits.
+While a request is in flight, another one is sent only if it is full, so that events are batched
+without an added delay. With at most one request in flight, the order of events is preserved.
 
 An event stays pending until it has a result. If its stream ends or no response arrives, the event
 is resent with the same id. After its timeout it fails, and its result states whether it may
@@ -77,7 +77,7 @@ class PublishProtocol:
         self._sent_at = 0.0
         self._wait_until: float | None = None  # nothing is sent before this time
         self._renewing = False  # a session is being fetched
-        self._must_renew = False  # before the next stream, once the wait is over
+        self._must_renew = False  # whether to fetch a session after `_wait_until`
         self._draining = False
         self._over = False
         self._accepted = self._failed = self._sent_again = 0
@@ -145,7 +145,7 @@ class PublishProtocol:
     def response(
         self, stream: int, answer: PublishAnswer, now: float, jitter: float
     ) -> list[Command]:
-        """Handle the response to a request."""
+        """Handle a publish response: settle, resend or re-encode each event that it answers."""
         if stream != self._stream or not self._open:
             return []
         self._retries.responded()
@@ -181,13 +181,13 @@ class PublishProtocol:
     def ended(
         self, stream: int, failure: Failure | None, now: float, jitter: float
     ) -> list[Command]:
-        """Handle the end of a call."""
+        """Handle the end of a call: resend its unanswered events on a new call, or give up."""
         if stream != self._stream or not self._open:
             return []
         in_vain = bool(self._events.requests)
         self._dropped()
         if not in_vain and not self._events.waiting:
-            # It was idle: the next event opens a new stream, which shows whether a failure lasts.
+            # The stream was idle. The next event opens another, which shows if a failure lasts.
             return []
         if failure is None:
             failure = Failure(
@@ -214,7 +214,7 @@ class PublishProtocol:
     # Inputs from the timer.
 
     def deadline(self) -> float | None:
-        """Return when `timer` must be called; None if nothing is awaited.
+        """Return when `timer` must be called; None if no timer runs.
 
         Calling `timer` earlier has no effect.
         """
@@ -228,14 +228,14 @@ class PublishProtocol:
         return min(times, default=None)
 
     def timer(self, now: float, jitter: float) -> list[Command]:
-        """Handle everything that is due at *now*, such as expired events."""
+        """Handle all timers that are due at *now*: expired events, delays and missing answers."""
         out: list[Command] = []
         expired = self._events.expired(now)
         if expired:
             late = StreamStalledError(self._too_late())
             out.append(self._settle([(entry, _lost(entry, late)) for entry in expired]))
             if not self._events:
-                # An outage counts only while events are pending, not until the next event.
+                # Time without pending events does not count as part of an outage.
                 self._retries.recovered()
         if self._wait_until is not None and now >= self._wait_until:
             self._wait_until = None
@@ -288,8 +288,8 @@ class PublishProtocol:
             return False  # re-encoded events precede the waiting ones
         if not events.requests:
             return True
-        # Send only one request on a new stream, so that an unavailable service does not get
-        # everything each time.
+        # Send only one request on a new stream, so that not all waiting events are sent each time
+        # while the service is unavailable.
         allowed = self._limits.max_requests if self._proven else 1
         return events.requests < allowed and events.fills_request
 
@@ -350,7 +350,7 @@ class PublishProtocol:
 def _lost(entry: Entry, error: SfPubSubError) -> PublishResult:
     text = str(error)
     if entry.attempts:
-        text += "; it was sent, and may have been published under this id"
+        text += "; the event was sent, and may have been published under this id"
     else:
-        text += "; it was never sent"
+        text += "; the event was never sent"
     return PublishResult(None, entry.event.id, text, error.retryable)

@@ -15,7 +15,7 @@ class Resume:
     """The position of one plain subscription. Not thread-safe; the driver serialises all calls.
 
     Args:
-        name: The topic, for gaps.
+        name: The topic that gaps are reported for.
         start: Where the first stream starts.
         fallback: Where to continue if a position is rejected; None ends the subscription.
     """
@@ -49,7 +49,8 @@ class Resume:
         """Record the loss of a stream.
 
         Returns:
-            A gap if the stream started at LATEST and had no position yet; only the first time.
+            A gap if the stream started at LATEST and no position has been received; otherwise, and
+            after the first such gap, None.
         """
         if self._last is not None or self._start.preset is not ReplayPreset.LATEST:
             return None

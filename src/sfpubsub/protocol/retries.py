@@ -55,7 +55,7 @@ class Retries:
         self._connection_timeout = connection_timeout
         self._backoff = Backoff(timings.backoff_initial, timings.backoff_max)
         self._slot = Backoff(timings.slot_initial, timings.slot_max)
-        # The time between two failures counts as time of the first one's kind, so that an outage
+        # The time between two failures counts towards the first failure's kind, so that an outage
         # does not count as waiting for the slot, and vice versa.
         self._last: tuple[_Trouble, float] | None = None
         self._spent = dict.fromkeys(_Trouble, 0.0)
@@ -96,7 +96,7 @@ class Retries:
         return Verdict(Signal.MOVED, now + self._backoff.next(jitter))
 
     def judge(self, failure: Failure, now: float, jitter: float) -> Verdict:
-        """Handle any other end of a stream.
+        """Handle the end of a stream, depending on the kind of failure.
 
         Args:
             failure: How the stream ended.

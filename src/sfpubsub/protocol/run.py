@@ -2,7 +2,7 @@
 
 ::
 
-    │ confirmed │ done: in the acked prefix │ acked: the rest up to the first unacked one │ …
+    │ confirmed │ done: in the acked prefix │ acked: up to the first unacked event │ …
 
 Acks in order only advance a number; events that are acked before an earlier one are marked one by
 one. There is no object per event: ids and positions are in two lists of strings and bytes, which
@@ -75,7 +75,7 @@ class Run:
         return Entry(self.first_order + place, ReplayId(self.positions[place]))
 
     def key(self, place: int) -> EventKey:
-        """Return the key of the event at *place*."""
+        """Return the id and the replay id of the event at *place*."""
         return self.ids[place], self.positions[place]
 
     def find(self, key: EventKey) -> int | None:

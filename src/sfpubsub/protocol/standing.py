@@ -1,4 +1,4 @@
-"""Track the position of a managed subscription: what is committed, and where streams begin.
+"""Track the position of a managed subscription: its commits, and where its streams begin.
 
 The service stores the position of a managed subscription. Commits move it, and it is visible only
 in the first events of a stream. `Standing` is the counterpart of `resume.Resume`, whose position is
@@ -60,13 +60,13 @@ class Standing:
         self._commits.new_stream(stream, now)
 
     def dropped(self) -> None:
-        """Record the end of a stream that may have begun."""
+        """Record the end of a stream that the service may have started to serve."""
         self._doubt = True
 
     def began(
         self, response: Response, last: ReplayId | None
     ) -> tuple[list[SettleCommit], Gap | None]:
-        """Compare the first position of a stream with the expected ones.
+        """Compare the first position of a stream with the expected positions.
 
         This must be called before the events are added to the ledger.
 
@@ -75,7 +75,7 @@ class Standing:
             last: The last position received before this stream.
 
         Returns:
-            Commands that settle callers of `commit`, and the gap, if any.
+            Commands that settle callers of `commit`, and the gap; None without a gap.
         """
         if not self.is_fresh or response.position is None:
             return [], None
@@ -122,7 +122,7 @@ class Standing:
 
     @property
     def receipt(self) -> CommitReceipt | None:
-        """The last commit that the service confirmed."""
+        """The last commit that the service confirmed; None before the first."""
         return self._commits.receipt
 
     @property
@@ -133,7 +133,9 @@ class Standing:
     def next_commit(
         self, now: float, *, again: bool = False, at_once: bool = False
     ) -> CommitRequest | None:
-        """Return the commit to send now, if any, for the newest position of the acked prefix.
+        """Return the commit to send now, or None if no commit is due.
+
+        It commits the newest position of the acked prefix, or repeats the confirmed one.
 
         Args:
             now: The current time, in seconds.
@@ -145,7 +147,9 @@ class Standing:
         return self._commits.next_request(candidate, now, again=again, at_once=at_once)
 
     def last_commit(self, now: float, *, again: bool) -> CommitRequest | None:
-        """Return the commit to send now while draining, without the pause after the last one.
+        """Return the commit to send now while draining, or None if nothing can be committed.
+
+        The pause after the last commit is skipped.
 
         Args:
             now: The current time, in seconds.
@@ -170,7 +174,7 @@ class Standing:
         return self._commits.deadline(self._ledger.candidate)
 
     def check_timeout(self, now: float) -> None:
-        """Time out a commit that was unanswered for too long."""
+        """Count the commit in flight as failed if `Timings.commit_timeout` has passed."""
         self._commits.check_timeout(now)
 
     @property
@@ -200,7 +204,7 @@ class Standing:
         return self._tickets, self._commits.settle(0) if newest is None else []
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Settle the tickets of all callers, because the subscription has ended."""
+        """Return the commands that settle all tickets with *error*, at the subscription's end."""
         return self._commits.settle_all(error)
 
     def uncommitted(self) -> CommitError | None:

@@ -19,9 +19,10 @@ A subscription has a sequence of streams. It starts in NEW. The states are:
 A subscription can end in three ways. ABORT ends it immediately. DRAIN is graceful: DRAINING commits
 the acked events and waits for the answer; CLOSING has half-closed the stream and waits for the
 service to end it. SAVE is a DRAIN with acked events that cannot be committed yet because the
-current stream has not redelivered them: one stream is opened for them, once a session that is being
-fetched has arrived (SAVING). A stream that ends while draining ends the subscription. FATAL is a
-failure that retries cannot fix; the subscription's error states the cause. CLOSED is final.
+current stream has not redelivered them. Unless a stream is already opening, one is opened for them;
+SAVING waits for the session that it needs. A stream that ends while draining ends the subscription.
+FATAL is a failure that retries cannot fix; the subscription's error states the cause. CLOSED is
+final.
 
 The table contains exactly the pairs that can occur. Messages of an earlier call may arrive at any
 time; they are recognised by their stream number and never become a signal. Any other pair raises an
@@ -37,7 +38,7 @@ from sfpubsub.errors import LocalProtocolError
 
 
 class State(enum.Enum):
-    """State of a subscription."""
+    """The states of a subscription, as described at the top of this module."""
 
     # Hidden from type checkers, which use the hash of Enum.
     if not TYPE_CHECKING:  # pragma: no branch
@@ -58,7 +59,7 @@ class State(enum.Enum):
 
 
 class Signal(enum.Enum):
-    """What triggers a transition."""
+    """The triggers of state transitions."""
 
     if not TYPE_CHECKING:  # pragma: no branch
         __hash__ = object.__hash__  # as for State

@@ -46,7 +46,7 @@ class Streams:
         start: Where a plain subscription starts; None for a managed one.
         fallback: Where a plain subscription continues if its position is rejected; None ends it.
         tracked: Whether acks of a plain subscription are tracked, because its position is stored.
-            Those of a managed one always are.
+            Acks of a managed subscription are always tracked.
         limits: Memory limits.
         timings: Intervals, delays and timeouts; see `Timings`.
         connection_timeout: How long transport failures may last, in seconds; None means forever.

@@ -104,8 +104,8 @@ class SubscriptionProtocol(Streams):
         The events up to it are then counted as stored.
 
         Returns:
-            None if there is no newer position than at the last call, and for a managed
-            subscription.
+            The position; None if it has not changed since the last call, or if the subscription is
+            managed.
         """
         newest = self._ledger.newest_done
         if self.managed or newest is None:

@@ -25,7 +25,7 @@ def size_of(event: ProducerEvent) -> int:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request in flight."""
+    """A publish request that has not been answered completely."""
 
     sent_at: float
     left: int
@@ -41,7 +41,7 @@ class Entry:
     size: int
     expires_at: float
     tried: set[str] = field(default_factory=set)
-    """Schemas that the event was rejected with, or will be sent with next."""
+    """Ids of the schemas that the event was rejected with, or will be sent with next."""
     attempts: int = 0
     request: Request | None = None
     """The request in flight that contains the event, if any."""
@@ -115,7 +115,7 @@ class Unanswered:
         return bool(self._recoding)
 
     def send(self, now: float) -> tuple[ProducerEvent, ...]:
-        """Return as many queued events as fit into one request; they are then in flight."""
+        """Take the events for one request from the queue; they are then in flight."""
         events: list[ProducerEvent] = []
         request = Request(now, 0)
         size = 0
@@ -210,7 +210,7 @@ class Unanswered:
 
     @property
     def expires_at(self) -> float | None:
-        """When the next event expires; None without events. They expire in submission order."""
+        """When the oldest event expires; None if there are no events."""
         for entry in self._entries.values():
             return entry.expires_at
         return None

@@ -50,7 +50,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def salesforce_emulator_options() -> Sequence[str]:
-    """Options of `sfpubsub emulator` for `salesforce_emulator`; override to set some."""
+    """Options of `sfpubsub emulator` for `salesforce_emulator`; override this to set some."""
     return ()
 
 

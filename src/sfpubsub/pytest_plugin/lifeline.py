@@ -23,7 +23,7 @@ _END_S = 10.0
 """Longest wait for the emulator to exit, in seconds; it normally takes milliseconds."""
 
 _LOOK_S = 0.01
-"""Seconds between checks whether the emulator has exited; the release of a file lock is silent."""
+"""Seconds between attempts to acquire the lock that the emulator releases when it exits."""
 
 
 class EmulatorRun:

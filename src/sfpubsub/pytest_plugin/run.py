@@ -1,4 +1,4 @@
-"""The emulator of a whole run of pytest: one process, however many workers there are.
+"""The emulator of a whole run of pytest: one process for all workers.
 
 The first process that needs the emulator starts it under a file lock; the others read its ready
 line. `lifeline` creates the directory, and ends the emulator with the run.

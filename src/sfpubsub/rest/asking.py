@@ -126,9 +126,9 @@ class Asker:
         self.again(lambda: self._org.send("DELETE", path))
 
     def download(self, path: str, query: Mapping[str, str], sink: Sink) -> Answer:
-        """Pass the CSV at *path* to *sink*. The request is not retried.
+        """Pass the CSV at *path* to *sink*.
 
-        Only the caller can discard what *sink* has received.
+        The request is not retried, because only the caller can discard the data in *sink*.
         """
         return self._bulk.send("GET", path, query=query, headers={"Accept": "text/csv"}, sink=sink)
 
@@ -153,9 +153,10 @@ class Asker:
         raise AssertionError("the last attempt returns or raises")
 
     def _delay(self, error: SfPubSubError, attempt: int) -> float | None:
-        """Return the delay before a retry in seconds; None if the service asks for a longer one.
+        """Return the delay before a retry, in seconds.
 
-        The longest allowed delay is `RestTimings.backoff_max`.
+        Returns:
+            At most `RestTimings.backoff_max`; None if the service asks for a longer delay.
         """
         longest = self.timings.backoff_max
         if isinstance(error, StreamUnavailableError) and error.retry_after is not None:
@@ -176,7 +177,10 @@ def check_name(what: str, name: str) -> str:
         LocalProtocolError: *name* is not valid.
     """
     if not re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII):
-        raise LocalProtocolError(f"{name[:80]!r} is not a valid name for {what}")
+        raise LocalProtocolError(
+            f"{name[:80]!r} is not a valid name for {what}: use a letter, then letters, digits and "
+            f"underscores"
+        )
     return name
 
 
@@ -187,5 +191,7 @@ def check_id(what: str, given: str) -> str:
         LocalProtocolError: *given* is not valid.
     """
     if not re.fullmatch(r"[0-9A-Za-z]{15}(?:[0-9A-Za-z]{3})?", given):
-        raise LocalProtocolError(f"{given[:80]!r} is not a valid id for {what}")
+        raise LocalProtocolError(
+            f"{given[:80]!r} is not a valid id for {what}: use 15 or 18 letters and digits"
+        )
     return given

@@ -158,8 +158,8 @@ class QueryJobs:
         Args:
             job_id: Id of a complete job.
             file: Binary file, open for reading and writing; its content is replaced.
-            columns: Columns of the job's query, in its order; the org reports them only with the
-                results.
+            columns: Columns of the job's query, in its order; used to recognise a header line in
+                the results.
             locator: `ResultPage.next_locator` of the previous page; None for the first.
             max_records: Maximum number of rows in the page.
 
@@ -198,7 +198,7 @@ def next_poll(looks: int, now: float, deadline: float, timings: RestTimings) -> 
     """
     if now >= deadline:
         return None
-    delay = timings.poll_initial * 2.0 ** min(looks - 1, 30)  # beyond any poll_max
+    delay = timings.poll_initial * 2.0 ** min(looks - 1, 30)  # 30 doublings exceed any poll_max
     return min(delay, timings.poll_max, deadline - now)
 
 

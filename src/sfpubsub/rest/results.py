@@ -84,7 +84,7 @@ def fetch(
         asker: Makes the requests.
         path: Path of the results.
         query: Query parameters that select the page.
-        columns: Columns of the job's query, in its order.
+        columns: Columns of the job's query, in the same order.
         file: Binary file, open for reading and writing.
 
     Raises:

@@ -45,9 +45,8 @@ class FileQuarantine(Quarantine):
        is kept, unless its file is damaged.
     3. Flush the directory. Only now may the events be acked.
 
-    If the process is killed before step 3, the event is redelivered and stored then; if it is
-    killed after step 3 but before the ack takes effect, the event is redelivered, and is already
-    stored.
+    If the process is killed before the ack takes effect, the event is redelivered. If step 3 was
+    completed before that, the redelivered event is already stored; otherwise it is stored then.
 
     Args:
         directory: Directory of the files; created when the first entry is written.
@@ -66,7 +65,7 @@ class FileQuarantine(Quarantine):
         """Store events durably.
 
         Raises:
-            WriteError: The events could not all be stored; some may have been.
+            WriteError: At least one event could not be stored. Others may have been stored.
         """
         drafts: dict[Path, Path] = {}
         try:
@@ -139,7 +138,7 @@ class FileQuarantine(Quarantine):
             destination: Where the events were written; recorded in the mark.
 
         Raises:
-            WriteError: The entries could not all be marked; some may have been.
+            WriteError: At least one entry could not be marked. Others may have been marked.
         """
         note = json.dumps({"redriven_at": time.time(), "to": destination}) + "\n"
         try:

@@ -49,7 +49,7 @@ class FileReplayStore(ReplayStore):
             raise
 
     def get(self, topic: str) -> StartPosition | None:
-        """Return the stored position of *topic*; otherwise the default, which may be None."""
+        """Return the stored position of *topic*; without one, the default, which may be None."""
         replay_id = self._positions.get(topic)
         return self._default if replay_id is None else StartPosition.after(replay_id)
 
@@ -116,7 +116,8 @@ def _claim(path: Path) -> int:
     except OSError as error:
         os.close(descriptor)
         raise ConfigurationError(
-            f"the replay store {path} is in use by another process: stop it, or use another file"
+            f"the replay store {path} is in use by another process: stop that process, or use "
+            f"another file"
         ) from error
     return descriptor
 

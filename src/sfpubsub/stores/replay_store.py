@@ -91,7 +91,7 @@ class DefaultMappingReplayStore(MappingReplayStore):
         self._default = start_position(default)
 
     def get(self, topic: str) -> StartPosition:
-        """Return the stored position of *topic*; otherwise the default."""
+        """Return the stored position of *topic*, or the default if no position is stored."""
         return super().get(topic) or self._default
 
 

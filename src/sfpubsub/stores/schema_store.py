@@ -97,8 +97,8 @@ class FileSchemaStore(SchemaStore):
 
 def schema_file_name(schema_id: str) -> str:
     """Return the file name for a schema id, which is unique even if a file system ignores case."""
-    # Ids may differ only by case, which some file systems ignore: the hash makes the name unique,
-    # and the rest makes it readable.
+    # Ids may differ only by case, which some file systems ignore. The hash makes the name unique,
+    # and the characters of the id make it readable.
     shown = _NOT_IN_A_NAME.sub("_", schema_id.lower())[:_SHOWN]
     digest = hashlib.blake2b(schema_id.encode(), digest_size=8).hexdigest()
     return f"{shown}.{digest}.json"
@@ -134,8 +134,9 @@ def schema_in(text: str, schema_id: str, path: str) -> str | None:
 
 
 def _check(schema_id: str, schema_json: str) -> str:
-    # Not the schema id: it may be a hash, but only of the canonical form, which omits defaults and
-    # docs (and with them Salesforce's types), and the service does not guarantee even that.
+    # The schema id cannot be used as the hash. It may be one, but only of the canonical form, which
+    # omits defaults and docs (and with them Salesforce's types), and the service does not guarantee
+    # even that.
     digest = hashlib.sha256(schema_id.encode())
     digest.update(b"\0")
     digest.update(schema_json.encode())

@@ -1,7 +1,7 @@
 """The Streaming API: PushTopic and generic events over CometD, with durable replay.
 
-The Pub/Sub API delivers neither of the two. This package can also read platform events and change
-events, but `sfpubsub.PubSubClient` is the newer client for them.
+The Pub/Sub API does not deliver these two kinds of events. This package can also read platform
+events and change events, but `sfpubsub.PubSubClient` is the newer client for them.
 """
 
 from sfpubsub.streaming.aio import AsyncStreamingClient

@@ -84,7 +84,7 @@ class StreamingBase:
         http = HttpClient(ca_file=ca_file, proxy=proxy, insecure=insecure)
         self._channels = GenericChannels(OrgClient(sessions, http), api_version)
         fallback = None if replay_fallback is None else positions.as_number(replay_fallback)
-        # Shared by all openings, so that messages from earlier ones have lower numbers.
+        # Not restarted when the client is opened again, so that later messages have higher numbers.
         order = count(1)
 
         def new_driver() -> StreamingDriver:
@@ -96,7 +96,7 @@ class StreamingBase:
             return StreamingDriver(protocol, transport, on_gap or (lambda _gap: None))
 
         self._new_driver = new_driver
-        self._driver = new_driver()  # never started: each opening has its own
+        self._driver = new_driver()  # never started; each `open` replaces it
 
     @classmethod
     def from_env(cls, options: Mapping[str, str | None] | None = None, **arguments: Any) -> Self:
@@ -132,7 +132,7 @@ class StreamingBase:
 
     @property
     def has_pending_messages(self) -> bool:
-        """Whether any messages are pending."""
+        """Whether messages or errors are queued, so that receiving does not wait."""
         return self.pending_count > 0
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ MAX_REQUEST = 32_767
 # 110 s. A limit is needed because JSON numbers may include Infinity.
 _LONGEST = 86_400_000
 
-_NO_MESSAGES = "something that is not a list of messages"
+_NO_MESSAGES = "JSON that is not a list of Bayeux messages"
 
 Message = dict[str, Any]
 
@@ -53,8 +53,8 @@ class Send:
     timeout: float
     """Seconds allowed for each read of the response."""
     due: float
-    """When the protocol cancels the request, on its clock. Allows time for fetching a session
-    first, if necessary; infinite once the request is cancelled.
+    """When the protocol cancels the request, in seconds of its clock; infinite once it is
+    cancelled. Includes time for fetching a session first, if one may be needed.
     """
     refused: Any = None
     """The last session that the server refused, if any; the request must use another one."""
@@ -68,7 +68,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Cut:
-    """Command to cancel a request by breaking its connection. It then fails like any other."""
+    """Command to cancel a request by breaking its connection, so that it ends with an error."""
 
     request: Send
 

@@ -24,7 +24,7 @@ logger = logging.getLogger("sfpubsub.streaming")
 
 
 class StreamingDriver:
-    """Runs a protocol from `start` until it is over. Thread-safe.
+    """Runs a protocol from `start` until the protocol stops. Thread-safe.
 
     Args:
         protocol: Used only under the driver's lock.
@@ -66,7 +66,7 @@ class StreamingDriver:
     def step(self, input_: Callable[[], None] = lambda: None) -> None:
         """Pass an input, or only the time, to the protocol, and execute the resulting commands.
 
-        Does nothing if the driver is over.
+        Does nothing if the driver has ended.
 
         Raises:
             LocalProtocolError: The input is not allowed; nothing has changed.
@@ -98,7 +98,7 @@ class StreamingDriver:
             self._news.wait_for(condition, timeout)
 
     def close(self) -> None:
-        """Disconnect from the server, and wait for the threads, `Pace.close` seconds for each."""
+        """Disconnect from the server, and wait up to `Pace.close` seconds for each thread."""
         self.step(self.protocol.close)
         for thread in self._threads:
             thread.join(self.protocol.pace.close)

@@ -16,7 +16,7 @@ from sfpubsub.streaming.bayeux import Message, advice_of, part_of
 _ERROR = re.compile(r"(?:(\d{3}):([^:]*):)?(.*)", re.DOTALL)
 
 _LOST = "the event is no longer retained: set replay_fallback, or use -2 (all) or -1 (new events)"
-_CHANGED = "something between here and the org drops cookies or changes requests"
+_CHANGED = "a proxy or firewall on the way to the org drops cookies or changes requests"
 _ENDED = (errors.StreamUnavailableError, "the session with the server has ended")
 
 # Pattern for the start of a refusal, the error to raise, and a hint for its message. The first
@@ -61,7 +61,7 @@ class BayeuxError(errors.StreamError):
 
     @property
     def reason(self) -> str:
-        """``ext.sfdc.failureReason``, which is more specific than the error, or else the error."""
+        """``ext.sfdc.failureReason`` if present, which is more specific; otherwise `error`."""
         found = part_of(self.response, "ext", "sfdc", "failureReason")
         return found if found and isinstance(found, str) else self.error
 
@@ -78,8 +78,8 @@ class Next(enum.Enum):
     BUSY = "busy"
     """Open a new session after a long delay: the server is overloaded."""
     LIMIT = "limit"
-    """Like BUSY, for a limit of the org. For a refused subscribe, it is a limit of the channel
-    only.
+    """Like BUSY, but a limit of the org was reached. If a subscribe was refused, only its channel
+    is affected.
     """
     STOP = "stop"
     """Stop and report the error."""
@@ -102,7 +102,7 @@ def error_for(what: str, refusal: BayeuxError) -> errors.SfPubSubError:
 
     Args:
         what: The refused operation, for the message.
-        refusal: Its reason determines the class of the error.
+        refusal: The refusal, whose reason determines the class of the error.
     """
     said = refusal.reason
     kind, cure = _row(said)

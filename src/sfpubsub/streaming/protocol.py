@@ -62,14 +62,14 @@ class Pace:
     service asks to wait for "a few minutes".
     """
     renewed: float = 60.0
-    """A renewed session that is refused within this time, before it was of use, is not renewed
-    again, because too many sign-ins lock a user out.
+    """If a session is refused and its replacement is also refused within this time, before a held
+    connect was answered, the client stops, because too many sign-ins lock a user out.
     """
 
 
 @dataclass(eq=False, repr=False)
 class StreamingProtocol:
-    """The state machine of a client, from one `open` until it is over."""
+    """The state machine of a client, from `open` until it stops (`over`)."""
 
     channels: Subscriptions
     """The channels and the queue of messages."""
@@ -106,7 +106,7 @@ class StreamingProtocol:
         self._backoff = Backoff(self.pace.backoff_initial, self.pace.backoff_max)
         self._patience = self.connection_timeout or inf
 
-    # Inputs, for `tick`. Those about channels are methods of `channels`.
+    # Inputs, to be passed to `tick`. Inputs that concern channels are methods of `channels`.
 
     def open(self, call: Call) -> None:
         """Start connecting; *call* is settled when the first connect is answered."""
@@ -145,7 +145,9 @@ class StreamingProtocol:
         events, replies = ([], {}) if isinstance(outcome, errors.SfPubSubError) else outcome
         for advice in map(bayeux.advice_of, replies.values()):
             if advice.get("timeout") == 0 and self._advice["timeout"]:
-                logger.warning("the server holds no connects: it may see several clients as one")
+                logger.warning(
+                    "the server does not hold connects: it may treat several clients as one"
+                )
             self._advice |= advice
         # Replies are handled first, so that a channel is active before the events that arrive with
         # its subscribe reply.
@@ -166,7 +168,7 @@ class StreamingProtocol:
 
         Args:
             now: Seconds of a monotonic clock.
-            input_: Calls one of the inputs above, or one of `channels`.
+            input_: Calls one of the input methods of this class or of `channels`.
 
         Raises:
             LocalProtocolError: The input is not allowed; nothing has changed.
@@ -261,7 +263,7 @@ class StreamingProtocol:
             channel = message["channel"]
             reply = replies.get((channel, message["id"]), {})
             if "successful" not in reply:
-                self._fail(bayeux.broken(f"no answer to {channel}"))
+                self._fail(bayeux.broken(f"no reply to {channel}"))
                 return
             refusal = None if reply["successful"] is True else BayeuxError(reply)
             if "subscription" in message and (refusal is None or not concerns_session(refusal)):
@@ -310,7 +312,12 @@ class StreamingProtocol:
         self._fail(error, step)
 
     def _fail(self, error: errors.SfPubSubError, step: Next | None = None) -> None:
-        """Recover from a failure: by *step*, or with a new session if None; or stop."""
+        """Recover from a failure, or stop if that is not possible.
+
+        Args:
+            error: The failure.
+            step: How to recover; None for a new session, or to stop if *error* is not retryable.
+        """
         if step is None and not error.retryable:
             step = Next.STOP
         if step is Next.STOP or (not self._opener.is_done and step is not Next.RENEW):
@@ -339,7 +346,7 @@ class StreamingProtocol:
             f"no connection for {self._patience:g} s, and still trying: {self._trouble}"
         )
         error.__cause__ = self._trouble
-        # One is enough if nobody receives messages.
+        # At most one such error is queued.
         if errors.StreamUnavailableError not in map(type, self.channels.pending.errors):
             self.channels.pending.fail(error)
         self.channels.give_up(error)

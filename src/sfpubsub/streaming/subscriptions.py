@@ -2,13 +2,13 @@
 and the position of each channel. There is no I/O and no clock here.
 
 Two flags of a channel record whether the application wants it and whether the server has confirmed
-it. Channels whose flags differ are subscribed or unsubscribed, as many as fit in one request, with
-one request in flight at a time.
+it. Channels whose flags differ are subscribed or unsubscribed, several in each request, with one
+request in flight at a time.
 
 Invariant: a channel resumes after the last message that was queued, so queued messages are not
 delivered twice. The exception is a channel without a replay id, or whose position was refused: it
-continues elsewhere, which is reported as a `Gap`. Only the application's store records what was
-processed.
+continues from another position, which is reported as a `Gap`. Only the application's store records
+which messages were processed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROOM = 500
 
 @dataclass(eq=False)
 class Channel:
-    """A channel that is subscribed, or was."""
+    """A channel that is or was subscribed, and its position."""
 
     name: str
     """The channel as the caller wrote it, with its filter; the key in a store."""
@@ -64,14 +64,14 @@ class Channel:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the server has the channel if and only if it is wanted, and no request for it is
-        in flight. A channel that is settled and not wanted is kept for its position.
+        """Whether `is_active` equals `is_wanted`, and no request for the channel is in flight. A
+        channel that is settled and not wanted is kept for its position.
         """
         return self.asked is None and self.is_wanted == self.is_active
 
     def answer(self, error: SfPubSubError | None = None) -> None:
-        """Settle the waiting call, if any: as failed if there is an *error*, or as done if the
-        channel is settled.
+        """Settle the waiting call, if there is one. It fails with *error*; without an error, it
+        succeeds if the channel is settled, and otherwise keeps waiting.
         """
         if self.call is not None and (error is not None or self.is_settled):
             self.call.settle(error)
@@ -89,7 +89,7 @@ class Subscriptions:
     pending: Pending
     """The messages and errors for the application."""
     out: list[Command] = field(default_factory=list)
-    """Commands for the driver, including those of the rest of the protocol."""
+    """Commands for the driver, including those added by `StreamingProtocol`."""
     has_replay: bool = True
     """Whether the server supports replay in this session."""
     _by_path: dict[str, Channel] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Subscriptions:
     @property
     def are_full(self) -> bool:
         """Whether no more events should be fetched for now."""
-        # There is no other limit on the number of early events.
+        # Without this condition, the number of early events would not be limited.
         return bool(self._early) or self.pending.is_full
 
     def subscribe(self, name: str, start: int, call: Call, *, rewind: bool, resumes: bool) -> None:
@@ -122,7 +122,7 @@ class Subscriptions:
             name: The channel, optionally with a filter.
             start: The start position; not used if the channel is already subscribed.
             call: Settled when the server has replied.
-            rewind: Whether it is an error if *start* cannot be used.
+            rewind: Whether to raise an error if the channel is already subscribed.
             resumes: Whether a channel that was unsubscribed continues after its last queued
                 message, rather than at *start*, so that no queued message is delivered twice.
 
@@ -177,11 +177,11 @@ class Subscriptions:
     # Requests and answers.
 
     def requests(self, message: Callable[..., Message]) -> list[Message]:
-        """Return the subscribe and unsubscribe messages to send now, as many as fit into one
-        request. Call this only when no such request is in flight.
+        """Return the subscribe and unsubscribe messages for the next request, up to its size limit.
+        Call this only when no such request is in flight.
 
         Args:
-            message: Makes a message of the session from its channel and its fields.
+            message: Creates a message of the session from a meta channel and fields.
         """
         asked: list[Message] = []
         size = 0
@@ -204,7 +204,7 @@ class Subscriptions:
         return asked
 
     def replied(self, asked: Message, refusal: BayeuxError | None) -> None:
-        """Handle the reply to a subscribe or unsubscribe, unless it concerns the session.
+        """Handle the reply to a subscribe or unsubscribe, except a refusal of the whole session.
 
         Args:
             asked: The message that was sent.
@@ -245,7 +245,7 @@ class Subscriptions:
             channel.answer()
 
     def give_up(self, error: SfPubSubError, call: Call | None = None) -> None:
-        """Fail all waiting calls, or only *call*; their channels are not wanted any more."""
+        """Fail all waiting calls, or only *call*, and mark their channels as not wanted."""
         for channel in self._by_path.values():
             if channel.call is not None and call in (None, channel.call):
                 channel.is_wanted = False

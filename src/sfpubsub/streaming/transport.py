@@ -1,6 +1,7 @@
-"""Long polling over HTTP: a connection for each lane, with shared cookies; each can be cut.
+"""Long polling over HTTP, with one connection per lane and shared cookies.
 
-Requests go only to the org, and have the limits of every request of `sfpubsub.auth.http`.
+A connection can be cut to cancel its request. Requests are sent only to the org, and under the same
+limits as all requests of `sfpubsub.auth.http`.
 """
 
 from __future__ import annotations
@@ -42,14 +43,16 @@ class LongPolling:
         """The connections by lane. The driver cuts one, in any thread, to cancel its request."""
 
     def exchange(self, request: Send) -> bayeux.Answer | SfPubSubError:
-        """Send a request, and return the sorted response, or the error. Blocks."""
+        """Send a request and wait; return its events and replies, or the error that occurred."""
         try:
             request.session = self._sessions.get_session(request.refused)
             text = self._post(request)
             try:
                 return bayeux.sorted_out(self._loads(text))
             except ValueError:
-                return bayeux.broken("HTML" if text.lstrip()[:1] == "<" else "no JSON")
+                return bayeux.broken(
+                    "HTML instead of JSON" if text.lstrip()[:1] == "<" else "invalid JSON"
+                )
         except SfPubSubError as error:
             return error
         except Exception as error:  # noqa: BLE001  # the application's json_loads may raise anything

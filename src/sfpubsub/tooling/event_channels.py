@@ -20,7 +20,7 @@ ChannelType = Literal["event", "data"]
 CHANNEL_TYPES: Final[tuple[str, ...]] = ("event", "data")
 
 STANDARD: Final = "ChangeEvents"
-"""The change event channel of every org. Its members are records, but the channel itself is not."""
+"""The change event channel of every org. Only its members have records, not the channel itself."""
 
 _SUFFIX = "__chn"
 _NAME = re.compile(r"[A-Za-z](_?[A-Za-z0-9])*")
@@ -156,7 +156,7 @@ class EventChannels:
     # Changing.
 
     def create(self, name: str, channel_type: str, *, label: str | None = None) -> EventChannel:
-        """Create a channel without members.
+        """Create a channel without members, and return it.
 
         Args:
             name: With or without the suffix ``__chn``; it cannot be changed later.

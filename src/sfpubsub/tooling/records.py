@@ -26,7 +26,7 @@ _TOPIC = re.compile(
 
 @dataclass(frozen=True)
 class ManagedEventSubscription:
-    """Record of a managed subscription."""
+    """The record that defines a managed subscription in an org."""
 
     id: str
     """Record id, 18 characters."""
@@ -106,7 +106,7 @@ def head_of(row: dict[str, Any]) -> tuple[str, str]:
     """Return the id and the developer name in a row of a query response.
 
     Raises:
-        RemoteProtocolError: One of them is missing or malformed.
+        RemoteProtocolError: The id or the developer name is missing or malformed.
     """
     record_id = _text(row, "Id")
     check_id(record_id)

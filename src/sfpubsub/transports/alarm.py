@@ -50,7 +50,7 @@ class AlarmClock:
                 self._changed.notify()
 
     def close(self) -> None:
-        """End the thread and wait for it, unless called in it. No callback starts after that."""
+        """End the thread, and wait for it unless called from it. No callback starts after that."""
         with self._lock:
             self._closed = True
             self._due.clear()

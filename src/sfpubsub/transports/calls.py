@@ -106,7 +106,7 @@ class CallDriver(ABC, Generic[Opening]):
 
     @abstractmethod
     def _open_call(self, opening: Opening) -> Call[Any, Any]:
-        """Start a call.
+        """Start the call that *opening* describes, and return it.
 
         Raises:
             SfPubSubError: The call could not be started.
@@ -114,7 +114,7 @@ class CallDriver(ABC, Generic[Opening]):
 
     @abstractmethod
     def _received(self, stream: int, message: Any) -> None:
-        """Pass a message to the protocol."""
+        """Pass a message that was received on *stream* to the protocol."""
 
     @abstractmethod
     def _carry_out(self, command: Command) -> bool:
@@ -134,9 +134,9 @@ class CallDriver(ABC, Generic[Opening]):
         return self._mailbox.count
 
     def wait(self, changes: int, timeout: float | None) -> None:
-        """Wait until `changes` differs from *changes*, at most *timeout* seconds.
+        """Wait until the property `changes` differs from the argument *changes*.
 
-        A *timeout* of None means no limit.
+        Returns after *timeout* seconds at the latest; None means no limit.
         """
         self._check_process()
         self._mailbox.wait(changes, timeout)
@@ -151,7 +151,7 @@ class CallDriver(ABC, Generic[Opening]):
         return self._mailbox.finish is not None
 
     def raise_failure(self) -> None:
-        """Raise the error that ended the driver, if any."""
+        """Raise the error that ended the driver; do nothing if there was no error."""
         if self.failure is not None:
             # Several callers may raise the same error, so drop the previous caller's traceback.
             raise self.failure.with_traceback(None)
@@ -198,7 +198,7 @@ class CallDriver(ABC, Generic[Opening]):
         Args:
             happened: Passes the event to the protocol and returns the protocol's commands. Called
                 with *what* and the current time.
-            what: The arguments before the time.
+            what: Arguments of *happened*, which precede the time.
         """
         if not self._home.is_here:
             self._check_process()

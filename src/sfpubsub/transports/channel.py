@@ -1,7 +1,7 @@
 """The gRPC transport: one channel per client, and its calls.
 
-Every call sends the session's headers and a trace id of its own (Salesforce documentation, RPC
-method headers). The headers are requested when a call starts and do not change during the call.
+Every call sends the session's headers and a new trace id (Salesforce documentation, RPC method
+headers). The headers are requested when a call starts and do not change during the call.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class DirectCall:
 
 
 def _ignore(_message: bytes) -> None:
-    """Ignore a message."""
+    """Ignore a message: the handler before `read` is called and after the call has ended."""
 
 
 def open_direct(call: Any, end_requests: Callable[[], None]) -> DirectCall | None:

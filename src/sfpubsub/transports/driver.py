@@ -46,7 +46,7 @@ class StreamDriver(CallDriver[OpenStream]):
         target: The topic or managed subscription.
         alarm: Timer thread, shared by the subscriptions of a client.
         renew: See `CallDriver`.
-        on_gap: Called with every `Gap`, in the thread that found it; must not block.
+        on_gap: Called with every `Gap`, in the thread that detected it; must not block.
         clock: Monotonic clock in seconds, the same as the alarm's.
         jitter: Returns uniform random numbers in [0, 1).
     """
@@ -92,7 +92,7 @@ class StreamDriver(CallDriver[OpenStream]):
         self._apply(lambda now: self._protocol.start(now, position))
 
     def peek(self) -> Arrival | None:
-        """Return the next response without removing it, or None. Never blocks."""
+        """Return the next response without removing it; None if none is queued. Never blocks."""
         return self._mailbox.peek()
 
     def accept(self, arrival: Arrival, done: tuple[int, int] | None = None) -> None:
@@ -137,11 +137,14 @@ class StreamDriver(CallDriver[OpenStream]):
         self._apply(self._protocol.resume)
 
     def ack(self, first_seq: int, last_seq: int) -> None:
-        """Ack the events from *first_seq* to *last_seq*, inclusive; sends nothing after the end."""
+        """Ack the events from *first_seq* to *last_seq*, both included.
+
+        After the end of the subscription, no commit is sent for them.
+        """
         self._apply(self._protocol.acked, first_seq, last_seq)
 
     def storable(self) -> ReplayId | None:
-        """Return the newest position to store; None if there is none since the last call."""
+        """Return the newest position to store; None if it has not changed since the last call."""
         self._check_process()
         with self._lock:
             return self._protocol.storable()
@@ -202,7 +205,7 @@ class StreamDriver(CallDriver[OpenStream]):
         self.raise_failure()
 
     def begin_drain(self) -> None:
-        """Start to drain the subscription; `over` becomes true once it has ended."""
+        """Start draining the subscription; `over` becomes true once it has ended."""
         self._apply(self._protocol.drain)
 
     def health(self) -> Health:

@@ -39,7 +39,7 @@ class Mailbox:
         self.finish: Finish | None = None
         """How the subscription ended; None before the end."""
         self.discarded: bool = False
-        """Whether the pending responses were discarded. This is permanent and precedes the end."""
+        """Whether the pending responses were discarded. No response is queued after that."""
 
     # For the driver.
 
@@ -77,7 +77,7 @@ class Mailbox:
     # For the application.
 
     def peek(self) -> Arrival | None:
-        """Return the next arrival without removing it, or None. Never blocks."""
+        """Return the next arrival without removing it; None if the queue is empty. Never blocks."""
         try:
             return self._arrivals[0]  # needs no lock: a single atomic operation of the interpreter
         except IndexError:
@@ -92,7 +92,7 @@ class Mailbox:
             return True
 
     def wait(self, count: int, timeout: float | None) -> None:
-        """Wait until `count` differs from *count*, at most *timeout* seconds (None: no limit)."""
+        """Wait until `count` differs from *count*, or *timeout* seconds (None: no limit) pass."""
         bell = threading.Lock()
         bell.acquire()
         with self._mutex:

@@ -6,8 +6,8 @@ import os
 
 from sfpubsub.errors import LocalProtocolError
 
-# Number of forks between the first process and this one. Compared on every response instead of
-# calling os.getpid(), which would be the most expensive line.
+# Number of forks between the first process and this one. It is compared on every response, because
+# calling os.getpid() is more expensive.
 _forks = 0
 
 

@@ -78,7 +78,7 @@ class PublishDriver(CallDriver[OpenPublish]):
     # For the application's threads.
 
     def offer(self, events: Sequence[ProducerEvent], taken: Callable[[list[int]], None]) -> bool:
-        """Accept all *events* if the pending ones are below the limits; return whether it did.
+        """Submit *events* if the pending events are below the limits; return whether they were.
 
         Args:
             events: Events with their ids.

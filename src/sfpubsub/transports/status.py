@@ -1,6 +1,6 @@
 """Map a gRPC status and its trailers to a typed error and a reaction. No other module does this.
 
-The service names the cause in the ``error-code`` trailer, always
+The service names the cause in the ``error-code`` trailer, whose value is always
 ``sfdc.platform.eventbus.grpc.<suffix>``. The gRPC status is less precise. It is used only if the
 trailer is missing, which means that something between client and service failed (Salesforce
 documentation, handling errors). An unknown suffix is classified by the status, but TURNED_AWAY then
@@ -38,7 +38,7 @@ PREFIX = "sfdc.platform.eventbus.grpc."
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How to react to a failure."""
+    """How a failure is classified: its kind, its error class, and advice for the user."""
 
     kind: FailureKind
     error: type[SfPubSubError]

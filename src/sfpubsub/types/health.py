@@ -1,4 +1,4 @@
-"""What a subscription reports: its health, its gaps and its commits."""
+"""Values that a subscription reports: its health, its gaps and its commit receipts."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ class Health:
     received events wait for a schema that cannot be fetched.
     """
     reason: str | None
-    """Why the stream is not open, or the last failure, if any."""
+    """Why the stream is not open, otherwise the last failure; None if neither applies."""
     outstanding: int
     """Number of events requested but not yet received."""
     pending_count: int
     """Number of events received but not yet delivered."""
     pending_bytes: int
-    """Payload bytes of the pending events, except the rest of a partly delivered response."""
+    """Payload bytes of the pending events, without responses that were partly delivered."""
     unacked: int
     """Number of events delivered but not yet acked; 0 if acks are not tracked."""
     delivered: int
@@ -116,7 +116,7 @@ class Health:
     """Number of messages received, including keepalives and commit responses."""
     process_time: int | None = None
     """When the service received the last confirmed commit, by its own clock, in milliseconds since
-    1970 UTC; None if not known, and for a plain subscription.
+    1970 UTC; None if unknown, and always None for a plain subscription.
     """
 
     @property

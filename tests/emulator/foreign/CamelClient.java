@@ -6,9 +6,9 @@ import org.apache.camel.component.salesforce.SalesforceComponent;
 import org.apache.camel.component.salesforce.SalesforceLoginConfig;
 import org.apache.camel.impl.DefaultCamelContext;
 
-// Drives camel-salesforce, as it is published, against an emulator: signs in, subscribes from the
-// earliest, publishes one event, and prints the three that it receives as JSON lines. Takes the
-// emulator's gRPC target and its HTTP URL.
+// Runs the unmodified camel-salesforce against an emulator: signs in, subscribes from the earliest
+// event, publishes one event, and prints the three events that it receives as JSON lines. The
+// arguments are the emulator's gRPC target and its HTTP URL.
 public final class CamelClient {
   public static void main(String[] arguments) throws Exception {
     String[] grpc = arguments[0].split(":");
@@ -40,7 +40,9 @@ public final class CamelClient {
           + " \"Order_Number__c\": \"from Camel\"}";
       context.createProducerTemplate()
           .requestBody("salesforce:pubSubPublish:/event/Order_Event__e", List.of(event));
-      if (!left.await(60, TimeUnit.SECONDS)) throw new IllegalStateException("events are missing");
+      if (!left.await(60, TimeUnit.SECONDS)) {
+        throw new IllegalStateException("fewer than 3 events arrived within 60 s");
+      }
     }
   }
 }

@@ -1,4 +1,4 @@
-"""An org with all objects of the default seed selected, and ways to look at its events."""
+"""Fixtures: an emulator with change events for all objects of the default seed, and its user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def org(tmp_path, clock) -> Iterator[EmulatorServer]:
-    """Not listening: the model alone."""
+    """An emulator that is not started: it has no server, only its state."""
     emulator = EmulatorServer(tmp_path / "org", clock=clock)
     for name in ("Contact", "Opportunity", "Order__c"):
         select(emulator, name)

@@ -1,6 +1,6 @@
-// jsforce, unchanged: SOAP sign-in, records one by one and in collections, queries, Bulk API 2.0.
+// Runs the unmodified jsforce: SOAP sign-in, single records and collections, queries, Bulk API 2.0.
 //   node jsforce_records.cjs URL
-// Prints what was seen as a line of JSON.
+// Prints the results as a line of JSON.
 const jsforce = require('jsforce');
 
 const KIND = 'Order__c';

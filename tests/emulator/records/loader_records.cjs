@@ -1,4 +1,5 @@
-// node-sf-bulk2, unchanged: rows are loaded, and read again in sets. Prints what it saw as JSON.
+// Runs the unmodified node-sf-bulk2: inserts rows with a bulk job, and queries them in pages.
+// Prints the results as JSON.
 const { BulkAPI2 } = require("node-sf-bulk2");
 
 const [url, token] = process.argv.slice(2);

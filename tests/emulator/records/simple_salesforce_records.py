@@ -1,9 +1,8 @@
-"""simple-salesforce, unchanged: SOAP sign-in, records, queries in pages, Bulk API 2.0.
+"""Run simple-salesforce, unchanged: SOAP sign-in, records, paged queries, Bulk API 2.0.
 
     python simple_salesforce_records.py URL CA_FILE
 
-Runs in an environment of its own, see test_foreign_records.py. Prints what was seen as a line of
-JSON.
+Runs in a separate environment; see test_foreign_records.py. Prints the results as one line of JSON.
 """
 
 from __future__ import annotations

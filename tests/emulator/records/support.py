@@ -1,4 +1,4 @@
-"""What the tests of records share."""
+"""Helpers for the tests of records."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from sfpubsub.emulator.server import EmulatorServer
 
 
 def select(emulator: EmulatorServer, name: str) -> None:
-    """Select an object for Change Data Capture."""
+    """Turn on Change Data Capture for an object."""
     definition = emulator.records.describe(name).definition
     emulator.records.put_object(SObject({**definition, "change_events": True}))
 
 
 def events(emulator: EmulatorServer, topic: str) -> list[dict[str, Any]]:
-    """All retained events of a topic, decoded."""
+    """Return all retained events of a topic, decoded."""
     found, _ = emulator.bus.read(emulator.bus.topic(topic), 0, 100_000)
     return [emulator.bus.schema(event.schema_id).decode(event.payload) for event in found]
 
 
 def said(event: dict[str, Any]) -> dict[str, Any]:
-    """The body of an event without what is empty."""
+    """Return the fields of an event that are not null, without its header."""
     return {k: v for k, v in event.items() if k != "ChangeEventHeader" and v is not None}
 
 
@@ -38,12 +38,12 @@ FROM counter
 
 
 def fill_orders(emulator: EmulatorServer, count: int, notes: str | None = None) -> None:
-    """Give an org without orders so many of them, without events: numbered from 1."""
+    """Insert *count* orders, numbered from 1, into an org without orders; no events are sent."""
     emulator._store.run(_FILL, count, notes)
 
 
 def peak_mb() -> float:
-    """The most memory that this process had since `forget_peak`."""
+    """Return the peak memory of this process since `forget_peak`, in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
 

@@ -1,5 +1,5 @@
-"""A stand-in for the job of a mirror: a raw table, a log of reads, tables that are committed from
-time to time, and crashes between. Everything that is decided, it asks of the product's rule.
+"""A model of a mirror's job: a raw table, a log of reads, tables with commits, and crashes. All
+decisions are made by the code under test.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from sfpubsub.spark.mirror.reads import AsOf, Entry, Noted, Read, Row
 from sfpubsub.spark.tables.records import Change, Cue, ObjectCue, Reason
 from tests.spark.mirror.org_model import FIELDS, OVERFLOW_ID, Org, Sent, time_of
 
-# In ticks. As long as the margin: the worst that the rule has to bear.
+# Maximum staleness of responses, in ticks: equal to the margin, the worst case for the rules.
 STALENESS = 3
 
-# A read of the whole object comes in two pieces, by id.
+# Id ranges of the two pieces in which an object is read.
 PIECES = (("", "001004"), ("001004", "~"))
 
 
 @dataclass(frozen=True)
 class Request:
-    """A read on its way: of records by id, or of a piece of the object."""
+    """A read request in flight: for records by id, or for a piece of the object."""
 
     sent: int
     as_of: AsOf
@@ -39,21 +39,21 @@ class Answer:
 
 @dataclass(frozen=True)
 class Tables:
-    """What a commit makes durable."""
+    """The state that a commit makes durable."""
 
     mirrored: dict[str, Mirrored] = field(default_factory=dict)
     queue: frozenset[Entry] = frozenset()
-    position: int = 0  # raw rows that were laid
-    merged: int = 0  # answers that were merged
-    pieces: dict[int, Read] = field(default_factory=dict)  # the newest of each that was merged
+    position: int = 0  # number of raw rows that were applied
+    merged: int = 0  # number of answers that were merged
+    pieces: dict[int, Read] = field(default_factory=dict)  # the newest merged read of each piece
 
 
 class Job:
-    """One object's mirror."""
+    """The mirror of one object."""
 
     def __init__(self, org: Org, margin: int) -> None:
         self.org, self.margin = org, margin
-        self.raw: list[tuple[Sent, bool]] = []  # with whether it can be decoded
+        self.raw: list[tuple[Sent, bool]] = []  # events, and whether they can be decoded
         self.undecoded: list[Sent] = []
         self.delivered = 0
         self.answers: list[Answer] = []  # durable
@@ -66,7 +66,7 @@ class Job:
     # The stream.
 
     def note(self) -> None:
-        """Note what is durable; done whenever that changes, which is best for the rule's foes."""
+        """Record the durable state. Done after every change, the worst case for the rules."""
         self.notes.append(Noted(self.org.now, AsOf(len(self.raw) - 1, len(self.asked))))
 
     def deliver(self, count: int, *, decoded: bool = True) -> None:
@@ -79,8 +79,8 @@ class Job:
         self.note()
 
     def redrive(self) -> None:
-        """Decode after all what could not be decoded: it comes again, late, and whoever does that
-        asks for the records, since a read may have overtaken it without a trace of its time.
+        """Append the undecodable events again, now decoded. Also request reads of their records,
+        because a read may have been newer than the late events.
         """
         again, self.undecoded = self.undecoded, []
         self.raw += [(event, True) for event in again]
@@ -89,7 +89,7 @@ class Job:
             self.ask(Reason.ASKED, record_id)
 
     def lose_position(self) -> None:
-        """Go on from the newest event: those that were not delivered never come."""
+        """Continue after the newest event: undelivered events are lost, and a gap is reported."""
         self.delivered = len(self.org.bus)
         self.ask(Reason.GAP)
 
@@ -114,7 +114,7 @@ class Job:
     # Reads.
 
     def send(self, *, ids: tuple[str, ...] = (), pieces: tuple[int, ...] = ()) -> bool:
-        """Send a request by id, or requests of pieces of the object, unless it is too early."""
+        """Send read requests by id or by piece; return False if the margin has not passed yet."""
         now = self.org.now
         as_of = reads.as_of(self.notes, now, self.margin)
         if as_of is not None:
@@ -133,7 +133,7 @@ class Job:
             ids = [each for each in self.org.past if first <= each < end]
         rows = {i: self.org.row(i, request.sent, STALENESS, rng) for i in ids}
         found = {i: row for i, row in rows.items() if row is not None}
-        if request.piece is None:  # a read by id does not return what is in the bin
+        if request.piece is None:  # a read by id does not return deleted records
             found = {i: row for i, row in found.items() if not row.is_deleted}
         known = [event for event, good in self.raw[: request.as_of.ingest_seq + 1] if good]
         since = max((event.change(0).order for event in known), default=None)
@@ -141,10 +141,10 @@ class Job:
         self.answers.append(Answer(request, read, found))
         self.requests.remove(request)
 
-    # The one hand that merges.
+    # Merging.
 
     def lay(self, end: int) -> None:
-        """Lay the raw rows up to a position."""
+        """Apply the raw rows before position *end* to the tables."""
         start = self.tables.position
         if end <= start:
             return
@@ -181,7 +181,7 @@ class Job:
         ]
 
     def merge(self) -> None:
-        """Merge the next answer."""
+        """Merge the next answer into the tables."""
         answer = self.answers[self.tables.merged]
         since = answer.read.as_of.ingest_seq + 1
         self.lay(since)
@@ -216,7 +216,7 @@ class Job:
         )
 
     def _newest(self, record_id: str) -> Read | None:
-        """The newest merged piece of the object that the record is in."""
+        """Return the newest merged read of the piece that contains a record; None without one."""
         for number, (first, end) in enumerate(PIECES):
             if first <= record_id < end and number in self.tables.pieces:
                 return self.tables.pieces[number]
@@ -226,10 +226,10 @@ class Job:
         self.durable = self.tables
 
     def crash(self, *, with_queue: bool) -> None:
-        """Lose what was not committed, and what was on its way.
+        """Discard everything that is not committed, and the requests in flight.
 
         Args:
-            with_queue: The next commit had begun: what it adds to the queue comes first.
+            with_queue: Whether the next commit had already written its queue entries.
         """
         added = self.tables.queue - self.durable.queue if with_queue else frozenset()
         self.tables = replace(self.durable, queue=self.durable.queue | added)

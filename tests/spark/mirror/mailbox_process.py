@@ -1,7 +1,7 @@
-"""One side of a mailbox in a process of its own, to be killed.
+"""A process that writes to or reads from a mailbox, until it is killed.
 
-``python -m tests.spark.mirror.mailbox_process put|take DIRECTORY LOG``: puts signals, or takes
-them, without an end, and writes the id of each to LOG once it is put, or before it is marked.
+``python -m tests.spark.mirror.mailbox_process put|take DIRECTORY LOG`` puts or takes signals in an
+endless loop. It writes the id of each signal to LOG after putting it, or before marking it as done.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mirror's rule in a world that does its worst, as a machine for hypothesis."""
+"""A hypothesis state machine that tests the mirror's rules in the worst conditions."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from sfpubsub.spark.tables.records import Reason
 from tests.spark.mirror.job_model import STALENESS, Job
 from tests.spark.mirror.org_model import NAMED, Org
 
-# What a user does: what events tell of, or gap events of a record; and what they do not tell of.
+# Changes that events report, at least as a gap of a record, and changes that they do not report.
 TOLD = ("CREATE", "UPDATE", "DIFF", "BOTH", "NULL", "GAP", "DELETE", "UNDELETE")
 UNTOLD = ("GAP_CREATE", "GAP_DELETE", "OVERFLOW", "PURGE", "RATE", "MOVE", "LOSE", "WILD")
 
 
 class DivergedError(AssertionError):
-    """The mirror is not the org."""
+    """The mirror differs from the org."""
 
 
 class MirrorMachine(RuleBasedStateMachine):
-    """Everything that can happen, in any order; when the org rests the mirror must equal it."""
+    """Makes changes and faults in any order; at each `rest`, the mirror must equal the org."""
 
     margin = STALENESS
     seen: ClassVar[set[Reason]] = set()
-    """Of entries that were open when an org came to rest, in all lives."""
+    """Reasons of all queue entries that were open at any `rest`, in all examples."""
 
     @initialize(seed=st.integers(0, 2**16), records=st.integers(0, 4), is_read=st.booleans())
     def begin(self, seed: int, records: int, is_read: bool) -> None:
@@ -36,7 +36,7 @@ class MirrorMachine(RuleBasedStateMachine):
         for _ in range(records):
             self.org.create(before=True)
         self.job = Job(self.org, self.margin)
-        if is_read:  # or the first read is among what happens
+        if is_read:  # otherwise the first read happens at some later step
             self.org.now += self.margin
             self.job.send(pieces=(0, 1))
             self.answer_all()
@@ -85,7 +85,7 @@ class MirrorMachine(RuleBasedStateMachine):
         which=st.integers(0, 3),
     )
     def write_badly(self, kind: str, which: int) -> None:
-        """Do what no event tells of in full."""
+        """Make a change that events do not report completely."""
         self.org.commit(moved=kind == "MOVE")
         live, value = self.one(which), f"v{len(self.org.bus)}"
         if kind == "OVERFLOW":
@@ -171,11 +171,11 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @rule(redrives=st.booleans(), answers=st.booleans())
     def rest(self, redrives: bool, answers: bool) -> None:
-        """The writer stops, everything is consumed, a margin passes, the queue is worked off.
+        """Deliver all events, wait for the margin, process the queue, and compare the mirror.
 
         Args:
-            redrives: Else what cannot be decoded stays so, and comes late in the next life.
-            answers: Else requests stay on their way, and are answered in the next life.
+            redrives: Whether undecodable events are redriven now rather than later.
+            answers: Whether requests in flight are answered now rather than later.
         """
         self.job.deliver(len(self.org.bus))
         if redrives:
@@ -192,7 +192,7 @@ class MirrorMachine(RuleBasedStateMachine):
         self.work_off()
         self.compare(NAMED + 1)
         self.job.requests = waiting
-        # What comes late may bring one back, until the next sweep.
+        # A late answer or event may bring a purged record back until the next sweep.
         if not waiting and not self.job.undecoded:
             self.org.silent.clear()
 
@@ -201,7 +201,7 @@ class MirrorMachine(RuleBasedStateMachine):
             self.rest(redrives=True, answers=True)
 
     def work_off(self) -> None:
-        """Read what is in the queue: once, since nothing changes any more."""
+        """Read everything in the queue; it must then be empty, because the org does not change."""
         self.org.now += STALENESS
         queue = self.job.tables.queue
         type(self).seen |= {each.cue.reason for each in queue}
@@ -214,7 +214,7 @@ class MirrorMachine(RuleBasedStateMachine):
             raise DivergedError(f"the queue still has {self.job.tables.queue}")
 
     def compare(self, columns: int, leave_out: AbstractSet[str] = frozenset()) -> None:
-        """Compare the mirror with the org, row by row."""
+        """Compare the rows of the mirror with the records of the org; raise DivergedError."""
         rows = {i: each.record for i, each in self.job.tables.mirrored.items()}
         live = {i: row for i, row in rows.items() if not row.is_deleted and i not in leave_out}
         truth = set(self.org.ids()) - leave_out

@@ -1,4 +1,4 @@
-"""An org, its mirror, and what both hold: the mirror comes and goes, its clock is the test's."""
+"""An org and its mirror, which can be restarted, with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conftest import until
 from tests.rest.support import QUICK as QUICK_REST
 from tests.rest.support import Sessions
 
-# Seconds that a step may take where everything runs at once; a limit for failure.
+# Seconds after which a test fails if a condition is not met, even on a busy machine.
 PATIENCE = 1200.0
 
 MARGIN = 300.0
@@ -32,9 +32,9 @@ TOPIC = "/data/ChangeEvents"
 
 
 class World:
-    """An org of accounts, and their mirror: in *path*, or in a place that Spark knows by *to*.
+    """An org with accounts, and a mirror of them in *path*, or in the place *to* in Spark's syntax.
 
-    The mirror's clock stands still, but that a margin passes whenever there is nothing to do.
+    The mirror's clock advances only by a margin, whenever the mirror has nothing to do.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class World:
         self.user = emulator.accounts.holder("")
         self.said: list[str] = []
         self.before: int | None = None
-        """Events from before the first start, which the mirror never sees."""
+        """Number of events that precede the first start, so that the mirror misses them."""
         self.taken = 0
-        """Events that earlier runs took."""
+        """Number of events that earlier runs received."""
 
     @contextmanager
     def mirror(self, **settings: Any) -> Iterator[Mirror]:
-        """Open the mirror, as a new process would."""
+        """Open the mirror within the block, like a new process."""
         session = Sessions(self.emulator)
 
         def connect(schemas: Any) -> PubSubClient:
@@ -107,20 +107,24 @@ class World:
             yield mirror
 
     def until(self, mirror: Mirror, condition: Callable[[], bool]) -> None:
-        """Let the mirror work until something is so."""
+        """Let the mirror work until *condition* returns True."""
         until(lambda: self.advance(mirror) or condition(), "the condition", PATIENCE)
 
     def settle(self, mirror: Mirror) -> None:
-        """Let the mirror do all that there is to do."""
+        """Let the mirror work until it has nothing left to do."""
 
         def is_done() -> bool:
-            was_through = self.is_through()  # before, or what comes meanwhile would be left
+            was_through = self.is_through()  # checked before, because events may arrive meanwhile
             return self.advance(mirror) and was_through
 
         until(is_done, "the mirror", PATIENCE)
 
     def advance(self, mirror: Mirror) -> bool:
-        """Let the mirror do one thing; say whether there was none, and let a margin pass then."""
+        """Let the mirror do one step; if it had none to do, advance the clock by a margin.
+
+        Returns:
+            Whether the mirror had nothing to do and is settled.
+        """
         standing = self.stream.standing()
         if mirror.advance(standing):
             return False
@@ -128,36 +132,36 @@ class World:
         return mirror.is_settled(standing)
 
     def is_through(self) -> bool:
-        """Whether every event came: the newest message may be an old keepalive."""
+        """Return whether all events have been received, by count: keepalives may be old."""
         return self.events() == (self.before or 0) + self.taken + self.stream.standing().written
 
     def events(self) -> int:
-        """Return how many events there are."""
+        """Return the number of retained events in the org."""
         topic = self.emulator.bus.topic(TOPIC)
         return len(self.emulator.bus.read(topic, 0, 10**6)[0])
 
     def _read(self, name: str) -> DataFrame:
-        # A session's catalog of Iceberg goes on seeing a table as it was.
+        # In a new session, because a session's Iceberg catalog caches tables.
         read = self.spark.newSession().read
         place = self.place.of(name)
         return read.table(place) if self.place.in_catalog else read.format(self.format).load(place)
 
     def create(self, count: int, **values: Any) -> list[str]:
-        """Create accounts."""
+        """Create *count* accounts, and return their ids."""
         names = [{"Name": f"account {n}", "BillingCity": "Rome", **values} for n in range(count)]
         return [self.emulator.records.create("Account", each, self.user) for each in names]
 
     def update(self, record_id: str, **values: Any) -> None:
-        """Change an account."""
+        """Set fields of an account."""
         self.emulator.records.update("Account", record_id, values, self.user)
 
     def rows(self, name: str = "Account") -> dict[str, dict[str, Any]]:
-        """Return the rows of a table, by record."""
+        """Return the rows of a table, by record id."""
         rows = self._read(name).toArrow().to_pylist()
         return {row["record_id"]: row for row in rows}
 
     def check(self) -> None:
-        """Compare the live accounts of the table with those of the org."""
+        """Check that the accounts in the table equal those in the org, except deleted ones."""
         fields = "Id, Name, Phone, BillingCity"
         there = self.emulator.records.query(f"SELECT {fields} FROM Account", self.user).rows
         truth = {row["Id"]: (row["Name"], row["Phone"], row["BillingCity"]) for row in there}

@@ -1,7 +1,6 @@
-"""An org in a few lines: records that change, the events it sends of that, and stale answers.
+"""A small model of an org: records that change, their change events, and stale responses.
 
-Computes the truth by itself: nothing of the product is used but the dataclasses of the interface.
-Ticks are its time.
+It shares no code with the package except dataclasses of the interface. Time is measured in ticks.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from typing import Any
 from sfpubsub.spark.mirror.reads import Row
 from sfpubsub.spark.tables.records import Change, Fields
 
-COLUMNS = ("Phone", "Size", "Note__c", "Rank__c")  # the last is a formula
+COLUMNS = ("Phone", "Size", "Note__c", "Rank__c")  # the last column is a formula
 FIELDS = Fields(COLUMNS, {name: (place,) for place, name in enumerate(COLUMNS[:3])}, {})
-NAMED = 3  # columns before the formula's
+NAMED = 3  # number of columns before the formula
 
 OVERFLOW_ID = "000000000000000AAA"
 
@@ -27,13 +26,13 @@ _EPOCH = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 def time_of(tick: int) -> datetime:
-    """The commit timestamp of a tick."""
+    """Return the commit timestamp of a tick."""
     return _EPOCH + timedelta(seconds=tick)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """An event on the bus."""
+    """A change event on the event bus."""
 
     record_ids: tuple[str, ...]
     change_type: str
@@ -51,7 +50,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class State:
-    """A record's fields that are no formula, and where it is: live, or in the bin."""
+    """The stored fields of a record, and whether the record is in the Recycle Bin."""
 
     fields: tuple[Any, ...]
     in_bin: bool = False
@@ -59,44 +58,44 @@ class State:
 
 @dataclass
 class Org:
-    """One object of an org."""
+    """An org with one object."""
 
     now: int = 0
     number: int = 1000
     sequence: int = 0
     made: int = 0
     rates: list[tuple[int, int]] = field(default_factory=lambda: [(-100, 1)])
-    """What the formula depends on, and no event tells of, by tick."""
+    """Values that the formula depends on, with their ticks; no event reports their changes."""
     past: dict[str, list[tuple[int, State | None]]] = field(default_factory=dict)
-    """Each record's states, by tick; None: nobody sees it any more."""
+    """States of each record, with their ticks; None if the record was purged."""
     bus: list[Sent] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
-    """Live records that were purged without an event."""
+    """Ids of records that were purged without an event while they were live."""
 
     def ids(self, in_bin: bool = False) -> list[str]:
-        """Records that are live, or those in the bin."""
+        """Return the ids of all live records, or of all records in the Recycle Bin."""
         newest = {each: states[-1][1] for each, states in self.past.items()}
         return [each for each, state in newest.items() if state and state.in_bin is in_bin]
 
     def value(self, record_id: str) -> tuple[Any, ...]:
-        """All columns of a live record."""
+        """Return the current values of all columns of a record."""
         state = self.past[record_id][-1][1]
         assert state is not None
         return (*state.fields, _rank(state, self.rates[-1][1]))
 
     def row(self, record_id: str, sent: int, staleness: int, rng: random.Random) -> Row | None:
-        """A record in an answer to a request of that tick: as it was somewhere since then, or
-        before, by as much as answers lag.
+        """Return a record as a response shows it: at a random time since the request was sent, or
+        up to *staleness* ticks before. None if the record did not exist.
         """
         state = _somewhere(self.past.get(record_id, []), sent - staleness, rng)
         rate = _somewhere(self.rates, sent - staleness, rng)
         assert rate is not None
         return None if state is None else Row((*state.fields, _rank(state, rate)), state.in_bin)
 
-    # What its users do. One call is one transaction.
+    # Changes by users. Each call is one transaction.
 
     def commit(self, *, moved: bool = False) -> None:
-        """Begin a transaction."""
+        """Start a new transaction; with *moved*, after a move to another instance."""
         if moved:
             self.now += 1
             self.number = random.Random(self.now).randrange(100)
@@ -111,7 +110,7 @@ class Org:
         self.past.setdefault(record_id, []).append((self.now, state))
 
     def create(self, *, before: bool = False, kind: str = "CREATE") -> None:
-        """Add a record; *before* the stream was open, nobody hears of it."""
+        """Create a record; with *before*, without an event, as before the stream was opened."""
         self.made += 1
         record_id = f"001{self.made:03}"
         state = State((f"p{self.made}", None, f"note {self.made}\n"))
@@ -122,7 +121,7 @@ class Org:
         self.send(kind, record_id, **({} if kind != "CREATE" else _whole(state)))
 
     def update(self, ids: list[str], value: str | None, place: int, kind: str = "UPDATE") -> None:
-        """Set one field of records to one value: one event for all of them."""
+        """Set a field of some records to the same value, with one event for all of them."""
         for each in ids:
             self.put(each, State(_with(self._fields(each), place, value)))
         values = _with((None,) * len(COLUMNS), place, value)
@@ -130,14 +129,14 @@ class Org:
         self.send(kind, *ids, **told)
 
     def update_by_diff(self, record_id: str, line: str) -> None:
-        """Add a line to the long text."""
+        """Append a line to the long text, with a diff in the event if the text was not null."""
         fields = self._fields(record_id)
         old = fields[2]
         if old is None:
             self.update([record_id], line + "\n", 2)
             return
         self.put(record_id, State(_with(fields, 2, new := old + line + "\n")))
-        # Without lines of context, so that it fits no text but the old one, short as that is.
+        # Without context lines, so that the short diff applies only to the old text.
         lines = difflib.unified_diff(old.split("\n"), new.split("\n"), lineterm="", n=0)
         made = list(lines)[2:]
         sha = hashlib.sha256(new.encode()).hexdigest()
@@ -156,13 +155,13 @@ class Org:
         self.send("UNDELETE", record_id, **_whole(state))
 
     def purge(self, record_id: str) -> None:
-        """Take a record away for good. There is no event of it."""
+        """Delete a record permanently, without an event."""
         if record_id in self.ids():
             self.silent.add(record_id)
         self.put(record_id, None)
 
     def overflow(self, value: str) -> None:
-        """Change all records, make one and delete one in one transaction, and tell nothing."""
+        """Change all records, create one and delete one, with only an overflow event."""
         live = self.ids()
         for each in live:
             self.put(each, State(_with(self._fields(each), 0, value)))
@@ -191,9 +190,9 @@ def _rank(state: State, rate: int) -> str:
 
 
 def _somewhere(past: list[tuple[int, Any]], since: int, rng: random.Random) -> Any:
-    """One of the states that there were from a tick on, or None if there was none yet."""
+    """Return a random state from tick *since* on; None if there was no state yet."""
     first = sum(tick <= since for tick, _ in past)
-    # Mostly the oldest or the newest: those are the ends that rules are about.
+    # Mostly the oldest or the newest state, because these are the edge cases of the rules.
     pick: Callable[[list[int]], int] = rng.choice
     place = pick([first, first, len(past), rng.randint(first, len(past))])
     return past[place - 1][1] if place else None

@@ -1,7 +1,7 @@
-"""A small org whose records change, and the change events that it publishes: streams for tests.
+"""A small model of an org whose records change, and the change events that it publishes.
 
-The org knows the truth, so a test can ask whether a row that claims to be whole equals the record.
-Events are made from the documentation of change data capture, with fastavro, bit by bit.
+The org keeps its records, so that a test can check whether a complete row equals its record. Events
+are created according to the documentation of Change Data Capture, with fastavro.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _record(name: str, *parts: str) -> dict[str, Any]:
     return {"type": "record", "name": name, "fields": fields}
 
 
-# Of two versions: in the second one a field has another type, one is new, and one has a new part.
+# Two schema versions: the second has a changed type, a new field and a new part of a field.
 PARTS = [
     {"Name": ["FirstName", "LastName"], "Address": ["City", "Zip"]},
     {"Name": ["FirstName", "LastName"], "Address": ["City", "Zip", "Country"]},
@@ -76,7 +76,7 @@ _AVRO = [fastavro.parse_schema(json.loads(schema_text("X", version))) for versio
 
 
 def bits(version: int, names: list[str]) -> list[str]:
-    """The entries that the service sends for fields and ``Parent.Child`` parts."""
+    """Return the bitmap entries that the service sends for fields and ``Parent.Child`` parts."""
     entries, places = [], [NAMES[version].index(name) for name in names if "." not in name]
     if places:
         entries.append(f"0x{sum(1 << place for place in places):02X}")
@@ -90,7 +90,7 @@ def bits(version: int, names: list[str]) -> list[str]:
 
 @dataclass
 class Published:
-    """One event, with what it means beside it, so that a slow reading decodes nothing."""
+    """An event with its decoded content, so that the reference does not have to decode it."""
 
     version: int
     head: dict[str, Any]
@@ -122,12 +122,12 @@ def _branch(value: Any) -> Any:
 
 
 class Org:
-    """Records of one object, random changes of them, and the events about these.
+    """Records of one object, which changes randomly and publishes events.
 
     Args:
-        seed: Of everything.
-        entity: Such as ``Account``.
-        records: How many ids there are.
+        seed: Seed of all random decisions.
+        entity: Name of the object, such as ``Account``.
+        records: Number of record ids.
     """
 
     def __init__(self, seed: int, entity: str = "Account", records: int = 6) -> None:
@@ -142,7 +142,7 @@ class Org:
         self.sequence = 1
 
     def publish(self, count: int) -> list[Published]:
-        """At least so many events, in the order in which they were committed."""
+        """Make random changes; return at least *count* events, in commit order."""
         found: list[Published] = []
         while len(found) < count:
             self._next_commit()
@@ -155,12 +155,12 @@ class Org:
     def _next_commit(self) -> None:
         rng = self.rng
         if rng.random() < 0.25:
-            self.sequence += 1  # another change of the same transaction
+            self.sequence += 1  # another change in the same transaction
             return
         self.sequence = 1
         self.time += rng.choice([0, 1, 1, 5])
         self.commit += rng.randint(1, 3)
-        if rng.random() < 0.01:  # another instance; its clock may be a little behind
+        if rng.random() < 0.01:  # a move to another instance, whose clock may be slightly behind
             self.commit = rng.randint(1, 900)
             self.time += rng.choice([1000, 1000, 0, -3])
 
@@ -187,7 +187,7 @@ class Org:
 
     def _told(self, kind: str, ids: list[str]) -> list[Published]:
         if kind == "CREATE":
-            # A new record has a new id; here it is one that was purged.
+            # The id of a new record may be that of a purged one.
             made = [i for i in ids if i not in self.live]
             values = self._values()
             for each in made:
@@ -241,11 +241,11 @@ class Org:
         new = self.live[record_id]["Note__c"] = "\n".join(lines)
         made = list(difflib.unified_diff(old.split("\n"), lines, lineterm=""))[2:]
         text = "\n".join(["--- ", f"+++ {hashlib.sha256(new.encode()).hexdigest()}", *made])
-        # As the documentation has it: in both lists.
+        # In both lists, as documented.
         return self._event("UPDATE", [record_id], {"Note__c": text}, ["Note__c"], [], ["Note__c"])
 
     def _gap(self, record_id: str) -> list[Published]:
-        """A change that is only said to have been."""
+        """Change a record, and return only a gap event for it."""
         choices = ["UPDATE", "DELETE"] if record_id in self.live else ["CREATE"]
         if record_id in self.bin:
             choices.append("UNDELETE")
@@ -281,7 +281,7 @@ class Org:
         return rng.choice([None, "", 'q"u\\o', "Zürich", "1"])
 
     def _with_parts(self, values: dict[str, Any]) -> dict[str, Any]:
-        """All parts of compound values, as an event has them."""
+        """Return values in which compound fields have all their parts, as in an event."""
         found = {}
         for name, value in values.items():
             if isinstance(value, dict):
@@ -324,7 +324,7 @@ def _set(record: dict[str, Any], path: str, value: Any) -> None:
 
 
 def arrivals(org: Org, count: int) -> list[Published]:
-    """A stream as a table receives it: it begins somewhere, and some events come late."""
+    """Return events in order of arrival: the first ones may be missing, and some may be late."""
     events = org.publish(count)
     rng = org.rng
     if rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""A raw table that is written batch by batch, the tables made of it, and what they must hold."""
+"""A raw table that tests extend, the tables created from it, and their expected contents."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ORDER, ORDER_2, ACCOUNT = "order_event", "order_event_v2", "account_change"
 NAMES = {ORDER: "Order_Event__e", ORDER_2: "Order_Event__e", ACCOUNT: "AccountChangeEvent"}
 CODECS = {name: Codec(name, schema_text(name)) for name in NAMES}
 
-# 2026-11-20 23:00 UTC, long ago for a row that waits for its schema.
+# 2026-11-20 23:00 UTC: too long ago for a row to wait for its schema.
 RECEIVED = 1_795_215_600.0
 
 
 class Raw:
-    """A raw table in a directory, and the tables made of it beside it."""
+    """A raw table in a directory, and the tables created from it in the directory ``typed``."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Raw:
 
     @property
     def schemas(self) -> Path:
-        """Where the schemas are."""
+        """Directory of the raw table's schema store."""
         if self.format == "parquet":
             return self.path.parent / f".{self.path.name}.sfpubsub" / "_schemas"
         return local_sidecars(self.path, "_schemas")[0]
@@ -60,7 +60,12 @@ class Raw:
         return FileSchemaStore(self.schemas)
 
     def write(self, *parts: tuple[str, int, int], received_at: float = RECEIVED) -> None:
-        """Write one batch: of each schema so many events, and so many that cannot be decoded."""
+        """Write one batch.
+
+        Args:
+            parts: Schema name, number of valid events and number of undecodable events, each.
+            received_at: When the events were received, in seconds since 1970 UTC.
+        """
         events = []
         for name, good, bad in parts:
             for number, value in enumerate(values(name, good + bad, seed=self.written)):
@@ -87,29 +92,29 @@ class Raw:
             self.store.put(name, schema_text(name))
 
     def tables(self, **more: Any) -> EventTables:
-        """Open the tables."""
+        """Return the tables, which the caller must open as a context manager."""
         more = {"format": self.to_format, **more}
         return EventTables(self.spark, self.path, self.typed, **more)
 
     def make(self, **more: Any) -> StepReport:
-        """Make the tables of what there is, in a new start."""
+        """Process all raw rows like a new process; return the sum of the step reports."""
         with self.tables(**more) as tables:
             return sum(tables.run(), StepReport())
 
     def read(self, name: str) -> Any:
-        """Read one of the tables."""
+        """Return a DataFrame with the rows of a typed table."""
         return read_typed(self.spark, self.typed, name, format=self.to_format)
 
     def undecodable(self) -> Any:
         return read_undecodable(self.spark, self.typed, format=self.to_format)
 
     def seqs(self, name: str) -> list[int]:
-        """The ``ingest_seq`` s in one of the tables, in order, as a plain reader sees them."""
+        """Return the ``ingest_seq`` values of a table in order, read without Spark."""
         rows = read_table(self.typed / name, self.to_format, ["ingest_seq"])
         return rows["ingest_seq"].to_pylist()
 
     def check(self) -> None:
-        """Every raw row is in one of the tables, once."""
+        """Check that every raw row is in exactly one of the tables, once."""
         found = {name: self.seqs(name) for name in +self.expected}
         assert {name: len(seqs) for name, seqs in found.items()} == dict(+self.expected)
         assert sorted(seq for seqs in found.values() for seq in seqs) == list(range(self.written))

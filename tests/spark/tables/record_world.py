@@ -1,4 +1,4 @@
-"""A raw table of change events that is written batch by batch, and its current tables beside it."""
+"""A raw table of change events that tests extend, and its current tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.spark.tables.slow_records import SlowTables, pruned
 
 TOPIC = "/data/ChangeEvents"
 
-# 2026-11-20 23:00 UTC, long ago for a row that waits for its schema.
+# 2026-11-20 23:00 UTC: too long ago for a row to wait for its schema.
 RECEIVED = 1_795_215_600.0
 
 FLAGS = ["_is_deleted", "_complete", "_reread", "_reread_reason", "_commit_timestamp"]
@@ -29,7 +29,7 @@ FLAGS += ["_commit_number", "_sequence_number", "_ingest_seq", "_change_type"]
 
 
 class World:
-    """A Parquet raw table at *path*, and its tables beside it, in a table format."""
+    """A Parquet raw table and its tables, in the directories ``raw`` and ``tables`` of *path*."""
 
     def __init__(self, spark: SparkSession, path: Path, table_format: str) -> None:
         self.spark = spark
@@ -38,14 +38,14 @@ class World:
         self.format = table_format
         self.schemas = FileSchemaStore(path / ".raw.sfpubsub" / "_schemas")
         self.written: list[tuple[str, Published]] = []
-        """The events of the table with their types; their places are their ``ingest_seq``."""
+        """Type and content of each written event; its index is its ``ingest_seq``."""
 
     def write(self, events: Sequence[tuple[str, Published]], bad: Sequence[int] = ()) -> None:
-        """Write one batch.
+        """Write one batch to the raw table.
 
         Args:
             events: Types and events, in order of arrival.
-            bad: Places in the table of those that cannot be decoded.
+            bad: ``ingest_seq`` of the events to make undecodable.
         """
         codecs, raws = {}, []
         for event_type, event in events:
@@ -72,21 +72,21 @@ class World:
             writer.write(batch)
 
     def tables(self, **more: Any) -> EventTables:
-        """Open the tables."""
+        """Return the tables, which the caller must open as a context manager."""
         more = {"format": self.format, "history": True, **more}
         return EventTables(self.spark, self.raw, self.to, **more)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Read one of the tables."""
+        """Return the rows of a table."""
         place = f"file://{self.to}/{name}"
         return self.spark.read.format(self.format).load(place).toArrow().to_pylist()
 
     def slow(self, event_type: str) -> SlowTables:
-        """What the tables of an object must hold."""
+        """Return the expected tables of an event type."""
         return SlowTables([event if name == event_type else None for name, event in self.written])
 
     def check(self, event_type: str, entity: str, *, history: bool = True) -> SlowTables:
-        """Compare the tables of an object with the slow reading."""
+        """Compare the tables of an object with the expected ones, and return these."""
         slow = self.slow(event_type)
         current = {row["record_id"]: plain(row) for row in self.rows(entity)}
         for record_id, row in slow.current.items():
@@ -107,7 +107,7 @@ def _version(row: dict[str, Any]) -> tuple[str, int]:
 
 
 def plain(row: dict[str, Any], more: Sequence[str] = ()) -> dict[str, Any]:
-    """A row of a table in the form of the slow reading."""
+    """Return a row of a table in the form of `SlowTables`."""
     known = {name: milliseconds(row[name]) for name in ("record_id", *FLAGS, *more)}
     taken = {"record_id", *FLAGS, "valid_from", "valid_to", "_kind"}
     fields = {_column(name, value): value for name, value in row.items() if name not in taken}
@@ -115,7 +115,7 @@ def plain(row: dict[str, Any], more: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _column(name: str, value: Any) -> str:
-    """The slow reading's name of a column. The version that comes first has the plain name."""
+    """Return the name of a column in `SlowTables`, which depends on the type of its value."""
     if name.startswith("Amount__c") and value is not None:
         return "Amount__c__string" if isinstance(value, str) else "Amount__c"
     return name
@@ -126,6 +126,6 @@ def milliseconds(value: Any) -> Any:
 
 
 def plain_queue(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Cues in the form of the slow reading."""
+    """Return queue rows in the form and the order of `SlowTables.queue`."""
     found = [tuple(map(milliseconds, row)) for row in rows]
     return sorted(found, key=lambda row: (row[4], row[0] or ""))

@@ -1,8 +1,8 @@
-"""What current, history and queue tables must hold, computed slowly from all events in one go.
+"""The expected current, history and queue tables, computed from all events in a simple, slow way.
 
-Written from the documentation of change events and of the tables, and from nothing of the engine:
-here a field's value is looked for backwards, through all the changes that count, where the engine
-lays one change over the other. Quadratic, and plain.
+This follows the documentation of change events and of the tables, and shares no code with the
+engine. A field's value is searched backwards through all changes, in quadratic time; the engine
+applies one change after the other.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ LEAVES += ["Name.FirstName", "Name.LastName", "Address.City", "Address.Zip", "Ad
 
 
 class SlowRecord:
-    """One record, by everything that arrived about it."""
+    """A record, computed from all events about it in order of arrival."""
 
     def __init__(self, record_id: str, events: Sequence[Published | None]) -> None:
         self.record_id = record_id
         self.counting: list[tuple[int, Published]] = []
-        self.flags: list[tuple[bool, bool, str | None]] = []  # after each of those
+        self.flags: list[tuple[bool, bool, str | None]] = []  # after each event in `counting`
         self.cues: list[tuple[str, str, int, int]] = []
         self.deleted = self.complete = False
         self.reason: str | None = None
@@ -68,7 +68,7 @@ class SlowRecord:
         self.flags.append((self.deleted, self.complete, self.reason))
 
     def _value(self, last: int, leaf: str) -> Any:
-        """The value of a field or a part, after the change with that number."""
+        """Return the value of a field or part after change number *last*."""
         parent, _, part = leaf.partition(".")
         for number in range(last, -1, -1):
             event = self.counting[number][1]
@@ -85,11 +85,11 @@ class SlowRecord:
             if parent in said or leaf in said:
                 return inside(event.fields.get(parent), part)
             if leaf == "Name" and any(name.startswith("Name.") for name in said):
-                return None  # it has parts now, and is no text
+                return None  # it now has parts instead of text
         return None
 
     def _text(self, number: int, name: str) -> tuple[str | None, bool]:
-        """A text after a diff, and whether it is unknown."""
+        """Return a text after applying a diff, and whether it is unknown."""
         sent = self.counting[number][1].fields[name]
         old = self._value(number - 1, name)
         header, *lines = sent.split("\n")[1:]
@@ -101,7 +101,7 @@ class SlowRecord:
         return new, False
 
     def values(self, last: int) -> dict[str, Any]:
-        """The columns of the tables after a change: those that are not null, parts in structs."""
+        """Return the non-null columns after change number *last*, with parts in structs."""
         found: dict[str, Any] = {}
         for leaf in LEAVES:
             value = self._value(last, leaf)
@@ -152,7 +152,7 @@ def place(event: Published) -> tuple[int, int, int]:
 
 
 def about_all(event: Published, record_id: str) -> str | None:
-    """Why an event makes every record doubtful of which this is one, if it does."""
+    """Return why an event makes a whole range of records with this id uncertain, or None."""
     ids = event.head["recordIds"]
     if event.head["changeType"] == "GAP_OVERFLOW":
         return "overflow"
@@ -168,7 +168,7 @@ def inside(value: Any, part: str) -> Any:
 
 
 def merged(old: list[str], diff: list[str]) -> str:
-    """The old lines with a diff's in their places, hunk by hunk from the end."""
+    """Return the old lines after applying a diff, hunk by hunk from the end."""
     starts = [number for number, line in enumerate(diff) if line.startswith("@@ ")]
     for begin, end in reversed(list(zip(starts, [*starts[1:], len(diff)], strict=True))):
         first, _, count = diff[begin].split(" ")[1][1:].partition(",")
@@ -180,11 +180,11 @@ def merged(old: list[str], diff: list[str]) -> str:
 
 
 class SlowTables:
-    """The current, history and queue tables of one object.
+    """The expected current, history and queue tables of one object.
 
     Args:
-        events: All of them, in order of arrival; ``ingest_seq`` is their number. None is an event
-            of another object.
+        events: All events in order of arrival, at the index of their ``ingest_seq``; None for an
+            event of another object.
     """
 
     def __init__(self, events: Sequence[Published | None]) -> None:
@@ -217,7 +217,7 @@ def _object_cues(seq: int, event: Published) -> Iterator[tuple[str | None, str, 
 
 
 def pruned(value: Any) -> Any:
-    """A value without what is null in it: null parts and missing ones are one thing."""
+    """Return a value without null parts, which are equivalent to missing ones; None if empty."""
     if not isinstance(value, dict):
         return value
     parts = {name: pruned(part) for name, part in value.items()}
@@ -225,7 +225,7 @@ def pruned(value: Any) -> Any:
 
 
 def truth(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of the org in the tables' columns."""
+    """Return a record of the org in the form of the tables' columns."""
     found = {}
     for name, value in record.items():
         if name == "Name" and value is not None:

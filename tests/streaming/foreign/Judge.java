@@ -16,10 +16,10 @@ import org.eclipse.jetty.server.Server;
 import org.eclipse.jetty.server.ServerConnector;
 
 /**
- * The CometD project's own server, with a small replay extension.
+ * The CometD project's Java server, with a small replay extension.
  *
- * Reads a command a line: "publish CHANNEL COUNT", "goodbye" (the server says /meta/disconnect).
- * Prints the port, then what each command did.
+ * Reads one command per line: "publish CHANNEL COUNT", or "goodbye", which disconnects all sessions
+ * with /meta/disconnect. Prints its port, then a JSON list per command: the published replay ids.
  */
 public class Judge {
   private static final Map<String, List<Map<String, Object>>> LOG = new HashMap<>();

@@ -1,6 +1,6 @@
-// The CometD project's own JavaScript client on a server of the Streaming API.
+// Runs the CometD project's JavaScript client against a Streaming API server.
 //   node cometd_client.cjs URL TOKEN CHANNEL REPLAY COUNT
-// Prints the replay id of each event as a line, and ends after COUNT of them.
+// Prints each event's replay id on a line, and exits after COUNT events.
 require('cometd-nodejs-client').adapt();
 const { CometD } = require('cometd');
 const [url, token, channel, replay, count] = process.argv.slice(2);

@@ -1,6 +1,6 @@
-// jsforce's streaming client on a server of the Streaming API.
+// Runs jsforce's streaming client against a Streaming API server.
 //   node jsforce_client.cjs URL TOKEN CHANNEL REPLAY COUNT
-// Prints the replay id of each event as a line, and ends after COUNT of them.
+// Prints each event's replay id on a line, and exits after COUNT events.
 const jsforce = require('jsforce');
 const { StreamingExtension } = require('jsforce/lib/api/streaming');
 const [url, token, channel, replay, count] = process.argv.slice(2);

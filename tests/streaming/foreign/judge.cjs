@@ -1,5 +1,6 @@
-// The CometD project's server for node, with a small replay extension. Reads a command a line:
-// "publish CHANNEL COUNT", "goodbye". Prints the port, then what each command did.
+// The CometD project's server for Node.js, with a small replay extension. Reads one command per
+// line: "publish CHANNEL COUNT", or "goodbye", which disconnects all sessions. Prints its port,
+// then a JSON list per command: the published replay ids.
 const http = require('http');
 const readline = require('readline');
 const server = require('cometd-nodejs-server').createCometDServer({

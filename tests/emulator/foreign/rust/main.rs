@@ -1,6 +1,6 @@
 //! Subscribes to a topic that has no events yet, publishes the payload in the file PAYLOAD, and
-//! prints the bytes of the one that it receives. Environment variables say where the emulator is,
-//! and have the headers of a call.
+//! prints the payload bytes of the event that it receives. Environment variables contain the
+//! emulator's address and the values of the call headers.
 
 use std::{env, error::Error, fs};
 
@@ -44,7 +44,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         num_requested: 100,
         ..Default::default()
     };
-    // Requests that end would end the subscription.
+    // The request stream must stay open, because its end would end the subscription.
     let requests = tokio_stream::once(first).chain(tokio_stream::pending());
     let mut responses = client.subscribe(requests).await?.into_inner();
 
