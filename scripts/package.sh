@@ -29,7 +29,9 @@ install "$work/tools" build twine
 wheel=$(ls "$PWD"/"$dist"/*.whl 2>/dev/null || ls "$dist"/*.whl)
 tried=0
 for minor in 11 12 13 14; do
-  python=$(uv python find --no-python-downloads "3.$minor" 2>/dev/null) || {
+  # pyenv's commands do not run versions that are not selected, so its directory is searched too.
+  python=$(uv python find --no-python-downloads "3.$minor" 2>/dev/null) ||
+    python=$(compgen -G "${PYENV_ROOT:-$HOME/.pyenv}/versions/3.$minor.*/bin/python" | tail -n 1) || {
     echo "python3.$minor: not installed, skipped" >&2
     continue
   }

@@ -106,13 +106,11 @@ class Accounts:
         with self._lock, self._store.transaction():
             (made,) = self._store.rows("SELECT coalesce(max(number), 0) FROM users")
             self._store.run(
-                "INSERT INTO users VALUES (?1, coalesce(?2, ''), coalesce(?3, 1), ?4)"
+                "INSERT INTO users VALUES (?, coalesce(?, ''), coalesce(?, 1), ?)"
                 " ON CONFLICT (username) DO UPDATE SET"
-                " password = coalesce(?2, password), active = coalesce(?3, active)",
-                username,
-                password,
-                active,
-                made[0] + 1,
+                " password = coalesce(?, password), active = coalesce(?, active)",
+                *(username, password, active, made[0] + 1),
+                *(password, active),
             )
             if view_all is not None:
                 self._store.run("DELETE FROM limited_users WHERE username = ?", username)
@@ -145,19 +143,17 @@ class Accounts:
             check_public_key(public_key)
         with self._lock, self._store.transaction():
             self._store.run(
-                "INSERT INTO apps VALUES (?1, coalesce(?2, ''), coalesce(?3, ''), coalesce(?4, ''))"
+                "INSERT INTO apps VALUES (?, coalesce(?, ''), coalesce(?, ''), coalesce(?, ''))"
                 " ON CONFLICT (client_id) DO UPDATE SET"
-                " client_secret = coalesce(?2, client_secret), run_as = coalesce(?3, run_as),"
-                " public_key = coalesce(?4, public_key)",
-                client_id,
-                client_secret,
-                run_as,
-                public_key,
+                " client_secret = coalesce(?, client_secret), run_as = coalesce(?, run_as),"
+                " public_key = coalesce(?, public_key)",
+                *(client_id, client_secret, run_as, public_key),
+                *(client_secret, run_as, public_key),
             )
             if refresh_token:
                 self._store.run(
                     "INSERT OR IGNORE INTO refresh_tokens"
-                    " SELECT ?1, client_id, run_as, 1 FROM apps WHERE client_id = ?2",
+                    " SELECT ?, client_id, run_as, 1 FROM apps WHERE client_id = ?",
                     refresh_token,
                     client_id,
                 )

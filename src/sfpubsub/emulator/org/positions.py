@@ -54,8 +54,9 @@ class Positions:
         self._oldest = store.oldest()
         self._losses = 0  # how often events were deleted or renumbered
         newest = store.rows(
-            "SELECT max(at) FROM (SELECT at FROM events WHERE position = ?1"
-            " UNION ALL SELECT at FROM marks WHERE position = ?1)",
+            "SELECT max(at) FROM (SELECT at FROM events WHERE position = ?"
+            " UNION ALL SELECT at FROM marks WHERE position = ?)",
+            self._tip,
             self._tip,
         )
         self._tip_at: float = newest[0][0] or 0.0

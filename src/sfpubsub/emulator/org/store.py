@@ -293,8 +293,9 @@ class Store:
         since 1970 UTC), or None.
         """
         found: int | None = self.rows(
-            "SELECT max(position) FROM (SELECT max(position) AS position FROM events WHERE at < ?1"
-            " UNION ALL SELECT max(position) FROM marks WHERE at < ?1)",
+            "SELECT max(position) FROM (SELECT max(position) AS position FROM events WHERE at < ?"
+            " UNION ALL SELECT max(position) FROM marks WHERE at < ?)",
+            at,
             at,
         )[0][0]
         return found
