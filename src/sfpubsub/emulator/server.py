@@ -236,7 +236,7 @@ class EmulatorServer:
 
     @property
     def tenant_id(self) -> str:
-        """The org's id of 18 characters, which clients send as the tenant id."""
+        """The org's 18-character id, which clients send as the tenant id."""
         return self._sessions.org_id
 
     @property

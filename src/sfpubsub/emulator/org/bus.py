@@ -318,7 +318,9 @@ class Bus(Positions):
         return block if block is not None and block.behind >= forgotten else None
 
     def end_of_blocks(self, topic: Topic) -> int:
-        """Return the position after which a topic has no block yet."""
+        """Return the position at which the last block of a topic ends. Later events are not in a
+        block.
+        """
         return max(self._store.blocks.end(topic.number), self._purged_through)
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:

@@ -56,8 +56,8 @@ class Count:
             self._add(after, positions[-1])
 
     def _sent_before(self, positions: Sequence[int]) -> int:
-        """Return how many of these positions were sent before. Only the ranges that overlap them
-        are examined, usually one or none.
+        """Return how many of `positions` (in ascending order) have already been sent. Only the sent
+        ranges that overlap them are examined, usually one or none.
         """
         count = 0
         index = bisect.bisect_left(self._ends, positions[0])
