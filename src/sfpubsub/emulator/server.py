@@ -363,7 +363,7 @@ class EmulatorServer:
 
     def new_token(self) -> str:
         """Issue and return an access token, which `access_token` returns from now on. Earlier
-        tokens do not change.
+        tokens are not affected.
         """
         return self._sessions.new_token()
 

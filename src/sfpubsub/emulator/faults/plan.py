@@ -66,8 +66,8 @@ class Fault:
             raise ValueError(f"unknown fault {kind!r}; valid kinds are {', '.join(KINDS)}")
         if rpc is not None and rpc not in KINDS[kind].rpcs:
             raise ValueError(
-                f"fault {kind} cannot occur in {rpc!r}; it can occur in"
-                f" {', '.join(KINDS[kind].rpcs) or 'no RPC, so omit rpc'}"
+                f"fault {kind} cannot occur in {rpc!r}; valid values of rpc are"
+                f" {', '.join(KINDS[kind].rpcs) or '(none: omit rpc)'}"
             )
         if type(times) is not int or times < 1:
             raise ValueError(f"fault {kind}: times must be a whole number above 0, not {times!r}")

@@ -228,7 +228,7 @@ class EventStream(ABC, Generic[R]):
 
     def deliver(self, now: float) -> Reply | None:
         """Return a reply with the next events, or a keepalive if one is due. Return None if there
-        is nothing to send or no credit.
+        is nothing to send, or if the client has no credit left.
         """
         if self.pending == 0 or not self._is_active(now):
             return None

@@ -291,5 +291,5 @@ def read_public_key(text: str) -> Any:
     else:
         key = load_pem_public_key(data)
     if not isinstance(key, RSAPublicKey):
-        raise ValueError("not an RSA key")  # noqa: TRY004 - the input is invalid, not its type
+        raise ValueError("not an RSA public key")  # noqa: TRY004 - the input is invalid, not its type
     return key

@@ -97,7 +97,7 @@ class ManagedSubscriptions:
         bus: The bus whose positions are committed.
         clock: The org's clock.
         settings: Times and limits.
-        faults: The fault plan. A ``hold_slot`` fault delays the release of a slot.
+        faults: The fault plan. A `hold_slot` fault delays the release of a slot.
     """
 
     def __init__(
@@ -390,9 +390,9 @@ class ManagedSubscriptions:
             self._holders[key] = holder
 
     def release(self, record: ManagedSubscription, holder: object) -> None:
-        """Release the slot of a subscription. It can be acquired again after `slot_release_s`, plus
-        the delay of a ``hold_slot`` fault. If `holder` does not occupy the slot, do nothing, so
-        that this can be called repeatedly.
+        """Release the slot of a subscription. The slot can be acquired again after
+        `slot_release_s`, plus the delay of a `hold_slot` fault. If `holder` does not occupy the
+        slot, do nothing. This method can therefore be called repeatedly.
         """
         key = record.subscription_id
         with self._lock:

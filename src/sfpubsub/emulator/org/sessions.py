@@ -85,9 +85,9 @@ class _Token:
 class Sessions:
     """The org's id and its access tokens. Thread-safe.
 
-    A token is valid until its lifetime ends, it is expired or revoked, or it is deleted because the
-    org has too many tokens. Valid tokens survive a restart with the same store. If the newest of
-    the emulator's own tokens is not valid after a restart, a new one is issued.
+    A token is valid until its lifetime ends, until it is expired or revoked, or until it is deleted
+    because the org has too many tokens. Valid tokens survive a restart with the same store. If the
+    newest of the emulator's own tokens is not valid after a restart, a new one is issued.
 
     Args:
         store: The store for the tokens and the org's id.
@@ -125,7 +125,7 @@ class Sessions:
         return self._newest
 
     def new_token(self) -> str:
-        """Issue and return another token for the emulator itself. Earlier tokens do not change."""
+        """Issue and return another token for the emulator itself. Earlier tokens are unaffected."""
         self._newest = self._issue("", "", own=True)
         return self._newest
 

@@ -92,7 +92,7 @@ class Tally:
         self._managed: dict[str, Count] = {}
 
     def of_topic(self, name: str) -> Count:
-        """Return the counts of a topic: its published events, and its deliveries other than those
+        """Return the counts of a topic: its published events, and its deliveries, excluding those
         of managed subscriptions.
         """
         with self._lock:

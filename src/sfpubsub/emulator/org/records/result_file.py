@@ -1,7 +1,7 @@
 """CSV files whose rows can be read from any position, without reading the rows before it.
 
 An index file next to the CSV file contains the offset at which each row ends. Both files are
-written and read in pieces, so memory use does not depend on the number of rows.
+written and read in chunks, so memory use does not depend on the number of rows.
 """
 
 from __future__ import annotations

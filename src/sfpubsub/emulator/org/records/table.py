@@ -51,7 +51,8 @@ class Table:
         self._insert = f"INSERT INTO {self._name} (n, {listed}) VALUES ({marks})"  # noqa: S608
 
     def prepare(self) -> int:
-        """Create the table, or add missing columns and drop removed ones.
+        """Create the table if it does not exist. Otherwise add missing columns, and drop the
+        columns of removed fields.
 
         Returns:
             The highest row number ever used in this table; 0 if it has never had a row.
