@@ -308,10 +308,16 @@ def _check(kind: str, name: str, value: object) -> None:
     wanted = type(params[name])
     fits = type(value) is wanted or (wanted is float and type(value) is int)
     if not fits or (isinstance(value, (int, float)) and not value >= 0):
-        raise ValueError(f"fault {kind}: {value!r} is not a valid value for {name}")
+        raise ValueError(
+            f"fault {kind}: {value!r} is not a valid value for {name}: see the output of"
+            " sfpubsub emulator faults kinds"
+        )
     allowed = _ALLOWED.get(name)
     if allowed is not None and not allowed(kind, value):
-        raise ValueError(f"fault {kind}: {value!r} is not a valid value for {name}")
+        raise ValueError(
+            f"fault {kind}: {value!r} is not a valid value for {name}: see the output of"
+            " sfpubsub emulator faults kinds"
+        )
 
 
 def _is_hex(value: str) -> bool:

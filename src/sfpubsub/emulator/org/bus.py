@@ -86,7 +86,9 @@ class Bus(Positions):
         with self._lock:
             owner = self._schema_topics.get(schema.schema_id, name)
         if owner != name:
-            raise SchemaProblem(f"schema {schema.schema_id} already belongs to {owner}")
+            raise SchemaProblem(
+                f"schema {schema.schema_id} already belongs to {owner}: use another record name"
+            )
         self.put_topic(
             name, schema, can_publish=topic.can_publish, can_subscribe=topic.can_subscribe
         )
