@@ -236,7 +236,7 @@ class EmulatorServer:
 
     @property
     def tenant_id(self) -> str:
-        """The org's id of 18 characters, which clients send as the tenant id."""
+        """The org's 18-character id, which clients send as the tenant id."""
         return self._sessions.org_id
 
     @property
@@ -363,7 +363,7 @@ class EmulatorServer:
 
     def new_token(self) -> str:
         """Issue and return an access token, which `access_token` returns from now on. Earlier
-        tokens do not change.
+        tokens are not affected.
         """
         return self._sessions.new_token()
 

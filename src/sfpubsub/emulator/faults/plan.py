@@ -66,8 +66,8 @@ class Fault:
             raise ValueError(f"unknown fault {kind!r}; valid kinds are {', '.join(KINDS)}")
         if rpc is not None and rpc not in KINDS[kind].rpcs:
             raise ValueError(
-                f"fault {kind} cannot occur in {rpc!r}; it can occur in"
-                f" {', '.join(KINDS[kind].rpcs) or 'no RPC, so omit rpc'}"
+                f"fault {kind} cannot occur in {rpc!r}; valid values of rpc are"
+                f" {', '.join(KINDS[kind].rpcs) or '(none: omit rpc)'}"
             )
         if type(times) is not int or times < 1:
             raise ValueError(f"fault {kind}: times must be a whole number above 0, not {times!r}")
@@ -308,10 +308,16 @@ def _check(kind: str, name: str, value: object) -> None:
     wanted = type(params[name])
     fits = type(value) is wanted or (wanted is float and type(value) is int)
     if not fits or (isinstance(value, (int, float)) and not value >= 0):
-        raise ValueError(f"fault {kind}: {value!r} is not a valid value for {name}")
+        raise ValueError(
+            f"fault {kind}: {value!r} is not a valid value for {name}: see the output of"
+            " sfpubsub emulator faults kinds"
+        )
     allowed = _ALLOWED.get(name)
     if allowed is not None and not allowed(kind, value):
-        raise ValueError(f"fault {kind}: {value!r} is not a valid value for {name}")
+        raise ValueError(
+            f"fault {kind}: {value!r} is not a valid value for {name}: see the output of"
+            " sfpubsub emulator faults kinds"
+        )
 
 
 def _is_hex(value: str) -> bool:

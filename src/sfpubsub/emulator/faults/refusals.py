@@ -237,7 +237,7 @@ class Dropped(Exception):  # noqa: N818 - as Refused
 
 
 class _Names(dict[str, object]):
-    """Values for the placeholders in a text; a missing value becomes a dash."""
+    """Values for the placeholders in a message; a missing value becomes a dash."""
 
     def __missing__(self, key: str) -> str:
         return "-"

@@ -184,8 +184,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         return due if end is None else min(due, end)
 
     def shown(self, positions: Sequence[int], end: int) -> None:
-        """Record the positions of the events being sent, or `end`, the position of a keepalive, as
-        positions that the client may commit.
+        """Record which positions the client may commit: those of the events being sent or, for a
+        keepalive, `end`.
         """
         if positions:
             first = positions[0] if self._sent is None else self._sent[0]

@@ -109,8 +109,8 @@ class Pages:
             return page
 
     def _read(self, topic: Topic, position: int, limit: int) -> tuple[Page, bool]:
-        """Return a page, read from blocks where they exist, and whether the page is full, so that
-        no later event could be added to it.
+        """Return a page, and whether it is full, which means that no later event can be added to
+        it. Events are read from blocks where they exist.
         """
         pieces: list[Piece] = []
         end, left, size = position, limit, self._settings.response_bytes
@@ -150,7 +150,7 @@ def _size(page: Page) -> int:
 
 
 def _page(pieces: Sequence[Piece], end: int) -> Page:
-    """Join pieces into one page."""
+    """Return a page with the events of all `pieces`. `end` is the reader's position after it."""
     if len(pieces) == 1:  # the usual case: no copy needed
         return Page(pieces[0].positions, end, pieces[0].schemas, pieces[0].wire)
     schemas: Counter[str] = Counter()

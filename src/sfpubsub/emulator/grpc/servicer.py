@@ -58,7 +58,9 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def Subscribe(  # noqa: N802 - the proto's name, as below
         self, request_iterator: Iterator[pb.FetchRequest], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Stream the events of one topic, as encoded messages; the client keeps the position."""
+        """Stream the events of one topic, as encoded messages. The client keeps track of the
+        position.
+        """
         with self._stream("Subscribe", context):
             mailbox: Mailbox[Fetch] = Mailbox(self._world.clock)
             stream = PlainStream(self._world, mailbox, _token(context), self._pages)
@@ -123,8 +125,8 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     def ManagedSubscribe(  # noqa: N802
         self, request_iterator: Iterator[pb.ManagedFetchRequest], context: grpc.ServicerContext
     ) -> Iterator[bytes]:
-        """Stream the events of one managed subscription, as encoded messages; the service keeps the
-        position.
+        """Stream the events of one managed subscription, as encoded messages. The service stores
+        the committed position.
         """
         with self._stream("ManagedSubscribe", context):
             mailbox: Mailbox[ManagedFetch] = Mailbox(self._world.clock)
@@ -172,7 +174,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     ) -> R:
         with self._call(rpc, context, target) as rpc_id:
             return work(rpc_id)
-        raise AssertionError("`_call` must raise for a call that it ends")
+        raise AssertionError("`_call` must raise an exception for a call that it ends")
 
     @contextlib.contextmanager
     def _stream(self, rpc: str, context: grpc.ServicerContext) -> Iterator[None]:

@@ -33,7 +33,9 @@ name.
 
 @dataclass(frozen=True)
 class Fetch:
-    """A FetchRequest, decoded; `preset` is None if its number is not in the proto file."""
+    """A FetchRequest, decoded; `preset` is None if the request contains a number that the enum
+    ReplayPreset does not define.
+    """
 
     topic: str
     preset: Preset | None
@@ -226,7 +228,7 @@ class EventStream(ABC, Generic[R]):
 
     def deliver(self, now: float) -> Reply | None:
         """Return a reply with the next events, or a keepalive if one is due. Return None if there
-        is nothing to send or no credit.
+        is nothing to send, or if the client has no credit left.
         """
         if self.pending == 0 or not self._is_active(now):
             return None
@@ -341,7 +343,7 @@ class EventStream(ABC, Generic[R]):
         the stream normally.
 
         Args:
-            seconds: The idle limit that was exceeded, for the message.
+            seconds: The idle limit that was exceeded, in seconds; used in the message.
         """
         if self.world.settings.idle_close == "error":
             raise Refused("subscription.fetch.idle.timeout", seconds=f"{seconds:g}")
@@ -362,7 +364,7 @@ class EventStream(ABC, Generic[R]):
 
 
 class PlainStream(EventStream[Fetch]):
-    """One Subscribe call, in which the client keeps the position."""
+    """One Subscribe call, for which the client keeps track of the position."""
 
     rpc = "Subscribe"
 

@@ -107,7 +107,7 @@ def publish(world: World, body: Any) -> dict[str, Any]:
     """
     events = body.get("events") if isinstance(body, dict) and len(body) == 2 else None
     if not isinstance(events, list) or not isinstance(body.get("topic"), str):
-        raise _bad('send {"topic": …, "events": […]}')
+        raise _bad('the body must be {"topic": …, "events": […]}')
     if not all(isinstance(event, dict) for event in events):
         raise _bad("each item of events must be an object")
     try:
@@ -125,7 +125,7 @@ def jump(world: World, body: Any) -> dict[str, Any]:
     """POST /admin/clock: move the emulator's clock forward, and return the new time."""
     seconds = body.get("jump_s") if isinstance(body, dict) and len(body) == 1 else None
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
-        raise _bad('send {"jump_s": seconds}, with a number that is 0 or more')
+        raise _bad('the body must be {"jump_s": seconds}, with a number that is 0 or more')
     world.clock.jump(min(seconds, _LONGEST_JUMP_S))
     return {"now": world.clock.now()}
 
@@ -138,7 +138,7 @@ def token(world: World, body: Any) -> dict[str, Any]:
         return {"access_token": world.sessions.new_token()}
     ended = body.get("expire") if isinstance(body, dict) and len(body) == 1 else None
     if not isinstance(ended, str):
-        raise _bad('send {} for a new token, or {"expire": token} to expire one')
+        raise _bad('the body must be {} for a new token, or {"expire": token} to expire one')
     return {"expired": world.sessions.expire(ended)}
 
 
@@ -148,7 +148,9 @@ def managed(world: World, body: Any) -> dict[str, Any]:
     name = rest.pop("name", None)
     removed = set(rest) == {"delete"} and rest["delete"] is True
     if not isinstance(name, str) or not (removed or rest in ({"state": "RUN"}, {"state": "STOP"})):
-        raise _bad('send {"name": …, "state": "RUN" or "STOP"} or {"name": …, "delete": true}')
+        raise _bad(
+            'the body must be {"name": …, "state": "RUN" or "STOP"} or {"name": …, "delete": true}'
+        )
     try:
         if removed:
             world.managed.delete(name)
@@ -164,7 +166,7 @@ def schema(world: World, body: Any) -> dict[str, Any]:
     return the id of the new schema.
     """
     if not isinstance(body, dict) or set(body) != {"topic", "schema"}:
-        raise _bad('send {"topic": …, "schema": …}')
+        raise _bad('the body must be {"topic": …, "schema": …}')
     topic, avro = body["topic"], body["schema"]
     if not isinstance(topic, str) or not isinstance(avro, (str, dict)):
         raise _bad("the topic must be a name and the schema an Avro record")
@@ -184,7 +186,7 @@ def streaming(world: World, body: Any) -> dict[str, Any]:
     """
     events = body.get("events") if isinstance(body, dict) and len(body) == 2 else None
     if not isinstance(events, list) or not isinstance(body.get("channel"), str):
-        raise _bad('send {"channel": …, "events": […]}')
+        raise _bad('the body must be {"channel": …, "events": […]}')
     if not all(isinstance(event, dict) for event in events):
         raise _bad("each item of events must be an object")
     try:
@@ -200,7 +202,9 @@ def change_object(world: World, body: Any) -> dict[str, Any]:
     members = dict(body) if isinstance(body, dict) else {}
     name = members.pop("object", None)
     if not isinstance(name, str) or len(members) != 1:
-        raise _bad('send {"object": …, "add_field": {…}} or {"object": …, "remove_field": …}')
+        raise _bad(
+            'the body must be {"object": …, "add_field": {…}} or {"object": …, "remove_field": …}'
+        )
     try:
         of = world.records.describe(name)
         match members:
@@ -219,7 +223,7 @@ def change_object(world: World, body: Any) -> dict[str, Any]:
 def undelete(world: World, body: Any) -> dict[str, Any]:
     """POST /admin/undelete: restore a record from the Recycle Bin."""
     if not isinstance(body, dict) or set(body) != {"object", "id"}:
-        raise _bad('send {"object": …, "id": …}')
+        raise _bad('the body must be {"object": …, "id": …}')
     try:
         world.records.undelete(str(body["object"]), str(body["id"]), world.accounts.holder(""))
     except RecordProblem as error:
@@ -259,7 +263,8 @@ def _authorise(call: Call) -> None:
     if not call.world.sessions.is_ours(call.bearer):
         raise Problem(
             HTTPStatus.UNAUTHORIZED,
-            "send the header Authorization: Bearer <access token>, with a token of this emulator",
+            "the access token is missing or not valid: send the header Authorization: Bearer"
+            " <access token>, with a token of this emulator",
         )
 
 

@@ -1,8 +1,8 @@
 """CORS: the response headers that let web pages of other origins use the emulator.
 
 In an org, an administrator lists the allowed origins; here they are in the setting `cors_origins`.
-The headers are added only for paths that an org serves, never for the admin endpoint, /health or
-the web page.
+The headers are added only for paths that a real org also serves, never for the admin endpoint,
+/health or the web page.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def shared(call: Call, answer: Answer) -> Answer:
-    """Return `answer`, with CORS headers if an org serves the request's path. If the request's
-    origin is allowed, the headers let the browser pass the answer to the page.
+    """Return `answer`, with CORS headers added if a real org also serves the request's path. If the
+    request's origin is allowed, the headers tell the browser to let the page read the answer.
     """
     origin = call.headers.get("Origin", "")
     if not call.path.startswith(_SHARED):

@@ -71,8 +71,8 @@ class Answer:
         reset: Whether to reset the connection instead of answering.
         stream: Used instead of `text` for a body that continues until the client or the emulator
             ends it.
-        pieces: Used instead of `text` for a large body: its bytes, in pieces.
-        length: Total size of `pieces` in bytes.
+        pieces: Used instead of `text` for a large body: its bytes, in chunks.
+        length: Total size of `pieces`, in bytes.
     """
 
     status: HTTPStatus

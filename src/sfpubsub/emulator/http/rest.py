@@ -36,7 +36,7 @@ class RestRefused(Exception):  # noqa: N818 - an answer, not a bug
     Args:
         code: The errorCode in the response.
         text: The message in the response.
-        *fields: Names of the fields in the request that are not valid; sent with status 400 only.
+        *fields: Names of the invalid fields in the request; sent only with status 400.
         status: The HTTP status.
     """
 

@@ -203,8 +203,8 @@ def _object(call: Call) -> str:
 
 
 def _fields(call: Call) -> list[str] | None:
-    """Return the field names in the request's parameter `fields`, plus the id. None, which means
-    all fields, if the parameter is missing or empty.
+    """Return the field names in the request's parameter `fields`, plus the id. If the parameter is
+    missing or empty, return None, which means all fields.
     """
     names = [name for name in _asked(call).get("fields", "").split(",") if name]
     if not names:

@@ -41,7 +41,7 @@ class User:
         password: The password, followed by the security token if there is one; blank if the user
             cannot sign in with a password.
         active: Whether the user may sign in.
-        user_id: The user's id of 18 characters.
+        user_id: The user's 18-character id.
         view_all: Whether the user sees records that other users own.
     """
 
@@ -287,5 +287,5 @@ def read_public_key(text: str) -> Any:
     else:
         key = load_pem_public_key(data)
     if not isinstance(key, RSAPublicKey):
-        raise ValueError("not an RSA key")  # noqa: TRY004 - the input is invalid, not its type
+        raise ValueError("not an RSA public key")  # noqa: TRY004 - the input is invalid, not its type
     return key

@@ -86,7 +86,9 @@ class Bus(Positions):
         with self._lock:
             owner = self._schema_topics.get(schema.schema_id, name)
         if owner != name:
-            raise SchemaProblem(f"schema {schema.schema_id} already belongs to {owner}")
+            raise SchemaProblem(
+                f"schema {schema.schema_id} already belongs to {owner}: use another record name"
+            )
         self.put_topic(
             name, schema, can_publish=topic.can_publish, can_subscribe=topic.can_subscribe
         )
@@ -282,8 +284,8 @@ class Bus(Positions):
     def read(self, topic: Topic, after: int, limit: int) -> tuple[list[Event], int]:
         """Return at most `limit` events of a topic after a position, and the reader's new position.
 
-        The new position is that of the last event. Without events, it is the org's tip, because the
-        topic has no events between `after` and the tip.
+        The new position is that of the last event. If there are no events, it is the org's newest
+        position, because the topic has no events between `after` and that position.
         """
         with self._lock:
             self._purge()
@@ -318,7 +320,9 @@ class Bus(Positions):
         return block if block is not None and block.behind >= forgotten else None
 
     def end_of_blocks(self, topic: Topic) -> int:
-        """Return the position after which a topic has no block yet."""
+        """Return the position after which the next block of a topic begins: the end of the last
+        block, or the newest deleted position if that is later.
+        """
         return max(self._store.blocks.end(topic.number), self._purged_through)
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:

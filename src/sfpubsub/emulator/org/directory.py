@@ -32,7 +32,8 @@ def claim(data_dir: Path) -> int:
     except OSError as error:
         os.close(handle)
         raise EmulatorProblem(
-            f"data directory {data_dir} is in use by another emulator: stop it or choose another"
+            f"data directory {data_dir} is in use by another emulator: stop it, or choose"
+            " another directory"
         ) from error
     return handle
 

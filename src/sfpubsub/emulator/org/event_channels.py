@@ -45,7 +45,7 @@ class EventChannel:
     """A custom channel.
 
     Attributes:
-        channel_id: Id of 18 characters.
+        channel_id: 18-character id.
         name: Name, with the suffix `__chn`.
         kind: "event" for platform events, "data" for change events.
         label: Label, for display.
@@ -72,7 +72,7 @@ class Member:
     """A member of a channel: one type of event that the channel carries.
 
     Attributes:
-        member_id: Id of 18 characters; blank before the member is stored.
+        member_id: 18-character id; blank before the member is stored.
         developer_name: Name of the member.
         channel: Name of the channel, with the suffix `__chn`; or `ChangeEvents`.
         entity: Name of the event type, such as `Order_Event__e` or `AccountChangeEvent`.
@@ -182,7 +182,8 @@ class EventChannels:
             label: Label, for display.
 
         Raises:
-            BadValue: A value is not valid, the name is taken, or the limit of channels is reached.
+            BadValue: A value is not valid, the name is taken, or the org has reached its limit on
+                channels.
         """
         bare = name.removesuffix(_SUFFIX)
         if bare == name or not _NAME.fullmatch(bare) or len(name) > _NAME_CHARS:
@@ -290,7 +291,7 @@ class EventChannels:
         """Replace the filter and enriched fields of a member.
 
         Args:
-            member_id: The member's id of 18 characters.
+            member_id: The member's 18-character id.
             filter_expression: Condition that selects events; blank for all events.
             enriched: Fields to add to update and delete events even if they did not change.
 

@@ -86,8 +86,8 @@ class Mailbox(Generic[R]):
             return arrivals, self._half_closed
 
     def wait(self, deadline: float | None) -> None:
-        """Return once a request or wake-up has arrived since the last `collect`, the call has
-        ended, or `deadline` (seconds since 1970 UTC; None for no deadline) has passed.
+        """Wait until a request or wake-up has arrived since the last `collect`, the call has ended,
+        or `deadline` (seconds since 1970 UTC; None for no deadline) has passed.
         """
         with self._condition:
             while not self._news and not self._gone:
@@ -153,7 +153,7 @@ class Bells:
             listener()
 
     def ring_all(self) -> None:
-        """Call the listeners of all keys, and the watchers of these keys."""
+        """Ring every key that has a listener. The watchers of these keys are called as well."""
         with self._lock:
             keys = list(self._listeners)
         for key in keys:

@@ -47,7 +47,7 @@ class ManagedSubscription:
     """The record of a managed subscription.
 
     Attributes:
-        subscription_id: Id of 18 characters.
+        subscription_id: 18-character id.
         developer_name: Unique name.
         label: Label, for display.
         topic: Name of the topic.
@@ -81,8 +81,8 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Change:
-    """A changed record: until the time `until` (seconds since 1970 UTC), streams see the presets of
-    `before`, and see RUN only if `before` was also in that state.
+    """A record change that streams do not see yet. Until `until` (seconds since 1970 UTC), they see
+    the presets of `before`, and see RUN only if `before` and the new record are both in that state.
     """
 
     until: float
@@ -97,7 +97,7 @@ class ManagedSubscriptions:
         bus: The bus whose positions are committed.
         clock: The org's clock.
         settings: Times and limits.
-        faults: The fault plan. A ``hold_slot`` fault delays the release of a slot.
+        faults: The fault plan. A `hold_slot` fault delays the release of a slot.
     """
 
     def __init__(
@@ -181,9 +181,7 @@ class ManagedSubscriptions:
         return [ManagedSubscription(*row) for row in rows]
 
     def get(self, name_or_id: str) -> ManagedSubscription | None:
-        """Return the record with this developer name, or with this id of 15 or 18 characters, or
-        None.
-        """
+        """Return the record with this developer name or 15- or 18-character id, or None."""
         for item in self.all():
             same_id = (
                 len(name_or_id) in _ID_LENGTHS and item.subscription_id[:15] == name_or_id[:15]
@@ -238,7 +236,7 @@ class ManagedSubscriptions:
         the stream after `state_delay_s`.
 
         Args:
-            name_or_id: Developer name, or id of 15 or 18 characters.
+            name_or_id: Developer name, or 15- or 18-character id.
             state: The new state.
             cause: The fault to count when a client encounters the effect; None if no fault caused
                 the change.
@@ -280,7 +278,7 @@ class ManagedSubscriptions:
         """Return the subscription that a stream's first request names.
 
         Args:
-            subscription_id: Id of 15 or 18 characters, or blank.
+            subscription_id: 15- or 18-character id, or blank.
             developer_name: Developer name, or blank.
 
         Raises:
@@ -313,7 +311,8 @@ class ManagedSubscriptions:
         return record
 
     def running(self, subscription_id: str) -> ManagedSubscription:
-        """Return the record of a running subscription, without changes that streams do not see yet.
+        """Return the record of a running subscription as streams currently see it: recent changes
+        take effect after a delay.
 
         Raises:
             Refused: The subscription was deleted, or streams see it in state STOP. A fault that
@@ -345,7 +344,7 @@ class ManagedSubscriptions:
         subscription has not been stopped or deleted since the stream started.
 
         Args:
-            subscription_id: Id of 18 characters.
+            subscription_id: 18-character id.
             seen: The number that `endings` returned when the stream started.
         """
         with self._lock:
@@ -391,9 +390,9 @@ class ManagedSubscriptions:
             self._holders[key] = holder
 
     def release(self, record: ManagedSubscription, holder: object) -> None:
-        """Release the slot of a subscription. It can be acquired again after `slot_release_s`, plus
-        the delay of a ``hold_slot`` fault. If `holder` does not occupy the slot, do nothing, so
-        that this can be called repeatedly.
+        """Release the slot of a subscription. The slot can be acquired again after
+        `slot_release_s`, plus the delay of a `hold_slot` fault. If `holder` does not occupy the
+        slot, do nothing. This method can therefore be called repeatedly.
         """
         key = record.subscription_id
         with self._lock:

@@ -29,7 +29,7 @@ class OpenStream:
     Attributes:
         rpc: Subscribe or ManagedSubscribe.
         target: Name of the topic, or developer name of the managed subscription.
-        pending: Number of events that the client has requested and that are not sent yet.
+        pending: Number of events that the client has requested and that have not been sent yet.
         position: The position that the stream has reached.
         responses: Number of responses sent so far.
         since: The time at which the stream was opened, in seconds since 1970 UTC.

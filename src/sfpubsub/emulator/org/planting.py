@@ -40,7 +40,9 @@ def plant(
         try:
             records.put_object(item)
         except ValueError as error:
-            raise EmulatorProblem(f"the seed does not fit this data directory: {error}") from error
+            raise EmulatorProblem(
+                f"the seed cannot be applied to this data directory: {error}"
+            ) from error
     for name, members in seed.channels:
         bus.put_channel(name, members)
     seeded = set(json.loads(store.meta("seeded", "[]")))

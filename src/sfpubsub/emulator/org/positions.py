@@ -69,8 +69,8 @@ class Positions:
             return self._tip
 
     def standing(self) -> tuple[int, int]:
-        """Return how many times events were deleted or renumbered since the process started, and
-        the newest position.
+        """Return how many times events have been deleted or renumbered since the process started,
+        and the newest position.
 
         As long as both numbers are unchanged, a repeated read returns the same events.
         """
@@ -79,7 +79,9 @@ class Positions:
             return self._losses, self._tip
 
     def is_alive(self, position: int) -> bool:
-        """Return whether a position exists and is valid, so that a stream can start after it."""
+        """Return whether a position exists and is valid. Streams can start only after such a
+        position.
+        """
         with self._lock:
             self._purge()
             minted = self._purged_through < position <= self._tip

@@ -21,7 +21,7 @@ class BadValue(ValueError):  # noqa: N818 - an answer, not a bug
     Args:
         code: The errorCode of the REST API.
         text: The message.
-        field: Name of the field in the request that is not valid.
+        field: Name of the invalid field in the request.
     """
 
     def __init__(self, code: str, text: str, field: str) -> None:

@@ -120,7 +120,7 @@ class Seed:
     """The checked contents of a seed file.
 
     Attributes:
-        org_id: The org's id of 15 characters; blank for the default id.
+        org_id: The org's 15-character id; blank for the default id.
         settings: Values for `Settings`, by name.
         topics: For each topic, including those of objects: name, schema, whether clients can
             publish, whether clients can subscribe.
@@ -234,7 +234,7 @@ class _Reader:
                     )
                 if key in row and key in _CHOICES and row[key] not in _CHOICES[key]:
                     choices = " or ".join(_CHOICES[key])
-                    raise self._error(f"{what}: {key} is {row[key]!r}", f"write {choices}")
+                    raise self._error(f"{what}: {key} cannot be {row[key]!r}", f"write {choices}")
         return rows
 
     def _topic(self, row: dict[str, Any]) -> tuple[str, Schema, bool, bool]:
@@ -261,19 +261,22 @@ class _Reader:
         name = self._topic_name(row["name"])
         for member in row["topics"]:
             if member not in topics:
-                raise self._error(f"channel {name}: no topic {member!r}", "add it to [[topics]]")
+                raise self._error(
+                    f"channel {name}: there is no topic {member!r}", "add it to [[topics]]"
+                )
         return name, tuple(dict.fromkeys(row["topics"]))
 
     def _managed(self, row: dict[str, Any], topics: list[str]) -> dict[str, Any]:
         name = row["developer_name"]
         if not _DEVELOPER_NAME.fullmatch(name):
             raise self._error(
-                f"managed subscription {name!r}",
+                f"managed subscription {name!r} has an invalid name",
                 "use letters, digits and single underscores, beginning with a letter",
             )
         if row["topic"] not in topics:
             raise self._error(
-                f"managed subscription {name}: no topic {row['topic']!r}", "add it to [[topics]]"
+                f"managed subscription {name}: there is no topic {row['topic']!r}",
+                "add it to [[topics]]",
             )
         return row
 
@@ -282,7 +285,7 @@ class _Reader:
     ) -> tuple[str, Mapping[str, Any]]:
         what, topic = f"events number {number}", row["topic"]
         if topic not in schemas:
-            raise self._error(f"{what}: no topic {topic!r}", "add it to [[topics]]")
+            raise self._error(f"{what}: there is no topic {topic!r}", "add it to [[topics]]")
         if ("payload" in row) == ("payload_json" in row):
             raise self._error(what, "set exactly one of payload and payload_json")
         try:
@@ -300,9 +303,9 @@ class _Reader:
     def _app(self, row: dict[str, Any], users: tuple[dict[str, Any], ...]) -> dict[str, Any]:
         what = f"app {row['client_id']}"
         if row.get("run_as", "") not in ("", *(user["username"] for user in users)):
-            raise self._error(f"{what}: no user {row['run_as']!r}", "add it to [[users]]")
+            raise self._error(f"{what}: there is no user {row['run_as']!r}", "add it to [[users]]")
         if "refresh_token" in row and not row.get("run_as"):
-            raise self._error(f"{what}: refresh_token has no user", "add run_as")
+            raise self._error(f"{what}: refresh_token needs a user", "add run_as")
         if "public_key" in row and "public_key_file" in row:
             raise self._error(what, "set either public_key or public_key_file, not both")
         if "public_key_file" in row:
@@ -325,7 +328,7 @@ class _Reader:
 
     def _topic_name(self, name: str) -> str:
         if not _TOPIC_NAME.fullmatch(name):
-            raise self._error(f"topic {name!r}", "name it /event/… or /data/…")
+            raise self._error(f"topic {name!r} has an invalid name", "name it /event/… or /data/…")
         return name
 
     def _org(self, org: object) -> str:
@@ -333,12 +336,14 @@ class _Reader:
             raise self._error("[org] may contain only id", 'write id = "00D…"')
         org_id = org.get("id", "")
         if org_id and not (isinstance(org_id, str) and _ORG_ID.fullmatch(org_id)):
-            raise self._error(f"[org]: id is {org_id!r}", "write 15 characters that begin with 00D")
+            raise self._error(
+                f"[org]: {org_id!r} is not a valid id", "write 15 characters that begin with 00D"
+            )
         return str(org_id)
 
     def _settings(self, values: object) -> Mapping[str, Any]:
         if not isinstance(values, dict):
-            raise self._error("settings is not a table", "write [settings]")
+            raise self._error("settings must be a table", "write [settings]")
         try:
             Settings.from_mapping(values)
         except ValueError as error:

@@ -85,9 +85,9 @@ class _Token:
 class Sessions:
     """The org's id and its access tokens. Thread-safe.
 
-    A token is valid until its lifetime ends, it is expired or revoked, or it is deleted because the
-    org has too many tokens. Valid tokens survive a restart with the same store. If the newest of
-    the emulator's own tokens is not valid after a restart, a new one is issued.
+    A token is valid until its lifetime ends, until it is expired or revoked, or until it is deleted
+    because the org has too many tokens. Valid tokens survive a restart with the same store. If the
+    newest of the emulator's own tokens is not valid after a restart, a new one is issued.
 
     Args:
         store: The store for the tokens and the org's id.
@@ -95,7 +95,7 @@ class Sessions:
         settings: The lifetime of tokens.
 
     Attributes:
-        org_id: The org's id of 18 characters.
+        org_id: The org's 18-character id.
     """
 
     def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:
@@ -125,7 +125,7 @@ class Sessions:
         return self._newest
 
     def new_token(self) -> str:
-        """Issue and return another token for the emulator itself. Earlier tokens do not change."""
+        """Issue and return another token for the emulator itself. Earlier tokens are unaffected."""
         self._newest = self._issue("", "", own=True)
         return self._newest
 
@@ -192,7 +192,7 @@ class Sessions:
             return known.end.cause if known and known.end else None
 
     def has_expired(self, token: str) -> bool:
-        """Return whether a token has expired, so that streams that use it must end."""
+        """Return whether a token has expired. Streams that use an expired token must end."""
         with self._lock:
             known = self._tokens.get(token)
             if known is None:
@@ -236,9 +236,9 @@ class Sessions:
         return self.user_of(token) is not None
 
     def is_ours(self, token: str) -> bool:
-        """Return whether this org has issued a token that is valid, or that has become invalid
-        since the process started. The admin endpoint accepts such a token, so that a client can use
-        it to request a new one.
+        """Return whether a token was issued by this org, and is valid or was valid at some time
+        since the process started. The admin endpoint accepts such a token even if it has expired,
+        so that the client can request a new one.
         """
         with self._lock:
             return token in self._tokens

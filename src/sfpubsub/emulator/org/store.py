@@ -126,7 +126,9 @@ class Store:
             raise StoreProblem(f"{path}: {error}") from error
         if version != _LAYOUT:
             self.close()
-            raise StoreProblem(f"{path} was created by another version (layout {version})")
+            raise StoreProblem(
+                f"{path} was created by another version of the emulator (layout {version})"
+            )
 
     def close(self) -> None:
         """Close the database, its snapshots, and the block file."""
@@ -168,12 +170,12 @@ class Store:
             return made
 
     def meta(self, key: str, default: str = "") -> str:
-        """Return the text stored under a key, or `default` if the key is unknown."""
+        """Return the string stored under a key, or `default` if the key is unknown."""
         found = self.rows("SELECT value FROM meta WHERE key = ?", key)
         return str(found[0][0]) if found else default
 
     def set_meta(self, key: str, value: str) -> None:
-        """Store a text under a key, replacing any earlier text."""
+        """Store a string under a key, replacing any earlier value."""
         self.run("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
 
     def append(self, topic_ids: Sequence[int], events: Sequence[Event], at: float) -> None:

@@ -56,8 +56,8 @@ class Count:
             self._add(after, positions[-1])
 
     def _sent_before(self, positions: Sequence[int]) -> int:
-        """Return how many of these positions were sent before. Only the ranges that overlap them
-        are examined, usually one or none.
+        """Return how many of `positions` (in ascending order) have already been sent. Only the sent
+        ranges that overlap them are examined, usually one or none.
         """
         count = 0
         index = bisect.bisect_left(self._ends, positions[0])
@@ -92,7 +92,7 @@ class Tally:
         self._managed: dict[str, Count] = {}
 
     def of_topic(self, name: str) -> Count:
-        """Return the counts of a topic: its published events, and its deliveries other than those
+        """Return the counts of a topic: its published events, and its deliveries, excluding those
         of managed subscriptions.
         """
         with self._lock:

@@ -50,7 +50,7 @@ class Used:
 
 
 class Usage:
-    """Counts of the deliveries in the last day, by time segment and schema. Thread-safe."""
+    """Counts the deliveries of the last 24 hours, by time segment and schema. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards _delivered

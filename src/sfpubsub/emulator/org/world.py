@@ -1,4 +1,4 @@
-"""A container for the state of one emulator, passed to the handlers of every wire protocol."""
+"""A container for the state of one emulator, passed to the request handlers of all protocols."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sfpubsub.emulator.org.store import Store
 
 @dataclass(frozen=True)
 class World:
-    """The parts of an emulator that the handlers of calls use."""
+    """The state and services of one emulator that request handlers use."""
 
     bus: Bus
     managed: ManagedSubscriptions

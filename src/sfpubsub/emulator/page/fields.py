@@ -31,7 +31,7 @@ _EXAMPLES = {_HEADER: {"changeType": "CREATE", "recordIds": ["001SB0000000001AAA
 
 
 class Unreadable(ValueError):  # noqa: N818 - an answer to a person
-    """Raised if an entered text is not valid for its field; the message names the field."""
+    """Raised if the text in a form control is not valid. The message names the field."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Field:
         return labelled(self.name, made, self.id, hint)
 
     def value(self, entered: str) -> Any:
-        """Return an entered text converted to the type of the field.
+        """Convert the text of the form control to the type of the field.
 
         Raises:
             Unreadable: The text is not valid for the field.
@@ -95,23 +95,25 @@ _SAID: dict[Kind, str] = {"whole": "a whole number", "number": "a number", "json
 
 
 def fields_of(schema: str) -> list[Field]:
-    """Return the fields of an Avro schema (as JSON) that a user fills in."""
+    """Return the form fields for an Avro schema, given as JSON. Fields that the org fills in are
+    omitted.
+    """
     return [_field(item) for item in json.loads(schema)["fields"] if item["name"] not in _FILLED_IN]
 
 
 def examples(fields: list[Field]) -> dict[str, str]:
-    """Return the initial texts of a form, by field name."""
+    """Return the initial contents of the form controls, by field name."""
     return {
         field.name: json.dumps(_EXAMPLES[field.name]) for field in fields if field.name in _EXAMPLES
     }
 
 
 def values_of(fields: list[Field], entered: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of an event by field name, converted from the texts of a form. Blank
-    nullable fields are omitted.
+    """Convert the input of a form to the values of an event, by field name. Blank nullable fields
+    are omitted.
 
     Raises:
-        Unreadable: A text is not valid for its field.
+        Unreadable: A value is not valid for its field.
     """
     return {
         field.name: field.value(entered[field.name])

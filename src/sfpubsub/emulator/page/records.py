@@ -208,9 +208,9 @@ def _changed(fields: Sequence[Field], entered: Mapping[str, str]) -> dict[str, s
 
 
 def _sent(field: Field, text: str) -> str:
-    """Return a text as a browser sends it back unchanged from a form, with LF as the line ending,
-    so that unchanged texts compare equal. A browser converts line endings, removes a line ending at
-    the start of a text area, and removes all line endings from a control with one line.
+    """Return a string as a browser submits it if the user does not edit it, but with LF as the line
+    ending. Unedited values thus compare equal. A browser converts line endings, removes a line
+    ending at the start of a text area, and removes all line endings from a control with one line.
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     return lines.removeprefix("\n") if _is_long(field) else lines.replace("\n", "")

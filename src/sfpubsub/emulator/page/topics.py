@@ -64,7 +64,7 @@ _COUNTS = {"published": "Published", "delivered": "Delivered", "streams": "Strea
 
 
 def counts(world: World) -> dict[str, Markup]:
-    """Return the counts of all topics, each by the id of the element that shows it."""
+    """Return the counts of all topics, keyed by the id of the HTML element that shows the count."""
     found = {}
     for topic in world.bus.topics():
         count = world.bus.tally.of_topic(topic.name)
@@ -194,7 +194,7 @@ def _rows(world: World, found: Topic, entered: dict[str, str]) -> list[dict[str,
     event with the values of the other controls.
 
     Raises:
-        Unreadable: A text is not valid.
+        Unreadable: A value that the user entered is not valid.
     """
     if not entered.get(_AS_JSON, "").strip():
         return [values_of(_fields(world, found), entered)]

@@ -120,7 +120,7 @@ def back_to(path: str, done: str, **query: str) -> Answer:
 
 
 def facts(**named: object) -> Markup:
-    """Return a list of names and values; underscores in the names become spaces."""
+    """Return an HTML list of names and values. Underscores in the names become spaces."""
     rows = [
         joined([tag("dt", name.replace("_", " ")), tag("dd", value)])
         for name, value in named.items()

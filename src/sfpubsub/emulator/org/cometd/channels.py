@@ -50,7 +50,7 @@ class Record:
     """A PushTopic or StreamingChannel record of the REST API.
 
     Attributes:
-        record_id: Id of 18 characters.
+        record_id: 18-character id.
         kind: PushTopic or StreamingChannel.
         name: The record's Name; for a StreamingChannel it is the channel's path, /u/….
         fields: Values of the other fields, by name.

@@ -25,8 +25,8 @@ _NO_RECORD = "000000000000000AAA"
 """The record id in an overflow event. Documented."""
 
 _DIFF_CHARS = 1000
-"""Minimum number of characters of a text that is sent as a diff; shorter texts are sent whole.
-Documented.
+"""Minimum length, in characters, of a text value that is sent as a diff. Shorter ones are sent in
+full. Documented.
 """
 
 _DIFF_SHARE, _DIFF_LINES = 0.5, 0.25
@@ -41,7 +41,7 @@ class Change:
 
     Attributes:
         of: The object.
-        record_id: Id of 18 characters.
+        record_id: 18-character id.
         kind: CREATE, UPDATE, DELETE or UNDELETE.
         old: The row before the change; None for CREATE.
         new: The row after the change; for DELETE, the same as `old`.
@@ -62,7 +62,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Commit:
-    """The values that all events for one transaction share.
+    """The values that all events of one transaction share.
 
     Attributes:
         at: The time of the transaction, in seconds since 1970 UTC.
@@ -248,8 +248,8 @@ def _header(of: SObject, kind: str, commit: Commit) -> dict[str, Any]:
 
 
 def _differences(change: Change, changed: Sequence[str], said: dict[str, Any]) -> list[str]:
-    """For each long text of which only a small part changed, replace the value in `said` by a diff.
-    Return the names of these fields.
+    """For each long text value of which only a small part changed, replace the value in `said` with
+    a diff. Return the names of the replaced fields.
     """
     found = []
     for name in changed:
@@ -264,7 +264,9 @@ def _differences(change: Change, changed: Sequence[str], said: dict[str, Any]) -
 
 
 def _difference(old: str, new: str) -> str | None:
-    """Return the unified diff of two texts, or None if the new text should be sent whole."""
+    """Return a unified diff from the old to the new string, or None if the new string should be
+    sent in full.
+    """
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     touched = [(i1, i2, j1, j2) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag != "equal"]

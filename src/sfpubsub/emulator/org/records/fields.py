@@ -345,8 +345,8 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
         raise ValueError(f"{of}.{name}: scale must be from 0 to {_MOST_SCALE}, not {row['scale']}")
     if row["type"] == "reference" and not row.get("references"):
         raise ValueError(
-            f"{of}.{name}: a field of type reference needs the key references, with a list of the"
-            " names of objects"
+            f"{of}.{name}: a field of type reference needs the key references, a list of object"
+            " names"
         )
     field = _field(row)
     if row["type"] == "name":

@@ -1,10 +1,10 @@
 """Formula fields: arithmetic and text concatenation over the fields of the same record.
 
     Quantity__c * Price__c - 1        numbers: + - * / and parentheses
-    FirstName & " " & LastName        texts, joined by &
+    FirstName & " " & LastName        strings, joined by &
 
 Everything else is rejected when the field is defined. The result of arithmetic with an empty field
-is empty; when texts are joined, an empty field counts as an empty string.
+is empty; when strings are joined, an empty field counts as an empty string.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def _parsed(text: str) -> ast.Expression:
         plain = isinstance(node, ast.Constant) and type(node.value) in (int, float, str)
         if not (known or plain or isinstance(node, ast.BitAnd)):
             raise ValueError(
-                f"formula {text[:80]!r} may contain only fields, numbers, texts and + - * / &"
+                f"formula {text[:80]!r} may contain only fields, numbers, strings, parentheses"
+                " and + - * / &"
             )
     return tree
 

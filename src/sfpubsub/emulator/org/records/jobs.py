@@ -50,7 +50,7 @@ class Job:
     """A Bulk API job.
 
     Attributes:
-        job_id: Id of 18 characters.
+        job_id: 18-character id.
         facts: The job's properties by name. Responses contain most of them; some, such as `user`
             and `origin`, are internal.
         stopped: Set when the worker thread must stop running the job.
@@ -143,7 +143,7 @@ class Jobs:
         """Return the job with this id.
 
         Args:
-            job_id: Id of 15 or 18 characters.
+            job_id: 15- or 18-character id.
             queries: Whether a query job is requested; otherwise an ingest job.
 
         Raises:

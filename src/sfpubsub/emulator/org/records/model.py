@@ -91,7 +91,8 @@ class Records(Reading):
         other = self.by_prefix(of.key_prefix)
         if other is not None and other.name != of.name:
             raise ValueError(
-                f"{of.name}: the key prefix {of.key_prefix} belongs to {other.name}: use another"
+                f"{of.name}: the key prefix {of.key_prefix} belongs to {other.name}: use"
+                " another prefix"
             )
         known = self._tables.get(of.name.lower())
         old = {} if known is None else {field.name: field for field in known.of.fields}
@@ -157,7 +158,7 @@ class Records(Reading):
             origin: The changeOrigin for the header of the change event.
 
         Returns:
-            The record's id of 18 characters.
+            The record's 18-character id.
 
         Raises:
             RecordProblem: There is no such object, or the values are not valid.
@@ -172,7 +173,7 @@ class Records(Reading):
 
         Args:
             name: Name of the object.
-            record_id: Id of 15 or 18 characters.
+            record_id: 15- or 18-character id.
             given: Values by field name, as sent by a client.
             user: The user who makes the change.
             origin: The changeOrigin for the header of the change event.
@@ -248,8 +249,8 @@ class Records(Reading):
     # For transactions.
 
     def number(self, of: SObject) -> int:
-        """Return a new row number for an object. A number is never used twice, even after the row
-        was deleted.
+        """Return a new row number for an object. A number is never reused, even after its row has
+        been deleted.
         """
         self._numbers[of.name] += 1
         return self._numbers[of.name]
@@ -274,7 +275,7 @@ class Records(Reading):
         """Delete a record permanently, without an event.
 
         Args:
-            record_id: Id of 15 or 18 characters.
+            record_id: 15- or 18-character id.
             cause: The fault to count when a client requests the record.
 
         Raises:

@@ -93,7 +93,7 @@ class Publishing:
         self._special: Mapping[str, tuple[_Special, ...]] = {}  # by the event's name
 
     def use(self, of: SObject, layout: ChangeSchema, schema: Schema) -> None:
-        """Set the schema of an object's later change events.
+        """Set the schema for an object's change events from now on.
 
         Args:
             of: The object.

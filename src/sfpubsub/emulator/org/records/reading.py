@@ -206,7 +206,7 @@ class Reading:
 
         Args:
             name: Name of the object.
-            record_id: Id of 15 or 18 characters.
+            record_id: 15- or 18-character id.
             fields: Names of the fields to return; None returns all.
             user: The requesting user; None allows access to all records.
 

@@ -1,7 +1,7 @@
 """CSV files whose rows can be read from any position, without reading the rows before it.
 
 An index file next to the CSV file contains the offset at which each row ends. Both files are
-written and read in pieces, so memory use does not depend on the number of rows.
+written and read in chunks, so memory use does not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class ResultFile:
         return self._places.stat().st_size // _PLACE_BYTES if self._places.exists() else 0
 
     def append(self, rows: Iterator[Sequence[str]]) -> Iterator[int]:
-        """Add rows in pieces, while the caller iterates over the result.
+        """Append rows to the file, in chunks, as the caller iterates over the result.
 
         Yields:
-            The number of rows added so far, after each piece.
+            The number of rows appended so far, after each chunk.
         """
         end = self._path.stat().st_size if self._path.exists() else 0
         count = 0
@@ -90,7 +90,7 @@ class ResultFile:
             count: Maximum number of rows.
 
         Returns:
-            The total size in bytes, and the bytes in pieces.
+            The total size in bytes, and an iterator over the bytes, in chunks.
         """
         begin = self._end(min(start, self.count))
         size = self._end(min(start + count, self.count)) - begin

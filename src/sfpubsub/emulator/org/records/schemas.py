@@ -104,7 +104,7 @@ _PERSON = [
 # Type of a compound field -> name and fields of its record.
 _COMPOUND = {"address": ("Address", _ADDRESS), "name": ("PersonName", _PERSON)}
 _SWITCHABLE = "Switchable_PersonName"
-"""The type of an account's name: a text, or a person's name in orgs with person accounts."""
+"""The type of an account's name: a string, or a person's name in orgs with person accounts."""
 
 
 @dataclass(frozen=True)

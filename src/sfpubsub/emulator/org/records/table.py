@@ -1,7 +1,7 @@
 """The rows of objects in SQLite: one table for each object, one column for each stored field.
 
 This module only reads and writes rows; `writing` validates them. A row maps field names to stored
-values. Comparisons of texts ignore the case of ASCII letters; ids are case-sensitive.
+values. String comparisons ignore the case of ASCII letters; ids are case-sensitive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Rows = Callable[..., list[Any]]
 _TABLE = "CREATE TABLE IF NOT EXISTS objects (name TEXT PRIMARY KEY, definition TEXT NOT NULL)"
 
 _CASED = ("id", "reference", "date", "datetime", "time")
-"""Field types whose values are stored as case-sensitive texts."""
+"""Field types whose values are stored as case-sensitive strings."""
 
 
 def table_of(of: SObject) -> str:
@@ -51,10 +51,11 @@ class Table:
         self._insert = f"INSERT INTO {self._name} (n, {listed}) VALUES ({marks})"  # noqa: S608
 
     def prepare(self) -> int:
-        """Create the table, or add missing columns and drop removed ones.
+        """Create the table if it does not exist. Otherwise add missing columns, and drop the
+        columns of removed fields.
 
         Returns:
-            The highest row number that was ever used; 0 if none was.
+            The highest row number ever used in this table; 0 if it has never had a row.
         """
         columns = ", ".join(f"{column_of(field)} {_kind(field)}" for field in self.of.stored)
         self._store.run(
@@ -105,7 +106,7 @@ class Table:
         """Return the row with this id, or None. Rows in the Recycle Bin are included.
 
         Args:
-            record_id: Id of 18 characters.
+            record_id: 18-character id.
             rows: Function that executes the query; None reads the current state of the store.
         """
         found = self.where("Id = ?", [record_id], rows)

@@ -1,8 +1,8 @@
 """Converts field values between the formats of requests, storage, responses and events.
 
-The table stores texts and numbers, and booleans as 0 or 1. Dates and times are stored as
-fixed-length texts in UTC, so that they compare correctly as texts. None and an empty text mean an
-empty field.
+The table stores strings and numbers, and booleans as 0 or 1. Dates and times are stored as
+fixed-length strings in UTC, so that they sort correctly. None and an empty string mean an empty
+field.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def in_event(field: Field, kept: Any) -> Any:
 
 
 def full_id(text: str) -> str:
-    """Return the 18-character form of an id of 15 or 18 characters; return any other text
+    """Return the 18-character form of a 15- or 18-character id. Any other string is returned
     unchanged.
     """
     return eighteen(text) if len(text) == _ID_LENGTHS[0] and text.isascii() else text

@@ -35,8 +35,8 @@ class Org(Protocol):
         ...
 
     def number(self, of: SObject) -> int:
-        """Return a new row number for an object. A number is never used twice, even after the row
-        was deleted.
+        """Return a new row number for an object. A number is never reused, even after its row has
+        been deleted.
         """
         ...
 
@@ -88,7 +88,7 @@ class Transaction:
             given: Values by field name, as sent by a client.
 
         Returns:
-            The record's id of 18 characters.
+            The record's 18-character id.
 
         Raises:
             RecordProblem: There is no such object, or the values are not valid.
@@ -117,7 +117,7 @@ class Transaction:
 
         Args:
             name: Name of the object.
-            record_id: Id of 15 or 18 characters.
+            record_id: 15- or 18-character id.
             given: Values by field name, as sent by a client.
 
         Raises:
