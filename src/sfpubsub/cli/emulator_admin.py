@@ -28,7 +28,7 @@ _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Duration(click.types.FloatParamType):
-    """Parameter type of a duration: a number of seconds, or a number with the unit s, m, h or d."""
+    """Parameter type for a duration: a number of seconds, or a number with unit s, m, h or d."""
 
     name = "duration"
 
