@@ -66,7 +66,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         self._opened()
 
     def _opened(self) -> None:
-        """Create a subclass's own resources. Called once the connection object exists."""
+        """Create the subclass's own resources. Called after the connection object is created."""
 
     @classmethod
     def from_env(

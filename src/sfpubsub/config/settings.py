@@ -155,7 +155,7 @@ class Settings:
         options: Mapping[str, str | None] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Settings:
-        """Load each setting from the first source with a value: *options*, environment, file, default.
+        """Load each setting from *options*, else the environment, else a file, else its default.
 
         Args:
             options: Values by field name; ``config`` and ``profile`` select the file and a table in
