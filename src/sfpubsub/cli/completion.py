@@ -55,7 +55,7 @@ def install(shell: str | None) -> None:
         )
     elif shell == "bash":
         click.echo(
-            "completion requires the package bash-completion, which most systems include", err=True
+            "completion requires the bash-completion package, which most systems include", err=True
         )
 
 

@@ -49,7 +49,7 @@ Table = dict[str, int]
     help="Directory for the emulator's data and the table.  [default: a temporary directory]",
 )
 def demo(events: int, directory: Path | None) -> None:
-    """Run an ingest job on the emulator: publish, ingest, kill -9, resume, count.
+    """Run an ingest job against the emulator: publish, ingest, kill -9, resume, count.
 
     Prints a table of counts at the end. The exit code is 0 only if no event is lost or duplicated.
     """

@@ -28,7 +28,7 @@ _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Duration(click.types.FloatParamType):
-    """Parameter type of a duration: a number of seconds, or a number with the unit s, m, h or d."""
+    """Parameter type for a duration: a number of seconds, or a number followed by s, m, h or d."""
 
     name = "duration"
 
@@ -108,7 +108,7 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
 @click.command()
 @of_an_emulator
 def topics(emulator: RemoteEmulator) -> None:
-    """List topics with their readers, and with counts of published and delivered events."""
+    """List topics with their readers and their counts of published and delivered events."""
     _show_named(emulator.health()["topics"])
 
 
@@ -208,8 +208,8 @@ def _show_named(rows: dict[str, dict[str, Any]]) -> None:
 def _parts(file: TextIO) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Split the events in *file* into requests.
 
-    Yields a description of each request's lines, such as ``lines 1 to 200 of events.jsonl``, and
-    its events.
+    Yields, for each request, a description of its lines, such as ``lines 1 to 200 of
+    events.jsonl``, and its events.
     """
     part: list[dict[str, Any]] = []
     size = first = last = 0

@@ -32,8 +32,8 @@ def topics(**service: str | None) -> None:
 
     Prints a JSON line per topic: custom platform events, change events of the selected objects, and
     channels with the names of their members. Standard platform events are not listed, because an
-    org does not report which of them it publishes. Requires the permission View Setup and
-    Configuration.
+    org does not report which of them it publishes. Requires the View Setup and Configuration
+    permission.
     """
     for topic in EventChannels(_org(service), API_VERSION).topics():
         _print(topic)
@@ -43,7 +43,7 @@ def topics(**service: str | None) -> None:
 def channel() -> None:
     """Administer event channels, which combine several events under one topic.
 
-    Changing channels requires the permission Customize Application. Viewing them requires View
+    Changing channels requires the Customize Application permission; viewing them requires View
     Setup and Configuration. A change takes some minutes to reach open streams.
     """
 
@@ -151,14 +151,17 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
 
 @click.command()
 @click.option(
-    "--by-event", is_flag=True, help="Also print a line per event type, for the last 24 hours."
+    "--by-event",
+    is_flag=True,
+    help="Also print, per event type, how many events were published and delivered in the last 24 "
+    "hours.",
 )
 @service_options
 def usage(by_event: bool, **service: str | None) -> None:
     """Show how much of its event allocations the org has used, as reported by the org.
 
-    Prints a JSON line per limit. The figures lag by some minutes. --by-event requires Enhanced
-    Usage Metrics in the org and the permission View All Data.
+    Prints a JSON line per allocation. The figures lag by some minutes. --by-event requires Enhanced
+    Usage Metrics in the org and the View All Data permission.
     """
     usages = Usages(_org(service), API_VERSION)
     for allocation in usages.allocations():

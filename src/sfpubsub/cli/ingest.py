@@ -44,15 +44,15 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     type=Topic(),
     metavar="TOPIC",
     multiple=True,
-    help="Topic to read, whose position is stored in the table; can be repeated.",
+    help="Topic to read. Its position is stored in the table. Can be repeated.",
 )
 @click.option(
     "--channel",
     type=Channel(),
     metavar="CHANNEL",
     multiple=True,
-    help="Channel of the Streaming API to read, such as /topic/NAME of a PushTopic, whose "
-    "position is stored in the table; can be repeated.",
+    help="Streaming API channel to read, such as /topic/NAME for a PushTopic. Its position is "
+    "stored in the table. Can be repeated.",
 )
 @click.option(
     "--to",
@@ -73,8 +73,8 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 @click.option(
     "--staging",
     metavar="DIR",
-    help="With parquet: where to create .NAME.sfpubsub, the directory of unfinished writes and "
-    "side tables.  [default: the directory that contains the table]",
+    help="With parquet: directory in which to create .NAME.sfpubsub, which holds unfinished writes "
+    "and side tables.  [default: the directory that contains the table]",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options
@@ -109,19 +109,19 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     "--batch-events",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Write a batch after N events at the latest.  [default: 10000]",
+    help="Write a batch after at most N events.  [default: 10000]",
 )
 @click.option(
     "--batch-bytes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Write a batch after N bytes of payload at the latest.  [default: 33554432]",
+    help="Write a batch after at most N bytes of payload.  [default: 33554432]",
 )
 @click.option(
     "--batch-seconds",
     type=Seconds(min=0),
     metavar="S",
-    help="Write a batch S seconds after its first event at the latest.  [default: 10]",
+    help="Write a batch at most S seconds after its first event.  [default: 10]",
 )
 @click.option(
     "--window-keys",

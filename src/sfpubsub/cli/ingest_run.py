@@ -164,7 +164,7 @@ class Run:
 
         Raises:
             SfPubSubError: A topic cannot be read, and the error is not transient. If
-                on_source_failure is "continue", raised only if this is the case for all sources.
+                on_source_failure is "continue", this is raised only if no source can be read.
         """
         failures: list[SfPubSubError] = []
         for source in self._sources:
@@ -297,7 +297,7 @@ class Run:
             )
         client = table.client
         if client is None:
-            raise AssertionError("a managed subscription or a topic requires a client")
+            raise AssertionError("managed subscriptions and topics require a client; none is open")
         if source.kind == "managed":
             return client.subscribe_managed(source.name, ack="manual", max_unacked=unacked)
         return client.subscribe(

@@ -102,7 +102,7 @@ class Limit:
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # start time and count
 
     def told(self, record: logging.LogRecord) -> logging.LogRecord | None:
-        """Return *record* or a copy with the number of suppressed messages; None to suppress it."""
+        """Return *record*, or a copy with a count of suppressed messages; None to suppress it."""
         if record.levelno < logging.WARNING:
             return record
         kind = record.name, _DIFFERS.sub("#", record.getMessage())

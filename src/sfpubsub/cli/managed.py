@@ -51,7 +51,7 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmat
 def managed() -> None:
     """Administer the org's managed subscriptions.
 
-    Changing managed subscriptions requires the permission Customize Application. Viewing them
+    Changing managed subscriptions requires the Customize Application permission; viewing them
     requires View Setup and Configuration.
     """
 

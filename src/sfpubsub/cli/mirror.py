@@ -29,7 +29,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Duration(click.types.StringParamType):
-    """Parameter type of a duration such as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``."""
+    """Parameter type for a duration such as ``90``, ``90s``, ``10m``, ``24h`` or ``7d``."""
 
     name = "duration"
 
@@ -55,7 +55,7 @@ def mirror() -> None:
 @mirror.command("run")
 @click.argument("objects", metavar="OBJECT...", nargs=-1, required=True)
 @mirror_tools.target_option
-@click.option("--raw", metavar="TABLE", help="Raw table of the events.  [default: _raw in TARGET]")
+@click.option("--raw", metavar="TABLE", help="Raw table for the events.  [default: _raw in TARGET]")
 @mirror_tools.format_option
 @click.option("--managed", type=ManagedName(), metavar="NAME", help="Managed subscription to read.")
 @click.option(
@@ -117,7 +117,7 @@ def mirror() -> None:
     "--batch-seconds",
     type=Seconds(min=0),
     metavar="S",
-    help="Write events after S seconds at the latest.  [default: 10]",
+    help="Write received events after at most S seconds.  [default: 10]",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options

@@ -50,7 +50,7 @@ margin_option = click.option(
     metavar="S",
     default=DEFAULT_MARGIN,
     show_default=True,
-    help="Maximum time in seconds by which the org's responses lag behind its events.",
+    help="Maximum time, in seconds, that the org's responses can lag behind its events.",
 )
 
 

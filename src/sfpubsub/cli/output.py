@@ -92,7 +92,7 @@ class Output:
         """Return whether the reader has closed its end of the pipe.
 
         Args:
-            wait: Maximum time to wait for the reader, in seconds.
+            wait: Maximum time to wait for the reader to close it, in seconds.
         """
         if self._broken:
             return True

@@ -13,7 +13,7 @@ _CHANNELS = ("/topic/", "/u/")
 
 
 class Seconds(click.FloatRange):
-    """Parameter type of a finite number of seconds.
+    """Parameter type for a finite number of seconds.
 
     Click's own type also accepts ``nan`` and ``inf``.
     """
@@ -31,7 +31,7 @@ class Seconds(click.FloatRange):
 
 
 class Topic(click.types.StringParamType):
-    """Parameter type of a topic's full name.
+    """Parameter type for a topic's full name.
 
     The error for a short name suggests the full name. The error for a Streaming API channel
     suggests the option --channel.
@@ -51,7 +51,7 @@ class Topic(click.types.StringParamType):
 
 
 class ManagedName(click.types.StringParamType):
-    """Parameter type of a managed subscription's name or id.
+    """Parameter type for a managed subscription's name or id.
 
     The error for a topic or a channel suggests the option --topic or --channel.
     """
@@ -71,7 +71,7 @@ class ManagedName(click.types.StringParamType):
 
 
 class Channel(click.types.StringParamType):
-    """Parameter type of a Streaming API channel, optionally with a filter."""
+    """Parameter type for a Streaming API channel, optionally with a filter."""
 
     name = "channel"
 
@@ -105,7 +105,7 @@ class ReadingCommand(click.Command):
 
 
 def meant(name: str) -> str:
-    """Return the probable option for *name*, with the name, such as ``--topic /event/A__e``."""
+    """Return the option that was probably meant, with *name*, such as ``--topic /event/A__e``."""
     if name.startswith(_CHANNELS):
         return f"subscribe --channel {name}"
     return f"--topic {name}" if name.startswith("/") else f"--managed {name}"

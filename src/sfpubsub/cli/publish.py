@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class Rate(Seconds):
-    """Parameter type of a finite number of events per second, such as ``100`` or ``100/s``."""
+    """Parameter type for a finite number of events per second, such as ``100`` or ``100/s``."""
 
     name = "rate"
 
@@ -195,8 +195,8 @@ class Printer:
     def put(self, receipt: Future[PublishResult]) -> None:
         """Queue the future of a result, to print the result after those queued earlier.
 
-        Blocks while `MAX_UNPRINTED` results are waiting. Raises the error with which printing an
-        earlier result failed.
+        Blocks while `MAX_UNPRINTED` results are waiting. If an earlier result could not be
+        printed, this raises the error.
         """
         self._receipts.put(receipt)
         self._raise_broken()
@@ -207,7 +207,7 @@ class Printer:
     def __exit__(self, *_error: object) -> None:
         """Wait until all results are printed. The publisher's timeout limits the wait.
 
-        Raises the error with which printing a result failed.
+        If a result could not be printed, this raises the error.
         """
         self._receipts.put(None)
         self._thread.join()

@@ -15,7 +15,7 @@ _CLEAR = "\r\x1b[K"
 
 
 class PublishProgress:
-    """Updates a line in place; prints nothing if *out* is not a terminal. Not thread-safe.
+    """A line updated in place; prints nothing if *out* is not a terminal. Not thread-safe.
 
     Args:
         out: Stream to write to, usually stderr.

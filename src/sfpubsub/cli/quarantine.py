@@ -41,7 +41,7 @@ _dir_option = click.option(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
     required=True,
-    help="Directory of the quarantine; for a Parquet table DIR/NAME, "
+    help="Directory of the quarantine. For the Parquet table DIR/NAME, this is "
     "DIR/.NAME.sfpubsub/_quarantine.",
 )
 
@@ -95,7 +95,7 @@ def show(directory: Path, key: str) -> None:
     "--to",
     "to",
     metavar="TABLE",
-    help="Write events to this raw table, each once, instead of printing them. The position "
+    help="Write each event once to this raw table, instead of printing it. The position "
     "stored in the table does not change. No other process may be writing to the table.",
 )
 @click.option(

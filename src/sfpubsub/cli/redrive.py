@@ -51,10 +51,7 @@ class Sink(Protocol):
         ...
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
-        """Return the reason why the entry cannot be written to this destination.
-
-        None if it can be written.
-        """
+        """Return why the entry cannot be written to this destination; None if it can be."""
         ...
 
     def add(self, event: Event, received_at: float) -> bool:

@@ -142,17 +142,17 @@ def read_status(path: Path) -> Status:
     Raises:
         FileNotFoundError: The file no longer exists.
         OSError: The file could not be read.
-        ValueError: The file is damaged, or of another version.
+        ValueError: The file is damaged, or was written by another version.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_number)
     except RecursionError as error:
         raise ValueError("the JSON is nested too deeply") from error
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
-        raise ValueError("the file is not a status file of this version")
+        raise ValueError("the file is not a status file, or was written by another version")
     for name, kind in _FIELDS.items():
         if name not in values or not isinstance(values[name], kind):
-            raise ValueError(f"{name} is missing or has a wrong type")
+            raise ValueError(f"{name} is missing or has the wrong type")
         if isinstance(values[name], str):
             values[name].encode()  # fails if the text cannot be printed
         if isinstance(values[name], (int, float)) and not abs(values[name]) <= _MOST:

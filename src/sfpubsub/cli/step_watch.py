@@ -1,4 +1,4 @@
-"""Report counts and durations of the steps that build tables to the monitor."""
+"""Report to the monitor the counts and durations of the steps that build tables."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Engine(Protocol):
 class StepWatch:
     """Sums the step reports of one engine, and passes them to a monitor.
 
-    The engine calls a registered callback in its own thread. All public methods are thread-safe.
+    The engine reports its steps from its own thread. All public methods are thread-safe.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class StepWatch:
         monitor.history.follow(Series("Current step", "s", lambda _: engine.step_seconds() or 0.0))
 
     def text(self) -> str:
-        """Return the totals of all steps as text for the status line; empty before the first."""
+        """Return the totals of all steps for the status line; empty if no step has completed."""
         total = self._total
         return "" if total is None else _text(total)
 

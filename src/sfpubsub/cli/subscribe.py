@@ -1,4 +1,4 @@
-"""``sfpubsub subscribe``: print events as JSON lines, and ack each event once its line was read."""
+"""``sfpubsub subscribe``: print events as JSON lines, and ack events once they have been read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _GRACE = 3.0
 @click.option(
     "--channel",
     metavar="CHANNEL",
-    help="Channel of the Streaming API to read: /topic/NAME of a PushTopic, or /u/NAME.",
+    help="Streaming API channel to read: /topic/NAME for a PushTopic, or /u/NAME.",
 )
 @click.option("--max-events", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @click.option(
@@ -282,7 +282,7 @@ class _Printer:
                 self.ack_read()
 
     def ack_read(self) -> None:
-        """Ack the events whose lines were read."""
+        """Ack the events whose lines have been read."""
         if not self._unread:
             return
         taken = self.out.taken()

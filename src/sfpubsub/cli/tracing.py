@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Subscription(Protocol):
-    """The subscription that a command reads."""
+    """The part of a subscription that `TracedSubscription` uses."""
 
     @property
     def name(self) -> str:

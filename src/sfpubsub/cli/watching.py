@@ -30,7 +30,7 @@ class Address:
 
 
 class Listen(click.types.StringParamType):
-    """Parameter type of an address: a port on loopback, or HOST:PORT."""
+    """Parameter type for an address: a port on loopback, or HOST:PORT."""
 
     name = "address"
 

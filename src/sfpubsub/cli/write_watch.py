@@ -1,4 +1,4 @@
-"""Report counts and durations of an ingest job's writes to the monitor."""
+"""Report to the monitor the counts and durations of an ingest job's writes."""
 
 from __future__ import annotations
 

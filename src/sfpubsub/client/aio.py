@@ -42,8 +42,8 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
 
     Use it as an async context manager; leaving the block aborts subscriptions and publishers that
     are still open, and closes the channel. The client is not tied to an event loop, but each of its
-    subscriptions and publishers belongs to the loop in which it was created. A unary call that is
-    cancelled may still be executed.
+    subscriptions and publishers belongs to the loop in which it was created. If a unary call is
+    cancelled, the service may still execute it.
     """
 
     def _opened(self) -> None:
@@ -88,9 +88,9 @@ class AsyncPubSubClient(ClientBase[AsyncSubscription, AsyncManagedSubscription, 
         created_by: str | None = None,
         max_pending_count: int = PublishLimits.max_pending_count,
     ) -> AsyncPublisher:
-        """Open a publisher in this loop; see `PubSubClient.open_publisher`.
+        """Open a publisher in the running event loop; see `PubSubClient.open_publisher`.
 
-        The topic is looked up when the publisher is entered or first used.
+        The topic is looked up on entering the ``async with`` block, or else on first use.
         """
         limits = publish_limits(ordered, max_pending_count)
 

@@ -66,7 +66,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         self._opened()
 
     def _opened(self) -> None:
-        """Create a subclass's own resources. Called once the connection object exists."""
+        """Create the subclass's own resources. Called after the connection object is created."""
 
     @classmethod
     def from_env(
@@ -220,7 +220,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
     def _plain(
         self, topic: str, start: StartPosition, store: AnyStore | None, options: SubscribeOptions
     ) -> PlainT:
-        """Create a subscription to a topic; *store* keeps its position, unless it is None."""
+        """Create a subscription to a topic. *store* stores its position; None stores nothing."""
 
     @abstractmethod
     def _managed(self, name: str, options: SubscribeOptions) -> ManagedT:

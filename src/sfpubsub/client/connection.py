@@ -121,7 +121,7 @@ class Connection:
         store: AnyStore | None = None,
         stores_on_ack: bool,
     ) -> Delivery:
-        """Create the delivery of a subscription without starting it; see `PubSubClient.subscribe`.
+        """Create a subscription's `Delivery` without starting it; see `PubSubClient.subscribe`.
 
         Args:
             target: Topic or managed subscription.

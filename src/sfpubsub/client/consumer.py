@@ -22,8 +22,8 @@ again and gets the same step, so every step may be carried out twice. A response
 of the queue until it is ready to be delivered, so an interruption loses no events.
 
 An acked position is stored immediately if the application requests a batch and none is ready,
-otherwise at most every `Timings.store_interval`. After a crash, events that were acked
-after the stored position are redelivered.
+otherwise at most once per `Timings.store_interval`. After a crash, acked events that follow the
+stored position are redelivered.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ _STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
 
 
 class _Prepared(NamedTuple):
-    """A response that is ready for delivery, with the batches that are not delivered yet."""
+    """A response that is ready for delivery, with the batches that have not been delivered yet."""
 
     arrival: Arrival | None
     acks: tuple[int, ...]

@@ -160,8 +160,8 @@ class Delivery:
         """Deliver a batch event by event.
 
         Yields:
-            An iterator over the events. When the context is left, the events that it has not
-            yielded yet are delivered next.
+            An iterator over the events. Events that it has not yielded when the ``with`` block
+            ends are delivered next.
         """
         last = batch.first_seq - 1
 
@@ -185,7 +185,7 @@ class Delivery:
         """Return the next batch, or the step to take first. Never blocks.
 
         Args:
-            deadline: The application's deadline by `time.monotonic`; None means no limit.
+            deadline: When the application stops waiting, by `time.monotonic()`; None means never.
 
         Returns:
             The batch or step; None if the deadline has passed and no batch is ready.
@@ -333,7 +333,7 @@ class Delivery:
     def ack(self, first_seq: int, last_seq: int) -> None:
         """Ack the events from *first_seq* to *last_seq*, inclusive. Thread-safe.
 
-        This may store the position in the calling thread, which may block.
+        This may also store the position, and block while doing so.
         """
         if not self._is_tracked:
             return  # no position is stored
@@ -357,11 +357,11 @@ class Delivery:
             self._consumer.storable(self.driver.storable())
 
     def store_position(self, *, last: bool = False) -> None:
-        """Store the newest position if it is due. Does nothing for async stores.
+        """Store the newest acked position if storing is due. Does nothing for async stores.
 
         Args:
-            last: Whether this is the last opportunity. If so, the position is stored even if it is
-                not due.
+            last: Whether this is the last opportunity. If so, the position is stored even if
+                storing is not due.
         """
         if not isinstance(self.store, ReplayStore):
             return

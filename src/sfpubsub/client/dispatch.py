@@ -178,7 +178,7 @@ class Dispatcher(Generic[T]):
     Args:
         workers: Maximum number of running handlers plus events being quarantined.
         retry: The retry policy; None never retries.
-        limit: Limit of events to quarantine; None stops at the first failure.
+        limit: Limit on quarantined events; None stops the run at the first failure.
         room: Maximum number of events in the run at a time.
     """
 
@@ -278,7 +278,7 @@ class Dispatcher(Generic[T]):
         """Schedule a retry of an event on which the handler failed, or give the event up.
 
         An event that is given up is quarantined or stops the run. If the run has already stopped,
-        the event is only left unacked.
+        the event is simply left unacked.
 
         Args:
             job: The event.

@@ -80,8 +80,8 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
     def pause(self) -> None:
         """Pause deliveries and requests until `resume`.
 
-        Single events are still requested, to keep the stream open. Acks and commits continue.
-        Iteration blocks, and `next_batch` with a timeout returns None.
+        Events are still requested one at a time, to keep the stream open. Acks and commits
+        continue. Iteration blocks, and `next_batch` with a timeout returns None.
         """
         self._delivery.pause()
 
@@ -147,7 +147,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
     def stop(self) -> None:
         """Stop deliveries: iteration ends, and so does `run`. Safe in signal handlers.
 
-        Acks are accepted until the subscription is drained, as happens when leaving the ``with``
+        Acks are accepted until the subscription is drained, for instance by leaving the ``with``
         block.
         """
         self._delivery.stop()
@@ -187,7 +187,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _leaving(self, exc: BaseException | None) -> Iterator[None]:
-        """Log errors instead of raising them if *exc* is not None, so that they do not hide it."""
+        """Log errors instead of raising them if *exc* is not None, so that *exc* is not hidden."""
         try:
             yield
         except Exception as error:

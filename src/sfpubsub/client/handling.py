@@ -1,4 +1,4 @@
-"""Code for runs of a handler in both clients: options, keys, failed events, and the outcome.
+"""What both clients need to run a handler: options, keys, treatment of failures, and the outcome.
 
 A run takes events from a subscription in the calling thread or task, and the `Dispatcher` decides
 which event a handler gets next. `Work` connects the subscription and the `Dispatcher`.
@@ -119,7 +119,7 @@ def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None
     """Check that a handler is a coroutine function if, and only if, *is_async* is true.
 
     Raises:
-        ConfigurationError: *handler* is a coroutine function but must not be, or the reverse.
+        ConfigurationError: *handler* is a coroutine function but must not be, or vice versa.
     """
     called = getattr(handler, "__call__", None)  # noqa: B004  # of an object that is callable
     if (iscoroutinefunction(handler) or iscoroutinefunction(called)) is is_async:
@@ -273,7 +273,7 @@ class Work:
 
 
 def drained_from_within(name: str) -> LocalProtocolError:
-    """Return the error for a drain that is called from within the run that it would wait for."""
+    """Return the error for draining a subscription from within its own run."""
     return LocalProtocolError(
         f"{name} cannot be drained from within its own run, which would deadlock: call stop() "
         f"instead, and run() will drain"

@@ -164,9 +164,10 @@ class Outbound(Generic[ReceiptT]):
         event_id: str | None = None,
         headers: Mapping[str, bytes | str] | None = None,
     ) -> Draft:
-        """Encode a value with the last known schema, which is fetched only if it is not cached.
+        """Encode a value without checking whether the topic's schema has changed.
 
-        Raises the same errors as `draft`.
+        The topic and the schema are fetched only if they are not cached. Raises the same errors as
+        `draft`.
         """
         event_id = _checked_id(event_id)
         codec = self._schemas.get(self._topics.get(self.topic).schema_id)
@@ -255,8 +256,8 @@ class Outbound(Generic[ReceiptT]):
 
         Raises:
             PublishError: Events have failed.
-            SfPubSubError: No event has failed, but the publisher has; this is the error that ended
-                it.
+            SfPubSubError: No event has failed, but the publisher itself has; this is the error that
+                ended it.
         """
         with self._lock:
             failures, self._failures = self._failures, []
@@ -294,8 +295,8 @@ def _checked_id(event_id: object) -> str:
         return str(uuid.uuid4())
     if not isinstance(event_id, str) or not 0 < len(event_id) <= LONGEST_EVENT_ID:
         raise EncodeError(
-            f"event id {event_id!r} must be a string of 1 to {LONGEST_EVENT_ID} characters: the "
-            f"service would replace it"
+            f"event id {event_id!r} must be a string of 1 to {LONGEST_EVENT_ID} characters: "
+            f"the service would replace any other id"
         )
     return event_id
 

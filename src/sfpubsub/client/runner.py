@@ -143,7 +143,7 @@ class Runner:
             return step
 
     def _carry_out(self, step: Step[Event]) -> Callable[[], None] | None:
-        """Carry out a step, and return a function that reports its result; None if not needed."""
+        """Carry out a step; return a function that reports its result, or None for no report."""
         work = self._work
         try:
             if isinstance(step, Start):

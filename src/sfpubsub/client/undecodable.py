@@ -58,7 +58,7 @@ def reason_of(error: DecodeError) -> str:
 def quarantined(
     event: Event, reason: str, received_at: float, failed_in: FailedIn = "decoding"
 ) -> QuarantinedEvent:
-    """Return the quarantine entry of an event."""
+    """Return the quarantine entry for an event."""
     return QuarantinedEvent(
         RawEvent(event.id, event.schema_id, event.payload, event.replay_id, event.headers),
         subscription=event.subscription,

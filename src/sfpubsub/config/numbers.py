@@ -169,7 +169,7 @@ class PublishLimits:
 
 @dataclass(frozen=True)
 class RestTimings:
-    """Timings for reading an org over HTTP, in seconds, and the number of attempts."""
+    """Timeouts and delays of HTTP requests to an org, in seconds, and the number of attempts."""
 
     request: float = 130.0
     """Timeout of one request: the service itself abandons a query after 120 s (QUERY_TIMEOUT)."""
@@ -187,7 +187,7 @@ class RestTimings:
     that is honoured.
     """
     poll_initial: float = 1.0
-    """Delay before a job is polled for the second time; each poll counts against the daily limit of
+    """Delay before a job is polled for the second time; each poll counts against the daily limit on
     calls.
     """
     poll_max: float = 30.0

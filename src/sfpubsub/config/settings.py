@@ -1,8 +1,8 @@
 """The settings: which service to call, and how to sign in.
 
-Each setting has the same name as an option (``--login-url``), in the environment
-(``SFPUBSUB_LOGIN_URL``) and in a TOML file (``login_url``), in this order of precedence. Secrets
-are never options, because other users of a machine can see command lines.
+Each setting can be an option (``--login-url``), an environment variable (``SFPUBSUB_LOGIN_URL``) or
+a key in a TOML file (``login_url``), in this order of precedence. Secrets are never options,
+because other users of a machine can see command lines.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Settings:
         options: Mapping[str, str | None] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Settings:
-        """Load each setting from *options*, the environment, a file or its default, in this order.
+        """Load each setting from *options*, else the environment, else a file, else its default.
 
         Args:
             options: Values by field name; ``config`` and ``profile`` select the file and a table in

@@ -175,7 +175,7 @@ def expanded(text: str, what: str) -> Path:
             return Path(text).expanduser()
         except RuntimeError:
             pass
-    raise ConfigurationError(f"{what} is not a path, or its user has no home directory: {text!r}")
+    raise ConfigurationError(f"{what} is not a path, or its home directory is not known: {text!r}")
 
 
 @cache  # warn once: a command loads its settings more than once, and a key is read at each sign-in
