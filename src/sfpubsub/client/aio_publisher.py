@@ -94,7 +94,7 @@ class AsyncPublisher:
         return await self._run(lambda: outbound.draft(value, event_id, headers))
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait for the results of all events sent before; see `Publisher.flush`."""
+        """Wait for the results of all events sent so far; see `Publisher.flush`."""
         outbound = self._outbound
         if outbound is None:
             return

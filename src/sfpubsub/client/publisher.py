@@ -77,7 +77,7 @@ class Publisher:
             outbound.driver.wait(changes, None)  # events expire, so there will be room
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait for the results of all events sent before.
+        """Wait for the results of all events sent so far.
 
         Args:
             timeout: Limit in seconds. None waits for every result, which takes no longer than the

@@ -205,7 +205,7 @@ def _check_existing(path: Path, sources: Sequence[Source], format: str) -> None:
         foreign = sorted(name for name in os.listdir(path) if not _is_ours(name))
         if foreign:
             raise ConfigurationError(
-                f"{path} is neither empty nor a table of sfpubsub (it contains {foreign[0]!r}): "
+                f"{path} is neither empty nor an sfpubsub table (it contains {foreign[0]!r}): "
                 f"choose another destination"
             )
     elif owner is not None and _is_written(path):
