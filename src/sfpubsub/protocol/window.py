@@ -8,10 +8,10 @@ bytes and acks.
 1. *Opening*: request as many events as there is room for; at least 1, because the first request of
    a stream must request something.
 2. *Receiving*: each received event is owed back as credit. Credit is requested once 50 events are
-   owed, or half of the room left after the application reads all waiting events, if that is less. So a
-   busy stream costs one request per 50 events, even if the application is slower than the service
-   and makes room for one event at a time. Once the application has read everything and nothing is
-   outstanding, the whole room is owed, so a stream never stalls.
+   owed, or half of the room left after the application reads all waiting events, if that is less.
+   So a busy stream costs one request per 50 events, even if the application is slower than the
+   service and makes room for one event at a time. Once the application has read everything and
+   nothing is outstanding, the whole room is owed, so a stream never stalls.
 3. *No room*: nothing is requested. But the service closes a stream with nothing pending after 60 s,
    so 1 event is requested within 50 s: the *reserve*.
 4. *Disagreement*: if the service reports that nothing is pending while we count events as

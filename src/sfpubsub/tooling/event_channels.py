@@ -308,7 +308,7 @@ def _event_of(channel: EventChannel, entity: str) -> str:
             which is converted to the name of the object's change event.
     """
     if not _ENTITY.fullmatch(entity):
-        raise ConfigurationError(f"{entity!r} is not a valid name of an event or an object")
+        raise ConfigurationError(f"{entity!r} is not a valid event or object name")
     if channel.channel_type == "event" or entity.endswith("ChangeEvent"):
         return entity
     return f"{entity.removesuffix('__c')}{'__' if entity.endswith('__c') else ''}ChangeEvent"

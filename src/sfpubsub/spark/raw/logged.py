@@ -104,7 +104,7 @@ class LoggedTable(RawTable):
         with table._errors("cannot be read"):
             found = table._load()
         if found is None or not found.sources:
-            raise ConfigurationError(f"{place} is not a raw table of sfpubsub: check the path")
+            raise ConfigurationError(f"{place} is not an sfpubsub raw table: check the path")
         table._sources = found.sources
         return table
 

@@ -146,7 +146,7 @@ def claim_upgraded(path: Path) -> None:
     """
     identity = _identity(path)
     if identity is None:
-        raise ConfigurationError(f"{path} is not a parquet table of sfpubsub: check the path")
+        raise ConfigurationError(f"{path} is not an sfpubsub parquet table: check the path")
     replace_file(path / IDENTITY_NAME, replace(identity, layout=NEWEST.number).to_json())
 
 
