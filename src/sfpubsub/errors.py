@@ -219,9 +219,9 @@ class PublishError(SfPubSubError):
 
 
 class HandlerError(SfPubSubError):
-    """A handler or the ``key`` of a run failed permanently on an event, which stopped the run.
+    """A handler, or the ``key`` function of `run`, failed permanently on an event. `run` has ended.
 
-    The exception of the handler or ``key`` is chained as the cause.
+    The exception that the handler or ``key`` raised is chained as the cause.
 
     Args:
         event_id: Id of the event; can be empty.

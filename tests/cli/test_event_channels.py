@@ -150,7 +150,7 @@ def test_the_page_runs(emulator, capsys):
         (["create", "ChangeEvents", "--type", "data"], "is the standard channel of every org"),
         (["create", "All", "--type", "data", "--label", " "], "a label must have 1 to 80"),
         (["show", "Nobody"], "no channel Nobody__chn"),
-        (["add", "ChangeEvents", "a b"], "is not a valid name of an event"),
+        (["add", "ChangeEvents", "a b"], "is not a valid event or object name"),
         (["remove", "ChangeEvents", "Contact", "--yes"], "does not contain ContactChangeEvent"),
         (["delete", "ChangeEvents", "--yes"], "cannot be deleted"),
     ],

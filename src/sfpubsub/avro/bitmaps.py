@@ -171,7 +171,7 @@ class _Bits:
 
     A bitmap is looked up byte by byte, because it may have hundreds of set bits. The names for each
     byte value are cached: at most 256 entries per eight names, of which events use only a few.
-    Thread-safe, for the same reason as the cache of `ChangeSchema`.
+    Thread-safe without a lock: two threads that miss the same entry write the same names.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:

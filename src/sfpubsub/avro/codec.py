@@ -109,7 +109,7 @@ class Codec:
             unknown = sorted(names.difference(self.fields))
             if unknown:
                 logger.warning(
-                    "%s (schema %s) has no field %s: reading its events without it",
+                    "%s (schema %s) has no field %s, so these events are read without the field",
                     self.name,
                     self.schema_id,
                     ", ".join(unknown),

@@ -11,7 +11,7 @@ ODD = 0x81  # mask for a first byte: set if the number continues or is negative
 
 
 class Odd(Exception):  # noqa: N818 - see above
-    """The payload contains something that only the guard and fastavro handle."""
+    """The generated decoder does not handle this payload; decode it with the guard and fastavro."""
 
 
 # By the first byte of a length: the size of the length and its data in bytes, or 0 if the length

@@ -128,7 +128,7 @@ class _Version:
     def decode(self, payloads: Sequence[bytes]) -> tuple[list[pa.Array], Rejects]:
         """Return the table's columns for all decodable payloads, and the other payloads' errors.
 
-        The errors are by index in *payloads*.
+        The key of an error is the payload's index in *payloads*.
         """
         value, rejected = self._values.decode(payloads)
         numbers = [n for n in range(len(payloads)) if n not in rejected]

@@ -66,7 +66,7 @@ class StatusFile:
 
     Args:
         command: ``subscribe``, ``ingest`` or ``mirror``.
-        kind: Whether *name* is a managed subscription, a topic or a channel.
+        kind: Kind of source: ``managed`` (a managed subscription), ``topic`` or ``channel``.
         name: Name of the source.
         settings: Settings of the run, which identify the service and the org.
         into: Address of the table that the run writes; None if there is no table.

@@ -88,7 +88,7 @@ class Monitor:
         """Monitor a subscription.
 
         Args:
-            kind: Whether *name* is a managed subscription, a topic or a channel.
+            kind: Kind of source: ``managed`` (a managed subscription), ``topic`` or ``channel``.
             name: Name of the source.
             subscription: The subscription.
 
@@ -119,7 +119,7 @@ class Monitor:
         )
 
     def follow_counts(self, read: Reader) -> None:
-        """Call *read* for counts whenever metrics or the page are requested."""
+        """Call *read*, which returns counts, whenever the metrics or the page are requested."""
         self._counts = [*self._counts, read]
         self.registry.read(read)
 

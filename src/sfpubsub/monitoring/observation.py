@@ -101,7 +101,7 @@ class Observation:
     """Observes one subscription. Thread-safe unless a method says otherwise.
 
     Args:
-        kind: Whether *name* is a managed subscription, a topic or a channel.
+        kind: Kind of source: ``managed`` (a managed subscription), ``topic`` or ``channel``.
         name: Name of the source.
         clock: Returns the current time, in seconds since 1970 UTC.
     """

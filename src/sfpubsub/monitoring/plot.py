@@ -37,7 +37,11 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, started: float, now: float) -> Window:
-        """Return the window for a run: the whole run, but at least 15 min and at most 6 h."""
+        """Return the window from *started* to *now*, both in seconds since 1970 UTC.
+
+        A window shorter than 15 min is extended to start earlier. One longer than 6 h is cut to its
+        last 6 h.
+        """
         return cls(now - min(KEPT, max(_SHORTEST, now - started)), now)
 
     @property

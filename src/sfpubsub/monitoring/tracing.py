@@ -51,7 +51,7 @@ class SourceTracing:
     """Creates the spans of one subscription. Each method may be called by one thread at a time.
 
     Args:
-        kind: Whether *name* is a managed subscription, a topic or a channel.
+        kind: Kind of source: ``managed`` (a managed subscription), ``topic`` or ``channel``.
         name: Name of the source.
         endpoint: ``host:port`` of the service.
         provider: Tracer provider; the global one by default.

@@ -1,8 +1,9 @@
 """Compute how many events the application has room for, by count, bytes and acks.
 
 A request asks for a number of events, but each event may have a few hundred bytes or a megabyte. So
-room in bytes is converted to a number of events, based on observed sizes. Events that do not fit
-would be dropped with their stream and redelivered, at the cost of the org's delivery allocation.
+room in bytes is converted to a number of events, based on observed sizes. If too many bytes arrive,
+the stream must be closed. Events that are still on their way are then redelivered later, and count
+twice against the org's delivery allocation.
 """
 
 from __future__ import annotations
@@ -86,5 +87,8 @@ class Appetite:
 
     @property
     def overfull(self) -> bool:
-        """Whether twice the limit in bytes waits to be read, so that the stream must be closed."""
+        """Whether the events that wait to be read have reached twice the limit in bytes.
+
+        If so, the stream must be closed.
+        """
         return self.waiting_bytes >= 2 * self._limits.max_bytes

@@ -175,10 +175,10 @@ class Commits:
         self._is_at_receipt = not any(sent.order for sent in self.in_doubt)
 
     def began_after(self, sent: Sent, *, certain: bool) -> None:
-        """Record that the beginning of a stream shows that *sent* has taken effect.
+        """Mark *sent* as confirmed: the position where a stream began shows that it took effect.
 
         Args:
-            sent: The commit.
+            sent: A commit that was not answered.
             certain: Whether the stream began with the event right after *sent*, rather than with an
                 event that was not received before.
         """

@@ -62,7 +62,7 @@ class Ledger:
         self._candidate = None
 
     def add(self, events: tuple[RawEvent, ...], first_seq: int) -> tuple[RawEvent, ...]:
-        """Append the *events* that are not redeliveries, as unacked.
+        """Append those of *events* that are not redeliveries, as unacked entries.
 
         Args:
             events: Events of one response.

@@ -53,6 +53,6 @@ class Outgoing:
         return [SendRequest(self._stream, credit, commit)] if credit or commit else []
 
     def reserve(self, now: float) -> list[Command]:
-        """Request one event to keep a stream without credit open."""
+        """Request one event, so that the service does not close a stream that has no credit."""
         self.last_credit = now
         return [SendRequest(self._stream, self.window.reserve())]

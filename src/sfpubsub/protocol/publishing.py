@@ -123,8 +123,8 @@ class PublishProtocol:
     ) -> list[Command]:
         """Queue a re-encoded event, or handle the error if it could not be re-encoded.
 
-        After a retryable error, the event is resent unchanged, after a delay; any other error
-        becomes its result.
+        If the error is retryable, the event is resent unchanged after a delay. Any other error
+        becomes the event's result.
         """
         entry = self._events.recoded(ticket)
         if entry is None:
@@ -197,7 +197,7 @@ class PublishProtocol:
         return self._apply_verdict(self._retries.judge(failure, now, jitter), now)
 
     def session_renewed(self, now: float) -> list[Command]:
-        """Record that a session was fetched; send waiting events, unless a delay is running."""
+        """Record that a session was fetched. Send queued events unless a retry delay is running."""
         self._renewing = False
         self._retries.renewed()
         return self._send(now)

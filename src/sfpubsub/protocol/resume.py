@@ -49,8 +49,8 @@ class Resume:
         """Record the loss of a stream.
 
         Returns:
-            A gap if the stream started at LATEST and no position has been received; otherwise, and
-            after the first such gap, None.
+            A gap if the stream started at LATEST and no position has been received, because events
+            may be lost; None otherwise. Only the first such loss is reported.
         """
         if self._last is not None or self._start.preset is not ReplayPreset.LATEST:
             return None

@@ -126,7 +126,11 @@ class Run:
         return range(start, self.confirmed)
 
     def is_over(self, order: int) -> bool:
-        """Return whether all events are confirmed, and the keepalive is not after *order*."""
+        """Return whether the run can be removed, because everything in it is confirmed.
+
+        Args:
+            order: Order of the newest confirmed entry, which decides about the keepalive.
+        """
         if self.keepalive is not None and self.keepalive.order > order:
             return False
         return self.confirmed == len(self.positions)

@@ -60,7 +60,10 @@ class Standing:
         self._commits.new_stream(stream, now)
 
     def dropped(self) -> None:
-        """Record the end of a stream that the service may have started to serve."""
+        """Record the end of a stream that the service may have accepted.
+
+        The beginning of the next stream is then checked for lost events.
+        """
         self._doubt = True
 
     def began(
@@ -75,7 +78,7 @@ class Standing:
             last: The last position received before this stream.
 
         Returns:
-            Commands that settle callers of `commit`, and the gap; None without a gap.
+            Commands that settle callers of `commit`, and the gap (None if there is no gap).
         """
         if not self.is_fresh or response.position is None:
             return [], None
@@ -153,7 +156,8 @@ class Standing:
 
         Args:
             now: The current time, in seconds.
-            again: Whether to skip the delay after a failure even for a rejected position.
+            again: Whether to skip the delay after a failure even if the position was rejected
+                before. For a newer position, the delay is always skipped.
         """
         newest = self._ledger.candidate
         newer = newest is not None and newest.order > self._commits.refused_up_to

@@ -50,7 +50,10 @@ class Entry:
 
 
 class Unanswered:
-    """The events of one publisher. Not thread-safe; the driver serialises all calls."""
+    """The events of one publisher that have no result yet: queued, or in flight.
+
+    Not thread-safe; the driver serialises all calls.
+    """
 
     def __init__(self) -> None:
         self._tickets = 0

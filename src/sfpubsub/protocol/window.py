@@ -7,8 +7,8 @@ bytes and acks.
 
 1. *Opening*: request as many events as there is room for; at least 1, because the first request of
    a stream must request something.
-2. *Receiving*: each received event is owed back as credit. Credit is requested when at least 50 are
-   owed, or half of the room that there will be after the application has read all waiting events.
+2. *Receiving*: each received event is owed back as credit. Credit is requested once 50 events are
+   owed, or half of the room left after the application reads all waiting events, if that is less.
    So a busy stream costs one request per 50 events, even if the application is slower than the
    service and makes room for one event at a time. Once the application has read everything and
    nothing is outstanding, the whole room is owed, so a stream never stalls.

@@ -1,4 +1,4 @@
-"""Directory and lifetime of a run's emulator.
+"""Directory and lifetime of a pytest run's emulator.
 
 This module imports nothing expensive, because each run with xdist creates an `EmulatorRun`, whether
 or not it needs an emulator.
@@ -27,7 +27,7 @@ _LOOK_S = 0.01
 
 
 class EmulatorRun:
-    """The directory and the lifetime of a run's emulator, in the process that owns the run.
+    """The directory and lifetime of a pytest run's emulator, in the process that owns the run.
 
     Attributes:
         directory: Contains the pipe, the emulator's data and its ready line. The workers receive

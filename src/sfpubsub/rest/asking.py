@@ -150,7 +150,7 @@ class Asker:
                     "starting attempt %d of %d in %.1f s: %s", attempt + 1, most, delay, error
                 )
             self.sleep(delay)
-        raise AssertionError("the last attempt returns or raises")
+        raise AssertionError("bug in sfpubsub: the last attempt neither returned nor raised")
 
     def _delay(self, error: SfPubSubError, attempt: int) -> float | None:
         """Return the delay before a retry, in seconds.

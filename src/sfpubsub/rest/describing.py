@@ -127,7 +127,7 @@ def _field(found: Any, of: str) -> FieldDescription:
     references = _items(found, "referenceTo", part.what)
     if not all(isinstance(target, str) for target in references):
         raise RemoteProtocolError(
-            f"the org's describe of {part.what} contains a referenceTo that is not text"
+            f"the org's describe response for {part.what} contains a referenceTo that is not text"
         )
     return FieldDescription(
         name=name,
@@ -190,11 +190,15 @@ class _Part:
         return self.found.get(member) if isinstance(self.found, dict) else None
 
     def _malformed(self, member: str) -> RemoteProtocolError:
-        return RemoteProtocolError(f"the org's describe of {self.what} has no valid {member}")
+        return RemoteProtocolError(
+            f"the org's describe response for {self.what} has no valid {member}"
+        )
 
 
 def _items(found: Any, member: str, what: str) -> list[Any]:
     items = found.get(member) if isinstance(found, dict) else None
     if not isinstance(items, list):
-        raise RemoteProtocolError(f"the org's describe of {what} contains no list {member}")
+        raise RemoteProtocolError(
+            f"the org's describe response for {what} contains no list {member}"
+        )
     return items

@@ -193,7 +193,7 @@ def next_poll(looks: int, now: float, deadline: float, timings: RestTimings) -> 
     Args:
         looks: Number of polls so far; at least 1.
         now: Current time, on the same clock as *deadline*.
-        deadline: Time of the last poll.
+        deadline: Time at which to stop polling. The last delay is shortened to end at this time.
         timings: Timings with the initial and the longest delay. The delay doubles after each poll.
     """
     if now >= deadline:

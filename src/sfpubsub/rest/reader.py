@@ -55,7 +55,7 @@ class QueryPage:
 
 @dataclass(frozen=True)
 class ApiLimit:
-    """An org's limit of API calls in 24 hours, for all users and applications."""
+    """An org's limit on API calls in 24 hours, for all users and applications."""
 
     most: int
     remaining: int
@@ -64,9 +64,10 @@ class ApiLimit:
 class OrgReader:
     """Reads an org over HTTP. Thread-safe.
 
-    Transient errors are retried, up to `RestTimings.attempts` attempts in total: no response, 429,
-    5xx, QUERY_TIMEOUT, UNABLE_TO_LOCK_ROW, and too many concurrent calls. Every method can raise
-    the errors listed here, except ConfigurationError.
+    The following errors are transient: no response, 429, 5xx, QUERY_TIMEOUT, UNABLE_TO_LOCK_ROW,
+    and too many concurrent calls. A request with such an error is retried, up to
+    `RestTimings.attempts` attempts in total. Every method can raise the errors listed here, except
+    ConfigurationError.
 
     Args:
         session: A ready session, or an object whose ``get_session`` supplies one.
@@ -123,7 +124,7 @@ class OrgReader:
         return self._asker.org_time
 
     def limits(self) -> ApiLimit:
-        """Return the org's limit of API calls and the remaining calls (DailyApiRequests)."""
+        """Return the org's daily limit on API calls and the remaining calls (DailyApiRequests)."""
         found = self._asker.get(f"{self._data}limits")
         limit = found.get("DailyApiRequests") if isinstance(found, dict) else None
         most, remaining = (

@@ -1,7 +1,7 @@
 """A quarantine in a directory, for events that cannot be decoded or that a handler failed on.
 
 Each event is one small file, written completely before it is renamed into place. A crash at any
-moment leaves only complete entries and drafts, and drafts are removed later.
+moment leaves only complete entries and temporary files (*drafts*), which are removed later.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class FileQuarantine(Quarantine):
        is kept, unless its file is damaged.
     3. Flush the directory. Only now may the events be acked.
 
-    If the process is killed before the ack takes effect, the event is redelivered. If step 3 was
-    completed before that, the redelivered event is already stored; otherwise it is stored then.
+    If the process is killed before the ack takes effect, the event is redelivered. The next `put`
+    then keeps the event's entry if it is complete, and writes it otherwise.
 
     Args:
         directory: Directory of the files; created when the first entry is written.
@@ -191,7 +191,7 @@ class FileQuarantine(Quarantine):
             ) from error
 
     def _sweep(self) -> None:
-        """Remove drafts that crashed processes left. Only the first call does so."""
+        """Remove the temporary files of crashed processes. Later calls do nothing."""
         if self._is_swept:
             return
         for path in self._directory.glob("*.tmp"):

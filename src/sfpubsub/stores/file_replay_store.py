@@ -64,7 +64,9 @@ class FileReplayStore(ReplayStore):
 
     def _set(self, topic: str, replay_id: ReplayId) -> None:
         if self._lock is None:
-            raise ConfigurationError(f"the replay store {self._path} is closed: open another one")
+            raise ConfigurationError(
+                f"the replay store {self._path} is closed: create a new FileReplayStore"
+            )
         if os.getpid() != self._process:
             raise ConfigurationError(
                 f"the replay store {self._path} belongs to the parent of this forked process: "

@@ -79,5 +79,5 @@ class Quarantine(ABC):
         """Store events durably. An event that is already stored is not stored twice.
 
         If this method raises an error, none of the events is acked: the subscription passes them
-        again, or the service redelivers them.
+        to it again, or the service redelivers them.
         """

@@ -69,8 +69,8 @@ class MappingReplayStore(ReplayStore):
         if isinstance(value, bytes) and value:
             return StartPosition.after(ReplayId(value))
         raise ConfigurationError(
-            f"the replay store contains {value!r} for {topic}, which is not a replay id: delete "
-            f"the key to start over, or store bytes"
+            f"the value {value!r} in the replay store for {topic} is not a replay id: delete the "
+            f"key to start over, or store bytes"
         )
 
     def set(self, topic: str, replay_id: ReplayId) -> None:

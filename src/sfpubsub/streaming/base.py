@@ -117,7 +117,7 @@ class StreamingBase:
 
     @property
     def closed(self) -> bool:
-        """Whether the client is closed: not opened yet, closed, or stopped by an error."""
+        """Whether the client is not open: not opened yet, closed, or stopped by an error."""
         return self._driver.protocol.over
 
     @property

@@ -142,8 +142,9 @@ class StreamingMessage(NamedTuple):  # cheap to make, and there are many
 
     @property
     def sobject(self) -> Any:
-        """The record's fields in a PushTopic event, only ``Id`` if the record was deleted; None for
-        other events.
+        """The record's fields in a PushTopic event; None for other events.
+
+        If the record was deleted, ``Id`` is the only field.
         """
         return part_of(self.raw, "data", "sobject")
 

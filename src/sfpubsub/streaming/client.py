@@ -173,9 +173,9 @@ class StreamingClient(StreamingBase):
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of the synchronous client, which blocks this thread and never suspends."""
+    """Run a coroutine that blocks this thread instead of suspending, and return its result."""
     try:
         work.send(None)
     except StopIteration as end:
         return cast(T, end.value)
-    raise AssertionError("a coroutine of the synchronous client was suspended")
+    raise AssertionError("bug in sfpubsub: a coroutine of the synchronous client was suspended")

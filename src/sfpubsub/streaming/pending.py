@@ -14,8 +14,8 @@ from sfpubsub.streaming.bayeux import Message, StreamingMessage, replay_id_of
 class _Run:
     """Events of one channel that arrived together, or one error.
 
-    A message is made when it is taken. If every queued event were a message already, the garbage
-    collector would run more often.
+    An event becomes a `StreamingMessage` only when it is taken from the queue. Creating messages
+    earlier would make the garbage collector run more often.
     """
 
     def __init__(self, channel: str, events: Sequence[Message], order: Iterator[int]) -> None:
@@ -54,7 +54,7 @@ class Pending:
 
     @property
     def is_full(self) -> bool:
-        """Whether the limit is reached."""
+        """Whether the queue has reached its limit."""
         return 0 < self._limit <= len(self)
 
     @property
@@ -98,7 +98,10 @@ class Pending:
                 yield message
 
     def report_room(self) -> None:
-        """Call `on_room` if there is room that was not reported. Must be called before waiting."""
+        """Call `on_room` if the queue has room and this was not reported since the last append.
+
+        Must be called before waiting for a message, because otherwise no more may be fetched.
+        """
         if not self._has_reported:
             # Set first: the other thread may append, and reset it, at any moment from here.
             self._has_reported = True

@@ -53,16 +53,18 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
         return NEW_EVENTS if found.preset is ReplayPreset.LATEST else ALL_EVENTS
     if len(bytes(found.replay_id)) != _BYTES:
         raise ConfigurationError(
-            f"the position of {channel} is not a position of the Streaming API: use another store"
+            f"the position of {channel} is not a position of the Streaming API: use another store "
+            f"or start position"
         )
     return int.from_bytes(bytes(found.replay_id), "big")
 
 
 def start_and_store(replay: ReplaySource) -> tuple[int, AnyStore | None]:
-    """Return the start position of channels without a stored one, and the store or None.
+    """Return the default start position, and the store or None.
 
     Args:
-        replay: A start position, or a store; with a store, channels start with new events.
+        replay: The position where channels start, or a store. With a store, channels without a
+            stored position start with new events.
 
     Raises:
         ConfigurationError: *replay* is neither a start nor a store.

@@ -146,7 +146,8 @@ class StreamingProtocol:
         for advice in map(bayeux.advice_of, replies.values()):
             if advice.get("timeout") == 0 and self._advice["timeout"]:
                 logger.warning(
-                    "the server does not hold connects: it may treat several clients as one"
+                    "the server does not hold connect requests, so they are repeated at short "
+                    "intervals: it may treat several clients as one"
                 )
             self._advice |= advice
         # Replies are handled first, so that a channel is active before the events that arrive with
@@ -215,7 +216,7 @@ class StreamingProtocol:
             self._send(Lane.ASK, asked)
 
     def _message(self, channel: str, **fields: Any) -> Message:
-        """Return a message of this session; without a session, it has no client id."""
+        """Return a message with the session's client id, which is omitted before a handshake."""
         session = {"clientId": self._client_id} if self._client_id else {}
         return {"channel": channel, "id": str(next(self._ids)), **session, **fields}
 

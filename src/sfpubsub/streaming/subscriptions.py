@@ -167,11 +167,16 @@ class Subscriptions:
             raise LocalProtocolError(f"{name!r} is not a channel: use {kinds}")
         channel = self._by_path.get(path) or Channel(name)
         if channel.call is not None:
-            raise LocalProtocolError(f"{path} is already being subscribed or unsubscribed: wait")
+            raise LocalProtocolError(
+                f"{path} is already being subscribed or unsubscribed: wait for that call to return"
+            )
         if channel.name == name:
             return channel
         if channel.is_wanted or not channel.is_settled:
-            raise LocalProtocolError(f"{path} is subscribed as {channel.name}: use another client")
+            raise LocalProtocolError(
+                f"{path} is subscribed as {channel.name}: unsubscribe that first, or use another "
+                f"client"
+            )
         return Channel(name)  # the one with another filter was unsubscribed
 
     # Requests and answers.
@@ -204,7 +209,7 @@ class Subscriptions:
         return asked
 
     def replied(self, asked: Message, refusal: BayeuxError | None) -> None:
-        """Handle the reply to a subscribe or unsubscribe, except a refusal of the whole session.
+        """Handle the reply to a subscribe or unsubscribe, unless it refuses the whole session.
 
         Args:
             asked: The message that was sent.
@@ -216,7 +221,12 @@ class Subscriptions:
         channel.asked = None
         is_subscribe = asked["channel"] == bayeux.SUBSCRIBE
         if refusal is None:
-            logger.info("%s: %s, from %d", asked["channel"], channel.name, channel.position)
+            logger.info(
+                "the server confirmed %s for %s, position %d",
+                asked["channel"],
+                channel.name,
+                channel.position,
+            )
             channel.is_active, channel.is_live = is_subscribe, True
         elif not is_subscribe:
             channel.is_wanted = True

@@ -1,7 +1,7 @@
-"""Long polling over HTTP, with one connection per lane and shared cookies.
+"""Long polling over HTTP, with one connection per `Lane` and shared cookies.
 
-A connection can be cut to cancel its request. Requests are sent only to the org, and under the same
-limits as all requests of `sfpubsub.auth.http`.
+A connection can be cut to cancel its request. Requests are sent only to the org. The
+rules of `sfpubsub.auth.http` for plaintext, redirects and the size of responses apply to them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class LongPolling:
-    """The HTTP connections of one client, each used by the thread of its lane.
+    """The HTTP connections of one client, one per `Lane`. Each is used only by its lane's thread.
 
     Args:
         http: Makes the requests.
@@ -72,6 +72,9 @@ class LongPolling:
             connection.drop()
         if answer.status != 200 and not answer.body.lstrip().startswith(b"[{"):
             # Not a Bayeux refusal, but the page of a proxy or of a server that is down.
-            raise StreamUnavailableError(f"{answer.host} answered {answer!r}")
+            raise StreamUnavailableError(
+                f"{answer.host} answered {answer!r} instead of a Bayeux response: it is down, or a "
+                f"proxy answers in its place"
+            )
         # If a server echoes the token, it must not reach logs and errors.
         return answer.body.decode("utf-8", "replace").replace(session.access_token, "***")

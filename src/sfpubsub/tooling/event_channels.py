@@ -300,9 +300,15 @@ def _member(member_id: str, metadata: dict[str, Any]) -> ChannelMember:
 
 
 def _event_of(channel: EventChannel, entity: str) -> str:
-    """Return the name of the event for *entity*, the name of an event or of an object."""
+    """Return the name of the event that *entity* stands for in a channel.
+
+    Args:
+        channel: The channel.
+        entity: Name of an event. On a channel of change events, it can be the name of an object,
+            which is converted to the name of the object's change event.
+    """
     if not _ENTITY.fullmatch(entity):
-        raise ConfigurationError(f"{entity!r} is not a valid name of an event or an object")
+        raise ConfigurationError(f"{entity!r} is not a valid event or object name")
     if channel.channel_type == "event" or entity.endswith("ChangeEvent"):
         return entity
     return f"{entity.removesuffix('__c')}{'__' if entity.endswith('__c') else ''}ChangeEvent"

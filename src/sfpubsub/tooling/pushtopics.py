@@ -137,7 +137,9 @@ class GenericChannels:
             )
         for user_id in user_ids:
             if not _ID.fullmatch(user_id):
-                raise LocalProtocolError(f"{user_id!r} is not a valid user id")
+                raise LocalProtocolError(
+                    f"{user_id!r} is not a valid user id: use 15 or 18 letters and digits"
+                )
         body = {"pushEvents": [{"payload": payload, "userIds": list(user_ids)}]}
         path = f"{self._data}/sobjects/StreamingChannel/{self._find(channel)}/push"
         answer = self._org.post(path, body)

@@ -67,8 +67,8 @@ class CallDriver(ABC, Generic[Opening]):
         name: Topic or subscription of the calls, for logs and thread names.
         title: Description for messages, such as ``the subscription My_Subscription``.
         alarm: Timer thread, shared by the drivers of a client.
-        renew: Replaces the session with the given headers by a new one. It may block, and may raise
-            SfPubSubError.
+        renew: Gets a new session in place of the one with the given headers. It may block, and may
+            raise SfPubSubError.
         clock: Monotonic clock in seconds, the same as the alarm's.
         jitter: Returns uniform random numbers in [0, 1).
     """
@@ -266,7 +266,7 @@ class CallDriver(ABC, Generic[Opening]):
     def _crash(self, error: Exception) -> None:
         # An internal error must end the driver instead of leaving it silent.
         if self.over:  # already ended, so no caller is waiting for the result
-            logger.debug("error after the end of %s", self._name, exc_info=True)
+            logger.debug("internal error on %s, which had already ended", self._name, exc_info=True)
             return
         logger.exception("internal error on %s", self._name)
         crash = StreamError(

@@ -160,7 +160,7 @@ class DirectCall:
 
 
 def _ignore(_message: bytes) -> None:
-    """Ignore a message: the handler before `read` is called and after the call has ended."""
+    """Ignore a message. This handler is used until `read` is called, and after the call ends."""
 
 
 def open_direct(call: Any, end_requests: Callable[[], None]) -> DirectCall | None:

@@ -86,7 +86,8 @@ class StreamDriver(CallDriver[OpenStream]):
         """Open the first stream.
 
         Args:
-            position: Where a plain subscription starts; None for the position set in the protocol.
+            position: Where a plain subscription starts; None for the position that the protocol was
+                created with.
         """
         self.has_begun = True
         self._apply(lambda now: self._protocol.start(now, position))

@@ -93,7 +93,7 @@ class StreamedPublish(_GrpcPublish):
 
 
 class UnaryPublish(_GrpcPublish):
-    """A sequence of Publish calls that ends when one fails or the requests end."""
+    """A sequence of Publish calls, which ends after the last request or when a call fails."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -133,7 +133,7 @@ class StartPosition:
 
 
 class ReplayOption(enum.Enum):
-    """Where a subscription without a stored position starts, with the names of aiosfstream."""
+    """Where a subscription without a stored position starts. The names are those of aiosfstream."""
 
     NEW_EVENTS = "latest"
     ALL_EVENTS = "earliest"

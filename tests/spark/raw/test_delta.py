@@ -153,7 +153,7 @@ def test_a_commit_that_delta_left_out_is_an_error(open_writer, table, monkeypatc
     writer.write(batch_of(range(2)))
     known = writer._table._state
     writer._table._state = type(known)(**{**vars(known), "number": known.number - 1})
-    with pytest.raises(WriteError, match=r"nothing was acked.*is taken"):
+    with pytest.raises(WriteError, match=r"nothing was acked.*already has transaction"):
         writer.write(batch_of([2]))
     assert writer.write(batch_of([2])).rows == 1
     assert ids_of(table, "delta") == events(3)

@@ -156,7 +156,7 @@ def test_a_table_of_one_format_is_refused_to_another(tmp_path: Path):
     (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
     Destination.parse(tmp_path / "delta", "delta").check(TOPIC)
     for other in ("iceberg", "parquet"):
-        with pytest.raises(ConfigurationError, match="nor a table of sfpubsub"):
+        with pytest.raises(ConfigurationError, match="nor an sfpubsub table"):
             Destination.parse(tmp_path / "delta", other).check(TOPIC)
     (tmp_path / "parquet").mkdir()
     claim_table(tmp_path / "parquet", TOPIC)
@@ -177,7 +177,7 @@ def test_sources_are_told_apart_by_their_names():
     for nothing in ((None, None), ("", None), ([], [])):
         with pytest.raises(ConfigurationError, match="needs at least one"):
             Source.several(*nothing)
-    with pytest.raises(ConfigurationError, match="channel /event/a__e from topic /event/A__e"):
+    with pytest.raises(ConfigurationError, match="both channel /event/a__e and topic /event/A__e"):
         Source.several(None, "/event/A__e", "/event/a__e")
 
 

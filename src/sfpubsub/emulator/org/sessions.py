@@ -192,7 +192,10 @@ class Sessions:
             return known.end.cause if known and known.end else None
 
     def has_expired(self, token: str) -> bool:
-        """Return whether a token has expired. Streams that use an expired token must end."""
+        """Return whether a token has expired. If so, the streams that use it must end.
+
+        False for a revoked token, whose streams continue, and for an unknown one.
+        """
         with self._lock:
             known = self._tokens.get(token)
             if known is None:

@@ -179,7 +179,9 @@ class DeltaTable(LoggedTable):
                 return
             if found is not None and found.number <= state.number:
                 break
-        raise Conflict(f"delta skipped the commit: transaction {state.number} already exists")
+        raise Conflict(
+            f"Delta wrote no rows, because the table already has transaction {state.number}"
+        )
 
     def _add(self, frame: DataFrame, state: State) -> None:
         """Commit as Delta's writer does, unless the table already has this number or a higher one.

@@ -104,7 +104,7 @@ class LoggedTable(RawTable):
         with table._errors("cannot be read"):
             found = table._load()
         if found is None or not found.sources:
-            raise ConfigurationError(f"{place} is not a raw table of sfpubsub: check the path")
+            raise ConfigurationError(f"{place} is not an sfpubsub raw table: check the path")
         table._sources = found.sources
         return table
 
@@ -294,7 +294,7 @@ class LoggedTable(RawTable):
         foreign = sorted(name for name in names if not name.startswith(("_", ".")))
         if foreign:
             raise ConfigurationError(
-                f"{self.place} is neither empty nor a table of sfpubsub (it contains "
+                f"{self.place} is neither empty nor an sfpubsub table (it contains "
                 f"{foreign[0]!r}): choose another destination"
             )
 
@@ -404,8 +404,8 @@ class LoggedTable(RawTable):
         misfits = columns_that_differ(rows.schema, NEWEST.stored)
         if misfits:
             raise ConfigurationError(
-                f"{self.place} is not a table of sfpubsub, or was created for it with wrong "
-                f"columns ({'; '.join(misfits)}): choose another destination"
+                f"{self.place} is not an sfpubsub table, or was created for sfpubsub with the "
+                f"wrong columns ({'; '.join(misfits)}): choose another destination"
             )
         if rows.limit(1).count():
             raise ConfigurationError(

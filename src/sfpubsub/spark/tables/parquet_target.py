@@ -132,7 +132,7 @@ class ParquetTarget(Target):
         foreign = sorted(name for name in os.listdir(self.path) if not name.startswith(own))
         if foreign:
             raise ConfigurationError(
-                f"{self.path} is not empty and does not contain tables of sfpubsub (it contains "
+                f"{self.path} is not empty and does not contain sfpubsub tables (it contains "
                 f"{foreign[0]!r}): choose another directory"
             )
 
