@@ -418,7 +418,7 @@ def test_the_log_says_what_happens(face, emulator, caplog):
     until(lambda: caplog.text.count("connected") == 2)
     for level, text in (
         ("INFO", "connected"),
-        ("INFO", f"/meta/subscribe: {TOPIC}, from -1"),
+        ("INFO", f"the server confirmed /meta/subscribe for {TOPIC}, position -1"),
         ("INFO", "trying again in"),
         ("WARNING", f"position lost on {TOPIC} (rejected)"),
     ):
