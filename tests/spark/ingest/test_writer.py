@@ -542,7 +542,7 @@ def test_a_refused_destination_is_left_as_it_was(spark, open_writer, table, cloc
     foreign = tmp_path / "photos"
     foreign.mkdir()
     (foreign / "cat.jpg").write_text("")
-    with pytest.raises(ConfigurationError, match=r"nor a table of sfpubsub .*cat\.jpg"):
+    with pytest.raises(ConfigurationError, match=r"nor an sfpubsub table .*cat\.jpg"):
         EventWriter(spark, foreign, topic=TOPIC, clock=clock)
     assert [path.name for path in foreign.iterdir()] == ["cat.jpg"]
 

@@ -156,7 +156,7 @@ def test_a_table_of_one_format_is_refused_to_another(tmp_path: Path):
     (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
     Destination.parse(tmp_path / "delta", "delta").check(TOPIC)
     for other in ("iceberg", "parquet"):
-        with pytest.raises(ConfigurationError, match="nor a table of sfpubsub"):
+        with pytest.raises(ConfigurationError, match="nor an sfpubsub table"):
             Destination.parse(tmp_path / "delta", other).check(TOPIC)
     (tmp_path / "parquet").mkdir()
     claim_table(tmp_path / "parquet", TOPIC)

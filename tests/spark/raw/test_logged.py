@@ -128,7 +128,7 @@ def test_somebody_elses_table_is_refused(spark, open_writer, table):
             open_writer("shop.db.strange")
         return
     stranger.save(str(table))
-    with pytest.raises(ConfigurationError, match="not a table of sfpubsub"):
+    with pytest.raises(ConfigurationError, match="not an sfpubsub table"):
         open_writer()
 
 
@@ -137,7 +137,7 @@ def test_a_directory_of_something_else_is_refused(spark, clock, lake, tmp_path):
     place = lake / tmp_path.name
     (place / "_schemas").mkdir(parents=True)
     (place / "cat.jpg").write_text("")
-    with pytest.raises(ConfigurationError, match=r"nor a table of sfpubsub .*cat\.jpg"):
+    with pytest.raises(ConfigurationError, match=r"nor an sfpubsub table .*cat\.jpg"):
         EventWriter(
             spark,
             f"viewfs://lake/tables/{tmp_path.name}",

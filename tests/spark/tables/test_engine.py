@@ -321,7 +321,7 @@ def test_a_directory_belongs_to_one_raw_table(spark, raw, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     with pytest.raises(
-        ConfigurationError, match=r"does not contain tables of sfpubsub .*'notes\.txt'"
+        ConfigurationError, match=r"does not contain sfpubsub tables .*'notes\.txt'"
     ):
         EventTables(spark, raw.path, tmp_path / "mine")
     with pytest.raises(ConfigurationError, match="name the raw table to read"):

@@ -53,7 +53,7 @@ class TableReplayStore(ReplayStore):
         self._names = {source.name for source in writer.sources if source.keeps_position}
 
     def get(self, topic: str) -> StartPosition:
-        """Return the stored position of *topic*; without one, the earliest that is retained.
+        """Return where to resume *topic*: after its stored position, or at EARLIEST if it has none.
 
         Raises:
             ConfigurationError: The topic is not a source of the table.

@@ -104,7 +104,7 @@ class LoggedTable(RawTable):
         with table._errors("cannot be read"):
             found = table._load()
         if found is None or not found.sources:
-            raise ConfigurationError(f"{place} is not a raw table of sfpubsub: check the path")
+            raise ConfigurationError(f"{place} is not an sfpubsub raw table: check the path")
         table._sources = found.sources
         return table
 
@@ -130,7 +130,7 @@ class LoggedTable(RawTable):
     @property
     def _known(self) -> State:
         if self._state is None:
-            raise AssertionError("a table must be read before it is used")
+            raise AssertionError("the state of a table must be loaded before it is used")
         return self._state
 
     @property
@@ -294,7 +294,7 @@ class LoggedTable(RawTable):
         foreign = sorted(name for name in names if not name.startswith(("_", ".")))
         if foreign:
             raise ConfigurationError(
-                f"{self.place} is neither empty nor a table of sfpubsub (it contains "
+                f"{self.place} is neither empty nor an sfpubsub table (it contains "
                 f"{foreign[0]!r}): choose another destination"
             )
 
@@ -321,7 +321,10 @@ class LoggedTable(RawTable):
             raise WriteError(f"{self.place} {what}: {first_line(error)}") from error
 
     def _commit(self, rows: pa.Table | None, state: State) -> None:
-        """Commit, verify that the table has the commit, flush local disks, and remember *state*."""
+        """Commit *rows* durably, and verify that the commit is in the table.
+
+        *state* becomes the current state. On a local path, also flush the disks.
+        """
         empty = rows is None
         with frame_of(
             self._spark,
@@ -404,7 +407,7 @@ class LoggedTable(RawTable):
         misfits = columns_that_differ(rows.schema, NEWEST.stored)
         if misfits:
             raise ConfigurationError(
-                f"{self.place} is not a table of sfpubsub, or was created for it with wrong "
+                f"{self.place} is not an sfpubsub table, or was created for sfpubsub with wrong "
                 f"columns ({'; '.join(misfits)}): choose another destination"
             )
         if rows.limit(1).count():

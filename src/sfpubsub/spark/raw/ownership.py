@@ -146,7 +146,7 @@ def claim_upgraded(path: Path) -> None:
     """
     identity = _identity(path)
     if identity is None:
-        raise ConfigurationError(f"{path} is not a parquet table of sfpubsub: check the path")
+        raise ConfigurationError(f"{path} is not an sfpubsub parquet table: check the path")
     replace_file(path / IDENTITY_NAME, replace(identity, layout=NEWEST.number).to_json())
 
 
@@ -205,7 +205,7 @@ def _check_existing(path: Path, sources: Sequence[Source], format: str) -> None:
         foreign = sorted(name for name in os.listdir(path) if not _is_ours(name))
         if foreign:
             raise ConfigurationError(
-                f"{path} is neither empty nor a table of sfpubsub (it contains {foreign[0]!r}): "
+                f"{path} is neither empty nor an sfpubsub table (it contains {foreign[0]!r}): "
                 f"choose another destination"
             )
     elif owner is not None and _is_written(path):

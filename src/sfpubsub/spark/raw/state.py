@@ -1,4 +1,4 @@
-"""The state of a raw table, which each transaction of sfpubsub records in the table's log.
+"""The state of a raw table, which each sfpubsub transaction records in the table's log.
 
 A writer reads it at startup. Each state is complete, so only the newest one is needed. This module
 uses neither Spark nor a table format.

@@ -24,7 +24,7 @@ def check_version(version: str) -> None:
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < (4, 2):
         raise ConfigurationError(
-            f"the streaming source needs PySpark 4.2 or newer, and this is {version}: run pip "
+            f"the streaming source needs PySpark 4.2 or newer, but this is {version}: run pip "
             f"install 'sfpubsub[spark]' in an environment without Iceberg, or use sfpubsub ingest"
         )
 

@@ -214,13 +214,13 @@ class TopicReader:
     @property
     def _open_feed(self) -> Feed:
         if self._feed is None:
-            raise AssertionError("a topic must be opened by `follow` first")
+            raise AssertionError("open the topic with `follow` first")
         return self._feed
 
     @property
     def _begun(self) -> Offset:
         if self._base is None:
-            raise AssertionError("a topic must be opened by `follow` first")
+            raise AssertionError("open the topic with `follow` first")
         return self._base
 
     def _open(self, base: Offset, start: StartPosition) -> Feed:
@@ -313,7 +313,11 @@ class TopicReader:
         )
 
     def _renewed(self) -> Offset | None:
-        """Return `_base` with a keepalive's position; None if not needed or not available."""
+        """Return `_base` with the position of the last keepalive.
+
+        Return None if the position need not be renewed yet, if events or gaps are pending, or if
+        no keepalive has arrived since the last event.
+        """
         # Do not skip a gap that no batch contains yet.
         if self._held or self._gaps or not self._wants_renewal():
             return None

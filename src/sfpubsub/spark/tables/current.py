@@ -332,9 +332,10 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
 
 
 def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
-    """Return a reason to reread for each change event of a step that could not be decoded.
+    """Return cues for the change events of a step that could not be decoded, by event type.
 
-    The reasons are grouped by event type. Such an event may concern any record of its object.
+    There is one cue for each event. It concerns all records of the object, because the event may
+    be about any of them.
     """
     table = target.table(UNDECODABLE_NAME)
     if step.plan.kind != "rows" or table.step() != step.plan.number:

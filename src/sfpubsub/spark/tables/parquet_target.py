@@ -65,7 +65,7 @@ class ParquetTarget(Target):
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
         if place.local is None:
-            raise AssertionError("a parquet target is a directory")
+            raise AssertionError("a parquet target must be a local directory")
         super().__init__(own_session(spark, SETTINGS), place)
         self.path = place.local
         self._tables: dict[str, ParquetTargetTable] = {}
@@ -84,7 +84,8 @@ class ParquetTarget(Target):
                 finish(self.path)
             except OSError as error:
                 raise WriteError(
-                    f"a committed step of {self.path} was not published: {error}"
+                    f"a committed step of {self.path} was not published: {error}; the next start "
+                    f"tries again"
                 ) from error
             shutil.rmtree(self.path / STAGING_NAME, ignore_errors=True)
             unless_done.pop_all()
@@ -132,7 +133,7 @@ class ParquetTarget(Target):
         foreign = sorted(name for name in os.listdir(self.path) if not name.startswith(own))
         if foreign:
             raise ConfigurationError(
-                f"{self.path} is not empty and does not contain tables of sfpubsub (it contains "
+                f"{self.path} is not empty and does not contain sfpubsub tables (it contains "
                 f"{foreign[0]!r}): choose another directory"
             )
 

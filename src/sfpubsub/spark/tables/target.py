@@ -204,7 +204,7 @@ class TargetTable(ABC):
 
     @abstractmethod
     def read(self) -> DataFrame:
-        """Return the current table as a frame of `Target.spark`."""
+        """Return the table's current rows as a frame of the session `Target.spark`."""
 
 
 class Target(ABC):
