@@ -417,7 +417,7 @@ class EventWriter:
         if lacking:
             _log.warning(
                 "rows with schema %s are written to %s without the schema: pass schemas=, or add "
-                "it to the table's _schemas before building typed tables",
+                "the schema to the table's _schemas before building typed tables",
                 ", ".join(lacking),
                 self.destination,
             )

@@ -91,5 +91,5 @@ class Ledger:
         return self._accounts.setdefault(entity, Account())
 
     def take(self, note: Note) -> None:
-        """Update the progress of the object that *note* names. The note is that of the next step."""
+        """Update the progress of the object that *note* names, from the note of the next step."""
         self.of(note.entity).take(note)

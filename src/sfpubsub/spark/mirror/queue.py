@@ -124,7 +124,7 @@ def entry_row(
         record_id: The record or records that the entry concerns; see `Entry.record_id`.
         cue: Reason for the entry.
         step: Number of the step that adds the entry.
-        asked: Whether the entry was not caused by an event.
+        asked: True if the reason for the entry is not an event.
     """
     return {
         "entity_name": entity,

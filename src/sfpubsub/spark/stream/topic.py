@@ -146,9 +146,9 @@ class TopicReader:
         return end
 
     def latest(self) -> dict[str, Any] | None:
-        """Return figures for the query's progress; None before the first batch.
+        """Return metrics for the query's progress; None before the first batch.
 
-        The service does not report where a topic ends. So the figures include the number of events
+        The service does not report where a topic ends. So the metrics include the number of events
         received so far (``seq``), whether a keepalive has shown that no more are available
         (``caught_up``), and the age of the last event when it arrived, in seconds (``delay_s``).
         """

@@ -342,7 +342,10 @@ def _fold(changes: DataFrame) -> DataFrame:
 
 
 def _field_text() -> Column:
-    """Return a field's JSON text: its own value, or the parts that changed after it."""
+    """Return a field's JSON text.
+
+    It is the field's latest value as a whole, or an object of the parts that changed after that.
+    """
     newer = f.filter(
         "parts", lambda p: f.col("own").isNull() | (p.said.at > f.col("own").getField("at"))
     )

@@ -68,7 +68,7 @@ class Queue:
         return self._table.step()
 
     def make(self, *, with_history: bool) -> None:
-        """Create the table, or reset its facts, which forgets the recorded restarts (`note`)."""
+        """Create the table. If it exists, reset its facts, and with them the recorded restarts."""
         self._table.make(QUEUE, _facts(with_history=with_history, epochs=[]))
 
     def clear(self, step: int) -> None:
