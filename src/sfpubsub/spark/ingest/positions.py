@@ -42,7 +42,7 @@ class TableReplayStore(ReplayStore):
     """A replay store for ``client.subscribe(topic, replay=…)`` that reads positions from a table.
 
     Use it only for subscriptions with manual acks whose events are written to this table. Their
-    acked positions are already in the table, so that `set` rarely has to write.
+    acked positions are already in the table, so `set` rarely has to write.
 
     Args:
         writer: The `EventWriter` that writes the subscriptions' events.

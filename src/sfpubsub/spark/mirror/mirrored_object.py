@@ -1,4 +1,4 @@
-"""The table of one object: its columns, and the input and output frames of the merge rule.
+"""The table of one object: its columns, and the input and output DataFrames of the merge rule.
 
 `merging` makes all decisions about records, row by row on executors. The outcome is the same for
 all rows of a read whose records are otherwise unknown, so it is computed only once

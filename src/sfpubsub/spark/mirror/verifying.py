@@ -135,8 +135,8 @@ class Verification:
         count = sides.live().count()
         if self.sample is not None:
             chosen = sides.live().orderBy(f.rand()).limit(self.sample)
-            # Collect the ids once, because a frame with a random order returns different rows each
-            # time.
+            # Collect the ids once, because a DataFrame with a random order returns different rows
+            # each time.
             ids = [row["record_id"] for row in chosen.select("record_id").collect()]
             for part in _chunks(ids, MOST_IDS):
                 yield sides.rows_of(sides.live().where(f.col("record_id").isin(part)))

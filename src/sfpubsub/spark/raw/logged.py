@@ -425,7 +425,7 @@ class LoggedTable(RawTable):
         Args:
             frame: Rows with the table's columns.
             state: State of the transaction.
-            empty: Whether the frame has no rows.
+            empty: Whether the DataFrame has no rows.
 
         Raises:
             Conflict: Another transaction, of this or another writer, was committed in the meantime.

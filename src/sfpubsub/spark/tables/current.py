@@ -214,9 +214,9 @@ class _Object:
             self._history.make(pa.schema(columns), {"kind": "history"}, merged=True)
 
     def fold(self) -> DataFrame:
-        """Apply the changes to the current rows, and return the result as a cached frame.
+        """Apply the changes to the current rows, and return the result as a cached DataFrame.
 
-        The caller has to unpersist the frame after merging it.
+        The caller has to unpersist the DataFrame after merging it.
         """
         with_versions = self._history is not None
         folding = Folding(self._fields, self._types, self.about_all, with_versions)

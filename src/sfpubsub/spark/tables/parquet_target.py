@@ -244,7 +244,7 @@ def columns_in(table: Path) -> StructType:
 
 
 def read_parquet(spark: SparkSession, table: Path) -> DataFrame:
-    """Return a table as a frame with all its recorded columns, and the column ``step``."""
+    """Return a table as a DataFrame with all its recorded columns, and the column ``step``."""
     schema = StructType([*columns_in(table), StructField("step", LongType())])
     return spark.read.options(**EXACT_PATHS).schema(schema).parquet(file_url(table))
 
