@@ -131,7 +131,7 @@ def merge_absence(
     entries: Sequence[Entry],
     newest: Read | None = None,
 ) -> Outcome:
-    """Merge a read that did not return a record, although it would if the record existed.
+    """Update the state of a record that a read covers but did not return.
 
     Args:
         record_id: Id of the record.
@@ -159,7 +159,7 @@ def merge_absence(
 
 
 def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> bool:
-    """Return whether a newer read of the record was merged, and *read* must be ignored.
+    """Return whether a newer read of the record was merged, so *read* must be ignored.
 
     Args:
         read: The read.

@@ -137,9 +137,7 @@ def heals(read: Read, entry: Entry) -> bool:
 
 
 def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[Entry, ...]:
-    """Return those entries for many records that a read of the whole object has closed.
-
-    They concern all records of the object, or all with an id prefix.
+    """Return the entries with `Entry.is_about_all` that a read of the whole object has closed.
 
     Args:
         entries: Open entries.

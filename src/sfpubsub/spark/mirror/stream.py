@@ -175,7 +175,10 @@ class MirrorStream:
         return health.committed
 
     def _gaps_behind(self, health: Health, position: ReplayId | None) -> tuple[str, ...]:
-        """Return the names of the gaps that the stream has passed: a later position is durable."""
+        """Return the names of the gaps that the stream has passed.
+
+        A gap has been passed once a later position is durable.
+        """
         seen, at = self._at_gap
         if len(health.gaps) > seen:
             self._at_gap, self._gaps = (len(health.gaps), position), None

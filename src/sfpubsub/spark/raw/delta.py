@@ -110,7 +110,7 @@ class DeltaTable(LoggedTable):
         self._find()
 
     def _set_properties(self) -> None:
-        """Set the table's properties by SQL, unless the commit that created the table set them all.
+        """Set the table's properties in SQL, unless the commit that created the table set them all.
 
         For a path-only table, that commit ignores properties whose names do not begin with
         ``delta.``.

@@ -186,7 +186,7 @@ def rows_among(
     Args:
         spark: The session of *rows*.
         rows: Rows with the columns of a `StoredRow`; other columns are not read.
-        keys: At least one dedupe key, and no more than the rows of one batch have.
+        keys: At least one dedupe key, and at most as many as a batch has rows.
     """
     wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
     asked = f.broadcast(frame_of_rows(spark, wanted))

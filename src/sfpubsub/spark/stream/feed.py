@@ -143,9 +143,9 @@ class Feed:
 
     @property
     def tip(self) -> ReplayId | None:
-        """Position in the last keepalive from the service, if nothing was received after it.
+        """Position that the service reported in its last keepalive.
 
-        Otherwise, and while an event or a gap is pending, it is None.
+        None if anything was received after it, or while an event or a gap is pending.
         """
         health = self._subscription.health()
         if not health.caught_up or health.pending_count or len(health.gaps) > self._gaps_seen:
