@@ -64,7 +64,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("spark", "parquet", "4.2.", "sfpubsub"),
         ("delta", "delta", "4.2.", "sfpubsub"),
-        ("iceberg", "iceberg", "4.1.", "needs PySpark 4.2 or newer, and this is 4.1."),
+        ("iceberg", "iceberg", "4.1.", "needs PySpark 4.2 or newer, but this is 4.1."),
         ("all", "delta", "4.2.", "sfpubsub"),
     ],
 )

@@ -171,5 +171,5 @@ def test_positions_have_no_minimum_and_no_maximum(spark, open_writer, table):
 
 def test_the_streaming_source_says_what_it_lacks():
     """It needs a newer PySpark than Iceberg has jars for; the error names both and the way out."""
-    with pytest.raises(ConfigurationError, match=r"needs PySpark 4\.2 or newer, and this is 4\.1"):
+    with pytest.raises(ConfigurationError, match=r"needs PySpark 4\.2 or newer, but this is 4\.1"):
         from sfpubsub.spark import PubSubDataSource  # noqa: F401

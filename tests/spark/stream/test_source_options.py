@@ -96,7 +96,7 @@ def test_a_credential_in_another_option_is_refused_too(value):
 @pytest.mark.parametrize("version", ["3.5.1", "4.0.1", "4.1.2"])
 def test_an_older_pyspark_is_named(version):
     """The reason is the version, not a name that is missing in it."""
-    with pytest.raises(ConfigurationError, match=f"4.2 or newer, and this is {version}"):
+    with pytest.raises(ConfigurationError, match=f"4.2 or newer, but this is {version}"):
         check_version(version)
 
 

@@ -136,7 +136,7 @@ def judge(
         window: The keys of recent rows.
         look_up: Returns the table's rows with the given keys in the given time spans.
         now: Time of the write, in seconds since 1970 UTC.
-        is_live: Whether the service has just delivered the rows, so that no event is older than the
+        is_live: Whether the service has just delivered the rows. If so, no event is older than the
             service's retention (`KEPT`). Other rows may be of any age.
     """
     keys = rows["dedupe_key"].to_pylist()

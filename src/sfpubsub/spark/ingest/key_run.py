@@ -181,7 +181,7 @@ class KeyRun:
         try:
             with path.open("rb", buffering=0) as file:
                 if os.fstat(file.fileno()).st_size != entry.count * RECORD_BYTES:
-                    raise DamagedRunError(f"{path} does not have the length in the manifest")
+                    raise DamagedRunError(f"the length of {path} differs from its manifest entry")
                 while left:
                     data = file.read(min(left, _CHUNK) * RECORD_BYTES)
                     if not data or len(data) % RECORD_BYTES:
@@ -192,7 +192,7 @@ class KeyRun:
         except (OSError, ValueError, IndexError) as error:  # the last two if it is not sorted
             raise DamagedRunError(f"{path} cannot be read: {error}") from error
         if crc != entry.crc:
-            raise DamagedRunError(f"{path} does not have the checksum in the manifest")
+            raise DamagedRunError(f"the checksum of {path} differs from its manifest entry")
         index.close()
         return cls(path, entry, index, is_sure=False)
 
@@ -205,7 +205,7 @@ class KeyRun:
         return self._index.nbytes
 
     def find(self, sought: Sought) -> tuple[npt.NDArray[np.intp], Numbers]:
-        """Return the indexes in *sought* of the keys that the run contains, and their marks."""
+        """Return the indexes in *sought* of the keys that the run contains, and the keys' marks."""
         candidates = self._index.may_hold(sought)
         found = [
             self._compare(sought, candidates[first : first + _COMPARED])

@@ -42,7 +42,7 @@ class TableReplayStore(ReplayStore):
     """A replay store for ``client.subscribe(topic, replay=…)`` that reads positions from a table.
 
     Use it only for subscriptions with manual acks whose events are written to this table. Their
-    acked positions are already in the table, so that `set` rarely has to write.
+    acked positions are already in the table, so `set` rarely has to write.
 
     Args:
         writer: The `EventWriter` that writes the subscriptions' events.
@@ -53,7 +53,7 @@ class TableReplayStore(ReplayStore):
         self._names = {source.name for source in writer.sources if source.keeps_position}
 
     def get(self, topic: str) -> StartPosition:
-        """Return the stored position of *topic*; without one, the earliest that is retained.
+        """Return where to resume *topic*: after its stored position, or at EARLIEST if it has none.
 
         Raises:
             ConfigurationError: The topic is not a source of the table.

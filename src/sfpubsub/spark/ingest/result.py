@@ -40,5 +40,5 @@ class WriteResult:
 
     @property
     def received(self) -> int:
-        """Events processed: rows, duplicates, set-aside events and conflicts."""
+        """Events processed: the sum of `rows`, `duplicates`, `set_aside` and `conflicts`."""
         return self.rows + self.duplicates + self.set_aside + self.conflicts

@@ -417,7 +417,7 @@ class EventWriter:
         if lacking:
             _log.warning(
                 "rows with schema %s are written to %s without the schema: pass schemas=, or add "
-                "it to the table's _schemas before building typed tables",
+                "the schema to the table's _schemas before building typed tables",
                 ", ".join(lacking),
                 self.destination,
             )
@@ -455,7 +455,7 @@ class EventWriter:
         if self._is_closed:  # the next writer relies on this; this writer's state is outdated
             raise LocalProtocolError(
                 f"the writer of {self.destination} was closed, and another writer may be active: "
-                f"create a new one"
+                f"create a new writer"
             )
         if not self._busy.acquire(blocking=False):
             raise LocalProtocolError(
@@ -513,6 +513,6 @@ def _open_table(
             "format parquet has no table properties: leave them out, or use delta or iceberg"
         )
     if place.local is None:
-        raise AssertionError("a parquet table has a directory")
+        raise AssertionError("a parquet table must be a local directory")
     beside, layout = claim_table(place.local, sources, place.staging)
     return ParquetTable(spark, place.local, beside, layout)

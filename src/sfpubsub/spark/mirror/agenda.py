@@ -34,7 +34,7 @@ class Agenda:
         self._end_after: float | None = None
 
     def end_after(self, began: float) -> None:
-        """Make each read due at most once in this run.
+        """Make each read due at most once in this run of the mirror.
 
         Otherwise a run that takes longer than an interval would never end.
 

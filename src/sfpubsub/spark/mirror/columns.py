@@ -90,7 +90,7 @@ class Columns:
         return ("Id", *(name for each in self.columns for name in each.asked))
 
     def from_events(self, plan: Plan) -> dict[str, str]:
-        """Return a SQL expression for each column that an event type fills, by column name.
+        """Return an SQL expression for each column that an event type fills, by column name.
 
         The expression is evaluated over a row of the typed table, and has exactly the column's
         type. The session must use UTC. If a text was sent as a diff, the result is the diff.

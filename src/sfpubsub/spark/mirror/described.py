@@ -75,7 +75,7 @@ class Column:
     is_time: bool = False
     """Whether the field is a time of day, stored as text as in REST, such as ``09:30:00.000Z``."""
     described: bool = True
-    """Whether the org describes the field, so that a read fills the column. False for a field that
+    """Whether the org describes the field, so a read fills the column. False for a field that
     only events have, that the org has removed, or whose type has changed.
     """
 

@@ -63,7 +63,10 @@ def sources_of(plan: Plan) -> dict[str, list[Source]]:
 
 
 def take_source(columns: list[Column], field: str, source: Source) -> None:
-    """Ensure that a column can store the event values of a field, by extending or adding one."""
+    """Ensure that a column can store the event values of a field.
+
+    An existing column is extended if possible; otherwise a new column is added.
+    """
     own = [n for n, each in enumerate(columns) if each.field.lower() == field.lower()]
     for number in sorted(own, key=lambda n: not columns[n].described):
         column = columns[number]
@@ -115,7 +118,10 @@ def _inside(kind: pa.DataType, path: tuple[str, ...]) -> pa.DataType:
 
 
 def member_of(column: Column, part: str, path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the path of a part in a column's struct; *path* if only events have the part."""
+    """Return the path of a field's part in a column's struct.
+
+    If the struct lacks the part, because only events have it, return *path*.
+    """
     for member in column.type:
         if member.name.lower() == part.lower():
             return (member.name,)
@@ -179,7 +185,7 @@ def sql_of(column: Column, source: Source) -> str:
 
 def _whole(source: Source) -> tuple[tuple[str, ...], pa.DataType]:
     if source.whole is None:
-        raise AssertionError(f"{source.name} has only parts, and no undivided value")
+        raise AssertionError(f"{source.name} has only parts, so it has no undivided value")
     return source.whole
 
 

@@ -160,7 +160,7 @@ def read_from(found: Mapping[str, Any] | None) -> Read | None:
 
 def _read_of(merging: Merging) -> Read:
     if merging.read is None:
-        raise AssertionError("merging the rows of a read requires the read")
+        raise AssertionError("rows of a read cannot be merged without Merging.read")
     return merging.read
 
 

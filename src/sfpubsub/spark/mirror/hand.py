@@ -31,7 +31,7 @@ class Hand:
         queue: The reread queue.
         budget: Counts the requests made.
         calls: Returns the number of requests made to the org so far.
-        margin: Maximum lag of the org's answers in seconds; see `reads.as_of`.
+        margin: Maximum lag of the org's responses, in seconds; see `reads.as_of`.
         clock: Monotonic clock, in seconds.
         wall: Wall clock, in seconds since 1970 UTC.
     """

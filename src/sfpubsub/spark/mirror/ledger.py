@@ -45,7 +45,7 @@ class Account:
         return self.newest is not None and self.newest.as_of == last.as_of
 
     def take(self, note: Note) -> None:
-        """Update the account with the note of the object's next step."""
+        """Update the progress from *note*, the note of the object's next step."""
         if isinstance(note, Merge):
             self.merged = max(self.merged, note.last)
             if note.is_last:
@@ -91,5 +91,5 @@ class Ledger:
         return self._accounts.setdefault(entity, Account())
 
     def take(self, note: Note) -> None:
-        """Update the account of the note's object with the note of the next step."""
+        """Update the progress of the object named in *note*, the note of the next step."""
         self.of(note.entity).take(note)

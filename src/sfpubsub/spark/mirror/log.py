@@ -1,4 +1,4 @@
-"""The read log: stores the org's answers durably before they are merged.
+"""The read log: stores the org's responses durably before they are merged.
 
 Each object has its own log table in the target, such as ``_reads_Account``. A read is stored in
 pieces. Each piece is one transaction: its rows plus a marker row, which contains the as-of of the

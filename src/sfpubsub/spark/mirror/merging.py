@@ -75,8 +75,8 @@ def lay(
         mirrored: The state known so far; None for an unknown record.
         changes: The record's changes, in order of arrival.
         about_all: Cues from the same raw rows that concern all records, including this one.
-        newest: See `is_outdated`. For a record that this read did not return, a change older than
-            the read is late as well, because the record may have been deleted.
+        newest: See `is_outdated`. A change older than this read is late even if the read did not
+            return the record, because the record may have been deleted.
     """
     read = None if mirrored is None else mirrored.read
     before = None if mirrored is None else mirrored.record
@@ -118,7 +118,7 @@ def merge_row(
     fold = Fold(fields, _placed(base, mirrored, read), since=read.since, until=read.until)
     _apply(fold, changes, [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
-        raise AssertionError("a fold that begins with a record ends with one")
+        raise AssertionError("a fold that starts with a record must end with one")
     found = [Entry(record_id, cue) for cue in fold.cues]
     added = [each for each in found if each not in open_entries and not heals(read, each)]
     return Outcome(Mirrored(fold.record, read), tuple(added), healed)
@@ -131,7 +131,7 @@ def merge_absence(
     entries: Sequence[Entry],
     newest: Read | None = None,
 ) -> Outcome:
-    """Merge the absence of a record from a read that would return the record if it existed.
+    """Update the state of a record that a read covers but did not return.
 
     Args:
         record_id: Id of the record.
@@ -154,12 +154,12 @@ def merge_absence(
     fold = Fold(Fields((), {}, {}), _placed(gone, mirrored, read))
     _apply(fold, (), [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
-        raise AssertionError("a fold that begins with a record ends with one")
+        raise AssertionError("a fold that starts with a record must end with one")
     return Outcome(Mirrored(fold.record, read), (), healed)
 
 
 def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> bool:
-    """Return whether a newer read of the record was merged, so that *read* is ignored.
+    """Return whether a newer read of the record was merged, so *read* must be ignored.
 
     Args:
         read: The read.
@@ -192,16 +192,22 @@ def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) ->
 def _sorted_out(
     record_id: str, read: Read, entries: Iterable[Entry]
 ) -> tuple[tuple[Entry, ...], list[Entry]]:
-    """Return the record's own entries that the read closes, and all its entries that stay open."""
+    """Return the entries that the read closes, and those that stay open.
+
+    An entry about several records may be closed for this record but must stay in the queue. Such
+    an entry is in neither result.
+    """
     known = list(entries)
     healed = tuple(each for each in known if each.record_id == record_id and heals(read, each))
     return healed, [each for each in known if not heals(read, each)]
 
 
 def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
-    """Return *record* with its position among changes: that of *read*, or its old one if later.
+    """Return *record* with the position of *read* in the order of changes.
 
-    A change that arrives afterwards but precedes this position is late.
+    If the record's previous position is later, the record keeps it, unless that is the position of
+    an event after the as-of: such events are applied again. A change that arrives afterwards but
+    precedes the position is late.
     """
     placed = replace(
         record,
@@ -223,7 +229,10 @@ def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
 
 
 def _apply(fold: Fold, changes: Sequence[Change], cues: Iterable[Cue]) -> None:
-    """Apply changes and cues in order of arrival. A complete change overrides earlier cues."""
+    """Apply changes and cues (reasons to reread) to *fold*, in order of arrival.
+
+    A change that deletes the record, or describes it completely, overrides earlier cues.
+    """
     waiting = sorted(cues, key=lambda cue: cue.ingest_seq, reverse=True)
     for change in changes:
         while waiting and waiting[-1].ingest_seq < change.ingest_seq:

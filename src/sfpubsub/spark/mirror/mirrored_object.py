@@ -1,7 +1,8 @@
-"""The table of one object: its columns, and the input and output frames of the merge rule.
+"""The table of one object: its columns, and the input and output DataFrames of the merge rule.
 
-`merging` makes all decisions about records, row by row on executors. Rows of a read whose records
-are otherwise unknown have the same outcome, which is computed only once (`MirroredObject.alone`).
+`merging` makes all decisions about records, row by row on executors. The outcome is the same for
+all rows of a read whose records are otherwise unknown, so it is computed only once
+(`MirroredObject.alone`).
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class MirroredObject:
         if self._columns is None:
             self.describe()
         if self._columns is None:
-            raise AssertionError("a described object has columns")
+            raise AssertionError("describing an object must set its columns")
         return self._columns
 
     def describe(self) -> None:
@@ -185,7 +186,8 @@ class MirroredObject:
     def alone(self, rows: DataFrame, merging: Merging) -> DataFrame:
         """Return the merge result for rows of a read whose records are otherwise unknown.
 
-        The rule is applied once, and its result is combined with the values of each row.
+        The merge rule has the same result for all these rows, except for the values. So it is
+        applied only once, and its result is combined with the values of each row.
         """
         made = row_without(merging)
         if made is None:  # such rows are skipped

@@ -19,8 +19,8 @@ from sfpubsub.spark.tables.records import Reason
 class Merge:
     """Note of a step that merges some pieces of a read.
 
-    After all pieces, a note with `is_last` merges the absence of the records that the read did not
-    return.
+    After all pieces, one more note, with `is_last`, handles the records that the read did not
+    return: they may have been deleted.
     """
 
     entity: str

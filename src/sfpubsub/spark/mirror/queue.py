@@ -1,8 +1,9 @@
 """The reread queue of a mirror, which contains only open entries.
 
-An entry is durable before the row it concerns, and is removed only after a read that closes it was
-merged. So a crash can leave an extra entry, but never lose one. A step changes the table at most
-twice, with the version numbers 2 * step and 2 * step + 1. This module makes no decisions.
+An entry is durable before the row that it concerns is changed, and is removed only after a read
+that closes it was merged. So a crash can leave an extra entry, but never lose one. A step changes
+the table at most twice, with the version numbers 2 * step and 2 * step + 1. This module only stores
+the queue: its callers decide which entries to add and remove.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def entry_row(
         record_id: The record or records that the entry concerns; see `Entry.record_id`.
         cue: Reason for the entry.
         step: Number of the step that adds the entry.
-        asked: Whether the entry was not caused by an event.
+        asked: True if the reason for the entry is not an event.
     """
     return {
         "entity_name": entity,

@@ -66,7 +66,7 @@ class OrgReads:
 
     Args:
         reader: Sends requests to the org.
-        margin: Maximum lag of the org's answers in seconds; see `reads.as_of`.
+        margin: Maximum lag of the org's responses, in seconds; see `reads.as_of`.
         bulk_from: Minimum number of records for which an object is read in bulk.
         piece_rows: Rows per piece.
         stop: Called between requests; raises an error to end the read.
@@ -166,7 +166,7 @@ class OrgReads:
 
     def _by_job(self, of: Reading, marker: Marker) -> Iterator[Marker]:
         if marker.job is None:
-            raise AssertionError("a Bulk read must have a job")
+            raise AssertionError("the marker of a Bulk read must name its job")
         job = self._wait(marker.job)
         until = marker.until or self._until()
         locator = marker.locator

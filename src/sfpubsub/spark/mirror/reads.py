@@ -54,7 +54,7 @@ def as_of(notes: Iterable[Noted], sent: float, margin: float) -> AsOf | None:
     Args:
         notes: Notes of this process.
         sent: When the request is sent, or a Bulk job is created, by the clock of *notes*.
-        margin: Maximum time in seconds by which answers lag behind the event bus.
+        margin: Maximum time in seconds by which responses lag behind the event bus.
 
     Returns:
         The as-of; None if no note is old enough yet, in which case the caller must wait.
@@ -64,19 +64,19 @@ def as_of(notes: Iterable[Noted], sent: float, margin: float) -> AsOf | None:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One read of the org: a single answer, or one piece of the read of an object."""
+    """One read of the org: a single response, or one piece of the read of a whole object."""
 
     as_of: AsOf
     since: tuple[datetime, int, int] | None
-    """The greatest `Change.order` of all events up to the as-of, of any record. The answer contains
-    everything earlier in the org, so an earlier change that arrives later is late. Without this
-    value, an event that is decoded late would silently be applied to a newer row, which may be
+    """The greatest `Change.order` of all events up to the as-of, of any record. The response
+    contains everything earlier in the org, so an earlier change that arrives later is late. Without
+    this value, an event that is decoded late would silently be applied to a newer row, which may be
     newer because of an overflow event that does not name the record.
     """
     until: datetime | None
-    """The org's time (the answer's Date header) when the answer was complete, plus a margin for
-    differences between the org's clocks. The answer contains no change committed later. This is a
-    time, not the number of a raw row, because events may be consumed hours after the read.
+    """The org's time (the response's Date header) when the response was complete, plus a margin
+    for differences between the org's clocks. The response contains no change committed later. This
+    is a time, not the number of a raw row, because events may be consumed hours after the read.
     """
 
 
@@ -115,7 +115,7 @@ class Entry:
 
     @property
     def casts_doubt(self) -> bool:
-        """Whether rows that the entry concerns may be wrong in fields that events name."""
+        """Whether rows that the entry concerns may be wrong even in fields that events report."""
         return self.cue.reason not in _NO_DOUBT
 
     def concerns(self, record_id: str) -> bool:
@@ -137,7 +137,7 @@ def heals(read: Read, entry: Entry) -> bool:
 
 
 def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[Entry, ...]:
-    """Return the entries about all records that a read of the whole object has closed.
+    """Return the entries with `Entry.is_about_all` that a read of the whole object has closed.
 
     Args:
         entries: Open entries.

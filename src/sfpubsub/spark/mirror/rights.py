@@ -1,6 +1,6 @@
 """Permission check before a mirror begins: the user must see every record of each object.
 
-Answers omit records that the user cannot see, and the mirror would treat them as deleted.
+Responses omit records that the user cannot see, and the mirror would treat them as deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ def check_rights(reader: OrgReader, objects: Sequence[str]) -> None:
         if found.name != name:
             raise ConfigurationError(f"{name} is called {found.name} in the org: use that name")
         if not found.queryable:
-            raise ConfigurationError(f"{name} cannot be mirrored because it cannot be queried")
+            raise ConfigurationError(
+                f"{name} cannot be mirrored because it cannot be queried: remove it from the "
+                f"objects to mirror"
+            )
         if not reader.can_view_all(name):
             hidden.append(name)
     if hidden:

@@ -7,7 +7,7 @@ from typing import Literal
 
 Deletes = Literal["mark", "remove"]
 
-# Maximum seconds by which the org's responses lag behind its events. REST answers have been
+# Maximum seconds by which the org's responses lag behind its events. REST responses have been
 # observed to lag by seconds. No limit is documented, so this is a setting.
 DEFAULT_MARGIN = 300.0
 
@@ -45,7 +45,7 @@ class MirrorSettings:
 
 @dataclass(frozen=True)
 class MirrorReport:
-    """Counts of the work of a mirror in this run."""
+    """Counts of the work that a mirror has done since it was started."""
 
     events: int = 0
     """Number of raw rows applied."""

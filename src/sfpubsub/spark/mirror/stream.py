@@ -1,7 +1,7 @@
 """The stream of a mirror: ingests events of one source into the raw table in a background thread.
 
-This module reports when the stream is anchored (its position is durable, so that no later event can
-be missed), and which positions were lost. `IngestJob` makes all decisions about events.
+This module reports when the stream is anchored (its position is durable, so no later event can be
+missed), and which positions were lost. `IngestJob` makes all decisions about events.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Standing:
     """The state of a mirror's event stream."""
 
     is_anchored: bool = False
-    """Whether a position is durable, so that no later event can be missed."""
+    """Whether a position is durable, so no later event can be missed."""
     is_caught_up: bool = False
     """Whether the service has no more events, and all received events are in the raw table."""
     written: int = 0

@@ -327,7 +327,10 @@ class MirrorTables:
     # Tables.
 
     def _has(self, found: MirroredObject, number: int) -> bool:
-        """Return whether a table has all changes of a step, which has three version numbers."""
+        """Return whether a table has all changes of step *number*.
+
+        The changes of a step have up to three version numbers, from 3 * number to 3 * number + 2.
+        """
         return found.table.step() >= 3 * number + 2
 
     def _take(

@@ -1,8 +1,9 @@
 """Compare a mirrored table with the org, row by row, and explain differences.
 
 Verification only reads, and may run while the mirror runs. It does not decide what a table should
-contain: it converts the org's answers to the column types and compares them. Memory use is bounded,
-except for the ids of all records of the object, which are kept unless only a sample is compared.
+contain: it converts the org's responses to the column types and compares them. Memory use is
+bounded, except for the ids of all records of the object, which are kept unless only a sample is
+compared.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Verification:
         entity: The object.
         format: Format of the tables.
         sample: Number of records of the table to compare, chosen at random; None for all.
-        margin: Maximum seconds by which the org's answers lag behind its events.
+        margin: Maximum seconds by which the org's responses lag behind its events.
         clock: Wall clock, in seconds since 1970 UTC.
     """
 
@@ -130,12 +131,12 @@ class Verification:
         yield found
 
     def _rows(self, sides: _Sides) -> Iterator[dict[str, dict[str, Any]]]:
-        """Yield the table's live rows, or a sample, by record id, in groups for one read each."""
+        """Yield the table's live rows, or a sample, by record id, in groups that fit one read."""
         count = sides.live().count()
         if self.sample is not None:
             chosen = sides.live().orderBy(f.rand()).limit(self.sample)
-            # Collect the ids once, because a frame with a random order returns different rows each
-            # time.
+            # Collect the ids once, because a DataFrame with a random order returns different rows
+            # each time.
             ids = [row["record_id"] for row in chosen.select("record_id").collect()]
             for part in _chunks(ids, MOST_IDS):
                 yield sides.rows_of(sides.live().where(f.col("record_id").isin(part)))
@@ -150,7 +151,10 @@ class Verification:
 
 @dataclass
 class _Sides:
-    """One object in the table and in the org, and the known state of the mirror."""
+    """The two sides of a comparison: one object's records in the table and in the org.
+
+    Also contains what may explain a difference, such as the mirror's open queue entries.
+    """
 
     reader: OrgReader
     entity: str

@@ -110,9 +110,10 @@ class DeltaTable(LoggedTable):
         self._find()
 
     def _set_properties(self) -> None:
-        """Set the table's properties, if the name of any of them does not begin with ``delta.``.
+        """Set the table's properties in SQL, unless the commit that created the table set them all.
 
-        The commit that creates a path-only table ignores properties with other names.
+        For a path-only table, that commit ignores properties whose names do not begin with
+        ``delta.``.
         """
         if not all(key.startswith("delta.") for key in self._properties):
             name = f"delta.{_quoted(self._url)}"

@@ -185,7 +185,7 @@ class HadoopFiles(Files):
                     raise ConfigurationError(
                         f"{path} cannot be read: {first_line(error)}"
                     ) from error
-        raise AssertionError("the last attempt raises")
+        raise AssertionError("the last attempt must return or raise")
 
     def _text(self, path: Any) -> str | None:
         if not self._files.util().exists(path):

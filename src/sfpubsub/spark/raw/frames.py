@@ -1,4 +1,4 @@
-"""Convert Arrow data to Spark frames, and rows of any layout to the newest layout.
+"""Convert Arrow data to Spark DataFrames, and rows of any layout to the newest layout.
 
 PySpark normally sends Arrow data to the JVM through a socket. Reading the data from a temporary
 Parquet file takes about half the time (100,000 events: 0.4 s instead of 0.9 s). The executors must
@@ -153,7 +153,7 @@ def _header_of_json() -> Column:
 def frame_of(
     spark: SparkSession, rows: pa.Table, *, scratch: Path | None = None
 ) -> Iterator[DataFrame]:
-    """Yield *rows* as a frame that is valid only within the block.
+    """Yield *rows* as a DataFrame that is valid only within the block.
 
     Args:
         spark: A classic session from `own_session`, because one of its settings is changed
@@ -186,7 +186,7 @@ def rows_among(
     Args:
         spark: The session of *rows*.
         rows: Rows with the columns of a `StoredRow`; other columns are not read.
-        keys: At least one dedupe key, and at most one for each row of a batch.
+        keys: At least one dedupe key, and at most as many as a batch has rows.
     """
     wanted = pa.table({"dedupe_key": pa.array(set(keys), pa.binary())})
     asked = f.broadcast(frame_of_rows(spark, wanted))

@@ -188,9 +188,9 @@ class IcebergTable(LoggedTable):
     def _append(self, frame: DataFrame, state: State) -> None:
         options = {
             f"snapshot-property.{STATE}": state.to_json(),
-            "distribution-mode": "none",  # the frame has one partition, and rows of one day
+            "distribution-mode": "none",  # the DataFrame has one partition, and rows of one day
         }
-        # The frame must contain every column of the table. Leave those added by others empty.
+        # The DataFrame must contain every column of the table. Leave those added by others empty.
         columns = self._rows().schema
         others = {
             field.name: f.lit(None).cast(field.dataType)

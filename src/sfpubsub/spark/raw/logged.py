@@ -130,7 +130,7 @@ class LoggedTable(RawTable):
     @property
     def _known(self) -> State:
         if self._state is None:
-            raise AssertionError("a table must be read before it is used")
+            raise AssertionError("the state of a table must be loaded before it is used")
         return self._state
 
     @property
@@ -321,7 +321,10 @@ class LoggedTable(RawTable):
             raise WriteError(f"{self.place} {what}: {first_line(error)}") from error
 
     def _commit(self, rows: pa.Table | None, state: State) -> None:
-        """Commit, verify that the table has the commit, flush local disks, and remember *state*."""
+        """Commit *rows* durably, and verify that the commit is in the table.
+
+        *state* becomes the current state. On a local path, also flush the disks.
+        """
         empty = rows is None
         with frame_of(
             self._spark,
@@ -422,7 +425,7 @@ class LoggedTable(RawTable):
         Args:
             frame: Rows with the table's columns.
             state: State of the transaction.
-            empty: Whether the frame has no rows.
+            empty: Whether the DataFrame has no rows.
 
         Raises:
             Conflict: Another transaction, of this or another writer, was committed in the meantime.

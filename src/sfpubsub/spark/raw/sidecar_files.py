@@ -46,7 +46,7 @@ COLUMNS = {
 
 
 def read_sidecar(spark: SparkSession, table: str | Path, name: str) -> DataFrame:
-    """Return a sidecar of a raw table as a frame, which may be empty.
+    """Return a sidecar of a raw table as a DataFrame, which may be empty.
 
     Args:
         spark: Any Spark session.

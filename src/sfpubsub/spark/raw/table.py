@@ -81,8 +81,8 @@ class RawTable(ABC):
     def recover(self) -> None:
         """Fence off all earlier writes, and reload the table's state.
 
-        When this returns, an earlier write that failed, was killed or is suspended either is in the
-        table or can no longer be committed.
+        When this returns, every earlier write that failed, was killed or is suspended is either in
+        the table or can no longer be committed.
 
         Raises:
             WriteError: The table cannot be read, or another writer has taken it over.

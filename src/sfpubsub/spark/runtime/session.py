@@ -61,7 +61,7 @@ def active_session(spark: SparkSession) -> Iterator[None]:
 def frame_of_rows(
     spark: SparkSession, rows: pa.Table | list[Any], schema: StructType | None = None
 ) -> DataFrame:
-    """Create a frame with `createDataFrame`, but do not leave *spark* as the active session."""
+    """Create a DataFrame with `createDataFrame`, but do not leave *spark* as the active session."""
     with active_session(spark):
         return spark.createDataFrame(rows, schema)
 

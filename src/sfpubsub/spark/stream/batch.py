@@ -1,4 +1,4 @@
-"""Read topics once, from a position up to now, as a frame.
+"""Read topics once, from a position up to now, as a DataFrame.
 
 Spark requests the partitions in a short-lived Python process next to the driver, once per run of a
 plan. All events are received in that process, so that executors need no connection. The events must
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from sfpubsub.spark.stream.partition import EventPartition
 
-# Maximum size of the events in one frame, in bytes. The planning process and then the driver, whose
-# memory is 1 GB by default, each need twice as much memory.
+# Maximum size of the events of one batch read, in bytes. The planning process and then the driver,
+# whose memory is 1 GB by default, each need twice as much memory.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 
@@ -53,7 +53,7 @@ class EventReader(DataSourceReader):
         """Receive the events published before now, and return them in partitions.
 
         Raises:
-            ConfigurationError: There are too many events for a frame.
+            ConfigurationError: There are too many events for a batch read.
             ReplayIdRejectedError: A position is no longer retained.
             SfPubSubError: A subscription has failed.
         """
@@ -70,7 +70,7 @@ class EventReader(DataSourceReader):
                     raise ConfigurationError(
                         f"there are more than {MAX_FRAME_BYTES} bytes of events from "
                         f"startingOffsets to now on {', '.join(self._options.topics)}, which is "
-                        f"more than a frame supports: read them as a stream with trigger "
+                        f"more than a batch read supports: read them as a stream with trigger "
                         f"availableNow"
                     )
                 found += pieces

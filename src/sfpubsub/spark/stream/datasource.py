@@ -24,7 +24,7 @@ def check_version(version: str) -> None:
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < (4, 2):
         raise ConfigurationError(
-            f"the streaming source needs PySpark 4.2 or newer, and this is {version}: run pip "
+            f"the streaming source needs PySpark 4.2 or newer, but this is {version}: run pip "
             f"install 'sfpubsub[spark]' in an environment without Iceberg, or use sfpubsub ingest"
         )
 
@@ -43,9 +43,9 @@ from sfpubsub.spark.stream.sink import EventSink, EventStreamSink, SinkOptions  
 
 
 class PubSubDataSource(DataSource):
-    """Reads topics as a stream of raw table rows, or as a frame of the events available now.
+    """Reads topics as a stream of raw table rows, or as a DataFrame of the events available now.
 
-    It also publishes the rows of a frame or query to a topic, one event per row.
+    It also publishes the rows of a DataFrame or query to a topic, one event per row.
 
     ::
 
@@ -100,7 +100,7 @@ class PubSubDataSource(DataSource):
         return EventStreamReader(self._parsed)
 
     def writer(self, schema: StructType, overwrite: bool) -> EventSink:
-        """Return a writer that publishes the rows of a frame.
+        """Return a writer that publishes the rows of a DataFrame.
 
         Raises:
             ConfigurationError: *overwrite* is set, or an option is not valid.

@@ -143,9 +143,9 @@ class Feed:
 
     @property
     def tip(self) -> ReplayId | None:
-        """Position of the last keepalive, if nothing was received after it; otherwise None.
+        """Position that the service reported in its last keepalive.
 
-        It is also None while an event or a gap is pending.
+        None if anything was received after it, or while an event or a gap is pending.
         """
         health = self._subscription.health()
         if not health.caught_up or health.pending_count or len(health.gaps) > self._gaps_seen:
@@ -201,7 +201,10 @@ class Horizon:
         return None
 
     def read(self, events: list[ReceivedEvent]) -> None:
-        """Remember events that were read, in case the first later event is among them."""
+        """Remember events that were read.
+
+        The first event on the second stream, which is not known yet, may be one of them.
+        """
         if self._first is None:
             self._seen.extend(event.raw.replay_id for event in events)
 

@@ -50,7 +50,7 @@ class Offset:
 
     @property
     def resume(self) -> StartPosition:
-        """Position at which to open a stream: that of the keepalive, or else `position`."""
+        """Position at which to open a stream: after `keepalive` if it is set, else `position`."""
         return self.position if self.keepalive is None else StartPosition.after(self.keepalive)
 
     @property
@@ -60,7 +60,10 @@ class Offset:
 
     @property
     def floats(self) -> bool:
-        """Whether `resume` moves with the end of the topic, so that events can be missed."""
+        """Whether `resume` is LATEST, which moves with the end of the topic.
+
+        Events published before a stream is opened there are missed.
+        """
         return self.resume.preset is ReplayPreset.LATEST
 
     def json(self) -> dict[str, Any]:
@@ -82,7 +85,7 @@ class Offset:
         """Parse the output of `json`.
 
         Raises:
-            ConfigurationError: The record is not valid, or was written by another version.
+            ConfigurationError: *record* is not a valid offset, or was written by another version.
         """
         try:
             found = cls(
@@ -98,7 +101,7 @@ class Offset:
             raise _unreadable(error) from error
         if version != _VERSION:
             raise ConfigurationError(
-                f"the checkpoint contains an offset of format {version}, and this version of "
+                f"the checkpoint contains an offset in format {version}, but this version of "
                 f"sfpubsub reads format {_VERSION}: use the version that wrote it, or a new "
                 f"checkpoint"
             )

@@ -142,7 +142,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offsets(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return each topic's figures for the query's progress; None if no stream is open."""
+        """Return each topic's metrics for the query's progress; None if no stream is open."""
         found = [latest for topic in self._topics if (latest := topic.latest()) is not None]
         if not found:
             return None

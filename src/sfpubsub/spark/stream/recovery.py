@@ -45,8 +45,8 @@ def find(
             first event.
         feed: A new feed from *start*, or from EARLIEST if *start* is not a fixed position.
         take: Returns the feed's next events, or an empty list if none arrive soon.
-        refused: Returns whether the service rejected the start, so that the feed continues at
-            EARLIEST.
+        refused: Returns whether the service rejected the start. In that case, the feed continues
+            at EARLIEST.
         horizon: Creates a `Horizon`, which detects when everything published before now has been
             read.
         patience: Seconds without an event after which no more events are expected.

@@ -115,11 +115,11 @@ class Published(WriterCommitMessage):
 
 
 class EventSink(DataSourceWriter):
-    """Publishes the rows of a frame. Spark pickles it and sends it to executors.
+    """Publishes the rows of a DataFrame. Spark pickles it and sends it to executors.
 
     Args:
         options: See `SinkOptions`.
-        columns: Names of the frame's columns.
+        columns: Names of the DataFrame's columns.
         write_id: Id of this ``save``; part of the event ids.
     """
 

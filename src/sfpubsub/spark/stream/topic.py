@@ -146,9 +146,9 @@ class TopicReader:
         return end
 
     def latest(self) -> dict[str, Any] | None:
-        """Return figures for the query's progress; None before the first batch.
+        """Return metrics for the query's progress; None before the first batch.
 
-        The service does not report where a topic ends. So the figures include the number of events
+        The service does not report where a topic ends. So the metrics include the number of events
         received so far (``seq``), whether a keepalive has shown that no more are available
         (``caught_up``), and the age of the last event when it arrived, in seconds (``delay_s``).
         """
@@ -214,13 +214,13 @@ class TopicReader:
     @property
     def _open_feed(self) -> Feed:
         if self._feed is None:
-            raise AssertionError("a topic must be opened by `follow` first")
+            raise AssertionError("open the topic with `follow` first")
         return self._feed
 
     @property
     def _begun(self) -> Offset:
         if self._base is None:
-            raise AssertionError("a topic must be opened by `follow` first")
+            raise AssertionError("open the topic with `follow` first")
         return self._base
 
     def _open(self, base: Offset, start: StartPosition) -> Feed:
@@ -313,7 +313,11 @@ class TopicReader:
         )
 
     def _renewed(self) -> Offset | None:
-        """Return `_base` with a keepalive's position; None if not needed or not available."""
+        """Return `_base` with the position of the last keepalive.
+
+        Return None if the position need not be renewed yet, if events or gaps are pending, or if
+        no keepalive has arrived since the last event.
+        """
         # Do not skip a gap that no batch contains yet.
         if self._held or self._gaps or not self._wants_renewal():
             return None

@@ -1,6 +1,6 @@
 """Read the change events of a raw table: the changed fields, and the latest state of records.
 
-The functions map data frames to data frames, and events are read only when the result is used. They
+The functions map DataFrames to DataFrames, and events are read only when the result is used. They
 run on executors, with a classic session or Spark Connect, on tables of any format. They store
 nothing (for stored current tables, see current.py). Changes are ordered by the header's commit
 timestamp, commit number and sequence number, then by arrival, and never by replay id. Invariant: if
@@ -111,13 +111,13 @@ def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
           merged over all changes since the last CREATE or UNDELETE; null for a deleted record.
         - ``is_deleted``: whether the record is deleted.
         - ``is_complete``: whether ``state`` has every field that is not null. It is false if the
-          record is deleted, if ``reread`` is true, or if the record is older than the table, so
-          that ``state`` contains only later changes.
+          record is deleted, if ``reread`` is true, or if the record is older than the table:
+          ``state`` then contains only later changes.
         - ``reread``: whether ``state`` may be out of date. In that case, read the record from the
           org.
         - ``reread_reason``: null if ``reread`` is false. Otherwise it is the change type of an
           event that did not report what changed, ``DIFF`` if a text was sent only as a diff and is
-          missing in ``state``, or ``LATE`` if an event arrived after a newer one, so that only
+          missing from ``state``, or ``LATE`` if an event arrived after a newer one: then only
           commit timestamps determine their order.
         - ``reread_since``: when that event's change was committed.
         - ``change_type``, ``commit_number``, ``sequence_number``, ``commit_timestamp`` and
@@ -342,7 +342,10 @@ def _fold(changes: DataFrame) -> DataFrame:
 
 
 def _field_text() -> Column:
-    """Return a field's JSON text: its own value, or the parts that changed after it."""
+    """Return a field's JSON text.
+
+    It is the field's latest value as a whole, or an object of the parts that changed after that.
+    """
     newer = f.filter(
         "parts", lambda p: f.col("own").isNull() | (p.said.at > f.col("own").getField("at"))
     )

@@ -214,9 +214,9 @@ class _Object:
             self._history.make(pa.schema(columns), {"kind": "history"}, merged=True)
 
     def fold(self) -> DataFrame:
-        """Apply the changes to the current rows, and return the result as a cached frame.
+        """Apply the changes to the current rows, and return the result as a cached DataFrame.
 
-        The caller has to unpersist the frame after merging it.
+        The caller has to unpersist the DataFrame after merging it.
         """
         with_versions = self._history is not None
         folding = Folding(self._fields, self._types, self.about_all, with_versions)
@@ -332,9 +332,10 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
 
 
 def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
-    """Return a reason to reread for each change event of a step that could not be decoded.
+    """Return cues for the change events of a step that could not be decoded, by event type.
 
-    The reasons are grouped by event type. Such an event may concern any record of its object.
+    There is one cue for each event. It concerns all records of the object, because the event may
+    be about any of them.
     """
     table = target.table(UNDECODABLE_NAME)
     if step.plan.kind != "rows" or table.step() != step.plan.number:

@@ -86,12 +86,12 @@ class DeltaTarget(LoggedTarget):
 
     @cached_property
     def nothing(self) -> Any:
-        """Scala's ``None``."""
+        """Scala's ``None``, for optional arguments of Delta's methods."""
         return java_class(self.spark, "scala.Option").empty()
 
     @cached_property
     def no_actions(self) -> Any:
-        """An empty list of actions."""
+        """Scala's empty list, to which the actions of a commit are appended."""
         return getattr(java_class(self.spark, "scala.collection.immutable.Nil$"), "MODULE$")
 
     @cached_property

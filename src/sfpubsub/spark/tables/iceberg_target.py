@@ -183,7 +183,7 @@ class IcebergTargetTable(LoggedTargetTable):
 
     @contextmanager
     def _named(self, rows: DataFrame) -> Iterator[str]:
-        """Register a frame as a temporary view, and yield the name of the view."""
+        """Register a DataFrame as a temporary view, and yield the name of the view."""
         name = f"rows_{uuid.uuid4().hex}"
         rows.createOrReplaceTempView(name)
         try:

@@ -89,7 +89,7 @@ class LoggedTarget(Target):
             raise WriteError(f"{self.place} cannot be listed: {first_line(error)}") from error
 
     def finish(self, step: int) -> None:
-        """See `Target`. Flush local files; on other file systems, each transaction is durable."""
+        """See `Target`. Flush local files; elsewhere, each transaction is already durable."""
         if self.place.local is not None:
             # Spark does not flush, and only the format knows which files are new.
             os.sync()

@@ -65,7 +65,7 @@ class ParquetTarget(Target):
 
     def __init__(self, spark: SparkSession, place: Place) -> None:
         if place.local is None:
-            raise AssertionError("a parquet target is a directory")
+            raise AssertionError("a parquet target must be a local directory")
         super().__init__(own_session(spark, SETTINGS), place)
         self.path = place.local
         self._tables: dict[str, ParquetTargetTable] = {}
@@ -84,7 +84,8 @@ class ParquetTarget(Target):
                 finish(self.path)
             except OSError as error:
                 raise WriteError(
-                    f"a committed step of {self.path} was not published: {error}"
+                    f"a committed step of {self.path} was not published: {error}; the next start "
+                    f"tries again"
                 ) from error
             shutil.rmtree(self.path / STAGING_NAME, ignore_errors=True)
             unless_done.pop_all()
@@ -243,7 +244,7 @@ def columns_in(table: Path) -> StructType:
 
 
 def read_parquet(spark: SparkSession, table: Path) -> DataFrame:
-    """Return a table as a frame with all its recorded columns, and the column ``step``."""
+    """Return a table as a DataFrame with all its recorded columns, and the column ``step``."""
     schema = StructType([*columns_in(table), StructField("step", LongType())])
     return spark.read.options(**EXACT_PATHS).schema(schema).parquet(file_url(table))
 

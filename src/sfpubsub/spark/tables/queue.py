@@ -68,7 +68,7 @@ class Queue:
         return self._table.step()
 
     def make(self, *, with_history: bool) -> None:
-        """Create the table, or reset its facts, which forgets the recorded restarts (`note`)."""
+        """Create the table. If it exists, reset its facts, and with them the recorded restarts."""
         self._table.make(QUEUE, _facts(with_history=with_history, epochs=[]))
 
     def clear(self, step: int) -> None:
@@ -110,9 +110,9 @@ def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[i
     """Return the restarts of the commit numbers that *known* does not contain, oldest first.
 
     A restart is recorded as the commit timestamp of the earliest commit that showed it, in
-    milliseconds since 1970 UTC. Each record shows the same restart with its own first commit
-    afterwards, which may be much later. So a pair in *moves* is a new restart only if no recorded
-    restart is between its timestamps.
+    milliseconds since 1970 UTC. Each record shows the same restart only by its own first
+    commit afterwards, which may be much later. So a pair in *moves* is a new restart only if no
+    recorded restart is between its timestamps.
 
     Args:
         known: The recorded restarts.
@@ -131,7 +131,10 @@ def _facts(*, with_history: bool, epochs: Sequence[int]) -> dict[str, str]:
 
 
 def object_row(entity: str, about: ObjectCue, step: int) -> dict[str, Any]:
-    """Return the queue row for a reason to reread all of an object's records with an id prefix."""
+    """Return the queue row for a reason to reread many records of an object.
+
+    They are all records of the object, or all with an id prefix.
+    """
     return {
         "entity_name": entity,
         "record_id": f"{about.prefix}*" if about.prefix else None,

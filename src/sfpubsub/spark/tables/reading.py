@@ -54,7 +54,7 @@ def read_undecodable(
 ) -> DataFrame:
     """Return the rows that could not be decoded, with envelope, event name and reason.
 
-    The frame is empty if the target has no such rows, or if they cannot be read, for example
+    The DataFrame is empty if the target has no such rows, or if they cannot be read, for example
     because *tables* does not exist. For the arguments, see `read_typed`.
     """
     try:

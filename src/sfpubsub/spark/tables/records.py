@@ -230,7 +230,7 @@ class ObjectCue:
 
         Args:
             record_id: One of the event's record ids; None if the event has no ids.
-            change: The cue, with a gap as its reason.
+            change: The cue, with the reason `Reason.GAP`.
         """
         if change.change_type == "GAP_OVERFLOW":
             return cls("", replace(change, reason=Reason.OVERFLOW))
@@ -382,7 +382,10 @@ def _record(
     is_complete: bool = False,
     before: Record | None = None,
 ) -> Record:
-    """Return the record after a change; *before* provides completeness and an unresolved reason."""
+    """Return the record after a change.
+
+    With *before*, the record keeps its completeness and its reason for a reread.
+    """
     return Record(
         values,
         is_deleted,

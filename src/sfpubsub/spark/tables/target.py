@@ -163,10 +163,10 @@ class TargetTable(ABC):
         """Replace existing rows with those of *source* that have the same key, and add the others.
 
         Args:
-            source: A frame of `Target.spark` with columns of the table, by name and with their
+            source: A DataFrame of `Target.spark` with columns of the table, by name and with their
                 complete types. If columns are missing, existing rows keep those values, and there
-                must be no new rows. The frame is evaluated more than once, and must yield the same
-                rows each time.
+                must be no new rows. The DataFrame is evaluated more than once, and must yield the
+                same rows each time.
             on: The key columns; not null, and unique within *source*.
             step: See `append`.
             replaced: Columns of existing rows to update; None updates all columns of *source*.
@@ -178,10 +178,10 @@ class TargetTable(ABC):
 
     @abstractmethod
     def insert(self, source: DataFrame, step: int) -> None:
-        """Add the rows of a frame, all of which must be new, without looking for existing rows.
+        """Add the rows of a DataFrame, all of which must be new, without looking for existing rows.
 
         Args:
-            source: See `merge`. The frame is evaluated once.
+            source: See `merge`. The DataFrame is evaluated once.
             step: See `append`.
 
         Raises:
@@ -204,7 +204,7 @@ class TargetTable(ABC):
 
     @abstractmethod
     def read(self) -> DataFrame:
-        """Return the current table as a frame of `Target.spark`."""
+        """Return the table's current rows as a DataFrame of the session `Target.spark`."""
 
 
 class Target(ABC):
