@@ -148,7 +148,7 @@ def test_an_org_with_apps_of_its_own_needs_its_token(tmp_path, monkeypatch):
         arguments = ["emulator", "clock", "--url", emulator.http_url]
         refused = CliRunner().invoke(cli, arguments)
         assert refused.exit_code == 1
-        assert "access_token from the ready line" in refused.output
+        assert "access_token from the JSON line" in refused.output
         monkeypatch.setenv("SFPUBSUB_EMULATOR_TOKEN", emulator.access_token)
         assert CliRunner().invoke(cli, arguments).exit_code == 0
 

@@ -37,7 +37,8 @@ class RemoteEmulator:
     """A client for an emulator in another process. Thread-safe.
 
     Args:
-        url: The emulator's HTTP URL: the value of `http` in the ready line.
+        url: The emulator's HTTP URL: the value of `http` in the JSON line that `sfpubsub emulator`
+            prints when it is ready.
         access_token: An access token of the emulator's org; if empty, the client signs in with the
             default app.
         ca_file: PEM file of the certificate authority to trust for TLS; None trusts the system's.
@@ -81,7 +82,7 @@ class RemoteEmulator:
                     raise
                 raise EmulatorProblem(
                     f"{problem}; if the org's seed defines apps, pass the access_token from"
-                    " the ready line"
+                    " the JSON line that the emulator prints when it is ready"
                 ) from problem
             self._token = str(answer["access_token"])
         return self._token

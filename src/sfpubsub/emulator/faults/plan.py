@@ -34,8 +34,8 @@ class Fault:
 
     Args:
         kind: Key of `KINDS`.
-        times: How often the fault occurs. For an immediate kind: the minimum number of times that
-            clients must encounter the effect before the fault counts as consumed.
+        times: How many times the fault occurs. For an immediate kind: the minimum number of times
+            that clients must encounter the effect before the fault counts as consumed.
         rpc: Restricts the fault to this RPC; None allows every RPC of the kind.
         target: Restricts the fault to this topic, or to the managed subscription with this
             developer name; None means any. The immediate kinds for managed subscriptions require
@@ -104,7 +104,7 @@ class Fault:
 
 
 class FaultPlan:
-    """The faults of one emulator, and how often each occurred.
+    """The faults of one emulator, and how many times each occurred.
 
     Thread-safe. If several faults match, the one that was added first occurs.
     """
@@ -223,8 +223,8 @@ class FaultPlan:
         return None
 
     def next(self, kind: str, rpc: str) -> Fault | None:
-        """Return the fault that `take` would consume for a call without a target or responses, or
-        None. The fault is not consumed.
+        """Return the fault that `take` would consume for a call without a target or responses,
+        without consuming it. Return None if no fault matches.
         """
         with self._lock:
             return next(
@@ -257,15 +257,15 @@ class FaultPlan:
             ]
 
     def assert_consumed(self) -> None:
-        """Check that every fault occurred as often as planned, or was switched off.
+        """Check that every fault occurred as many times as planned, or was switched off.
 
         Raises:
-            AssertionError: At least one fault occurred less often than planned. The message lists
+            AssertionError: At least one fault occurred fewer times than planned. The message lists
                 these faults.
         """
         left = [row for row in self.report() if row["happened"] < row["times"] and not row["off"]]
         if left:
-            raise AssertionError(f"faults that did not happen as often as planned: {left}")
+            raise AssertionError(f"these faults occurred fewer times than planned: {left}")
 
 
 @dataclass(eq=False)

@@ -134,7 +134,7 @@ class EventStream(ABC, Generic[R]):
 
     @abstractmethod
     def accept(self, arrival: Arrival[R]) -> None:
-        """Handle a request after the first: add the credit that it requests."""
+        """Handle any request after a stream's first one: add the credit that it requests."""
 
     def keys(self) -> list[str]:
         """Return the keys under which this stream is registered with `Bells`, which wakes it."""
@@ -385,7 +385,8 @@ class PlainStream(EventStream[Fetch]):
         self.position = self._start(fetch, arrival.at)
 
     def accept(self, arrival: Arrival[Fetch]) -> None:
-        """Handle a request after the first; its preset and replay id are ignored.
+        """Handle any request after a stream's first one. The request's preset and replay id are
+        ignored.
 
         Raises:
             Refused: The request names another topic, or requests no events.

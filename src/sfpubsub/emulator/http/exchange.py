@@ -43,7 +43,7 @@ class Call:
 
     @property
     def bearer(self) -> str:
-        """The token in the Authorization header; empty without that header."""
+        """The token in the Authorization header; empty if the request has no such header."""
         kind, _, token = self.headers.get("Authorization", "").partition(" ")
         return token.strip() if kind.lower() in ("bearer", "oauth") else ""
 

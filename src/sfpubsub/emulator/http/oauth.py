@@ -105,7 +105,7 @@ def _forbidden(text: str) -> Answer:
 
 
 def _form(call: Call) -> dict[str, str]:
-    """Return the parameters of a form, including credentials from a Basic header.
+    """Return the parameters of a form, including the credentials in a Basic Authorization header.
 
     Raises:
         SignInRefused: The body is not a form, or contains a parameter twice.

@@ -204,7 +204,7 @@ def _parsed(body: bytes) -> _Element:
     """Parse an XML document, and return its root element.
 
     Raises:
-        _Unreadable: The body is not XML, is nested too deeply, or has a document type.
+        _Unreadable: The body is not XML, is nested too deeply, or has a document type declaration.
     """
     top = _Element("")
     path = [top]
@@ -223,7 +223,7 @@ def _parsed(body: bytes) -> _Element:
 
     def refuse(*_declaration: object) -> None:
         # Entity expansion attacks need a document type, and SOAP does not allow one.
-        raise _Unreadable("the XML has a document type, which SOAP does not allow")
+        raise _Unreadable("the XML has a document type declaration, which SOAP does not allow")
 
     parser.StartElementHandler = begin
     parser.EndElementHandler = lambda _name: path.pop()

@@ -129,7 +129,7 @@ class Accounts:
 
         Args:
             client_id: The consumer key.
-            client_secret: The consumer secret; blank for none.
+            client_secret: The consumer secret; blank if the app has none.
             run_as: Username for the client credentials flow; blank switches that flow off.
             refresh_token: A refresh token for `run_as`. A token that was used up or revoked stays
                 invalid.
@@ -172,7 +172,9 @@ class Accounts:
         return not rows
 
     def user(self, username: str) -> User | None:
-        """Return the user with this name, or None; names are case-insensitive, as in an org."""
+        """Return the user with this username, or None if it does not exist. Usernames are
+        case-insensitive, as in an org.
+        """
         rows = self._store.rows(
             "SELECT username, password, active, number FROM users"
             " WHERE username = ? COLLATE NOCASE",

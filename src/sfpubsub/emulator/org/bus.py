@@ -326,8 +326,8 @@ class Bus(Positions):
         return max(self._store.blocks.end(topic.number), self._purged_through)
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
-        """Return the last `limit` events of a topic, newest first, each with its publication time
-        in seconds since 1970 UTC.
+        """Return the newest events of a topic, at most `limit` of them, newest first, each with its
+        publication time in seconds since 1970 UTC.
         """
         with self._lock:
             self._purge()
@@ -354,7 +354,7 @@ class Bus(Positions):
 
     def position_at(self, at: float) -> int | None:
         """Return the newest retained position that was created before `at` (seconds since 1970
-        UTC), or None.
+        UTC), or None if there is no such position.
         """
         return self._store.newest_before(at)
 

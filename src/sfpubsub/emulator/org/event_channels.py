@@ -106,11 +106,11 @@ class ChangeSource(Protocol):
         ...
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """Handle a change of the members.
+        """Handle a change to the channel members.
 
         Args:
             members: All current members.
-            gone: Members that were removed by the change.
+            gone: The members that the change removed.
         """
         ...
 
@@ -167,7 +167,9 @@ class EventChannels:
         return [EventChannel(*row) for row in rows]
 
     def channel(self, name_or_id: str) -> EventChannel | None:
-        """Return the custom channel with this name or id, or None; names are case-insensitive."""
+        """Return the custom channel with this name or id, or None if it does not exist. Names are
+        case-insensitive.
+        """
         for item in self.channels():
             if item.name.lower() == name_or_id.lower() or item.channel_id == name_or_id:
                 return item
@@ -239,7 +241,7 @@ class EventChannels:
         return [item for item in found if channel is None or item.channel == channel]
 
     def member(self, member_id: str) -> Member | None:
-        """Return the member with this 18-character id, or None."""
+        """Return the channel member with this 18-character id, or None if it does not exist."""
         return next((item for item in self.members() if item.member_id == member_id), None)
 
     def add(

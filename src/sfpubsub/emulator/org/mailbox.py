@@ -104,9 +104,9 @@ class Mailbox(Generic[R]):
 class Bells:
     """Registers functions that wake waiting streams, and calls those of a given key. Thread-safe.
 
-    A key is a topic name, a managed subscription's id, or a constant for listeners that only
-    `ring_all` calls. The functions must return immediately. Watchers are called like listeners, but
-    `count` does not include them.
+    A function is registered either with `listen`, as a listener, or with `watch`, as a watcher;
+    `count` counts only listeners. The functions must return immediately. A key is a topic name, a
+    managed subscription's id, or a constant for listeners that only `ring_all` calls.
     """
 
     def __init__(self) -> None:

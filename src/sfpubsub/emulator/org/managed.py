@@ -71,7 +71,9 @@ class ManagedSubscription:
 
 @dataclass(frozen=True)
 class _Ending:
-    """A STOP or a deletion: streams opened before it end at `due` (seconds since 1970 UTC)."""
+    """A STOP or a deletion of a managed subscription. Streams that were opened before it end at
+    `due` (seconds since 1970 UTC).
+    """
 
     number: int
     due: float
@@ -181,7 +183,9 @@ class ManagedSubscriptions:
         return [ManagedSubscription(*row) for row in rows]
 
     def get(self, name_or_id: str) -> ManagedSubscription | None:
-        """Return the record with this developer name or 15- or 18-character id, or None."""
+        """Return the record with this developer name or 15- or 18-character id, or None if it does
+        not exist.
+        """
         for item in self.all():
             same_id = (
                 len(name_or_id) in _ID_LENGTHS and item.subscription_id[:15] == name_or_id[:15]

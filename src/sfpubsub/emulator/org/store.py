@@ -127,7 +127,8 @@ class Store:
         if version != _LAYOUT:
             self.close()
             raise StoreProblem(
-                f"{path} was created by another version of the emulator (layout {version})"
+                f"{path} was created by another version of the emulator (layout {version}): use that"
+                " version, or another data directory"
             )
 
     def close(self) -> None:
@@ -259,8 +260,8 @@ class Store:
         return newest
 
     def forget_through(self, position: int) -> None:
-        """Delete the events and marks up to and including a position. Call this inside a
-        `transaction`.
+        """Delete the events up to and including a position, and the marks (positions without
+        events) in the same range. Call this inside a `transaction`.
         """
         for table in ("topic_log", "events", "marks"):
             self.run(f"DELETE FROM {table} WHERE position <= ?", position)  # noqa: S608 - fixed names

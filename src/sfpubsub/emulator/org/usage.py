@@ -32,7 +32,7 @@ UsageType = Literal["PUBLISH", "DELIVERY"]
 
 @dataclass(frozen=True)
 class Used:
-    """How often events of one kind were published or delivered in an interval.
+    """How many times one kind of event was published or delivered in an interval.
 
     Attributes:
         event: Name of the event, such as `Order_Event__e`.

@@ -26,7 +26,7 @@ _LONGEST_S = 366 * 24 * 3600
 
 
 def clock(visit: Visit) -> Answer:
-    """GET /ui/clock: show the org's time, and the forms for jumps."""
+    """GET /ui/clock: show the org's time, and the forms that move it forward."""
     return _page(visit, "")
 
 
@@ -44,7 +44,7 @@ def jump(visit: Visit) -> Answer:
 
 
 def live_clock(visit: Visit) -> Answer:
-    """GET /ui/clock/live: send updates to the times."""
+    """GET /ui/clock/live: send the times on the clock page whenever they change."""
     world = visit.world
     return stream(Live(lambda _mark: News(_times(world)), "", world.bus.bells, ()))
 

@@ -38,7 +38,7 @@ def add(visit: Visit) -> Answer:
 
 
 def live(visit: Visit) -> Answer:
-    """GET /ui/faults/live: send updates to the plan."""
+    """GET /ui/faults/live: send the table of faults whenever it changes."""
 
     def look(_mark: str) -> News:
         return News({_ROWS: table_rows(_HEADS, _rows(visit))})

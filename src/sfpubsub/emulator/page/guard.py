@@ -28,13 +28,14 @@ _FIELDS = 1000
 
 
 class Guard:
-    """Creates the token of this emulator's forms, and checks requests. Immutable, thread-safe."""
+    """Creates the token for this emulator's forms, and checks requests. Immutable, thread-safe."""
 
     def __init__(self) -> None:
         self._token = secrets.token_urlsafe(24)
 
     def field(self) -> Markup:
-        """Return the hidden field with the token, which every form contains."""
+        """Return the hidden form field that contains the token. Every form must include this field.
+        """
         return tag("input", type="hidden", name=_TOKEN, value=self._token)
 
     def check_host(self, call: Call) -> None:
@@ -48,8 +49,8 @@ class Guard:
         if host != urlsplit(call.url).hostname and not _is_ours(host):
             raise Problem(
                 HTTPStatus.MISDIRECTED_REQUEST,
-                f"the page is not served under the name {host!r}: use localhost, an address, or"
-                " the name in the ready line",
+                f"the page is not served under the name {host!r}: use localhost, an IP address, or"
+                " the host name that the emulator announces (--advertise)",
             )
 
     def form(self, call: Call) -> dict[str, str]:

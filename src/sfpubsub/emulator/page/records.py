@@ -221,7 +221,7 @@ def _is_long(field: Field) -> bool:
 
 
 def _changes(visit: Visit, found: Topic | None, most: int) -> tuple[Markup, ...]:
-    """Return a heading and the list of an object's last change events, which is updated while the
+    """Return a heading and the list of an object's newest change events, which is updated while the
     page is open. Return an empty tuple if the object has no topic (`found` is None).
     """
     if found is None:

@@ -50,9 +50,9 @@ def document(
         parts: The content below the heading.
         path: Path of the navigation entry to mark as current.
         tenant: The org's name.
-        notice: Message about a successful change; blank for none.
-        problem: Message about a failed change; blank for none.
-        live: URL of the page's updates; blank for none.
+        notice: Message about a successful change; blank if nothing was changed.
+        problem: Message about a failed change; blank if no change failed.
+        live: URL of the page's updates; blank if the page is not updated while it is open.
         status: The HTTP status.
     """
     head = tag(

@@ -26,7 +26,7 @@ def streams(visit: Visit) -> Answer:
 
 
 def live(visit: Visit) -> Answer:
-    """GET /ui/streams/live: send updates to the list."""
+    """GET /ui/streams/live: send the list of open streams whenever it changes."""
     world = visit.world
     keys = [topic.name for topic in world.bus.topics()]
     look = Live(

@@ -86,7 +86,7 @@ def overview_live(visit: Visit) -> Answer:
 
 
 def topic(visit: Visit) -> Answer:
-    """GET /ui/topic?name=…: show a topic, its last events, and the form to publish."""
+    """GET /ui/topic?name=…: show a topic, its newest events, and the form for publishing events."""
     return _page(visit, _topic(visit, visit.query.get("name", "")))
 
 
@@ -236,8 +236,8 @@ def _page(
 def last_events(
     world: World, found: Topic, title: str, most: int = _SHOWN
 ) -> tuple[Markup, Markup]:
-    """Return a heading and a list of at most `most` of a topic's last events. Updates add new
-    events at the top of the list.
+    """Return a heading and a list of a topic's newest events, at most `most` of them. Updates add
+    new events at the top of the list.
     """
     shown = world.bus.newest(found, most)
     items = [shown_event(world, event, at) for event, at in shown]

@@ -86,8 +86,8 @@ class Visit:
         Args:
             title: The heading.
             *parts: The content below the heading.
-            problem: Message about a failed change; blank for none.
-            live: URL of the page's updates; blank for none.
+            problem: Message about a failed change; blank if no change failed.
+            live: URL of the page's updates; blank if the page is not updated while it is open.
             status: The HTTP status.
         """
         return document(

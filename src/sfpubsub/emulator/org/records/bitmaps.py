@@ -1,10 +1,10 @@
 """The bitmaps in the header of a change event, which list fields.
 
 A list of fields is a list of strings. `0x…` has one bit for each field of the schema, the lowest
-for the first field; `N-0x…` has one bit for each part of the compound field at position N. The
+for the first field; `N-0x…` has one bit for each component of the compound field at position N. The
 hexadecimal digits are upper-case, and their number is even. The string for the schema's own fields
-is first, and is omitted if no bit is set. If only parts of a compound field changed, the bit of the
-compound field itself is not set.
+is first, and is omitted if no bit is set. If only components of a compound field changed, the bit
+of the compound field itself is not set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def bitmaps(places: Iterable[int], parts: Mapping[int, Iterable[int]]) -> list[s
 
     Args:
         places: Positions of the fields in the schema.
-        parts: Position of a compound field in the schema -> positions of its parts within it.
+        parts: Position of a compound field in the schema -> positions of its components within it.
     """
     top = _bits(places)
     texts = [_hex(top)] if top else []

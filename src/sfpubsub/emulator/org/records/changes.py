@@ -179,8 +179,8 @@ def events(
 
 
 def body(of: SObject, row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the values of the fields `names` of a row in the format of a change event: with parts
-    nested in their compound field, and without empty fields.
+    """Return the values of the fields `names` of a row in the format of a change event: components
+    are nested in their compound field, and empty fields are omitted.
     """
     found: dict[str, Any] = {}
     for name in names:
@@ -212,7 +212,7 @@ def _event(change: Change, commit: Commit, schema: ChangeSchema) -> ChangeEvent:
 
 def _known(of: SObject, schema: ChangeSchema) -> list[str]:
     """Return the names of the fields whose values an event can contain. For a compound field, these
-    are the names of its parts.
+    are the names of its components.
     """
     return [
         item.name

@@ -1,5 +1,5 @@
-"""Objects and their fields, including the system fields of every object and the parts of compound
-fields.
+"""Objects and their fields, including the system fields of every object and the components of
+compound fields.
 
 An `SObject` is created from a definition: plain data in the format of a seed, which the store also
 contains. Fields and objects are immutable and thread-safe.
@@ -162,7 +162,7 @@ class Field:
     @property
     def is_stored(self) -> bool:
         """Whether the table has a column for the field. An address has a column for each of its
-        parts instead.
+        components instead.
         """
         return self.type != "address"
 
@@ -316,7 +316,7 @@ def _system(row: Mapping[str, Any]) -> Field:
 
 
 def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
-    """Return the field that a definition describes and, for a compound field, its parts.
+    """Return the field that a definition describes and, for a compound field, its components.
 
     Raises:
         ValueError: The definition is not valid.

@@ -206,5 +206,6 @@ def _id(given: dict[str, Any]) -> str:
 
 
 def _said(problem: RecordProblem) -> str:
-    """Return the error for a row in the format of the column sf__Error."""
+    """Return the error of a failed row, in the format of the column sf__Error in the job's results.
+    """
     return f"{problem.code}:{problem.text}:{' '.join(problem.fields)} --"

@@ -278,14 +278,16 @@ class Publishing:
 
 
 def _parts(of: SObject, name: str) -> list[str]:
-    """Return the names of the parts of a compound field; for any other field, its own name."""
+    """Return the names of a compound field's components, or only the field's own name if it is not
+    compound.
+    """
     parts = of.parts(name)
     return [part.name for part in parts.values()] or [name]
 
 
 def _merged(added: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the enriched values merged with the values of the change, which take precedence.
-    Compound fields are merged part by part.
+    Compound fields are merged component by component.
     """
     merged = {**added, **body}
     for name, value in body.items():

@@ -45,7 +45,7 @@ class ResultFile:
 
     @property
     def count(self) -> int:
-        """The number of rows, without the header line."""
+        """The number of rows, excluding the header line."""
         return self._places.stat().st_size // _PLACE_BYTES if self._places.exists() else 0
 
     def append(self, rows: Iterator[Sequence[str]]) -> Iterator[int]:

@@ -114,7 +114,8 @@ class ChangeSchema:
     Attributes:
         text: The Avro schema as JSON.
         places: Field of the object -> its position at the top level.
-        parts: Part of a compound field -> position of the compound field, and of the part in it.
+        parts: Component of a compound field -> position of the compound field, and of the component
+            in it.
     """
 
     text: str

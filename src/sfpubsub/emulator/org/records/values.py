@@ -89,14 +89,16 @@ def full_id(text: str) -> str:
 
 
 def compound(parts: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return an address as a JSON object, from its stored parts; None if all parts are empty."""
+    """Return an address as a JSON object, from its stored components. Return None if all components
+    are empty.
+    """
     if all(value is None for value in parts.values()):
         return None
     return {f"{name[0].lower()}{name[1:]}": value for name, value in sorted(parts.items())}
 
 
 def full_name(parts: Mapping[str, Any]) -> str:
-    """Return the full name of a person, from the parts of a compound name field."""
+    """Return the full name of a person, from the components of a compound name field."""
     return " ".join(str(parts[part]) for part in ("FirstName", "LastName") if parts.get(part))
 
 
