@@ -101,8 +101,7 @@ class _Commands(click.Group):
 @click.option(
     "--ready-file",
     type=click.Path(path_type=Path),
-    help="Also write the JSON line that stdout receives when the emulator is ready to this file; "
-    "the file is removed at exit.",
+    help="Also write the ready line to this file; the file is removed at exit.",
 )
 @click.option(
     "--seed",
@@ -197,8 +196,7 @@ def _end_with_stdin() -> None:
 
 @contextlib.contextmanager
 def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
-    """Write the JSON line of a ready emulator to *ready_file* atomically, and delete the file when
-    the block ends.
+    """Write the ready line to *ready_file* atomically, and delete the file when the block ends.
 
     Does nothing if *ready_file* is None.
     """
@@ -252,9 +250,7 @@ def _client_settings(server: EmulatorServer) -> str:
 
 
 def _ready(server: EmulatorServer) -> dict[str, str]:
-    """Return the values that the emulator prints when it is ready: addresses, access token, org and
-    CA file.
-    """
+    """Return the values in the ready line: addresses, access token, org and CA file."""
     ready = {
         "grpc": server.grpc_target,
         "http": server.http_url,

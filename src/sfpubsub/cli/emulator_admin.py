@@ -58,14 +58,14 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
         show_envvar=True,
         default=DEFAULT_URL,
         show_default=True,
-        help="URL of the emulator's HTTP port: `http` in the JSON line that it prints when ready.",
+        help="URL of the emulator's HTTP port: `http` in the ready line.",
     )
     @click.option(
         "--ca-file",
         envvar="SFPUBSUB_EMULATOR_CA_FILE",
         show_envvar=True,
-        help="Certificate authority to trust: `ca_file` in the JSON line that the emulator prints "
-        "when ready. Needed only if the emulator runs with --tls.",
+        help="Certificate authority to trust: `ca_file` in the ready line. Needed only if the "
+        "emulator runs with --tls.",
     )
     # Secrets are not options, because other users of a machine can see command lines.
     @click.option("--token", envvar="SFPUBSUB_EMULATOR_TOKEN", hidden=True, default="")

@@ -97,7 +97,8 @@ class RemoteEmulator:
         return dict(self._ask("GET", "/health", None, {}))
 
     def publish(self, topic: str, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Publish events as the org itself would; unlike a client, this can publish change events.
+        """Publish events as the org itself would. Unlike a client, the org can publish change
+        events.
 
         Args:
             topic: A topic with a schema; not a channel.

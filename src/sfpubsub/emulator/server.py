@@ -312,7 +312,7 @@ class EmulatorServer:
     # Changes to the org, for tests.
 
     def publish(self, topic: str, events: Sequence[Mapping[str, Any]]) -> list[Published]:
-        """Encode and publish events as the org itself would; unlike clients, this can publish
+        """Encode and publish events as the org itself would. Unlike a client, the org can publish
         change events.
 
         Args:
@@ -380,7 +380,8 @@ class EmulatorServer:
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: The topic is a channel, or the schema is not valid for an event.
+            SchemaProblem: `topic` is the name of a channel, or the schema is not valid for an
+                event.
         """
         schema = Schema(schema_json)
         self.bus.change_schema(topic, schema)

@@ -22,7 +22,7 @@ class Credentials(NamedTuple):
     Attributes:
         key: The private key as PEM, for gRPC.
         chain: The certificate chain as PEM, for gRPC.
-        context: A context with both, for HTTP.
+        context: An SSL context with the key and the certificate chain, for HTTP.
         ca_file: PEM file of the certificate authority, for clients.
     """
 

@@ -30,8 +30,8 @@ class EmulatorRun:
     """The directory and lifetime of a pytest run's emulator, in the process that owns the run.
 
     Attributes:
-        directory: Contains the pipe, the emulator's data, and the JSON line that the emulator
-            printed when it was ready. The workers receive the path of this directory.
+        directory: Contains the pipe, the emulator's data and its ready line. The workers receive
+            its path.
     """
 
     def __init__(self) -> None:

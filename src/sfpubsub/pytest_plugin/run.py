@@ -26,8 +26,8 @@ KEPT = frozenset(ENVIRONMENT_PREFIX + name for name in NOT_SETTINGS)
 """Environment variables that do not select an org."""
 
 _START_S = 60.0
-"""Longest wait for the emulator to start, in seconds. A start normally takes one second, and more
-on a busy machine.
+"""Longest wait for the ready line, in seconds. It normally takes one second, and more on a busy
+machine.
 """
 
 
@@ -35,7 +35,7 @@ class RunningEmulator(RemoteEmulator):
     """The emulator of the run: a `RemoteEmulator` with its addresses and environment variables.
 
     Args:
-        ready: The JSON object that the emulator printed when it was ready.
+        ready: The emulator's ready line, parsed as JSON.
 
     Attributes:
         grpc_target: Host and port of the Pub/Sub API.
@@ -100,7 +100,7 @@ def start_or_find(directory: Path, options: Sequence[str]) -> RunningEmulator:
 
 
 def _start(directory: Path, options: Sequence[str]) -> str:
-    """Start the emulator, and return the JSON line that it prints when it is ready."""
+    """Start the emulator and return its ready line, which is JSON."""
     command = [sys.executable, "-m", "sfpubsub", "emulator", "--until-stdin-closes"]
     places = ["--grpc-port", "0", "--http-port", "0", "--data-dir", str(directory / "data")]
     log = directory / "emulator.log"
@@ -127,9 +127,7 @@ def _start(directory: Path, options: Sequence[str]) -> str:
 
 
 def _first_line(output: IO[bytes]) -> str:
-    """Return the first line of the emulator's output, which is written in one piece. Return an
-    empty string if the line does not arrive in time.
-    """
+    """Return the ready line, which is written in one piece; empty if it does not arrive in time."""
     waiting, _, _ = select.select([output], [], [], _START_S)
     return output.readline().decode() if waiting else ""
 

@@ -1,4 +1,4 @@
-"""Fault plans: the failures that a test schedules, and how often each occurred.
+"""Fault plans: the failures that a test schedules, and how many times each occurred.
 
 A test adds faults to a plan, runs the client, and then asserts that each fault occurred; a test
 whose fault never occurred proves nothing. The behaviour of a fault is implemented where it occurs,
@@ -173,7 +173,10 @@ class FaultPlan:
                     f"and cannot be undone"
                 )
             if entry not in self._open[entry.fault.kind]:
-                raise ValueError(f"fault {number}, {entry.fault.kind}, is no longer active")
+                raise ValueError(
+                    f"fault {number}, {entry.fault.kind}, is no longer active: it has occurred as"
+                    " many times as planned, or was switched off"
+                )
             self._open[entry.fault.kind].remove(entry)
             entry.off = entry.happened < entry.fault.times
 
@@ -273,7 +276,7 @@ class _Entry:
     fault: Fault
     happened: int = field(default=0)
     off: bool = field(default=False)
-    """Whether the fault was switched off before it had occurred as often as planned."""
+    """Whether the fault was switched off before it had occurred as many times as planned."""
 
     def fits(self, rpc: str, target: str | None, responses: int) -> bool:
         fault = self.fault

@@ -108,7 +108,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         self.ask(fetch.num_requested)
 
     def accept(self, arrival: Arrival[ManagedFetch]) -> None:
-        """Handle a request after the first. It requests events, commits a position, or both.
+        """Handle any request after a stream's first one. It requests events, commits a position, or
+        both.
 
         Raises:
             Refused: The request is not valid.

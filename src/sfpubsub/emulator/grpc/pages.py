@@ -150,7 +150,8 @@ def _size(page: Page) -> int:
 
 
 def _page(pieces: Sequence[Piece], end: int) -> Page:
-    """Return a page with the events of all `pieces`. `end` is the reader's position after it."""
+    """Return a page with the events of all `pieces`. `end` is the reader's position after the page.
+    """
     if len(pieces) == 1:  # the usual case: no copy needed
         return Page(pieces[0].positions, end, pieces[0].schemas, pieces[0].wire)
     schemas: Counter[str] = Counter()

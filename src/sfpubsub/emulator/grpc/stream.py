@@ -163,13 +163,15 @@ class EventStream(ABC, Generic[R]):
     # Shared by both kinds.
 
     def ask(self, num_requested: int) -> None:
-        """Add credit. Credit above `Settings.max_outstanding` is discarded without an error."""
+        """Add `num_requested` to the number of events that may still be sent. The excess above
+        `Settings.max_outstanding` is discarded without an error.
+        """
         limit = self.world.settings.max_outstanding
         self.pending = min(limit, self.pending + num_requested)
 
     def _first(self) -> tuple[list[Arrival[R]], bool]:
-        """Wait for the first requests. Return them, and whether the client has sent its last
-        request; the list is empty if the stream must end.
+        """Wait for the call's first requests. Return them as a list, which is empty if the stream
+        must end, and whether the client has sent its last request.
         """
         clock, bells, sessions = self.world.clock, self.world.bus.bells, self.world.sessions
         patience = self.world.settings.first_request_s
@@ -218,8 +220,8 @@ class EventStream(ABC, Generic[R]):
                 self.accept(arrival)
 
     def start_latest(self, now: float) -> int:
-        """Return the position at which a LATEST stream starts: the tip. A fault can delay the
-        start.
+        """Return the position at which a LATEST stream starts: the org's newest position. A fault
+        can delay the start.
         """
         fault = self.world.faults.take("activate_late", self.rpc, self.target)
         if fault:

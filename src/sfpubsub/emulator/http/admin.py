@@ -169,7 +169,7 @@ def schema(world: World, body: Any) -> dict[str, Any]:
         raise _bad('the body must be {"topic": …, "schema": …}')
     topic, avro = body["topic"], body["schema"]
     if not isinstance(topic, str) or not isinstance(avro, (str, dict)):
-        raise _bad("the topic must be a name and the schema an Avro record")
+        raise _bad("topic must be a string, and schema an Avro schema: an object, or JSON text")
     try:
         changed = Schema(avro if isinstance(avro, str) else json.dumps(avro))
         world.bus.change_schema(topic, changed)
@@ -250,7 +250,7 @@ def app(world: World, body: Any) -> dict[str, Any]:
 
 def _fields(body: Any, known: Mapping[str, type], key: str) -> dict[str, Any]:
     if not isinstance(body, dict) or not body.get(key):
-        raise _bad(f"the body must be an object with the key {key!r}")
+        raise _bad(f"the body must be a JSON object with the key {key!r}")
     for name, value in body.items():
         if name not in known:
             raise _bad(f"unknown key {name!r}; valid keys are {', '.join(known)}")

@@ -29,7 +29,7 @@ def token(call: Call) -> Answer:
 
 
 def revoke(call: Call) -> Answer:
-    """POST /services/oauth2/revoke: revoke a token, and answer 200 without a body."""
+    """POST /services/oauth2/revoke: revoke a token, and return status 200 without a body."""
     form = _form(call)
     if not form.get("token"):
         raise SignInRefused("parameter")

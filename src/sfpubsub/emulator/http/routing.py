@@ -1,5 +1,5 @@
-"""Routes each request to its handler, and formats errors for the area of its path: OAuth, REST,
-SOAP or admin.
+"""Routes each request to its handler, and formats errors for the API to which its path belongs:
+OAuth, REST, SOAP or admin.
 """
 
 from __future__ import annotations
@@ -154,7 +154,8 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
 
 
 def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
-    """Return the answer to a request. An error is answered in the format of the path's area.
+    """Return the answer to a request. An error has the format of the API to which the path belongs:
+    OAuth, REST, SOAP or admin.
 
     Args:
         call: The request.
@@ -183,7 +184,7 @@ def _answer(call: Call, pages: Sequence[Route]) -> Answer:
 
 
 def problem(path: str, status: HTTPStatus, text: str) -> Answer:
-    """Return an error response in the format of the area to which `path` belongs."""
+    """Return an error response in the format of the API to which `path` belongs."""
     shape = next(shape for start, shape in _AREAS if path.startswith(start))
     return shape(status, text)
 

@@ -159,7 +159,7 @@ class Accounts:
                 )
 
     def by_id(self, record_id: str) -> User | None:
-        """Return the user with this 18-character id, or None."""
+        """Return the user with this 18-character id, or None if it does not exist."""
         for name, password, active, number in self._store.rows(
             "SELECT username, password, active, number FROM users"
         ):
@@ -200,7 +200,7 @@ class Accounts:
         return found or User(DEFAULT_USERNAME, "", True, user_id(1))
 
     def app(self, client_id: str) -> App | None:
-        """Return the app with this client id, or None."""
+        """Return the app with this client id, or None if it does not exist."""
         rows = self._store.rows("SELECT * FROM apps WHERE client_id = ?", client_id)
         return App(*rows[0]) if rows else None
 

@@ -87,7 +87,7 @@ class BlockFile:
 
     def after(self, topic_id: int, position: int) -> Block | None:
         """Return the block of a topic whose range includes the next position after `position`, or
-        None. Such a block contains the topic's first event after `position`.
+        None if there is no such block. The block contains the topic's first event after `position`.
         """
         with self._lock:
             found = self._db.execute(

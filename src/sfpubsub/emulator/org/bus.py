@@ -78,7 +78,7 @@ class Bus(Positions):
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: The name is a channel, or the schema belongs to another topic.
+            SchemaProblem: The name is that of a channel, or the schema belongs to another topic.
         """
         topic = self.topic(name)
         if not topic.schema_id:
@@ -215,8 +215,8 @@ class Bus(Positions):
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: The name is a channel, or a row does not match the schema; nothing is
-                published.
+            SchemaProblem: The name is that of a channel, or a row does not match the schema;
+                nothing is published.
         """
         topic = self.topic(name)
         if not topic.schema_id:

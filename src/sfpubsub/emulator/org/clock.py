@@ -79,7 +79,7 @@ class ManualClock(Clock):
         self._start = start
 
     def now(self) -> float:
-        """Return the start plus all jumps, in seconds since 1970 UTC."""
+        """Return the initial time plus all jumps, in seconds since 1970 UTC."""
         return self._start + self._jumped
 
     def timeout(self, deadline: float | None) -> float | None:

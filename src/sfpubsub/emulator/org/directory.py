@@ -17,7 +17,7 @@ def claim(data_dir: Path) -> int:
         The file descriptor of the lock; closing it releases the lock.
 
     Raises:
-        EmulatorProblem: The directory cannot be written, or another emulator uses it.
+        EmulatorProblem: The directory cannot be written to, or another emulator uses it.
     """
     try:
         # 0o700: it contains access tokens and the private key of a certificate authority.
@@ -25,7 +25,7 @@ def claim(data_dir: Path) -> int:
         handle = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise EmulatorProblem(
-            f"data directory {data_dir} cannot be written ({error.strerror}): choose another"
+            f"data directory {data_dir} cannot be written to ({error.strerror}): choose another"
         ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -232,7 +232,9 @@ class EventChannels:
     # Members.
 
     def members(self, channel: str | None = None) -> list[Member]:
-        """Return the members of one channel, or of all channels if None, sorted by name."""
+        """Return the members of one channel, or of all channels if `channel` is None, sorted by
+        name.
+        """
         rows = self._store.rows("SELECT * FROM channel_selections ORDER BY developer_name")
         found = [
             Member(row[0], row[1], row[2], row[3], row[4], tuple(json.loads(row[5])))

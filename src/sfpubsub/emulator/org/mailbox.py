@@ -115,8 +115,8 @@ class Bells:
         self._watchers: dict[Callable[[], None], frozenset[Hashable]] = {}
 
     def watch(self, keys: Iterable[Hashable], listener: Callable[[], None]) -> None:
-        """Register a watcher, which is called when one of `keys` is rung. The keys replace those of
-        an earlier call with the same function.
+        """Register a watcher, to be called when `ring` is called with one of `keys`. The keys
+        replace those of an earlier call with the same function.
         """
         with self._lock:
             self._watchers[listener] = frozenset(keys)
@@ -127,7 +127,9 @@ class Bells:
             self._watchers.pop(listener, None)
 
     def listen(self, key: Hashable, listener: Callable[[], None]) -> None:
-        """Register a listener to call whenever `key` is rung, until `forget` removes it."""
+        """Register a listener, to be called whenever `ring` is called with `key`, until `forget`
+        removes the listener.
+        """
         with self._lock:
             self._listeners.setdefault(key, []).append(listener)
 
@@ -153,7 +155,7 @@ class Bells:
             listener()
 
     def ring_all(self) -> None:
-        """Ring every key that has a listener. The watchers of these keys are called as well."""
+        """Call the listeners and watchers of every key that has a listener."""
         with self._lock:
             keys = list(self._listeners)
         for key in keys:

@@ -35,11 +35,11 @@ _ID_PREFIX = "18xSB"
 
 
 class NameTaken(ValueError):  # noqa: N818 - an answer, not a bug
-    """Raised if another managed subscription already has the developer name."""
+    """Raised if a new managed subscription has the developer name of an existing one."""
 
 
 class LimitReached(ValueError):  # noqa: N818 - as NameTaken
-    """Raised if the org has reached its limit of managed subscriptions."""
+    """Raised if the org has reached its limit on managed subscriptions."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,9 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Change:
-    """A record change that streams do not see yet. Until `until` (seconds since 1970 UTC), they see
-    the presets of `before`, and see RUN only if `before` and the new record are both in that state.
+    """A change to a managed subscription's record that streams do not see yet. Until `until`
+    (seconds since 1970 UTC), they see the presets of `before`, and see RUN only if `before` and the
+    new record are both in that state.
     """
 
     until: float
@@ -156,7 +157,8 @@ class ManagedSubscriptions:
             if len(taken) >= self._settings.managed_limit:
                 raise LimitReached(
                     f"the org already has {len(taken)} managed subscriptions, and its limit is"
-                    f" {self._settings.managed_limit}"
+                    f" {self._settings.managed_limit}; delete one, or increase the setting"
+                    " managed_limit"
                 )
             number = int(self._store.meta("managed_made", "0")) + 1
             self._store.set_meta("managed_made", str(number))
@@ -178,7 +180,7 @@ class ManagedSubscriptions:
         return made
 
     def all(self) -> list[ManagedSubscription]:
-        """Return all records, sorted by name."""
+        """Return the records of all managed subscriptions, sorted by developer name."""
         rows = self._store.rows("SELECT * FROM managed ORDER BY developer_name")
         return [ManagedSubscription(*row) for row in rows]
 
@@ -195,7 +197,7 @@ class ManagedSubscriptions:
         return None
 
     def by_id(self, subscription_id: str) -> ManagedSubscription | None:
-        """Return the record with this 18-character id, or None."""
+        """Return the record with this 18-character id, or None if it does not exist."""
         rows = self._store.rows("SELECT * FROM managed WHERE id = ?", subscription_id)
         return ManagedSubscription(*rows[0]) if rows else None
 
@@ -208,8 +210,8 @@ class ManagedSubscriptions:
         error_recovery_replay: Preset,
         state: State,
     ) -> None:
-        """Replace the settings of a subscription, as a PATCH of the Tooling API does. The settings
-        are those of `create`.
+        """Replace the settings of a subscription, as a PATCH of the Tooling API does. Arguments as
+        for `create`.
 
         For streams, STOP takes effect as with `set_state`, and everything else takes effect after
         `propagation_s`.

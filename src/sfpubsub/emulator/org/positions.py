@@ -24,7 +24,7 @@ class Positions:
     """The positions of one org's bus, and their replay ids. Thread-safe.
 
     Args:
-        store: The store for events and marks.
+        store: The store for events, and for positions without events.
         clock: The org's clock.
         settings: The retention period, and the length of replay ids.
 
@@ -52,7 +52,7 @@ class Positions:
         self._tip = int(store.meta("tip", "0"))
         self._purged_through = int(store.meta("purged_through", "0"))
         self._oldest = store.oldest()
-        self._losses = 0  # how often events were deleted or renumbered
+        self._losses = 0  # how many times events were deleted or renumbered
         newest = store.rows(
             "SELECT max(at) FROM (SELECT at FROM events WHERE position = ?"
             " UNION ALL SELECT at FROM marks WHERE position = ?)",
@@ -179,7 +179,7 @@ class Positions:
     def _minted(self, replay_id: bytes) -> int:
         position = self.ids.read(replay_id)
         if position is None or not 0 < position <= self._tip:
-            raise ValueError(f"this bus has never issued the replay id {replay_id.hex()}")
+            raise ValueError(f"the emulator has never issued the replay id {replay_id.hex()}")
         return position
 
     def _forget(self, end: int, cause: Fault | None) -> None:

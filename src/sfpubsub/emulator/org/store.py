@@ -102,7 +102,7 @@ class Store:
         blocks: Encoded events, in a separate file that `transaction` does not cover.
 
     Raises:
-        StoreProblem: The file is not a database of this version, or cannot be written.
+        StoreProblem: The file is not a database of this version, or cannot be written to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -127,8 +127,8 @@ class Store:
         if version != _LAYOUT:
             self.close()
             raise StoreProblem(
-                f"{path} was created by another version of the emulator (layout {version}): use that"
-                " version, or another data directory"
+                f"{path} was created by another version of the emulator (layout {version}): use"
+                " that version, or another data directory"
             )
 
     def close(self) -> None:
@@ -215,8 +215,8 @@ class Store:
         return [tuple.__new__(Event, row) for row in found]
 
     def newest_events(self, topic_id: int, limit: int) -> list[tuple[Event, float]]:
-        """Return the last `limit` events of a topic, newest first, each with its publication time
-        in seconds since 1970 UTC.
+        """Return the newest events of a topic, at most `limit` of them, newest first, each with its
+        publication time in seconds since 1970 UTC.
         """
         found = self.rows(
             "SELECT e.position, e.event_id, e.schema_id, e.payload, e.at FROM topic_log AS l"
@@ -242,8 +242,8 @@ class Store:
         return [(int(row[0]), float(row[1])) for row in reversed(found)]
 
     def purge(self, at: float) -> int | None:
-        """Delete the events and marks that were created at or before `at`, in seconds since 1970
-        UTC.
+        """Delete the events and marks (positions without events) that were created at or before
+        `at`, in seconds since 1970 UTC.
 
         Returns:
             The newest deleted position, or None if nothing was deleted.
@@ -269,8 +269,8 @@ class Store:
         self.blocks.forget(position)
 
     def renumber(self, above: int) -> int:
-        """Move all events to positions above `above`, keeping the gaps, and delete all marks and
-        blocks. Call this inside a `transaction`.
+        """Move all events to positions above `above`, keeping the gaps, and delete all marks
+        (positions without events) and all blocks. Call this inside a `transaction`.
 
         Args:
             above: A position that is not below the newest one.
@@ -292,8 +292,8 @@ class Store:
         return newest + shift
 
     def newest_before(self, at: float) -> int | None:
-        """Return the newest position of an event or mark that was created before `at` (seconds
-        since 1970 UTC), or None.
+        """Return the newest position that was created, with or without an event, before `at`
+        (seconds since 1970 UTC). Return None if there is no such position.
         """
         found: int | None = self.rows(
             "SELECT max(position) FROM (SELECT max(position) AS position FROM events WHERE at < ?"
@@ -304,8 +304,8 @@ class Store:
         return found
 
     def oldest(self) -> float | None:
-        """Return the time at which the oldest event or mark was created, in seconds since 1970 UTC;
-        None if there are neither events nor marks.
+        """Return the time at which the oldest stored position, with or without an event, was
+        created, in seconds since 1970 UTC. Return None if no positions are stored.
         """
         found = self.rows(
             "SELECT min(at) FROM (SELECT * FROM (SELECT at FROM events ORDER BY position LIMIT 1)"
@@ -341,8 +341,8 @@ class Snapshot:
     def stream(self, sql: str, *values: object) -> Generator[Any, None, None]:
         """Execute a query, and yield its rows one by one. Only one query can run at a time.
 
-        Other calls of this snapshot, including `close`, block until the generator is exhausted or
-        closed. Close the generator if you do not consume it completely.
+        Other calls to this snapshot's methods, including `close`, block until the generator is
+        exhausted or closed. Close the generator if you do not consume it completely.
         """
         with self._lock:
             yield from self._db.execute(sql, values)

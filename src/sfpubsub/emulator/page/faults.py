@@ -1,4 +1,6 @@
-"""The fault page, with the fault plan, how often each fault occurred, and a form for each kind."""
+"""The fault page, with the fault plan, how many times each fault occurred, and a form for each
+kind.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def _page(visit: Visit, entered: Mapping[str, str], problem: str) -> Answer:
     return visit.page(
         "Faults",
         tag("h2", "The plan"),
-        table("Faults and how often they happened", _HEADS, _rows(visit), _ROWS),
+        table("Faults and how many times each occurred", _HEADS, _rows(visit), _ROWS),
         tag("h2", "Add a fault"),
         *(_kind(visit, name, kind, entered) for name, kind in KINDS.items()),
         problem=problem,
@@ -129,7 +131,7 @@ _HINTS: dict[type, str] = {bool: "true or false", int: "a whole number", float: 
 
 
 def _number(name: str, values: Mapping[str, str]) -> Markup:
-    return _text(name, "times", values.get("times", "1"), "how often")
+    return _text(name, "times", values.get("times", "1"), "how many times")
 
 
 def _text(kind: str, name: str, value: str, hint: str, prefix: str = "") -> Markup:

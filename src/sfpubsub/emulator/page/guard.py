@@ -34,8 +34,7 @@ class Guard:
         self._token = secrets.token_urlsafe(24)
 
     def field(self) -> Markup:
-        """Return the hidden form field that contains the token. Every form must include this field.
-        """
+        """Return the hidden form field with the token. Every form must include this field."""
         return tag("input", type="hidden", name=_TOKEN, value=self._token)
 
     def check_host(self, call: Call) -> None:

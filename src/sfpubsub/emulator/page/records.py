@@ -333,7 +333,9 @@ def _count(visit: Visit, of: SObject) -> int:
 
 
 def _user(visit: Visit) -> User:
-    """Return the user of the emulator's own token, who makes the changes of these pages."""
+    """Return the user to whom the emulator's own token belongs. This user makes all changes on the
+    record pages.
+    """
     return visit.world.accounts.holder("")
 
 

@@ -37,7 +37,9 @@ def subscriptions(visit: Visit) -> Answer:
 
 
 def live(visit: Visit) -> Answer:
-    """GET /ui/subscriptions/live: send updates to each subscription's position, counts and plot."""
+    """GET /ui/subscriptions/live: send each subscription's position, counts and plot whenever they
+    change.
+    """
     world = visit.world
 
     def look(_mark: str) -> News:

@@ -1,4 +1,6 @@
-"""The topic pages: a list of all topics; one topic with its last events and a form to publish."""
+"""The topic pages: a list of all topics, and a page for each topic with its newest events and a
+form for publishing events.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def counts(world: World) -> dict[str, Markup]:
 
 
 def overview_live(visit: Visit) -> Answer:
-    """GET /ui/live: send updates to the counts of all topics."""
+    """GET /ui/live: send the counts of all topics whenever they change."""
     world = visit.world
     keys = [topic.name for topic in world.bus.topics()]
     return stream(Live(lambda _mark: News(counts(world)), "", world.bus.bells, keys))
@@ -103,7 +105,9 @@ def publish(visit: Visit) -> Answer:
 
 
 def topic_live(visit: Visit) -> Answer:
-    """GET /ui/topic/live?name=…&after=…: send new events, and updates to the counts."""
+    """GET /ui/topic/live?name=…&after=…: send the topic's new events, and its counts whenever they
+    change.
+    """
     world = visit.world
     found = _topic(visit, visit.query.get("name", ""))
     after = visit.call.headers.get("Last-Event-ID") or visit.query.get("after", "")
@@ -245,7 +249,7 @@ def last_events(
 
 
 def live_of(world: World, found: Topic) -> str:
-    """Return the URL of a topic's updates, which begin after the topic's current last event."""
+    """Return the URL of a topic's updates, which begin after the topic's newest event."""
     shown = world.bus.newest(found, 1)
     newest = shown[0][0].position if shown else 0
     return link(f"{PLACE}/live", name=found.name, after=str(newest))

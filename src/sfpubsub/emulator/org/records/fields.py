@@ -230,7 +230,7 @@ class SObject:
                     )
 
     def field(self, name: str) -> Field | None:
-        """Return the field with this name, ignoring case, or None."""
+        """Return the field with this name, ignoring case, or None if there is no such field."""
         return self._by_name.get(name.lower())
 
     def with_field(self, field: Mapping[str, Any]) -> SObject:

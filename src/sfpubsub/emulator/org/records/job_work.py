@@ -206,6 +206,5 @@ def _id(given: dict[str, Any]) -> str:
 
 
 def _said(problem: RecordProblem) -> str:
-    """Return the error of a failed row, in the format of the column sf__Error in the job's results.
-    """
+    """Return the error of a failed row, in the format of the column sf__Error in job results."""
     return f"{problem.code}:{problem.text}:{' '.join(problem.fields)} --"

@@ -244,7 +244,7 @@ class Jobs:
         return file
 
     def upload_path(self, job: Job) -> Path:
-        """Return the path of the uploaded rows of an ingest job."""
+        """Return the path of the file that contains the uploaded rows of an ingest job."""
         return self._directory / f"{job.job_id}.upload"
 
     def change(self, job: Job, **facts: Any) -> None:

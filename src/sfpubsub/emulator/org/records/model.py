@@ -293,7 +293,7 @@ class Records(Reading):
     # Internal.
 
     def _compute(self, of: SObject) -> None:
-        """Recompute the formulas of all rows, without publishing events."""
+        """Recompute the formula fields of all rows, without publishing events."""
         table = self.table(of.name)
         for start in range(0, self._numbers[of.name], _ROWS):
             with self._bus.together():

@@ -135,7 +135,9 @@ class Publishing:
             queries.condition(of, _without_header(condition, {}))
 
     def move(self) -> None:
-        """Restart commit numbers, as after a move to another instance."""
+        """Restart the commit numbers of change events, as Salesforce does when it moves an org to
+        another instance.
+        """
         self._store.set_meta("commit_base", str(_MOVED_BASE - self._bus.tip()))
 
     def publish(

@@ -202,7 +202,7 @@ class Reading:
         fields: Sequence[str] | None = None,
         user: User | None = None,
     ) -> dict[str, Any]:
-        """Return the values of a record as JSON values, by field name.
+        """Return the values of a record, converted for JSON, by field name.
 
         Args:
             name: Name of the object.

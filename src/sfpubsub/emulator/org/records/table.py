@@ -103,7 +103,8 @@ class Table:
         self._store.run(f"DELETE FROM {self._name} WHERE Id = ?", record_id)  # noqa: S608
 
     def get(self, record_id: str, rows: Rows | None = None) -> Row | None:
-        """Return the row with this id, or None. Rows in the Recycle Bin are included.
+        """Return the row with this id, which may be in the Recycle Bin, or None if there is no such
+        row.
 
         Args:
             record_id: 18-character id.
