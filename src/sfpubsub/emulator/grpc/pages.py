@@ -150,8 +150,7 @@ def _size(page: Page) -> int:
 
 
 def _page(pieces: Sequence[Piece], end: int) -> Page:
-    """Return a page with the events of all `pieces`. `end` is the reader's position after the page.
-    """
+    """Return a page with the events of all `pieces`, after which the reader's position is `end`."""
     if len(pieces) == 1:  # the usual case: no copy needed
         return Page(pieces[0].positions, end, pieces[0].schemas, pieces[0].wire)
     schemas: Counter[str] = Counter()

@@ -33,7 +33,7 @@ Message = dict[str, Any]
 
 
 class _Instead(Exception):  # noqa: N818 - an answer, not a bug
-    """Raised to send another HTTP response instead of the replies to a request's Bayeux messages."""
+    """Raised to send a different HTTP response instead of the replies to the Bayeux messages."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
