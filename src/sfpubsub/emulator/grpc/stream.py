@@ -1,4 +1,4 @@
-"""One stream of events: credit, order, keepalives, and how it ends. Does not use gRPC.
+"""One stream of events: flow control, order, keepalives, and how it ends. Does not use gRPC.
 
 `EventStream` is the base class for the two RPCs that deliver events. `PlainStream` implements
 Subscribe; ManagedSubscribe is in managed_stream. A stream is run by one thread, which reads
@@ -128,13 +128,13 @@ class EventStream(ABC, Generic[R]):
 
     @abstractmethod
     def open(self, arrival: Arrival[R]) -> None:
-        """Handle the first request: set topic, target, count and position, and add the credit that
-        it requests.
+        """Handle the first request: set topic, target, count and position, and add the requested
+        events to `pending`.
         """
 
     @abstractmethod
     def accept(self, arrival: Arrival[R]) -> None:
-        """Handle any request after a stream's first one: add the credit that it requests."""
+        """Handle any request after a stream's first one: add the requested events to `pending`."""
 
     def keys(self) -> list[str]:
         """Return the keys under which this stream is registered with `Bells`, which wakes it."""
@@ -163,8 +163,8 @@ class EventStream(ABC, Generic[R]):
     # Shared by both kinds.
 
     def ask(self, num_requested: int) -> None:
-        """Add `num_requested` to the number of events that may still be sent. The excess above
-        `Settings.max_outstanding` is discarded without an error.
+        """Add `num_requested` to `pending`, the number of requested events that have not been sent
+        yet. The excess above `Settings.max_outstanding` is discarded without an error.
         """
         limit = self.world.settings.max_outstanding
         self.pending = min(limit, self.pending + num_requested)
@@ -230,7 +230,7 @@ class EventStream(ABC, Generic[R]):
 
     def deliver(self, now: float) -> Reply | None:
         """Return a reply with the next events, or a keepalive if one is due. Return None if there
-        is nothing to send, or if the client has no credit left.
+        is nothing to send, or if no requested events are pending.
         """
         if self.pending == 0 or not self._is_active(now):
             return None

@@ -88,8 +88,8 @@ class Positions:
             return minted and position not in self._corrupted
 
     def position(self, replay_id: bytes) -> int | None:
-        """Return the position of a replay id, or None if the id is malformed or its position is not
-        alive.
+        """Return the position of a replay id, or None if the id is malformed, or if its position
+        does not exist or is no longer valid.
         """
         position = self.ids.read(replay_id)
         return position if position is not None and self.is_alive(position) else None

@@ -1,9 +1,9 @@
 """Updates for open pages, by server-sent events.
 
 A stream renders its content again when `Bells` wakes it because one of its topics has changed, and
-otherwise once a second (for credit, commits and the clock). It sends only the parts that have
-changed. Pages that are not open cause no work, and a flood of events causes at most five renderings
-a second for each open page.
+otherwise once a second, because requests, commits and the clock can change the content without
+waking the stream. It sends only the parts that have changed. Pages that are not open cause no work,
+and a flood of events causes at most five renderings a second for each open page.
 """
 
 from __future__ import annotations

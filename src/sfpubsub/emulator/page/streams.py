@@ -1,4 +1,4 @@
-"""The page that lists the open streams and their credit."""
+"""The page that lists the open streams, and how many requested events each has yet to send."""
 
 from __future__ import annotations
 

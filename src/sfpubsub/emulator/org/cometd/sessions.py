@@ -67,7 +67,9 @@ class Session:
     is_gone: bool = False
 
     def wake(self) -> None:
-        """Wake the thread that holds the newest connect message, if any, to check for changes."""
+        """Wake the thread that holds the session's newest connect message, so that it checks for
+        changes. Do nothing if no connect message is held.
+        """
         mail = self.mail
         if mail is not None:
             mail.wake()
