@@ -122,7 +122,7 @@ def judge(
 
     1. The window contains all keys of its time span. An event needs no lookup if its key is not in
        the window and its time is not before that span, or if this process stored its key and the
-       two marks are enough to classify it.
+       marks of both events suffice to classify it.
     2. All other events are looked up in the table. Some of them cannot be classified by the marks.
        If the key was stored by an earlier process, the row may have been deleted since. An event
        that has no time, or one before the window's time span, may have been written before that
@@ -209,7 +209,7 @@ def _to_ask(
 
 
 def _is_settled(known: Known, mark: int) -> bool:
-    """Return whether *mark* and the known mark are enough to classify an event."""
+    """Return whether an event's *mark* and the known mark of its key suffice to classify it."""
     if not _has_payload(known.mark):
         return False
     return _same_payload(known.mark, mark) or (known.mark ^ mark) >> HOUR_BITS & _CONTEXT_MASK != 0

@@ -352,7 +352,8 @@ class IngestJob:
         self._wrote(result, writing.batch, seconds)
 
     def _finish_after(self, error: SfPubSubError) -> None:
-        """After *error*, finish the current write and store the gaps; only log their errors."""
+        """After *error*, finish the current write and store the gaps. Further errors are only
+        logged."""
         try:
             self._finish()
         except SfPubSubError as second:

@@ -65,7 +65,7 @@ def _mergeable(runs: list[KeyRun], most: int, longest: float) -> list[KeyRun]:
 
 
 def _size_class(run: KeyRun) -> int:
-    """Return the size class of a run: how often its size can be divided by `_FAN`."""
+    """Return the size class of a run: the logarithm of its length to base `_FAN`, rounded down."""
     return (len(run).bit_length() - 1) // (_FAN.bit_length() - 1)
 
 
@@ -83,10 +83,11 @@ class Merge:
         return self._head == HEADS
 
     def step(self, count: int) -> int:
-        """Merge about *count* more records; return how many were merged, but at least 1.
+        """Merge about *count* more records, and return how many were merged.  The result is at
+        least 1, even if the next part of the key range has no records.
 
-        Raises:
-            OSError: The file could not be written.
+                Raises:
+                    OSError: The file could not be written.
         """
         width = max(1, HEADS * count // sum(map(len, self.inputs)))
         self._head = min(HEADS, self._head + width)

@@ -145,7 +145,7 @@ class KeyWindow:
 
     @property
     def needs_cover(self) -> bool:
-        """Whether `loaded` needs the last row, because the loaded keys are kept in runs."""
+        """Whether `loaded` must be given the last row, because loaded keys are stored in runs."""
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:

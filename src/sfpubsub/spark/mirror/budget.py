@@ -28,11 +28,12 @@ class Budget:
         self._counted = 0
 
     def count(self, now: float, calls: int) -> int:
-        """Record the calls made since the last time; return their number, to be stored durably.
+        """Record the calls made since `count` was last called, and return their number.  The caller
+        has to store the number durably.
 
-        Args:
-            now: Current time, in seconds since 1970 UTC.
-            calls: Number of calls this process has made so far.
+                Args:
+                    now: Current time, in seconds since 1970 UTC.
+                    calls: Number of calls this process has made so far.
         """
         new = calls - self._counted
         if new:

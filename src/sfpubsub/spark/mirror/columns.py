@@ -108,7 +108,8 @@ class Columns:
         }
 
     def fields(self, plan: Plan) -> Fields:
-        """Return the columns and struct members for each field and part that events can report."""
+        """Return the columns and struct members for all fields and components in the events of
+        *plan*."""
         places = []
         for field, sources in sources_of(plan).items():
             for column in self._of(field):

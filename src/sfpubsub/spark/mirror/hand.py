@@ -113,7 +113,7 @@ class Hand:
         return written == self._written and not self._engine.is_waiting
 
     def worth(self) -> AsOf | None:
-        """Return the state that a read beginning now certainly contains; None if not known yet."""
+        """Return the as-of of a read that would begin now; None if it is not known yet."""
         return as_of(self._notes, self._clock(), self._margin)
 
     def laid(self) -> int:

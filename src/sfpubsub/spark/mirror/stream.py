@@ -169,7 +169,8 @@ class MirrorStream:
         return Standing(self._was_anchored, idle, received, gaps, health)
 
     def _position(self, health: Health) -> ReplayId | None:
-        """Return the durable position at which another process would continue, or None."""
+        """Return the durable position after which another process would continue, if already
+        known."""
         if self._source.keeps_position:
             return self._writer.positions.get(self._source.name)
         return health.committed
