@@ -220,8 +220,7 @@ class KeyRun:
     def _compare(
         self, sought: Sought, candidates: npt.NDArray[np.intp]
     ) -> tuple[npt.NDArray[np.intp], Numbers]:
-        """Return the indexes in *sought* of those candidates that are in the file, and their
-        marks."""
+        """Return the candidates found in the file, as indexes into *sought*, and their marks."""
         starts, ends = self._index.spans(sought.tops[candidates])
         # Compare all records that may match a key, and a few more. This is one read, whereas a
         # binary search would take seven steps that cost as much as one read each.

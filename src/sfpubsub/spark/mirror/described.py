@@ -81,8 +81,7 @@ class Column:
 
 
 def described(description: ObjectDescription) -> Iterator[Column]:
-    """Yield the columns of all readable fields. The components of a compound field share one
-    column."""
+    """Yield the columns of all readable fields; components of a compound field share one."""
     parts: dict[str, list[FieldDescription]] = {}
     for field in description.fields:
         if compound := _compound_of(description, field):
@@ -112,7 +111,7 @@ def described(description: ObjectDescription) -> Iterator[Column]:
 
 
 def _compound_of(description: ObjectDescription, field: FieldDescription) -> str | None:
-    """Return the name of the compound field that *field* is a component of; None if it is not one.
+    """Return the name of the compound field that contains *field*; None if *field* is no component.
 
     A name field may be declared as its own compound field, which does not count.
     """

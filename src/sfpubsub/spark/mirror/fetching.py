@@ -81,8 +81,7 @@ class Fetching:
         return any(name == entity for name, _ in self._ready)
 
     def unfinished(self, entity: str) -> Marker | None:
-        """Return the newest marker of an object's interrupted read; None if no read can be
-        resumed."""
+        """Return the newest marker of an object's interrupted read; None if there is no such read."""
         last = self._last.get(entity)
         return last if last is not None and not last.is_last else None
 
@@ -91,7 +90,7 @@ class Fetching:
         self._last.pop(entity, None)
 
     def left(self, entity: str, markers: Iterable[Marker], merged: int) -> None:
-        """Restore the state of an object's reads from its log, as an earlier process left it.
+        """Restore the state of an object's reads that an earlier process left in the object's log.
 
         Args:
             entity: The object.

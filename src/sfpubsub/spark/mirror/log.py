@@ -157,8 +157,7 @@ class ReadLog:
         return sorted(found, key=lambda marker: marker.piece)
 
     def rows(self, first: int, last: int) -> DataFrame:
-        """Return the rows of the pieces from *first* to *last* (inclusive), without their
-        markers."""
+        """Return the rows of pieces *first* to *last* (inclusive), without their markers."""
         rows = self._table.read().where(f.col("_piece").between(first, last))
         return rows.where("record_id IS NOT NULL")
 

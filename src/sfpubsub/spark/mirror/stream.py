@@ -169,8 +169,10 @@ class MirrorStream:
         return Standing(self._was_anchored, idle, received, gaps, health)
 
     def _position(self, health: Health) -> ReplayId | None:
-        """Return the durable position after which another process would continue, if already
-        known."""
+        """Return the durable position after which another process would continue.
+
+        None if the source has no durable position yet.
+        """
         if self._source.keeps_position:
             return self._writer.positions.get(self._source.name)
         return health.committed

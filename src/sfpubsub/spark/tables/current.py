@@ -95,7 +95,7 @@ class RecordTables:
 
     @classmethod
     def of(cls, target: Target, *, current: bool, history: bool) -> RecordTables | None:
-        """Return an instance if current tables are requested or already exist; otherwise None.
+        """Return an instance if current or history tables are requested or exist; otherwise None.
 
         Existing tables are always maintained, because a step that leaves them out would make them
         wrong.
