@@ -83,11 +83,12 @@ class Merge:
         return self._head == HEADS
 
     def step(self, count: int) -> int:
-        """Merge about *count* more records, and return how many were merged.  The result is at
-        least 1, even if the next part of the key range has no records.
+        """Merge about *count* more records, and return how many were merged.
 
-                Raises:
-                    OSError: The file could not be written.
+        The result is at least 1, even if the next part of the key range has no records.
+
+        Raises:
+            OSError: The file could not be written.
         """
         width = max(1, HEADS * count // sum(map(len, self.inputs)))
         self._head = min(HEADS, self._head + width)

@@ -28,12 +28,13 @@ class Budget:
         self._counted = 0
 
     def count(self, now: float, calls: int) -> int:
-        """Record the calls made since `count` was last called, and return their number.  The caller
-        has to store the number durably.
+        """Record the calls made since `count` was last called, and return their number.
 
-                Args:
-                    now: Current time, in seconds since 1970 UTC.
-                    calls: Number of calls this process has made so far.
+        The caller has to store the number durably.
+
+        Args:
+            now: Current time, in seconds since 1970 UTC.
+            calls: Number of calls this process has made so far.
         """
         new = calls - self._counted
         if new:

@@ -248,8 +248,7 @@ class IcebergTable(LoggedTable):
         self._newest = state.attempt
 
     def _create(self, frame: DataFrame) -> Any:
-        """Create an empty table with our initial state as a property; return its
-        `TableOperations`."""
+        """Create an empty table with our initial state; return its Iceberg `TableOperations`."""
         properties = {
             **_PROPERTIES,
             **self._properties,
