@@ -123,10 +123,10 @@ def judge(
     1. The window contains all keys of its time span. An event needs no lookup if its key is not in
        the window and its time is not before that span, or if this process stored its key and the
        marks of both events suffice to classify it.
-    2. All other events are looked up in the table. Some of them cannot be classified by the marks.
-       If the key was stored by an earlier process, the row may have been deleted since. An event
-       that has no time, or one before the window's time span, may have been written before that
-       span.
+    2. All other events are looked up in the table, for one of three reasons: the marks do not
+       suffice; an earlier process stored the key, so the row may have been deleted since; or the
+       event has no time or one before the window's time span, so it may have been written before
+       that span.
     3. Of several rows with the same new key, the first one is new, and the others are compared with
        it.
 

@@ -1,7 +1,7 @@
 """Choose which sorted runs to merge, and merge them incrementally.
 
 A lookup searches every run, so there should be few runs. A merge rewrites all its records, so each
-record should rarely be merged. This module is given the runs, which key_window.py manages.
+record should rarely be merged. key_window.py manages the runs and passes them to this module.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class _Waiting:
 
 @dataclass
 class _Moves:
-    """Positions without events that are waiting to be written."""
+    """Positions to store without events, which are waiting for the next write."""
 
     positions: dict[str, ReplayId] = field(default_factory=dict)
     since: float = 0.0

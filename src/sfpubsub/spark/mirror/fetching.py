@@ -81,7 +81,7 @@ class Fetching:
         return any(name == entity for name, _ in self._ready)
 
     def unfinished(self, entity: str) -> Marker | None:
-        """Return the newest marker of an object's interrupted read; None if no such read."""
+        """Return the newest marker of the object's read if it was interrupted; otherwise None."""
         last = self._last.get(entity)
         return last if last is not None and not last.is_last else None
 

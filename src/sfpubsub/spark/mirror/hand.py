@@ -109,7 +109,11 @@ class Hand:
         return self._engine.is_between
 
     def is_through(self, written: int) -> bool:
-        """Return whether all raw rows were applied, as of the last `lay`."""
+        """Return whether all rows that were written to the raw table have been applied.
+
+        Args:
+            written: See `lay`.
+        """
         return written == self._written and not self._engine.is_waiting
 
     def worth(self) -> AsOf | None:

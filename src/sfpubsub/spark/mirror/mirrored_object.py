@@ -206,7 +206,7 @@ class MirroredObject:
         return rows.selectExpr(*(f"{sql} AS {name}" for name, sql in given.items()))
 
     def current(self, merged: DataFrame) -> DataFrame:
-        """Return the new table rows from the output of the merge rule."""
+        """Extract the new rows of the object's table from the output of the merge rule."""
         return merged.where(f.col("_kind") == CURRENT).selectExpr(*self._own())
 
     def marked(self, reason: Any, ids: DataFrame | None = None) -> DataFrame:

@@ -391,7 +391,7 @@ def _ids_of(rows: DataFrame) -> DataFrame:
 
 
 def _cue_rows(entity: str, merged: DataFrame, number: int) -> list[dict[str, Any]]:
-    """Return the new queue rows from the output of the merge rule."""
+    """Extract the new rows of the reread queue from the output of the merge rule."""
     rows = merged.where(f.col("_kind") == CUE).select(*_CUE).toArrow().to_pylist()
     return [
         entry_row(

@@ -1,8 +1,8 @@
 """Read the change events of a raw table: the changed fields, and the latest state of records.
 
-The functions map DataFrames to DataFrames, and events are read only when the result is used. They
-run on executors, with a classic session or Spark Connect, on tables of any format. They store
-nothing (for stored current tables, see current.py). Changes are ordered by the header's commit
+The functions map DataFrames to DataFrames and store nothing (for stored current tables, see
+current.py). Executors read the events when the result is used. The session may be classic or use
+Spark Connect, and the table may have any format. Changes are ordered by the header's commit
 timestamp, commit number and sequence number, then by arrival, and never by replay id. Invariant: if
 an event does not report what changed or when, its record is marked for rereading until a later
 event describes the record completely.
@@ -240,7 +240,7 @@ def _text(value: Any) -> str | None:
 
 
 def _is_about_all() -> Column:
-    """Return a condition for changes of all records of an object, or of all with an id prefix."""
+    """Return a condition that selects events about all records of an object or of an id prefix."""
     record = f.col("record_id")
     overflow = f.col("change_type") == "GAP_OVERFLOW"
     return record.isNull() | record.endswith("*") | overflow

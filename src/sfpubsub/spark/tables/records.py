@@ -384,7 +384,7 @@ def _record(
 ) -> Record:
     """Return the record after a change.
 
-    If *before* is given, the result has its completeness and its reason for a reread.
+    If *before* is given, the result keeps the completeness and the reread reason of *before*.
     """
     return Record(
         values,
