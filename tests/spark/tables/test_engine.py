@@ -324,7 +324,7 @@ def test_a_directory_belongs_to_one_raw_table(spark, raw, tmp_path):
         ConfigurationError, match=r"does not contain sfpubsub tables .*'notes\.txt'"
     ):
         EventTables(spark, raw.path, tmp_path / "mine")
-    with pytest.raises(ConfigurationError, match="name the raw table to read"):
+    with pytest.raises(ConfigurationError, match="specify the path of a raw table"):
         EventTables(spark, tmp_path / "nothing", tmp_path / "new")
     with pytest.raises(ConfigurationError, match="name a raw table that it contains: raw"):
         EventTables(spark, tmp_path, tmp_path / "new")

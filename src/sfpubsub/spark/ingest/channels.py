@@ -317,7 +317,7 @@ class ChannelSubscription:
             self._refused(error)
 
     def _refused(self, error: ReplayIdRejectedError) -> None:
-        """Record the gap and start a new epoch at the fallback. If there is none, raise *error*."""
+        """Record the gap. Start a new epoch at the fallback, or raise *error* without one."""
         if error.gap is not None:
             self._note(error.gap)
         if self._fallback is None:

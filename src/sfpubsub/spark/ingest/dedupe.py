@@ -122,11 +122,11 @@ def judge(
 
     1. The window contains all keys of its time span. An event needs no lookup if its key is not in
        the window and its time is not before that span, or if this process stored its key and the
-       two marks are enough to classify it.
-    2. All other events are looked up in the table. Some of them cannot be classified by the marks.
-       If the key was stored by an earlier process, the row may have been deleted since. An event
-       that has no time, or one before the window's time span, may have been written before that
-       span.
+       marks of both events suffice to classify it.
+    2. All other events are looked up in the table, for one of three reasons: the marks do not
+       suffice; an earlier process stored the key, so the row may have been deleted since; or the
+       event has no time or one before the window's time span, so it may have been written before
+       that span.
     3. Of several rows with the same new key, the first one is new, and the others are compared with
        it.
 
@@ -209,7 +209,7 @@ def _to_ask(
 
 
 def _is_settled(known: Known, mark: int) -> bool:
-    """Return whether *mark* and the known mark are enough to classify an event."""
+    """Return whether an event's *mark* and the known mark of its key suffice to classify it."""
     if not _has_payload(known.mark):
         return False
     return _same_payload(known.mark, mark) or (known.mark ^ mark) >> HOUR_BITS & _CONTEXT_MASK != 0

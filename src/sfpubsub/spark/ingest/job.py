@@ -352,7 +352,7 @@ class IngestJob:
         self._wrote(result, writing.batch, seconds)
 
     def _finish_after(self, error: SfPubSubError) -> None:
-        """After *error*, finish the current write and store the gaps; only log their errors."""
+        """After *error*, finish the current write and store the gaps. Log further errors."""
         try:
             self._finish()
         except SfPubSubError as second:

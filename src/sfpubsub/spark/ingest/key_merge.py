@@ -1,7 +1,7 @@
 """Choose which sorted runs to merge, and merge them incrementally.
 
 A lookup searches every run, so there should be few runs. A merge rewrites all its records, so each
-record should rarely be merged. This module is given the runs, which key_window.py manages.
+record should rarely be merged. key_window.py manages the runs and passes them to this module.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _mergeable(runs: list[KeyRun], most: int, longest: float) -> list[KeyRun]:
 
 
 def _size_class(run: KeyRun) -> int:
-    """Return the size class of a run: how often its size can be divided by `_FAN`."""
+    """Return the size class of a run: the logarithm of its length to base `_FAN`, rounded down."""
     return (len(run).bit_length() - 1) // (_FAN.bit_length() - 1)
 
 
@@ -83,7 +83,9 @@ class Merge:
         return self._head == HEADS
 
     def step(self, count: int) -> int:
-        """Merge about *count* more records; return how many were merged, but at least 1.
+        """Merge about *count* more records, and return how many were merged.
+
+        The result is at least 1, even if the next part of the key range has no records.
 
         Raises:
             OSError: The file could not be written.

@@ -99,12 +99,12 @@ class RunEntry:
 
     @property
     def start(self) -> float:
-        """Start of the first hour, in seconds since 1970 UTC."""
+        """Start of the first hour of the run's keys, in seconds since 1970 UTC."""
         return self.first_hour * HOUR
 
     @property
     def end(self) -> float:
-        """End of the last hour, in seconds since 1970 UTC."""
+        """End of the last hour of the run's keys, in seconds since 1970 UTC."""
         return (self.last_hour + 1) * HOUR
 
 
@@ -118,7 +118,7 @@ class _Index:
         self._starts = np.zeros(int(self._buckets) + 1, np.uint32)
 
     def add(self, records: Numbers) -> None:
-        """Add the next records in key order."""
+        """Add records, which must come after all added ones in key order."""
         tops = records[:, 0] >> _TOP
         blocks = _scaled(tops, self._blocks)
         begins = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
@@ -220,7 +220,7 @@ class KeyRun:
     def _compare(
         self, sought: Sought, candidates: npt.NDArray[np.intp]
     ) -> tuple[npt.NDArray[np.intp], Numbers]:
-        """Return the candidates that are in the file, as indexes in *sought*, and their marks."""
+        """Return the candidates found in the file, as indexes into *sought*, and their marks."""
         starts, ends = self._index.spans(sought.tops[candidates])
         # Compare all records that may match a key, and a few more. This is one read, whereas a
         # binary search would take seven steps that cost as much as one read each.
@@ -246,7 +246,7 @@ class KeyRun:
         return int(low) + int(np.searchsorted(heads, np.uint64(head)))
 
     def between(self, start: int, end: int) -> Numbers:
-        """Return a copy of the records from index *start* up to, but excluding, *end*."""
+        """Return a copy of the records from index *start* (inclusive) to *end* (exclusive)."""
         copied = self._records[start:end].copy()
         self.release()
         return copied

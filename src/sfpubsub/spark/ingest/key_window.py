@@ -1,8 +1,8 @@
 """The dedupe keys of the last hours: the newest in memory, older ones in sorted runs on local disk.
 
-It is an LSM tree: keys in memory are eventually written as a run (key_run.py), runs of about the
-same size are merged, and a run whose keys have all expired is deleted. Merging is done in small
-pieces with each added batch, so that no batch has to wait for it.
+The keys form an LSM tree: those in memory are eventually written as a run (key_run.py), runs of
+about the same size are merged, and a run whose keys have all expired is deleted. Merging is done in
+small pieces with each added batch, so that no batch has to wait for it.
 
 The directory is a cache of the table and can be deleted while no process uses it. A manifest lists
 the complete runs and the last row of the table that they cover. After a start, keys of later rows
@@ -145,7 +145,7 @@ class KeyWindow:
 
     @property
     def needs_cover(self) -> bool:
-        """Whether `loaded` needs the last row, because the loaded keys are kept in runs."""
+        """Whether `loaded` must be given the last row, because loaded keys are stored in runs."""
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:

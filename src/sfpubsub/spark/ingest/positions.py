@@ -16,7 +16,7 @@ from sfpubsub.types import ReplayId, StartPosition
 
 
 class PositionKeeper(Protocol):
-    """The part of an `EventWriter` that the store needs."""
+    """The part of an `EventWriter` that `TableReplayStore` needs."""
 
     @property
     def sources(self) -> Sequence[Source]:
@@ -25,7 +25,7 @@ class PositionKeeper(Protocol):
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """The stored position of each source that has one, by name."""
+        """Stored positions, by name of the source; a source without a position is missing."""
         ...
 
     def move(self, position: ReplayId, source: str | None = None) -> None:

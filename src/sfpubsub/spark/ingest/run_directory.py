@@ -125,7 +125,10 @@ class RunDirectory:
             DamagedRunError: The file is missing or damaged.
         """
         if Path(entry.name).name != entry.name:
-            raise DamagedRunError(f"{entry.name} is not the name of a file in {self.path}")
+            raise DamagedRunError(
+                f"{entry.name} is not a valid name of a run file, so the manifest in {self.path} "
+                f"is damaged"
+            )
         return KeyRun.open(self.path, entry)
 
     def remove(self, runs: Sequence[KeyRun]) -> None:

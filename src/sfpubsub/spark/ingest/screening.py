@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True)
 class ScreenedPart:
-    """The rows of a part that should be written."""
+    """The rows of one source's `Part` that should be written."""
 
     rows: pa.Table
     marks: list[int]
@@ -42,7 +42,7 @@ class ScreenedPart:
 
 @dataclass(frozen=True)
 class Screened:
-    """The rows of each part to write, and the conflicts to store."""
+    """The rows of each `Part` to write, and the conflicts to store."""
 
     now: float
     """The time of the write, in seconds since 1970 UTC."""

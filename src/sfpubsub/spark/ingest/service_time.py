@@ -83,8 +83,8 @@ class ServiceTime:
             return now
         if not self._is_said:
             _log.warning(
-                "this machine's clock reads %s UTC, but %s; batches get the service's time "
-                "instead: correct the clock",
+                "this machine's clock reads %s UTC, but %s: correct the clock (until then, batches "
+                "get the service's time)",
                 _text(now),
                 f"the service's clock reads {_text(service)}"
                 if self._service is not None

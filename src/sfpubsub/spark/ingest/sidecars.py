@@ -254,7 +254,7 @@ class Sidecars:
 
 
 class _CommitLog:
-    """A log in files of `COMMITS_A_FILE` lines, the newest of which is rewritten as it grows."""
+    """A log in files of `COMMITS_A_FILE` lines each. The newest file is rewritten as it grows."""
 
     def __init__(self, files: Files, now: float) -> None:
         self._files = files

@@ -146,7 +146,7 @@ class Streams:
 
 
 def _is_of_its_source(error: BaseException) -> bool:
-    """Return whether only one source failed, so the others can continue after *error*."""
+    """Return whether *error* affects only its own source, so that the others can continue."""
     return isinstance(error, SfPubSubError) and not isinstance(error, WriteError)
 
 

@@ -51,7 +51,7 @@ class PartsWriter(Protocol):
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """The stored position of each source that has one, by name."""
+        """Stored positions, by name of the source; a source without a position is missing."""
         ...
 
     def write_parts(
@@ -80,7 +80,7 @@ class _Waiting:
 
 @dataclass
 class _Moves:
-    """Positions without events that are waiting to be written."""
+    """Positions to store without events, which are waiting for the next write."""
 
     positions: dict[str, ReplayId] = field(default_factory=dict)
     since: float = 0.0
@@ -319,7 +319,7 @@ class Member:
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """The stored position of each source that has one, by name."""
+        """Stored positions, by name of the source; a source without a position is missing."""
         return self._writer.positions
 
     def move(self, position: ReplayId, source: str | None = None) -> None:

@@ -324,7 +324,7 @@ class EventWriter:
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Last durable position of each topic and channel that has one, by name."""
+        """Last durable positions, by name of the topic or channel."""
         return self._table.positions
 
     def move(self, position: ReplayId, source: str | None = None) -> None:

@@ -28,7 +28,9 @@ class Budget:
         self._counted = 0
 
     def count(self, now: float, calls: int) -> int:
-        """Record the calls made since the last time; return their number, to be stored durably.
+        """Record the calls made since `count` was last called, and return their number.
+
+        The caller has to store the number durably.
 
         Args:
             now: Current time, in seconds since 1970 UTC.

@@ -108,7 +108,7 @@ class Columns:
         }
 
     def fields(self, plan: Plan) -> Fields:
-        """Return the columns and struct members for each field and part that events can report."""
+        """Return the columns and struct members for the fields and components in events."""
         places = []
         for field, sources in sources_of(plan).items():
             for column in self._of(field):

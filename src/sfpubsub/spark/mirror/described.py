@@ -1,7 +1,7 @@
 """Convert an object's describe result to table columns.
 
 This module is pure: no Spark session, no I/O. Each field becomes a column of the same name. The
-parts of a compound field become members of one struct, named as in events
+components of a compound field become members of one struct, named as in events
 (``BillingAddress.City``).
 """
 
@@ -81,7 +81,7 @@ class Column:
 
 
 def described(description: ObjectDescription) -> Iterator[Column]:
-    """Yield the columns of all readable fields. The parts of a compound field share one column."""
+    """Yield the columns of all readable fields; components of a compound field share one."""
     parts: dict[str, list[FieldDescription]] = {}
     for field in description.fields:
         if compound := _compound_of(description, field):
@@ -111,7 +111,7 @@ def described(description: ObjectDescription) -> Iterator[Column]:
 
 
 def _compound_of(description: ObjectDescription, field: FieldDescription) -> str | None:
-    """Return the name of the compound field that contains a field; None if no other field does.
+    """Return the name of the compound field that contains *field*; None if *field* is no component.
 
     A name field may be declared as its own compound field, which does not count.
     """
@@ -121,7 +121,7 @@ def _compound_of(description: ObjectDescription, field: FieldDescription) -> str
 
 
 def _part(compound: str, field: str) -> str:
-    """Return the name of a part in events: ``BillingCity`` of ``BillingAddress`` is ``City``."""
+    """Return the name of a component in events, such as ``City`` for ``BillingCity``."""
     if field.endswith(_CUSTOM_PART) and compound.endswith(_CUSTOM):
         stem = f"{compound.removesuffix(_CUSTOM)}__"
         return field.removesuffix(_CUSTOM_PART).removeprefix(stem)

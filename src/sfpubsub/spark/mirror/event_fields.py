@@ -31,7 +31,7 @@ class Source:
 
     @property
     def whole(self) -> tuple[tuple[str, ...], pa.DataType] | None:
-        """Path and type of the field's undivided value; None if the field has only parts.
+        """Path and type of the field's undivided value; None if it has only components.
 
         For a union, such as a name that is a text or a struct, this is the first member that is not
         a struct.
@@ -118,9 +118,12 @@ def _inside(kind: pa.DataType, path: tuple[str, ...]) -> pa.DataType:
 
 
 def member_of(column: Column, part: str, path: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the path of a field's part in a column's struct.
+    """Return the path of the struct member that stores a component of a compound field.
 
-    If the struct lacks the part, because only events have it, return *path*.
+    Args:
+        column: The compound field's column, which is a struct.
+        part: The component's name in events; case is ignored.
+        path: The path to return if the struct lacks the component, because only events have it.
     """
     for member in column.type:
         if member.name.lower() == part.lower():
@@ -185,7 +188,7 @@ def sql_of(column: Column, source: Source) -> str:
 
 def _whole(source: Source) -> tuple[tuple[str, ...], pa.DataType]:
     if source.whole is None:
-        raise AssertionError(f"{source.name} has only parts, so it has no undivided value")
+        raise AssertionError(f"{source.name} has only components, so it has no undivided value")
     return source.whole
 
 

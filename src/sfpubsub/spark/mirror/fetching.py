@@ -33,7 +33,7 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of a read. *error* is None if the read succeeded or was stopped."""
+    """How a read ended. *error* is None if the read succeeded or was stopped."""
 
     entity: str
     error: BaseException | None
@@ -81,16 +81,16 @@ class Fetching:
         return any(name == entity for name, _ in self._ready)
 
     def unfinished(self, entity: str) -> Marker | None:
-        """Return the newest marker of an interrupted read that can resume; None if no read can."""
+        """Return the newest marker of the object's read if it was interrupted; otherwise None."""
         last = self._last.get(entity)
         return last if last is not None and not last.is_last else None
 
     def give_up(self, entity: str) -> None:
-        """Forget an object's interrupted read, because it cannot be resumed."""
+        """Forget an object's interrupted read, which cannot be resumed."""
         self._last.pop(entity, None)
 
     def left(self, entity: str, markers: Iterable[Marker], merged: int) -> None:
-        """Restore the state that a crashed process left in the log.
+        """Restore the state of an object's reads that an earlier process left in the object's log.
 
         Args:
             entity: The object.
@@ -124,7 +124,7 @@ class Fetching:
         self._under_way = entity, self._background.start(work)
 
     def ended(self) -> Ended | None:
-        """Return the end of the last read, only on the first call after it; otherwise None."""
+        """Return how the read ended, if it has ended since the previous call; otherwise None."""
         if self._under_way is None or not self._under_way[1].done():
             return None
         (entity, future), self._under_way = self._under_way, None

@@ -124,8 +124,8 @@ def merge_rows(rows: Iterable[pa.RecordBatch], merging: Merging) -> Iterator[pa.
 def row_without(merging: Merging, *, until: Any = None) -> tuple[Any, ...] | None:
     """Return the merge result for a row of a read whose record is otherwise unknown.
 
-    The values in the result are null; the caller replaces them with those of the read. Returns None
-    if such rows are skipped.
+    The values in the result are null; the caller replaces them with those of the read. The result
+    is None if such rows have to be skipped.
     """
     nothing = Row([None] * len(merging.types))
     known = _Known(row=nothing, read=replace(_read_of(merging), until=until))

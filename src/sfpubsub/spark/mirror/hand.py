@@ -109,11 +109,15 @@ class Hand:
         return self._engine.is_between
 
     def is_through(self, written: int) -> bool:
-        """Return whether all raw rows were applied, as of the last `lay`."""
+        """Return whether all rows that were written to the raw table have been applied.
+
+        Args:
+            written: See `lay`.
+        """
         return written == self._written and not self._engine.is_waiting
 
     def worth(self) -> AsOf | None:
-        """Return the state that a read beginning now certainly contains; None if not known yet."""
+        """Return the as-of of a read that would begin now; None if it is not known yet."""
         return as_of(self._notes, self._clock(), self._margin)
 
     def laid(self) -> int:

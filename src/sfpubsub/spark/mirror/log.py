@@ -157,7 +157,7 @@ class ReadLog:
         return sorted(found, key=lambda marker: marker.piece)
 
     def rows(self, first: int, last: int) -> DataFrame:
-        """Return the rows of the pieces *first* to *last*, without their markers."""
+        """Return the rows of pieces *first* to *last* (inclusive), without their markers."""
         rows = self._table.read().where(f.col("_piece").between(first, last))
         return rows.where("record_id IS NOT NULL")
 
@@ -176,7 +176,7 @@ class ReadLog:
 
 
 def id_range(pieces: Iterable[Marker]) -> tuple[str, str] | None:
-    """Return the lowest and the highest id in some pieces.
+    """Return the lowest and the highest record id in *pieces*.
 
     None if the pieces have no rows, or if one of them was written by an earlier version.
     """

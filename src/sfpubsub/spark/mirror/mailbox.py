@@ -87,7 +87,7 @@ class Mailbox:
 
     @property
     def place(self) -> str:
-        """Directory of the mailbox, for messages."""
+        """Path or URL of the mailbox's directory, for use in messages."""
         return self._files.place
 
     def put(self, signal: Signal) -> None:

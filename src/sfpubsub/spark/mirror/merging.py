@@ -118,7 +118,7 @@ def merge_row(
     fold = Fold(fields, _placed(base, mirrored, read), since=read.since, until=read.until)
     _apply(fold, changes, [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
-        raise AssertionError("a fold that starts with a record must end with one")
+        raise AssertionError("applying changes to a known record must return a record")
     found = [Entry(record_id, cue) for cue in fold.cues]
     added = [each for each in found if each not in open_entries and not heals(read, each)]
     return Outcome(Mirrored(fold.record, read), tuple(added), healed)
@@ -154,7 +154,7 @@ def merge_absence(
     fold = Fold(Fields((), {}, {}), _placed(gone, mirrored, read))
     _apply(fold, (), [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
-        raise AssertionError("a fold that starts with a record must end with one")
+        raise AssertionError("applying changes to a known record must return a record")
     return Outcome(Mirrored(fold.record, read), (), healed)
 
 
@@ -203,11 +203,11 @@ def _sorted_out(
 
 
 def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
-    """Return *record* with the position of *read* in the order of changes.
+    """Return *record* with its position in the order of changes (`Change.order`).
 
-    If the record's previous position is later, the record keeps it, unless that is the position of
-    an event after the as-of: such events are applied again. A change that arrives afterwards but
-    precedes the position is late.
+    It is the position of *read* or, if that is later, the record's previous position in *mirrored*.
+    The previous position is ignored if it is that of an event after the as-of, because such events
+    are applied again. A change that arrives later but precedes the position is late.
     """
     placed = replace(
         record,

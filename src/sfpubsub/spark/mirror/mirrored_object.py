@@ -86,7 +86,7 @@ class MirroredObject:
         if self._columns is None:
             self.describe()
         if self._columns is None:
-            raise AssertionError("describing an object must set its columns")
+            raise AssertionError("the object was described, but its columns are still unknown")
         return self._columns
 
     def describe(self) -> None:
@@ -120,7 +120,7 @@ class MirroredObject:
     # Frames.
 
     def changes(self, rows: DataFrame, plan: Plan) -> DataFrame:
-        """Return a row for each change of each record, in the schema of `Merging.input`."""
+        """Return a row for each change of each record, with the schema `Merging.input`."""
         one = rows.where("change_type <> 'GAP_OVERFLOW'")
         one = one.selectExpr("*", "explode(record_ids) AS record_id")
         given = {f"`{name}`": sql for name, sql in self.columns.from_events(plan).items()}
@@ -133,21 +133,21 @@ class MirroredObject:
         return one.where("NOT endswith(record_id, '*')").selectExpr(*self._input(given))
 
     def before(self, ids: DataFrame) -> DataFrame:
-        """Return the table rows of some records, in the schema of `Merging.input`."""
+        """Return the table rows of the records in *ids*, with the schema `Merging.input`."""
         return self.rows(self.table.read().join(f.broadcast(ids), "record_id", "left_semi"))
 
     def rows(self, rows: DataFrame) -> DataFrame:
-        """Convert rows of the table to `Merging.input`."""
+        """Convert rows of the object's table to the schema `Merging.input`."""
         given = {name: name for name in self._own()} | {"`_part`": str(BEFORE)}
         return rows.selectExpr(*self._input(given))
 
     def entries(self, rows: DataFrame) -> DataFrame:
-        """Convert rows of the queue to `Merging.input`."""
+        """Convert rows of the reread queue to the schema `Merging.input`."""
         given = {f"`{name}`": f"`{old}`" for name, old in _ENTRY.items()}
         return rows.selectExpr(*self._input({**given, "`_part`": str(ENTRY)}))
 
     def found(self, rows: DataFrame) -> DataFrame:
-        """Convert rows of the read log to `Merging.input`."""
+        """Convert rows of the read log to the schema `Merging.input`."""
         there = {field.name: field.dataType for field in rows.schema}
         wanted = {field.name: field.dataType for field in spark_schema(self.columns.schema)}
         given = {f"`{n}`": _as(n, there[n], kind) for n, kind in wanted.items() if n in there}
@@ -159,7 +159,12 @@ class MirroredObject:
         return rows.selectExpr(*self._input(given))
 
     def absent(self, rows: DataFrame, until: datetime | None) -> DataFrame:
-        """Convert rows of the table to `Merging.input`, as records that a read did not return."""
+        """Convert table rows to the schema `Merging.input`, marking them as absent from a read.
+
+        Args:
+            rows: Rows of records that the read did not return.
+            until: `Read.until` of the read.
+        """
         given = {"`_read`": _until_sql(_time_sql(until)), "`_part`": str(ABSENT)}
         return rows.selectExpr(*self._input(given))
 
@@ -167,7 +172,7 @@ class MirroredObject:
         """Return the parameters for merging rows of the object.
 
         Args:
-            plan: Plan of the typed table of the merged events; None if no events are merged.
+            plan: Decoding plan of the object's change events; None if no events are merged.
             **more: Further arguments of `Merging`.
         """
         fields = Fields(tuple(self.columns.schema.names), {}, {})
@@ -201,7 +206,7 @@ class MirroredObject:
         return rows.selectExpr(*(f"{sql} AS {name}" for name, sql in given.items()))
 
     def current(self, merged: DataFrame) -> DataFrame:
-        """Return the new table rows from the output of the merge rule."""
+        """Extract the new rows of the object's table from the output of the merge rule."""
         return merged.where(f.col("_kind") == CURRENT).selectExpr(*self._own())
 
     def marked(self, reason: Any, ids: DataFrame | None = None) -> DataFrame:
@@ -239,7 +244,7 @@ class MirroredObject:
 
 
 def _as(name: str, there: DataType, wanted: DataType) -> str:
-    """Return SQL that converts a log column to the type *wanted*. Missing parts become null."""
+    """Return SQL that converts a log column to the type *wanted*. Missing members become null."""
     if not (isinstance(there, StructType) and isinstance(wanted, StructType)):
         return f"`{name}`"
     members = ", ".join(

@@ -1,7 +1,7 @@
-"""Notes: the instructions of a mirror's steps, stored in their plans.
+"""Notes, which are stored in the plans of a mirror's steps and define what the steps do.
 
 This module is pure: no Spark, no I/O. A note contains everything that the outcome of a step depends
-on, except the tables. So the next process can repeat an interrupted step.
+on, except the tables. The next process can therefore repeat an interrupted step.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Since:
         self._known: dict[str, tuple[int, Order | None]] = {}
 
     def of(self, entity: str, last: int) -> Order | None:
-        """Return the greatest `Change.order`; None if the object has no events.
+        """Return the greatest `Change.order` of an object's events; None if it has no events.
 
         Args:
             entity: The object.

@@ -69,7 +69,8 @@ class MirrorStream:
         source: A topic or a managed subscription.
         connect: Opens a client that looks up schemas in the given store.
         start: Position from which a new table reads a topic.
-        fallback: What to do if the service rejects the table's position; None to fail.
+        fallback: Where to continue if the service rejects the table's position: ``earliest`` or
+            ``latest``. With None, the stream fails.
         org_id: Id of the org, 18 characters.
         job_settings: Arguments for `IngestJob`.
         on_health: Called with the subscription's health a few times per second.
@@ -169,7 +170,10 @@ class MirrorStream:
         return Standing(self._was_anchored, idle, received, gaps, health)
 
     def _position(self, health: Health) -> ReplayId | None:
-        """Return the durable position at which another process would continue, or None."""
+        """Return the durable position after which another process would continue.
+
+        None if the source has no durable position yet.
+        """
         if self._source.keeps_position:
             return self._writer.positions.get(self._source.name)
         return health.committed

@@ -372,7 +372,7 @@ def _among(rows: DataFrame, ids: DataFrame) -> DataFrame:
 
 
 def _may_share(table: DataFrame, ids: tuple[str, str] | None) -> bool:
-    """Return whether a table may have an id from the lowest to the highest of *ids*.
+    """Return whether a table has a record id in the range *ids* (both ends inclusive).
 
     True if *ids* is None. During a first read the result is usually False, because the pieces of a
     Bulk read are ranges of ids. Files outside a range are not read, whereas a join would read the
@@ -382,13 +382,16 @@ def _may_share(table: DataFrame, ids: tuple[str, str] | None) -> bool:
 
 
 def _ids_of(rows: DataFrame) -> DataFrame:
-    """Return the ids of the records that typed rows concern."""
+    """Return the distinct record ids of change events, as a column ``record_id``.
+
+    GAP_OVERFLOW events are left out, because they concern all records of the object.
+    """
     one = rows.where("change_type <> 'GAP_OVERFLOW'")
     return one.selectExpr("explode(record_ids) AS record_id").distinct()
 
 
 def _cue_rows(entity: str, merged: DataFrame, number: int) -> list[dict[str, Any]]:
-    """Return the new queue rows from the output of the merge rule."""
+    """Extract the new rows of the reread queue from the output of the merge rule."""
     rows = merged.where(f.col("_kind") == CUE).select(*_CUE).toArrow().to_pylist()
     return [
         entry_row(

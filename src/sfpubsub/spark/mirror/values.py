@@ -64,7 +64,8 @@ def of_csv(
         has_header: Whether the file begins with a header row.
 
     Yields:
-        For each block, the converted rows, and a table of their texts with the columns *names*.
+        For each block, the converted rows, and a table with the original texts of the fields
+        *names*.
 
     Raises:
         RemoteProtocolError: The file is not valid CSV, or a value does not match its field's type.

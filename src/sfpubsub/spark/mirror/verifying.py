@@ -210,7 +210,7 @@ class _Sides:
         return rows
 
     def rows_of_org(self, ids: Sequence[str]) -> dict[str, dict[str, Any] | None]:
-        """Return the org's records by id; None for a record that it does not return."""
+        """Return the org's records by id; None for a record that the org does not return."""
         wanted = [*self.columns.selected, *([self.changed] if self.changed else [])]
         answer = self.reader.retrieve(self.entity, ids, wanted)
         there = {record_id: row for record_id, row in answer.items() if row is not None}
@@ -287,7 +287,7 @@ _AT = "_changed_at"
 
 
 def _schema(table: DataFrame) -> pa.Schema:
-    """Return the schema of the columns that contain fields."""
+    """Return the schema of a mirrored table without the id and the mirror's own columns."""
     if "record_id" not in table.columns or "_reread" not in table.columns:
         raise ConfigurationError(
             "the table does not belong to a mirror, because it has no columns record_id and "

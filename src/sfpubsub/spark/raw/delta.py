@@ -181,7 +181,8 @@ class DeltaTable(LoggedTable):
             if found is not None and found.number <= state.number:
                 break
         raise Conflict(
-            f"Delta wrote no rows, because the table already has transaction {state.number}"
+            f"Delta wrote no rows, because the table already has transaction {state.number}: "
+            f"use only one writer for each table"
         )
 
     def _add(self, frame: DataFrame, state: State) -> None:

@@ -148,7 +148,7 @@ def check_raw_table(table: Destination) -> None:
     if path is None:
         return
     if not path.is_dir():
-        raise ConfigurationError(f"{table} is not a directory: name the raw table to read")
+        raise ConfigurationError(f"{table} is not a directory: specify the path of a raw table")
     for other, log in LOGS.items():
         if (path / log).is_dir() and table.format != other:
             raise ConfigurationError(

@@ -166,7 +166,10 @@ class IcebergTable(LoggedTable):
             if self._publish(staged, state, operations):
                 self._newest = state.attempt
                 return
-        raise Conflict("other writers keep changing the table")
+        raise Conflict(
+            "other programs keep committing to the table, so the snapshot was not published: stop "
+            "them"
+        )
 
     def _stage(self, frame: DataFrame, state: State, operations: Any, *, empty: bool) -> int:
         """Create a snapshot that is on no branch, and return its id."""
@@ -183,7 +186,10 @@ class IcebergTable(LoggedTable):
         for index in reversed(range(len(snapshots))):
             if snapshots[index].summary().get(WAP_ID) == state.attempt:
                 return int(snapshots[index].snapshotId())
-        raise Conflict("the staged snapshot no longer exists")
+        raise Conflict(
+            "the snapshot staged by this write no longer exists: check whether another program "
+            "expires snapshots of the table"
+        )
 
     def _append(self, frame: DataFrame, state: State) -> None:
         options = {
@@ -219,7 +225,9 @@ class IcebergTable(LoggedTable):
 
         def is_ours(base: Any) -> bool:
             if self._newest_state(base).attempt != self._newest:
-                raise Conflict("another writer committed in the meantime")
+                raise Conflict(
+                    "another writer committed in the meantime: use only one writer for each table"
+                )
             return True
 
         properties = {STATE: state.to_json(), _STATE_OF: str(staged)}
@@ -240,7 +248,7 @@ class IcebergTable(LoggedTable):
         self._newest = state.attempt
 
     def _create(self, frame: DataFrame) -> Any:
-        """Create an empty table with our initial state as a property; return its operations."""
+        """Create an empty table with our initial state; return its Iceberg `TableOperations`."""
         properties = {
             **_PROPERTIES,
             **self._properties,

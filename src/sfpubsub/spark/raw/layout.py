@@ -77,7 +77,7 @@ class Layout:
         return self.text_of(time) if pa.types.is_string(self.kind) else _utc(time).date()
 
     def start_of(self, value: str | date) -> float:
-        """Return the start of a partition, in seconds since 1970 UTC.
+        """Return the start of the partition *value*, in seconds since 1970 UTC.
 
         Raises:
             ValueError: *value* is not a partition of this layout.
@@ -86,7 +86,7 @@ class Layout:
         return datetime.strptime(text, self.format).replace(tzinfo=UTC).timestamp()
 
     def end_of(self, value: str | date) -> float:
-        """Return the end of a partition, in seconds since 1970 UTC.
+        """Return the exclusive end of the partition *value*, in seconds since 1970 UTC.
 
         Raises:
             ValueError: *value* is not a partition of this layout.

@@ -130,7 +130,7 @@ class LoggedTable(RawTable):
     @property
     def _known(self) -> State:
         if self._state is None:
-            raise AssertionError("the state of a table must be loaded before it is used")
+            raise AssertionError("the state of the table was not loaded: call recover() first")
         return self._state
 
     @property
@@ -262,7 +262,7 @@ class LoggedTable(RawTable):
             return rows_among(self._spark, self._rows().where(written), keys)
 
     def _written(self, first: float, last: float) -> Column:
-        """Return a condition that limits rows to the partitions from *first* to *last*."""
+        """Return a condition that limits rows to the partitions of the times *first* to *last*."""
         layout = self._known.layout
         values = (f.lit(layout.value_of(time)) for time in (first, last))
         return f.col(layout.partition).between(*values)

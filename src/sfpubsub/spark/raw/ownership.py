@@ -151,10 +151,10 @@ def claim_upgraded(path: Path) -> None:
 
 
 def sources_of(path: Path) -> tuple[Source, ...]:
-    """Return the sources of a Parquet table; empty if it has no identity yet.
+    """Return the sources of a Parquet table; empty if the table has no identity file yet.
 
     Raises:
-        ConfigurationError: The table's identity cannot be read.
+        ConfigurationError: The identity file cannot be read.
     """
     identity = _identity(path)
     return identity.sources if identity else ()

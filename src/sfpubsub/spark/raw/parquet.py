@@ -239,11 +239,11 @@ class ParquetTable(RawTable):
     ) -> str:
         """See `RawTable`.
 
-        1. Stage: Spark writes to a directory outside the table that only this attempt uses. It
-           writes one file, or on a cluster one file per 32 MiB. A failure leaves files there that
-           no reader sees and no later write touches.
+        1. Stage: Spark writes to a directory that is outside the table and used only by this
+           attempt. It writes one file, or on a cluster one file per 32 MiB. A failure leaves files
+           there that no reader sees and no later write touches.
         2. Check that Spark reports the write as complete, and that the files contain all rows.
-        3. Add the positions and the name.
+        3. Add the positions and the batch's name to that directory.
         4. Flush the files and their directory.
         5. Publish with one rename. Before it, readers see nothing of the batch; after it, they see
            the whole batch, including the positions.

@@ -89,8 +89,8 @@ COMMENTS = {
 def check_rows(rows: pa.Table) -> pa.Table:
     """Check rows, and return them with exactly the columns of `SCHEMA`.
 
-    The returned ``ingest_seq`` is not valid yet. *rows* may lack ``ingest_seq`` and the columns
-    added after layout 1. Columns that the table generates are dropped if present, and so is
+    In the result, ``ingest_seq`` is only a placeholder. *rows* may lack ``ingest_seq`` and the
+    columns added after layout 1. Columns that the table generates are dropped if present, and so is
     `SCHEMA_JSON`.
 
     Raises:
@@ -102,8 +102,8 @@ def check_rows(rows: pa.Table) -> pa.Table:
     wrong = (names - set(SCHEMA.names)) | (set(SCHEMA.names) - may_lack - names)
     if wrong:
         raise LocalProtocolError(
-            f"rows do not have the columns of a raw table: add these columns if they are missing, "
-            f"and drop them otherwise: {', '.join(sorted(wrong))}"
+            f"rows do not have the columns of a raw table; add or drop these columns, which are "
+            f"either missing or unknown: {', '.join(sorted(wrong))}"
         )
     try:
         columns = [

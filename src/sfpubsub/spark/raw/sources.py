@@ -1,7 +1,8 @@
 """Sources of a raw table's rows: managed subscriptions, topics and channels.
 
-A table belongs to all sources that were ever written to it. A new source can only be added together
-with an existing one. A source that is no longer used keeps its position.
+A table belongs to all sources whose events were ever written to it. A writer can add a new source
+only if it also names one of the existing sources. A source that is no longer used keeps its
+position.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def joined(
 ) -> tuple[Source, ...]:
     """Return the sources *recorded* in a table, extended by those in *asked*.
 
-    A new source must be accompanied by a recorded one, so that a mistyped table name does not mix
-    the events of two tables.
+    A new source is accepted only together with a recorded one, so that a mistyped table name does
+    not mix the events of two tables.
 
     Raises:
         ConfigurationError: All sources in *asked* are new, or two different sources have the same

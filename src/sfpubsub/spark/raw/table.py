@@ -63,7 +63,7 @@ class RawTable(ABC):
     @property
     @abstractmethod
     def positions(self) -> Mapping[str, ReplayId]:
-        """Position of each topic and channel that has one, by name."""
+        """Positions by name of the topic or channel; a source without a position is missing."""
 
     @property
     @abstractmethod
@@ -143,7 +143,7 @@ class RawTable(ABC):
         now: float,
         name: str | None = None,
     ) -> str:
-        """Append rows, positions and name in one durable transaction; return the batch's id.
+        """Append a batch in one durable transaction, and return the batch's id.
 
         Args:
             rows: At least one row, numbered from `next_seq`.

@@ -77,8 +77,8 @@ def _upgrade_files(spark: SparkSession, table: Destination, path: Path) -> bool:
     """Upgrade a Parquet table.
 
     1. Write every batch next to the table, and flush everything.
-    2. Write the marker. From then on, the upgrade can only be completed, and `claim_table` rejects
-       the table until the upgrade is complete.
+    2. Write a marker file. From then on, the upgrade can only be completed, and `claim_table`
+       rejects the table until the upgrade is complete.
     3. Record the newest layout in the table's identity. From then on, older versions of sfpubsub
        reject the table.
     4. Move the old directories, one per hour, out of the table, and the new ones, one per day, into

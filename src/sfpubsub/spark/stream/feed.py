@@ -58,7 +58,7 @@ class Schemas(SchemaStore):
         return text
 
     def put(self, schema_id: str, schema_json: str) -> None:
-        """Store a schema in memory, and in the store *beyond* if it was given."""
+        """Store a schema in memory, and in the persistent store if there is one."""
         if self._beyond is not None:
             self._beyond.put(schema_id, schema_json)
         self._schemas[schema_id] = schema_json
@@ -153,7 +153,7 @@ class Feed:
         return health.last_position
 
     def close(self) -> None:
-        """End the subscription."""
+        """Close the subscription. The client stays open."""
         self._subscription.abort()
 
 
@@ -189,7 +189,7 @@ class Horizon:
             event was found among them.
 
         Raises:
-            SfPubSubError: The second stream has failed.
+            SfPubSubError: The stream opened at LATEST has failed.
         """
         self._ask_for_first()
         if self._passed:
@@ -203,13 +203,13 @@ class Horizon:
     def read(self, events: list[ReceivedEvent]) -> None:
         """Remember events that were read.
 
-        The first event on the second stream, which is not known yet, may be one of them.
+        The first event of the stream opened at LATEST has not arrived yet, and may be one of them.
         """
         if self._first is None:
             self._seen.extend(event.raw.replay_id for event in events)
 
     def close(self) -> None:
-        """End the second stream."""
+        """Close the stream that was opened at LATEST. The client stays open."""
         if self._subscription is not None:
             self._subscription.abort()
             self._subscription = None

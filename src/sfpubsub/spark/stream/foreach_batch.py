@@ -1,10 +1,10 @@
 """Write the batches of a streaming query to a raw table, each event exactly once.
 
-Used with ``writeStream.foreachBatch``, which alone delivers at least once: Spark repeats a batch
-whose completion it did not record. Each transaction contains the name of its batch, built from the
-query's id and the batch's number, so a repeated batch is recognized. The table's window of dedupe
-keys recognizes events regardless of their batch, so a query with a new checkpoint writes no
-duplicates either.
+Used with ``writeStream.foreachBatch``, which by itself guarantees only at-least-once delivery:
+Spark repeats a batch whose completion it did not record. Each transaction contains the name of its
+batch, built from the query's id and the batch's number, so a repeated batch is recognized. The
+table's window of dedupe keys recognizes events regardless of their batch, so a query with a new
+checkpoint writes no duplicates either.
 
 Errors raised here have no causes. Spark receives the traceback as text, including the causes, and
 matches a regular expression against that text when a query is being stopped. With the stack trace

@@ -51,7 +51,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads one or more topics. Not thread-safe; only its options are pickled.
 
     Args:
-        options: Options of the query. Nothing is opened before the first call.
+        options: Options of the query. No connection is opened before the first method call.
     """
 
     def __init__(self, options: SourceOptions) -> None:

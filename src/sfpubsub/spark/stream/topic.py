@@ -69,7 +69,7 @@ class TopicReader:
         schemas: Store with the schemas of the received events.
         connected: Returns the client, which it opens on the first call. This reader does not close
             it.
-        share: Maximum events and bytes to receive ahead.
+        share: Maximum numbers of events and bytes to receive ahead.
     """
 
     def __init__(

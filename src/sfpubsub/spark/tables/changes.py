@@ -1,8 +1,8 @@
 """Read the change events of a raw table: the changed fields, and the latest state of records.
 
-The functions map DataFrames to DataFrames, and events are read only when the result is used. They
-run on executors, with a classic session or Spark Connect, on tables of any format. They store
-nothing (for stored current tables, see current.py). Changes are ordered by the header's commit
+The functions map DataFrames to DataFrames and store nothing (for stored current tables, see
+current.py). Executors read the events when the result is used. The session may be classic or use
+Spark Connect, and the table may have any format. Changes are ordered by the header's commit
 timestamp, commit number and sequence number, then by arrival, and never by replay id. Invariant: if
 an event does not report what changed or when, its record is marked for rereading until a later
 event describes the record completely.
@@ -55,8 +55,7 @@ def change_headers(raw: DataFrame) -> DataFrame:
     """Return the headers of change events, one row per event and record.
 
     They are read with plain SQL from ``payload_json``, so executors need neither schemas nor this
-    package.
-    Rows of other events and rows without JSON are omitted.
+    package. Rows of other events and rows without JSON are omitted.
 
     Args:
         raw: A raw table, or some of its rows.
@@ -84,7 +83,7 @@ def field_changes(raw: DataFrame, schemas: DataFrame) -> DataFrame:
 
     Returns:
         The columns of `change_headers`, and two more. ``fields`` maps each changed field to the
-        JSON text of its new value, or to null if the field was set to null. Parts of compound
+        JSON text of its new value, or to null if the field was set to null. Components of compound
         fields are named ``Parent.Child``. The map is empty for a DELETE. It is null, and ``is_gap``
         is true, for a gap event and for an event whose lists of fields do not match its schema.
         ``unknown_fields`` lists the changed fields that were sent only as a diff.
@@ -117,8 +116,8 @@ def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
           org.
         - ``reread_reason``: null if ``reread`` is false. Otherwise it is the change type of an
           event that did not report what changed, ``DIFF`` if a text was sent only as a diff and is
-          missing from ``state``, or ``LATE`` if an event arrived after a newer one: then only
-          commit timestamps determine their order.
+          missing from ``state``, or ``LATE`` if an event arrived after one that was committed
+          later.
         - ``reread_since``: when that event's change was committed.
         - ``change_type``, ``commit_number``, ``sequence_number``, ``commit_timestamp`` and
           ``ingest_seq`` of the newest event.
@@ -241,7 +240,7 @@ def _text(value: Any) -> str | None:
 
 
 def _is_about_all() -> Column:
-    """Return a condition for changes of all records of an object, or of all with an id prefix."""
+    """Return a condition that selects events about all records of an object or of an id prefix."""
     record = f.col("record_id")
     overflow = f.col("change_type") == "GAP_OVERFLOW"
     return record.isNull() | record.endswith("*") | overflow
@@ -297,7 +296,7 @@ def _with_late(changes: DataFrame) -> DataFrame:
 
 
 def _fold(changes: DataFrame) -> DataFrame:
-    """Merge the changes of each record: per path, then per field, then per record."""
+    """Merge the changes of each record: first by component, then by field, then by record."""
     known = f.transform(
         f.map_entries("fields"), lambda e: f.struct(e.key.alias("path"), e.value.alias("text"))
     )
@@ -342,9 +341,10 @@ def _fold(changes: DataFrame) -> DataFrame:
 
 
 def _field_text() -> Column:
-    """Return a field's JSON text.
+    """Return an SQL expression for a field's JSON text.
 
-    It is the field's latest value as a whole, or an object of the parts that changed after that.
+    It is the field's latest complete value or, if components of the field changed after that, an
+    object of these components.
     """
     newer = f.filter(
         "parts", lambda p: f.col("own").isNull() | (p.said.at > f.col("own").getField("at"))

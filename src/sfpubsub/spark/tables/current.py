@@ -95,7 +95,7 @@ class RecordTables:
 
     @classmethod
     def of(cls, target: Target, *, current: bool, history: bool) -> RecordTables | None:
-        """Return an instance if tables are requested or already exist; otherwise None.
+        """Return an instance if current or history tables are requested or exist; otherwise None.
 
         Existing tables are always maintained, because a step that leaves them out would make them
         wrong.
@@ -305,12 +305,12 @@ def _nulls(names: Iterable[str]) -> list[str]:
 
 
 def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
-    """Return, for each object, the reasons to reread all its records, or all with an id prefix.
+    """Return, for each object, the reasons to reread all its records or those with an id prefix.
 
     This runs one Spark job.
 
     Args:
-        rows: Typed rows of each object; None for an object to skip, whose list stays empty.
+        rows: The typed rows of each object, or None for an object whose result is to be empty.
     """
     found: list[list[ObjectCue]] = [[] for _ in rows]
     ids = f.col("record_ids")

@@ -241,12 +241,12 @@ class EventTables:
         return self._unfinished or is_half
 
     def beside(self, note: dict[str, Any]) -> None:
-        """Perform a step without raw rows; *note* contains the instructions for followers.
+        """Perform a step that processes no raw rows, and pass *note* to the followers.
 
         Call it only while `is_between` is false.
 
         Args:
-            note: JSON value to store in the step's plan.
+            note: JSON object that tells the followers what to do. It is stored in the step's plan.
 
         Raises:
             WriteError: The step failed. The next `step`, or the next process, completes it.
@@ -375,11 +375,11 @@ class EventTables:
     def _add(self, plan: StepPlan) -> StepReport:
         """Add the rows of a step to the typed tables.
 
-        1. Add missing columns to every type.
-        2. Decode, and check that every row is accounted for.
-        3. Write the undecodable rows. They come first, so that a step whose types are all written
-           is complete.
-        4. Write the types.
+        1. Create missing tables, and add missing columns to existing ones.
+        2. Decode the rows, and check that none is missing.
+        3. Write the undecodable rows. They are written first, so that a step is complete once the
+           tables of all its types are written.
+        4. Write the rows of each type to its table.
         """
         if plan.rows == 0:  # no rows of the requested objects
             return StepReport(len(plan.batches))

@@ -338,7 +338,7 @@ def _catalog_of(place: Place) -> dict[str, str]:
 def _step_of(metadata: Any) -> int:
     """Return the step of the newest snapshot on the main branch that has one.
 
-    If no snapshot has a step, return the step in the table's property, or 0 without that property.
+    If no snapshot has a step, return the step in the table's properties, or 0 if they have none.
     """
     for snapshot in ancestors(metadata):
         found = snapshot.summary().get(_STEP)

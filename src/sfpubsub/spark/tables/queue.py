@@ -52,11 +52,11 @@ class Queue:
         self._table = target.table(QUEUE_NAME)
 
     def exists(self) -> bool:
-        """Return whether the target has current tables."""
+        """Return whether the queue exists, that is, whether the target has current tables."""
         return self._table.exists()
 
     def is_of_mirror(self) -> bool:
-        """Return whether the queue belongs to a mirror, which removes finished rows."""
+        """Return whether the queue belongs to a mirror, which removes processed rows."""
         return self._table.facts().get(_KIND) == MIRROR
 
     def has_history(self) -> bool:

@@ -114,7 +114,7 @@ class Fields:
         return tuple(number for number in range(len(self.columns)) if number not in named)
 
     def lay(self, name: str, values: list[Any], new: Sequence[Any]) -> None:
-        """Copy the value of a field, or of a part of a field, from *new* to *values*."""
+        """Copy the value of a field, or of a component of one, from *new* to *values*."""
         parts = self.parts[name] if "." in name else None
         for column in self.places[name.partition(".")[0]]:
             if parts is None:
@@ -125,7 +125,7 @@ class Fields:
 
 
 def _with_parts(old: Any, new: Any, paths: Sequence[tuple[str, ...]]) -> Any:
-    """Return *old* with the parts at *paths* taken from *new*."""
+    """Return *old* with the components at *paths* replaced by those of *new*."""
     if not paths:
         return None  # the field now has another type
     for path in paths:
@@ -143,7 +143,7 @@ def _with_part(old: Any, new: Any, path: tuple[str, ...]) -> Any:
 
 
 def none_if_empty(value: Any) -> Any:
-    """Return *value*, or None for a compound value whose parts are all null.
+    """Return *value*, or None for a compound value whose components are all null.
 
     Events represent an empty compound value in both ways.
     """
@@ -384,7 +384,7 @@ def _record(
 ) -> Record:
     """Return the record after a change.
 
-    With *before*, the record keeps its completeness and its reason for a reread.
+    If *before* is given, the result keeps the completeness and the reread reason of *before*.
     """
     return Record(
         values,

@@ -112,7 +112,7 @@ class StepPlan:
 
 
 class Step(Protocol):
-    """A step in progress, as seen by followers."""
+    """A step in progress, as passed to `Follower.follow`."""
 
     @property
     def plan(self) -> StepPlan:
@@ -127,8 +127,9 @@ class Step(Protocol):
     def rows(self, event_type: str) -> DataFrame:
         """Return the step's rows in the typed table of *event_type*, one of `StepPlan.types`.
 
-        These are the rows that the step added or, for ``restored``, will remove. They are the same
-        if the step is repeated. They are unordered; ``ingest_seq`` is the order of arrival.
+        These are the rows that the step added or, in a step of kind ``restored``, will remove. If
+        the step is repeated, they are the same. They are unordered; ``ingest_seq`` is the order of
+        arrival.
         """
         ...
 

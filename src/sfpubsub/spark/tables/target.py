@@ -164,9 +164,9 @@ class TargetTable(ABC):
 
         Args:
             source: A DataFrame of `Target.spark` with columns of the table, by name and with their
-                complete types. If columns are missing, existing rows keep those values, and there
-                must be no new rows. The DataFrame is evaluated more than once, and must yield the
-                same rows each time.
+                complete types. If *source* lacks columns, existing rows keep their values in these
+                columns, and *source* must not contain new rows. The DataFrame is evaluated more
+                than once, and must yield the same rows each time.
             on: The key columns; not null, and unique within *source*.
             step: See `append`.
             replaced: Columns of existing rows to update; None updates all columns of *source*.
@@ -225,7 +225,7 @@ class Target(ABC):
     @property
     @abstractmethod
     def can_merge(self) -> bool:
-        """Whether the tables support `TargetTable.merge`, `TargetTable.insert` and any delete.
+        """Whether tables support `TargetTable.merge`, `insert`, and `delete` with any condition.
 
         If False, `TargetTable.delete` can only remove all rows of a table.
         """

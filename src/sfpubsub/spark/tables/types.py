@@ -80,7 +80,8 @@ class EventTypes:
             name = self.name_of(schema_id)
             if name is None:
                 raise ConfigurationError(
-                    f"schema {schema_id} is no longer among the raw table's schemas: restore it"
+                    f"schema {schema_id} is no longer in the store of the raw table's schemas (by "
+                    f"default its sidecar _schemas): restore it there"
                 )
             wanted.setdefault(name, {})[schema_id] = self._text(schema_id)
         return {
@@ -122,8 +123,8 @@ class EventTypes:
         text = self._schemas.get(schema_id)
         if text is None:
             raise ConfigurationError(
-                f"schema {schema_id}, which a table was built with, is no longer among the raw "
-                f"table's schemas: restore it"
+                f"schema {schema_id}, which a table was built with, is no longer in the store of "
+                f"the raw table's schemas (by default its sidecar _schemas): restore it there"
             )
         return text
 
