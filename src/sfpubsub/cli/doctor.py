@@ -222,7 +222,7 @@ def _check_network(report: _Report, settings: Settings) -> bool:
 
 
 def _check_ports(report: _Report, way: Way) -> bool:
-    """Check the configured port and, for the real service, its other port.
+    """Check the configured port and, if the host is Salesforce's, the other of 443 and 7443.
 
     Returns:
         Whether the configured port is open.
