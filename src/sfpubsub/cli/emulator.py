@@ -101,7 +101,7 @@ class _Commands(click.Group):
 @click.option(
     "--ready-file",
     type=click.Path(path_type=Path),
-    help="Also write the JSON line that is printed at startup to this file; removed at exit.",
+    help="File to which the JSON line printed at startup is also written; removed at exit.",
 )
 @click.option(
     "--seed",

@@ -108,7 +108,7 @@ def meant(name: str) -> str:
     """Return the option that the user probably meant, such as ``--topic /event/A__e``.
 
     Args:
-        name: The name that was given without a suitable option; it becomes the option's value.
+        name: The argument that the user gave; it becomes the option's value.
     """
     if name.startswith(_CHANNELS):
         return f"subscribe --channel {name}"

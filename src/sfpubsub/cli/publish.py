@@ -193,7 +193,7 @@ class Printer:
         self._thread.start()
 
     def put(self, receipt: Future[PublishResult]) -> None:
-        """Queue the future of a result; results are printed in the order of the queue.
+        """Queue the future of a result. Results are printed in the order in which they are queued.
 
         Blocks while `MAX_UNPRINTED` results are waiting. If an earlier result could not be
         printed, this raises the error.

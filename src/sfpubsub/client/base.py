@@ -221,7 +221,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
     def _plain(
         self, topic: str, start: StartPosition, store: AnyStore | None, options: SubscribeOptions
     ) -> PlainT:
-        """Create a subscription to a topic. *store* stores its position; None if nothing does."""
+        """Create a subscription to a topic. If *store* is None, its position is not stored."""
 
     @abstractmethod
     def _managed(self, name: str, options: SubscribeOptions) -> ManagedT:

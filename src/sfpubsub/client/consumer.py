@@ -220,7 +220,7 @@ class Consumer:
     def storable(self, position: ReplayId | None) -> None:
         """Record the position to store next: the newest one up to which all events are acked.
 
-        None means that it has not changed.
+        None means that the position has not changed.
         """
         if position is not None:
             self._unstored = position

@@ -318,7 +318,7 @@ class Delivery:
             self._consumer.acks_by_itself = self._stores_on_ack = False
 
     def hold(self, held: bool) -> None:
-        """Hold deliveries, or resume them if *held* is false. Either way, events are received."""
+        """Hold deliveries, or resume them if *held* is false. Events are still received."""
         self._held = held
         self._set_waiting()
 

@@ -47,7 +47,7 @@ ROOM_PER_WORKER = 16
 
 @dataclass(frozen=True)
 class Retry:
-    """Retry policy: which exceptions of a handler are retried, with which delays and how long.
+    """Retry policy: when and for how long a handler is called again after an exception.
 
     An `SfPubSubError` that is not ``retryable``, such as a `DecodeError`, is never retried.
 

@@ -234,7 +234,7 @@ class Outbound(Generic[ReceiptT]):
 
     @property
     def last(self) -> int:
-        """Ticket of the event that was added last; an argument for `is_settled`."""
+        """Ticket of the newest event, to be passed to `is_settled`."""
         return self._last
 
     def is_settled(self, ticket: int) -> bool:

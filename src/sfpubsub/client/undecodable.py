@@ -51,7 +51,7 @@ def codec_of(schemas: SchemaCache, schema_id: str) -> Codec:
 
 
 def reason_of(error: DecodeError) -> str:
-    """Return why a payload cannot be decoded, without the part that identifies the event."""
+    """Return the reason why a payload cannot be decoded, without naming the event."""
     return str(error.__cause__ if isinstance(error.__cause__, DecodeError) else error)
 
 
@@ -96,9 +96,9 @@ def check_policy(on_undecodable: OnUndecodable, quarantine: Quarantine | None) -
 
 
 class Screen:
-    """Removes undecodable events from the responses of one subscription, if the policy says so.
+    """Splits responses into batches and undecodable events, as the policy requires.
 
-    No I/O; not thread-safe.
+    One object per subscription. No I/O; not thread-safe.
 
     Args:
         target: The topic or managed subscription.
