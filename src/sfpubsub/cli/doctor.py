@@ -147,7 +147,7 @@ class _Report:
             click.echo()
 
     def add(self, name: str, result: Result, detail: str, cure: str = "") -> None:
-        """Print the result of a check, followed by *cure*, the suggested fix, unless it is empty."""
+        """Print the result of a check, followed by *cure*, the suggested fix, if there is one."""
         detail, cure = (self._hiding(text) for text in (detail, cure))
         self.failed = self.failed or result == "failed"
         if self._as_json:

@@ -177,7 +177,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """Within the block, suppress the subscription's failure if it was already raised earlier."""
+        """Within the block, suppress the subscription's failure if it was raised earlier."""
         told = self._failure_is_told
         try:
             yield
