@@ -96,7 +96,7 @@ def test_a_home_is_put_in_wherever_a_path_stands(tmp_path, monkeypatch):
     settings = Settings.load({"config": "~/s.toml"}, {"SFPUBSUB_CA_FILE": "~/ca.pem"})
     assert settings.ca_file == str(tmp_path / "ca.pem")
     assert settings.private_key_file == str(tmp_path / "key.pem")
-    with pytest.raises(ConfigurationError, match="--config is not a path"):
+    with pytest.raises(ConfigurationError, match="--config is not a valid path"):
         Settings.load({"config": "~nobody-here/s.toml"}, {})
 
 
@@ -114,8 +114,8 @@ def test_a_home_is_put_in_wherever_a_path_stands(tmp_path, monkeypatch):
         ("endpoint = ", None, "is not valid TOML"),
         ("config = 'other.toml'", None, "config is not a setting"),
         (f"client_id = {'[' * 100_000}", None, "is not valid TOML"),
-        ("ca_file = '~nobody-here/ca.pem'", None, "ca_file is not a path"),
-        ('ca_file = "a\\u0000b"', None, "ca_file is not a path"),
+        ("ca_file = '~nobody-here/ca.pem'", None, "ca_file is not a valid path"),
+        ('ca_file = "a\\u0000b"', None, "ca_file is not a valid path"),
     ],
 )
 def test_a_file_that_says_something_unknown(file, text, profile, message):
@@ -209,7 +209,7 @@ def test_every_variable_of_the_project_is_known():
         (
             "instance_url",
             "https://x.my.salesforce.com/services",
-            "must contain only scheme and host",
+            "must contain only a scheme and a host",
         ),
         ("audience", "everyone", "not a valid URL"),
         ("proxy", "proxy:3128", "http://host:port"),

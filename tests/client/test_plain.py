@@ -293,5 +293,5 @@ def test_a_subscription_reads_the_fields_that_were_asked_for(run_emulator, conne
                 assert set(whole) > set(event.value)
     with pytest.raises(ConfigurationError, match="list of names"):
         client.subscribe(TOPIC, fields="Order_Number__c")
-    with pytest.raises(ConfigurationError, match="whole fields"):
+    with pytest.raises(ConfigurationError, match="top-level fields"):
         client.subscribe_managed(NAME, fields=["Address.City"])

@@ -147,7 +147,7 @@ class _Report:
             click.echo()
 
     def add(self, name: str, result: Result, detail: str, cure: str = "") -> None:
-        """Print the result of a check, and *cure*, the suggested fix, if it is not empty."""
+        """Print the result of a check, followed by *cure*, the suggested fix, if there is one."""
         detail, cure = (self._hiding(text) for text in (detail, cure))
         self.failed = self.failed or result == "failed"
         if self._as_json:
@@ -222,7 +222,7 @@ def _check_network(report: _Report, settings: Settings) -> bool:
 
 
 def _check_ports(report: _Report, way: Way) -> bool:
-    """Check the configured port and, for the real service, its other port.
+    """Check the configured port and, for a Salesforce host, the alternative port (443 or 7443).
 
     Returns:
         Whether the configured port is open.

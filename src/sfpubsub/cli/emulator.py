@@ -101,12 +101,13 @@ class _Commands(click.Group):
 @click.option(
     "--ready-file",
     type=click.Path(path_type=Path),
-    help="Also write the ready line to this file; the file is removed at exit.",
+    help="File to which the JSON line printed at startup is also written; removed at exit.",
 )
 @click.option(
     "--seed",
     type=click.Path(path_type=Path),
-    help="TOML file with topics, managed subscriptions, users and more.  [default: built in]",
+    help="TOML file with topics, managed subscriptions, users and more.  [default: built-in "
+    "values]",
 )
 @click.option(
     "--until-stdin-closes",
@@ -196,7 +197,7 @@ def _end_with_stdin() -> None:
 
 @contextlib.contextmanager
 def _told_in(ready_file: Path | None, line: str) -> Iterator[None]:
-    """Write the ready line to *ready_file* atomically, and delete the file when the block ends.
+    """Write *line* to *ready_file* atomically, and delete the file when the block ends.
 
     Does nothing if *ready_file* is None.
     """
@@ -225,8 +226,8 @@ def _write_privately(path: Path, text: str) -> None:
 def _client_settings(server: EmulatorServer) -> str:
     """Return the content of a client's settings file, in TOML.
 
-    The client signs in with the default app if the org has that app, otherwise with an access
-    token.
+    The client signs in with the default connected app if the org has that app, otherwise with
+    an access token.
     """
     from sfpubsub.emulator.org.accounts import DEFAULT_APP
 
@@ -250,7 +251,7 @@ def _client_settings(server: EmulatorServer) -> str:
 
 
 def _ready(server: EmulatorServer) -> dict[str, str]:
-    """Return the values in the ready line: addresses, access token, org and CA file."""
+    """Return the values to print at startup: addresses, access token, org and CA file."""
     ready = {
         "grpc": server.grpc_target,
         "http": server.http_url,

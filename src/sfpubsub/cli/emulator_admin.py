@@ -49,7 +49,7 @@ class Duration(click.types.FloatParamType):
 def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
     """Return *command* with options that select a running emulator.
 
-    *command* receives the emulator as its first argument.
+    *command* receives a `RemoteEmulator` as its first argument.
     """
 
     @click.option(
@@ -58,14 +58,14 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
         show_envvar=True,
         default=DEFAULT_URL,
         show_default=True,
-        help="URL of the emulator's HTTP port: `http` in the ready line.",
+        help="URL of the emulator's HTTP port, which the emulator prints at startup as `http`.",
     )
     @click.option(
         "--ca-file",
         envvar="SFPUBSUB_EMULATOR_CA_FILE",
         show_envvar=True,
-        help="Certificate authority to trust: `ca_file` in the ready line. Needed only if the "
-        "emulator runs with --tls.",
+        help="PEM file of the certificate authority to trust, which the emulator prints at startup "
+        "as `ca_file`. Needed only if the emulator runs with --tls.",
     )
     # Secrets are not options, because other users of a machine can see command lines.
     @click.option("--token", envvar="SFPUBSUB_EMULATOR_TOKEN", hidden=True, default="")
@@ -137,7 +137,7 @@ def faults() -> None:
 @faults.command("list")
 @of_an_emulator
 def list_faults(emulator: RemoteEmulator) -> None:
-    """List the faults that were added, and how often each has occurred."""
+    """List the faults that were added, and how many times each has occurred."""
     for number, fault in enumerate(emulator.faults()):
         show({"number": number, **fault})
 
@@ -149,9 +149,9 @@ def list_faults(emulator: RemoteEmulator) -> None:
 def add(emulator: RemoteEmulator, kind: str, parameters: tuple[str, ...]) -> None:
     """Add a fault. Depending on its kind, it occurs immediately or at the next opportunity.
 
-    The parameters times, rpc and target limit how often and where the fault occurs. `sfpubsub
-    emulator faults kinds` lists the other parameters of KIND, such as after_responses=3. Prints the
-    fault's number.
+    The parameters times, rpc and target limit how many times and where the fault occurs.
+    `sfpubsub emulator faults kinds` lists the other parameters of KIND, such as
+    after_responses=3. Prints the fault's number.
     """
     show({"number": emulator.add_fault(kind, **dict(map(_parameter, parameters)))})
 
@@ -188,7 +188,8 @@ def kinds() -> None:
 def clock(emulator: RemoteEmulator, jump: float | None) -> None:
     """Show the emulator's clock, or advance it.
 
-    A jump triggers everything that becomes due in that time: keepalives, deadlines, retention.
+    Advancing it triggers everything that becomes due in the skipped time: keepalives, deadlines and
+    the expiry of retained events.
     """
     now = emulator.now() if jump is None else emulator.jump(jump)
     shown = datetime.datetime.fromtimestamp(now, datetime.UTC).isoformat(timespec="seconds")

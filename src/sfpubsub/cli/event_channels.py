@@ -44,7 +44,7 @@ def channel() -> None:
     """Administer event channels, which combine several events under one topic.
 
     Changing channels requires the Customize Application permission; viewing them requires View
-    Setup and Configuration. A change takes some minutes to reach open streams.
+    Setup and Configuration. A change takes several minutes to reach open streams.
     """
 
 
@@ -160,8 +160,8 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
 def usage(by_event: bool, **service: str | None) -> None:
     """Show how much of its event allocations the org has used, as reported by the org.
 
-    Prints a JSON line per allocation. The figures lag by some minutes. --by-event requires Enhanced
-    Usage Metrics in the org and the View All Data permission.
+    Prints a JSON line per allocation. The figures are several minutes old. --by-event requires
+    Enhanced Usage Metrics in the org and the View All Data permission.
     """
     usages = Usages(_org(service), API_VERSION)
     for allocation in usages.allocations():

@@ -133,8 +133,8 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 @click.option(
     "--fallback",
     type=click.Choice(["stop", "earliest", "latest"]),
-    help="With --topic or --channel: what to do if the service rejects the table's position.  "
-    "[default: stop]",
+    help="With --topic or --channel: what to do if the service rejects the position stored in "
+    "the table.  [default: stop]",
 )
 @click.option(
     "--on-source-failure",

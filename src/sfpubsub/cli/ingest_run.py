@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Open:
-    """The objects that all sources of a run share: sidecars, writer, session and client."""
+    """What all sources of a run share: side tables, writer, session and client."""
 
     sidecars: Sidecars
     together: Together
@@ -297,7 +297,7 @@ class Run:
             )
         client = table.client
         if client is None:
-            raise AssertionError("managed subscriptions and topics require a client; none is open")
+            raise AssertionError("managed subscriptions and topics require an open client")
         if source.kind == "managed":
             return client.subscribe_managed(source.name, ack="manual", max_unacked=unacked)
         return client.subscribe(
@@ -309,7 +309,7 @@ class Run:
         )
 
     def _streaming_client(self, sessions: CurrentSession) -> Callable[..., StreamingClient]:
-        """Return a factory for Streaming API clients that share the session of all sources."""
+        """Return a factory for Streaming API clients, which use the session of all sources."""
         from sfpubsub.streaming import StreamingClient
 
         settings = self._settings

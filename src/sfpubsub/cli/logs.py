@@ -102,7 +102,12 @@ class Limit:
         self._kinds: dict[tuple[str, str], tuple[float, int]] = {}  # start time and count
 
     def told(self, record: logging.LogRecord) -> logging.LogRecord | None:
-        """Return *record*, or a copy with a count of suppressed messages; None to suppress it."""
+        """Decide whether to write *record*.
+
+        Returns:
+            *record*, or a copy that also gives the number of suppressed messages; None if *record*
+            must be suppressed.
+        """
         if record.levelno < logging.WARNING:
             return record
         kind = record.name, _DIFFERS.sub("#", record.getMessage())
@@ -127,7 +132,7 @@ class Limit:
 class JsonStderr(io.TextIOBase):
     """Text stream that converts every line that is not JSON to a JSON line.
 
-    Thread-safe. A signal handler may write to it, even while its thread is writing.
+    Thread-safe. A signal handler may write to it, even if it interrupts another write.
 
     Args:
         out: Stream to write to.

@@ -173,7 +173,7 @@ def update(
 
     Prints the record as a JSON line. Name and topic cannot be changed; create another subscription
     instead. A preset matters only when a stream starts without a valid position. The change may
-    take some minutes to take effect.
+    take several minutes to take effect.
     """
     if label is None and default_replay is None and error_recovery_replay is None:
         raise click.UsageError(
@@ -197,7 +197,7 @@ def start(name_or_id: str, wait: bool, **service: str | None) -> None:
     """Start a stopped managed subscription.
 
     Sets the state to RUN, and prints the record as a JSON line. The subscription begins at its
-    default replay, because stopping it deleted its position.
+    default replay preset, because stopping it deleted its position.
     """
     tooling = Tooling.from_env(service)
     record = tooling.start(name_or_id)
@@ -236,7 +236,7 @@ def delete(name_or_id: str, yes: bool, **service: str | None) -> None:
     """Delete a managed subscription and its position.
 
     Prints the deleted record as a JSON line. This disconnects the client that reads the
-    subscription, and deletes the committed position. Do not reuse the name for some minutes.
+    subscription, and deletes the committed position. Do not reuse the name for several minutes.
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)
@@ -247,7 +247,7 @@ def delete(name_or_id: str, yes: bool, **service: str | None) -> None:
     record = tooling.delete(record.id)
     _show(record)
     _say(
-        f"do not reuse the name {record.developer_name} soon: for some minutes the service may "
+        f"do not reuse the name {record.developer_name} soon: for several minutes the service may "
         f"still associate it with the old record"
     )
 
@@ -297,7 +297,9 @@ def _wait_until_served(
 ) -> None:
     name = record.developer_name
     with connected_client(None, tooling.sessions, **service) as client:
-        _say(f"waiting until {name} is available in the Pub/Sub API, which can take some minutes")
+        _say(
+            f"waiting until {name} is available in the Pub/Sub API, which can take several minutes"
+        )
         wait_until(
             f"{name} is available",
             lambda: _is_served(client, name),

@@ -104,14 +104,14 @@ def mirror() -> None:
     type=Duration(),
     default="24h",
     show_default=True,
-    help="How often to reread objects with formula fields; 0 means never.",
+    help="Time between rereads of objects with formula fields; 0 disables them.",
 )
 @click.option(
     "--sweep",
     type=Duration(),
     default="7d",
     show_default=True,
-    help="How often to look for records that were purged without an event; 0 means never.",
+    help="Time between searches for records that were purged without an event; 0 disables them.",
 )
 @click.option(
     "--batch-seconds",

@@ -1,4 +1,4 @@
-"""Check whether a mirror's channel delivers the change events of objects."""
+"""Check whether a mirror's channel delivers the change events of the mirrored objects."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ class MirrorRun:
         }
 
     def _tell_unselected(self, http: HttpClient) -> None:
-        """Warn about objects that have no change events on the channel."""
+        """Warn about objects whose change events the channel does not deliver."""
         channel = self._source.name.rpartition("/")[2]
         if not self._source.keeps_position or not self._source.name.startswith("/data/"):
             return

@@ -50,7 +50,7 @@ margin_option = click.option(
     metavar="S",
     default=DEFAULT_MARGIN,
     show_default=True,
-    help="Maximum time, in seconds, that the org's responses can lag behind its events.",
+    help="Maximum time, in seconds, by which records read from the org can lag behind its events.",
 )
 
 
@@ -62,8 +62,13 @@ margin_option = click.option(
     "--where", metavar="SOQL", help="With --reread: only records that match this condition."
 )
 @click.option("--add", metavar="OBJECT", help="Also mirror OBJECT from now on.")
-@click.option("--pause", is_flag=True, help="Pause merging and reading until --resume.")
-@click.option("--resume", is_flag=True, help="Resume after --pause.")
+@click.option(
+    "--pause",
+    is_flag=True,
+    help="Stop reading records and updating tables until a signal with --resume. Events are still "
+    "written to the raw table.",
+)
+@click.option("--resume", is_flag=True, help="Resume after a signal with --pause.")
 @spark_options
 def signal(
     target: str,

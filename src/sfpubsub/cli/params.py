@@ -23,7 +23,7 @@ class Seconds(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return *value* as a finite number within the range."""
+        """Return *value* as a finite number within the range that the parameter allows."""
         seconds = float(super().convert(value, param, ctx))
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is not a finite number of seconds.", param, ctx)
@@ -90,13 +90,13 @@ class Channel(click.types.StringParamType):
 class ReadingCommand(click.Command):
     """Command that takes its source as an option.
 
-    A positional argument is rejected, with a suggestion of the right option.
+    A positional argument is rejected with an error that suggests the right option.
     """
 
     allow_extra_args = True  # rejected here, with a better message than click's
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and reject a positional argument with a suggestion."""
+        """Parse the arguments. Reject a positional argument, and suggest the right option."""
         rest = super().parse_args(ctx, args)
         if ctx.args:
             name = ctx.args[0]
@@ -105,7 +105,11 @@ class ReadingCommand(click.Command):
 
 
 def meant(name: str) -> str:
-    """Return the option that was probably meant, with *name*, such as ``--topic /event/A__e``."""
+    """Return the option that the user probably meant, such as ``--topic /event/A__e``.
+
+    Args:
+        name: The argument that the user gave; it becomes the option's value.
+    """
     if name.startswith(_CHANNELS):
         return f"subscribe --channel {name}"
     return f"--topic {name}" if name.startswith("/") else f"--managed {name}"

@@ -73,7 +73,7 @@ class Pace:
         self._count = 0
 
     def next(self) -> float:
-        """Count the next event, and return the seconds to wait before it."""
+        """Count the next event, and return the seconds to wait before publishing it."""
         now = self._clock()
         if self._begun is None:
             self._begun = now
@@ -94,7 +94,7 @@ class Pace:
 @click.option(
     "--created-by",
     metavar="USER_ID",
-    help="Value of CreatedById for lines that omit it. Lines that omit CreatedDate use the "
+    help="Value of CreatedById for lines that omit it. Lines that omit CreatedDate get the "
     "current time.",
 )
 @click.option(
@@ -193,7 +193,7 @@ class Printer:
         self._thread.start()
 
     def put(self, receipt: Future[PublishResult]) -> None:
-        """Queue the future of a result, to print the result after those queued earlier.
+        """Queue the future of a result. Results are printed in the order in which they are queued.
 
         Blocks while `MAX_UNPRINTED` results are waiting. If an earlier result could not be
         printed, this raises the error.

@@ -169,10 +169,10 @@ def redrive(
 
 
 def _quarantine_at(directory: Path) -> FileQuarantine:
-    """Return the quarantine in *directory*, which may be empty.
+    """Return the quarantine in *directory*; an empty directory is a quarantine without events.
 
     Raises:
-        ConfigurationError: The directory contains other files, but no entries.
+        ConfigurationError: The directory contains other files, but no quarantined events.
         OSError: The directory cannot be read.
     """
     names = sorted(place.name for place in directory.iterdir())

@@ -141,7 +141,7 @@ class Table:
         return str(self._writer.destination)
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
-        """Return an error message if the table does not belong to the entry's source, else None."""
+        """Return an error message if the entry's source is not a source of the table, else None."""
         if entry.subscription in self._sources:
             return None
         owners = ", ".join(map(str, self._sources.values()))

@@ -25,7 +25,7 @@ def _compact(value: Any) -> str:
 class EventLines:
     """Renders events as JSON lines. Not thread-safe.
 
-    The parts that all events of a schema share are cached.
+    The parts of a line that are the same for all events of a schema are cached.
 
     Args:
         raw: Whether to show payloads as base64 of their Avro bytes instead of decoding them.

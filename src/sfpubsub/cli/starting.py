@@ -17,7 +17,9 @@ _POLL = 0.2
 
 
 def start_spark(session: AbstractContextManager[SparkSession], stop: StopRequest) -> SparkSession:
-    """Enter *session* in a separate thread; return the Spark session. The caller exits *session*.
+    """Enter *session* in a separate thread, and return the Spark session.
+
+    *session* is a context manager that the caller must exit.
 
     In the main thread, PySpark would replace the command's signal handler, and Ctrl-C would
     interrupt the start midway, after which the command has been observed to hang.

@@ -149,14 +149,16 @@ def read_status(path: Path) -> Status:
     except RecursionError as error:
         raise ValueError("the JSON is nested too deeply") from error
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
-        raise ValueError("the file is not a status file, or was written by another version")
+        raise ValueError(
+            "the file is not a status file, or was written by another version of sfpubsub"
+        )
     for name, kind in _FIELDS.items():
         if name not in values or not isinstance(values[name], kind):
-            raise ValueError(f"{name} is missing or has the wrong type")
+            raise ValueError(f"the value of {name} is missing or has the wrong type")
         if isinstance(values[name], str):
             values[name].encode()  # fails if the text cannot be printed
         if isinstance(values[name], (int, float)) and not abs(values[name]) <= _MOST:
-            raise ValueError(f"{name} is not a valid number")
+            raise ValueError(f"the value of {name} is not a valid number")
     if values["kind"] not in get_args(Kind):
         raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}")
     if not all(_is_count(hour, events) for hour, events in values["hours"].items()):
@@ -165,7 +167,7 @@ def read_status(path: Path) -> Status:
 
 
 def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is not a valid number")
+    raise ValueError(f"the JSON contains {text}, which is not a valid number")
 
 
 def _is_count(hour: str, events: Any) -> bool:

@@ -220,12 +220,12 @@ def _key(kind: Kind, name: str, endpoint: str, org: str) -> str:
 
 
 def _remove_ended(directory: Path, key: str, *, silent: bool) -> Iterator[dict[str, int]]:
-    """Remove the files of a subscription's ended runs; yield the hourly counts of each.
+    """Remove the files of a subscription's ended runs; yield the hourly event counts of each.
 
     Args:
         directory: Directory of the files.
         key: Key of the subscription.
-        silent: Whether to remove only files of runs that received no message.
+        silent: Whether to remove only files of runs that received no message from the service.
     """
     for path in directory.glob(f"{key}-*{SUFFIX}"):
         # Ignore a file that was just removed, or is damaged, so that its owner is unknown.

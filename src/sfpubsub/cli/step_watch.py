@@ -29,7 +29,7 @@ class Engine(Protocol):
 
 
 class StepWatch:
-    """Sums the step reports of one engine, and passes them to a monitor.
+    """Reports to a monitor the steps that one engine has completed, and their totals.
 
     The engine reports its steps from its own thread. All public methods are thread-safe.
     """

@@ -67,8 +67,8 @@ _GRACE = 3.0
     "--idle-timeout",
     type=Seconds(min=0),
     metavar="S",
-    help="Stop after S seconds without an event. Time spent waiting for a slot or the network "
-    "does not count.",
+    help="Stop after S seconds without an event. Time spent waiting for the network, or for "
+    "another client to release the managed subscription, does not count.",
 )
 @click.option(
     "--raw",
@@ -91,7 +91,8 @@ _GRACE = 3.0
 @click.option(
     "--fallback",
     type=click.Choice(["stop", "earliest", "latest"]),
-    help="With --topic or --channel: what to do if the position is rejected.  [default: stop]",
+    help="With --topic or --channel: what to do if the service rejects the position.  "
+    "[default: stop]",
 )
 @click.option(
     "--quarantine",

@@ -24,7 +24,7 @@ class Subscription(Protocol):
         ...
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        """Return the next response's events; None if none arrives within *timeout* seconds."""
+        """Return the events of the next response, or None after *timeout* seconds without one."""
         ...
 
     def health(self) -> Health:
@@ -48,7 +48,7 @@ class TracedSubscription:
         return self._subscription.name
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        """Return the next response's events; None if none arrives within *timeout* seconds."""
+        """Return the events of the next response, or None after *timeout* seconds without one."""
         began = time.time_ns()
         batch = self._subscription.next_batch(timeout)
         if batch is not None:

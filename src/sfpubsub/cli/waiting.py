@@ -1,7 +1,7 @@
 """Report why a subscription is waiting, and decide whether its silence counts as idle.
 
-A subscription that is waiting for its managed slot, the network or a new session is not idle:
-events may exist, but cannot arrive.
+A subscription that is waiting for another client to release it, for the network or for a new
+session is not idle: events may exist, but cannot arrive.
 """
 
 from __future__ import annotations

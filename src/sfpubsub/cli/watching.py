@@ -49,7 +49,8 @@ http_option = click.option(
     "--http",
     type=Listen(),
     metavar="[HOST:]PORT",
-    help="Serve /metrics, /health and a page about this run.  [default of HOST: 127.0.0.1]",
+    help="Address at which to serve /metrics, /health and a status page.  [default of HOST: "
+    "127.0.0.1]",
 )
 
 
@@ -66,7 +67,7 @@ def watching(
 
     Args:
         title: Name of the command, for display.
-        address: Address to serve on; None for no server.
+        address: Address for the HTTP server to listen on; None to start no server.
         timings: Timings of the client, from which limits for health are derived; None for the
             defaults.
         also: Returns additional text for the status line; may be empty.

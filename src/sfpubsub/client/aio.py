@@ -1,8 +1,9 @@
 """The asyncio client: a thin bridge over the driver that the synchronous client also uses.
 
-The driver's threads wake the event loop, which then polls the queue that the synchronous client
-also reads from. No second queue exists, so no events are buffered ahead of the consumer. Nothing
-blocks the loop or its default executor: blocking calls run in a few worker threads of the client.
+The driver's threads wake the event loop, which then reads the driver's queue directly, as the
+synchronous client does. There is no second queue, so no events are buffered ahead of the consumer.
+Nothing blocks the loop or its default executor: blocking calls run in a few worker threads of the
+client.
 The methods match the synchronous ones, whose docstrings apply here as well.
 """
 

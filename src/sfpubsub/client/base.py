@@ -193,7 +193,8 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             max_pending_count: See `subscribe`.
             max_bytes: See `subscribe`.
             max_unacked: See `subscribe`.
-            connection_timeout: See `subscribe`; waiting for the managed slot does not count.
+            connection_timeout: See `subscribe`. Time spent waiting for another client to release
+                the managed subscription does not count.
             on_gap: See `subscribe`.
             on_undecodable: See `subscribe`.
             quarantine: See `subscribe`.
@@ -220,7 +221,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
     def _plain(
         self, topic: str, start: StartPosition, store: AnyStore | None, options: SubscribeOptions
     ) -> PlainT:
-        """Create a subscription to a topic. *store* stores its position; None stores nothing."""
+        """Create a subscription to a topic. If *store* is None, its position is not stored."""
 
     @abstractmethod
     def _managed(self, name: str, options: SubscribeOptions) -> ManagedT:

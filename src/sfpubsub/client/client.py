@@ -30,7 +30,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
         """Wait until the service can be reached. Other calls do not require this.
 
         Args:
-            timeout: Limit in seconds.
+            timeout: Maximum time to wait, in seconds.
 
         Raises:
             StreamUnavailableError: The service could not be reached in time.
@@ -68,8 +68,8 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     ) -> list[PublishResult]:
         """Publish events in order, encoded with the topic's schema.
 
-        Transient failures are retried with the same event id until *timeout*. The topic and its
-        schema are fetched once.
+        Transient failures are retried with the same event id until *timeout* has passed. The topic
+        and its schema are fetched once.
 
         Args:
             topic: Full path, such as ``/event/Order_Event__e``.
@@ -77,7 +77,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
                 (milliseconds since 1970 UTC) and ``CreatedById`` have no default.
             created_by: User id for events without ``CreatedById``; events without ``CreatedDate``
                 then get the time of this call.
-            timeout: Limit for all results, in seconds.
+            timeout: Maximum time to wait for all results, in seconds.
 
         Returns:
             One result per event, in order.
@@ -107,7 +107,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             ordered: Whether to keep only one request in flight, which preserves the order of
                 events. Otherwise the service may publish concurrent requests in any order.
             streamed: Whether to use PublishStream instead of Publish.
-            timeout: Limit from `Publisher.send` to an event's result, in seconds.
+            timeout: Maximum time from `Publisher.send` to an event's result, in seconds.
             created_by: See `publish`.
             max_pending_count: Number of events without a result at which `Publisher.send` blocks.
 

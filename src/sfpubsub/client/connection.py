@@ -178,7 +178,7 @@ class Connection:
         Args:
             topic: Full path.
             streamed: Whether to use PublishStream instead of Publish.
-            timeout: Limit from sending an event to its result, in seconds.
+            timeout: Maximum time from sending an event to its result, in seconds.
             limits: Limits of the publisher.
             created_by: See `PubSubClient.open_publisher`.
             deliver: See `Outbound`.

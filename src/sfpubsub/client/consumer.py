@@ -162,11 +162,14 @@ class Consumer:
         self._store_when_idle = True
 
     def took_one(self, seq: int) -> None:
-        """Record the delivery of the event *seq* from a batch that is delivered event by event."""
+        """Record that one event of a batch was delivered: the one with ``delivery_seq`` *seq*."""
         self.in_hand = (seq, seq)
 
     def give_back(self, batch: EventBatch | None) -> None:
-        """Take back the undelivered part of the last batch, if any, and deliver it next."""
+        """Take back *batch*, the undelivered part of the previous batch, and deliver it next.
+
+        None means that all of the previous batch was delivered.
+        """
         if batch is not None:
             self._prepared.batches.appendleft(batch)
 
@@ -187,7 +190,7 @@ class Consumer:
         A temporary failure must not lose events, so the response waits for the schema.
 
         Args:
-            error: The error of the fetch.
+            error: The error that the fetch raised.
             now: The current time, in seconds.
             jitter: A uniform random number in [0, 1).
             over: Whether the subscription has ended. *error* is then neither raised nor logged,
@@ -205,7 +208,7 @@ class Consumer:
             logger.warning("%s; retrying in %.1f s", error, wait)
 
     def set_aside(self) -> None:
-        """Record that the events of the last `Quarantine` step are durable."""
+        """Record that the events of the preceding `Quarantine` step have been stored durably."""
         self._is_set_aside = True
 
     def pause(self, paused: bool) -> None:
@@ -215,7 +218,10 @@ class Consumer:
     # Positions.
 
     def storable(self, position: ReplayId | None) -> None:
-        """Record the newest position up to which everything is acked; None changes nothing."""
+        """Record the position to store next: the newest one up to which all events are acked.
+
+        None means that the position has not changed.
+        """
         if position is not None:
             self._unstored = position
 
@@ -234,7 +240,7 @@ class Consumer:
         return self._unstored if last or self._store_when_idle or self.is_store_due(now) else None
 
     def stored(self, position: ReplayId, now: float) -> None:
-        """Record that *position* is durable, and restart the store interval.
+        """Record that *position* has been stored durably, and restart the store interval.
 
         `to_store` does not return the position again.
         """

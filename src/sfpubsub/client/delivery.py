@@ -55,7 +55,7 @@ class Wait(NamedTuple):
 
 
 class Delivery:
-    """Carries out the steps of one subscription, for its public class. Thread-safe.
+    """Carries out the steps of one subscription, on behalf of its public class. Thread-safe.
 
     Args:
         driver: Driver of the stream; the subscription starts it.
@@ -126,8 +126,8 @@ class Delivery:
     def asked(self) -> None:
         """Handle the application's request for the next batch.
 
-        With ``ack="auto"``, the previous batch is now done. It is acked by `turn`, or by
-        `ack_done`, which must be called before anything that may block.
+        With ``ack="auto"``, this marks the previous batch as done, and the next call of `turn` acks
+        it. A caller that may block before that call must first call `ack_done`.
         """
         self._has_taken = False
         done = self._in_hand  # first, because an interrupted call is repeated
@@ -152,7 +152,10 @@ class Delivery:
 
     @property
     def _in_hand(self) -> tuple[int, int] | None:
-        """First and last ``delivery_seq`` to ack at the next request for a batch; None for none."""
+        """First and last ``delivery_seq`` of the events that the next request for a batch will ack.
+
+        None if it will ack no events.
+        """
         return self._consumer.in_hand if self.acks_by_itself and self._is_tracked else None
 
     @contextmanager
@@ -182,10 +185,11 @@ class Delivery:
                 self._consumer.give_back(batch.behind(last))
 
     def turn(self, deadline: float | None) -> EventBatch | Wait | Work | End | None:
-        """Return the next batch, or the step to take first. Never blocks.
+        """Return the next batch, or a step that must be carried out first. Never blocks.
 
         Args:
-            deadline: When the application stops waiting, by `time.monotonic()`; None means never.
+            deadline: Time on the `time.monotonic()` clock at which the application stops waiting;
+                None means never.
 
         Returns:
             The batch or step; None if the deadline has passed and no batch is ready.
@@ -272,12 +276,12 @@ class Delivery:
         return codec if self._fields is None else codec.only(self._fields)
 
     def pause(self) -> None:
-        """Pause deliveries and requests."""
+        """Pause deliveries and requests for events; see `SubscriptionFace.pause`."""
         self.driver.pause()
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Continue deliveries and requests after `pause`."""
+        """Continue deliveries and requests for events after `pause`."""
         self._set_paused(False)
         self.driver.resume()
 
@@ -314,7 +318,7 @@ class Delivery:
             self._consumer.acks_by_itself = self._stores_on_ack = False
 
     def hold(self, held: bool) -> None:
-        """Set whether deliveries are on hold; events are still received."""
+        """Hold deliveries, or resume them if *held* is false. Events are still received."""
         self._held = held
         self._set_waiting()
 
@@ -378,7 +382,7 @@ class Delivery:
             return self._consumer.to_store(time.monotonic(), last=last)
 
     def stored(self, position: ReplayId) -> None:
-        """Record that *position* is durable."""
+        """Record that *position* has been stored durably."""
         with self._lock:
             self._consumer.stored(position, time.monotonic())
 

@@ -47,12 +47,12 @@ ROOM_PER_WORKER = 16
 
 @dataclass(frozen=True)
 class Retry:
-    """Retry policy: how often and for how long a handler is called again for a failed event.
+    """Retry policy: when and for how long a handler is called again after an exception.
 
     An `SfPubSubError` that is not ``retryable``, such as a `DecodeError`, is never retried.
 
     Raises:
-        ValueError: A time is negative.
+        ValueError: *seconds*, *initial* or *maximum* is negative.
     """
 
     seconds: float = 60.0
@@ -162,7 +162,10 @@ _FOR_EVER, _FINISH = WaitUntil(None), Finish()
 
 
 class _Turn(Generic[T]):
-    """A group of events that may hold a key at the same time."""
+    """An entry in a key's queue: one event with the key, or consecutive events that share it.
+
+    The events of an entry can be handled at the same time.
+    """
 
     __slots__ = ("left", "shared", "waiting")
 
@@ -179,7 +182,7 @@ class Dispatcher(Generic[T]):
         workers: Maximum number of running handlers plus events being quarantined.
         retry: The retry policy; None never retries.
         limit: Limit on quarantined events; None stops the run at the first failure.
-        room: Maximum number of events in the run at a time.
+        room: Maximum number of unfinished events that the run holds.
     """
 
     def __init__(
@@ -224,14 +227,20 @@ class Dispatcher(Generic[T]):
 
     @property
     def has_room(self) -> bool:
-        """Whether the run can accept more events. A full run accepts events again when half of its
-        room is free.
+        """Whether the run can accept more events.
+
+        Once full, it accepts events again when at least half of its capacity is free.
         """
         self._is_full = self._held >= (self._room // 2 + 1 if self._is_full else self._room)
         return not self._is_full
 
     def arrived(self, event: T, keys: Iterable[Hashable] = ()) -> None:
-        """Add the next event, to be processed in order for each of *keys*."""
+        """Add the next event.
+
+        Args:
+            event: The event.
+            keys: Keys of the event. Events with a common key are processed in order of arrival.
+        """
         job = self._job(event)
         for key in keys:
             if isinstance(key, Shared):
@@ -252,8 +261,8 @@ class Dispatcher(Generic[T]):
     def arrived_broken(self, event: T, error: Exception) -> None:
         """Add the next event, whose keys cannot be determined because of *error*.
 
-        The event fails only when it would be started, so that older events are handled first. A
-        run that stops because of it therefore makes progress each time it is restarted.
+        The event counts as failed only when its turn comes, so that older events are handled first.
+        A run that stops because of it therefore makes progress each time it is restarted.
         """
         job = self._job(event)
         job.error = error
@@ -307,7 +316,7 @@ class Dispatcher(Generic[T]):
         return min(now + job.pauses.next(jitter), job.retry_until)
 
     def set_aside(self, job: Job[T]) -> None:
-        """Record that an event is durable in the quarantine, so that it can be acked."""
+        """Record that an event was stored durably in the quarantine, and can now be acked."""
         self._busy -= 1
         self.quarantined += 1
         self._done(job)
@@ -329,7 +338,7 @@ class Dispatcher(Generic[T]):
         self._closed = True
 
     def stop(self) -> None:
-        """Start no more events; running handlers may finish."""
+        """Start no more handlers; those that are running may finish."""
         self.stopped = True
 
     def _give_up(self, job: Job[T]) -> None:

@@ -78,7 +78,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         return self._delivery.health()
 
     def pause(self) -> None:
-        """Pause deliveries and requests until `resume`.
+        """Pause deliveries and requests for events until `resume` is called.
 
         Events are still requested one at a time, to keep the stream open. Acks and commits
         continue. Iteration blocks, and `next_batch` with a timeout returns None.
@@ -86,7 +86,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         self._delivery.pause()
 
     def resume(self) -> None:
-        """Continue deliveries and requests after `pause`."""
+        """Continue deliveries and requests for events after `pause`."""
         self._delivery.resume()
 
     def run(
@@ -142,7 +142,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @abstractmethod
     def _run(self, handler: HandlerT, options: RunOptions) -> RunT:
-        """Run *handler*, in threads or tasks."""
+        """Run *handler* in threads or, with asyncio, in tasks."""
 
     def stop(self) -> None:
         """Stop deliveries: iteration ends, and so does `run`. Safe in signal handlers.
@@ -177,7 +177,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """Suppress the subscription's failure if the application has already received it."""
+        """Within the block, suppress the subscription's failure if it was raised earlier."""
         told = self._failure_is_told
         try:
             yield

@@ -173,7 +173,7 @@ class Work:
         return [key for key in several if key is not None]
 
     def take(self, event: Event, keys: list[Hashable] | Exception) -> None:
-        """Add the next event, with the result of `keys_of`."""
+        """Add the next event to the run. *keys* is the result of `keys_of` for it."""
         if isinstance(keys, Exception):
             self._dispatcher.arrived_broken(event, keys)
         else:
@@ -201,7 +201,10 @@ class Work:
         return step
 
     def succeeded(self, job: Job[Event]) -> None:
-        """Record that the handler succeeded for an event; resume deliveries if there is room."""
+        """Record that the handler succeeded for an event.
+
+        Deliveries are resumed if the run has room for more events.
+        """
         self._dispatcher.succeeded(job)
         self.balance()
 
@@ -212,7 +215,10 @@ class Work:
         self._dispatcher.failed(job, error, time.monotonic(), jitter)
 
     def set_aside(self, job: Job[Event]) -> None:
-        """Record that an event is in the quarantine; resume deliveries if there is room."""
+        """Record that an event is in the quarantine.
+
+        Deliveries are resumed if the run has room for more events.
+        """
         self._dispatcher.set_aside(job)
         self.balance()
 
@@ -223,7 +229,7 @@ class Work:
     # Steps; thread-safe.
 
     def ack(self, events: list[Event]) -> None:
-        """Ack finished events."""
+        """Ack events that were handled or are in the quarantine."""
         for event in events:
             event.ack()
 

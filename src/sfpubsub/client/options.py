@@ -76,7 +76,7 @@ def chosen_fields(fields: Iterable[str] | None) -> frozenset[str] | None:
         whole, dot, _ = name.partition(".")
         if dot:
             raise ConfigurationError(
-                f"fields must contain names of whole fields, not of their parts: use {whole!r} "
-                f"instead of {name!r}"
+                f"fields must contain only names of top-level fields: use {whole!r} instead of "
+                f"{name!r}"
             )
     return chosen

@@ -80,8 +80,8 @@ class Publisher:
         """Wait for the results of all events sent so far.
 
         Args:
-            timeout: Limit in seconds. None waits for every result, which takes no longer than the
-                publisher's own timeout for each event.
+            timeout: Maximum time to wait, in seconds. None waits for every result, which takes no
+                longer than the publisher's own timeout for each event.
 
         Raises:
             PublishError: Events have failed since the last PublishError, or there was no result in

@@ -97,7 +97,7 @@ class Outbound(Generic[ReceiptT]):
     """Encodes the events of one publisher, and delivers their results. Thread-safe.
 
     Args:
-        topic: Full path of the topic, present in *topics*.
+        topic: Full path of the topic, which must be cached in *topics* already.
         topics: Supplies the topic's schema id.
         schemas: Supplies the codecs.
         created_by: ``CreatedById`` for values that lack it. If None, missing fields are not filled
@@ -193,7 +193,7 @@ class Outbound(Generic[ReceiptT]):
         return _encoded(draft.event, self._schemas.get(schema_id), draft.value, draft.created)
 
     def use_schema(self, schema_id: str) -> None:
-        """Use the schema *schema_id* for all events from now on."""
+        """Encode all further events with the schema that has the id *schema_id*."""
         self._topics.use_schema(self.topic, schema_id)
 
     # Events to receipts.
@@ -214,7 +214,11 @@ class Outbound(Generic[ReceiptT]):
         return self.driver.offer([draft.event for draft in drafts], taken)
 
     def settled(self, outcomes: Sequence[tuple[int, PublishResult]]) -> None:
-        """Deliver results, given by ticket, to their receipts, and keep failures for `flush`."""
+        """Deliver results to the receipts of their events, and keep failures until they are raised.
+
+        Args:
+            outcomes: For each event, its ticket and its result.
+        """
         with self._lock:
             told = [(self._pending[ticket][1], result) for ticket, result in outcomes]
         self._deliver(told)  # before waiting threads see the events as settled
@@ -230,7 +234,7 @@ class Outbound(Generic[ReceiptT]):
 
     @property
     def last(self) -> int:
-        """Ticket of the newest event, for `is_settled`."""
+        """Ticket of the newest event, to be passed to `is_settled`."""
         return self._last
 
     def is_settled(self, ticket: int) -> bool:

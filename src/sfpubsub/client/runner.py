@@ -143,7 +143,11 @@ class Runner:
             return step
 
     def _carry_out(self, step: Step[Event]) -> Callable[[], None] | None:
-        """Carry out a step; return a function that reports its result, or None for no report."""
+        """Carry out a step.
+
+        Returns:
+            A function that reports the result; None if there is nothing to report.
+        """
         work = self._work
         try:
             if isinstance(step, Start):

@@ -58,10 +58,10 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         raise StopIteration
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        """Wait for the next batch. With ``ack="auto"`` this acks the previous one.
+        """Wait for the next batch. With ``ack="auto"``, this acks the previous one.
 
         Args:
-            timeout: Limit in seconds; None means no limit.
+            timeout: Maximum time to wait, in seconds; None means no limit.
 
         Returns:
             Consecutive events of one response: all of them, unless ``on_undecodable`` removed some.
@@ -82,7 +82,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
     def events(self) -> Iterator[Event]:
         """Iterate over events instead of batches.
 
-        With ``ack="auto"`` requesting the next event acks the previous one, so only the current
+        With ``ack="auto"``, requesting the next event acks the previous one, so only the current
         event is unacked when the loop is left. The events after it are delivered next.
         """
         for batch in self:
@@ -118,7 +118,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
         """Shut down cleanly: stop deliveries, and wait until all acked events are committed.
 
         Unacked events will be redelivered. If another thread is in `run`, the run is stopped, and
-        this call waits for its handlers.
+        this call waits for its handlers to finish.
 
         Raises:
             CommitError: Acked events could not be committed and will be redelivered.
@@ -176,10 +176,10 @@ class ManagedSubscription(Subscription):
     def commit(self, timeout: float = COMMIT_TIMEOUT) -> CommitReceipt:
         """Commit everything acked so far and wait for the confirmation.
 
-        With ``ack="auto"`` this acks the current batch first.
+        With ``ack="auto"``, this acks the current batch first.
 
         Args:
-            timeout: Limit in seconds.
+            timeout: Maximum time to wait, in seconds.
 
         Returns:
             The confirmation, with the committed position.

@@ -51,7 +51,7 @@ def codec_of(schemas: SchemaCache, schema_id: str) -> Codec:
 
 
 def reason_of(error: DecodeError) -> str:
-    """Return the reason why a payload cannot be decoded, as text that does not name the event."""
+    """Return the reason why a payload cannot be decoded, without naming the event."""
     return str(error.__cause__ if isinstance(error.__cause__, DecodeError) else error)
 
 
@@ -80,10 +80,10 @@ class Screened(NamedTuple):
 
 
 def check_policy(on_undecodable: OnUndecodable, quarantine: Quarantine | None) -> None:
-    """Check that a quarantine is given if, and only if, the policy requires one.
+    """Check *on_undecodable*, and that a quarantine is given if, and only if, it requires one.
 
     Raises:
-        ConfigurationError: The policy is unknown, requires a quarantine, or does not allow one.
+        ConfigurationError: *on_undecodable* is unknown, or a quarantine is missing or not allowed.
     """
     if on_undecodable not in get_args(OnUndecodable):
         raise ConfigurationError(
@@ -96,11 +96,13 @@ def check_policy(on_undecodable: OnUndecodable, quarantine: Quarantine | None) -
 
 
 class Screen:
-    """Applies the policy to the responses of one subscription. No I/O; not thread-safe.
+    """Splits responses into batches and undecodable events, as the policy requires.
+
+    One object per subscription. No I/O; not thread-safe.
 
     Args:
         target: The topic or managed subscription.
-        on_undecodable: The policy.
+        on_undecodable: The policy for events that cannot be decoded.
         ack: Called by batches to ack, with the first and the last ``delivery_seq``.
         datetimes: Whether `Event.value` returns ``DateTime`` fields as `datetime`.
     """

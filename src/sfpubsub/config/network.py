@@ -187,7 +187,7 @@ def check_url(url: str, what: str, *, insecure: str = "", path: bool = False) ->
     host = found["host"]
     if not path and (found["path"] or "").strip("/"):
         raise ConfigurationError(
-            f"{what} must contain only scheme and host, such as {found['scheme']}://{host}"
+            f"{what} must contain only a scheme and a host, such as {found['scheme']}://{host}"
         )
     if found["scheme"] == "http" and insecure != "force" and not is_loopback(host):
         raise ConfigurationError(

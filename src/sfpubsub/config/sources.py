@@ -168,14 +168,16 @@ def expanded(text: str, what: str) -> Path:
     """Return a path with ``~`` expanded.
 
     Raises:
-        ConfigurationError: *text* is not a path, or its home directory is not known.
+        ConfigurationError: *text* is not a valid path, or names an unknown home directory.
     """
     if "\0" not in text:  # system calls reject it with a ValueError
         try:
             return Path(text).expanduser()
         except RuntimeError:
             pass
-    raise ConfigurationError(f"{what} is not a path, or its home directory is not known: {text!r}")
+    raise ConfigurationError(
+        f"{what} is not a valid path, or names an unknown home directory: {text!r}"
+    )
 
 
 @cache  # warn once: a command loads its settings more than once, and a key is read at each sign-in
