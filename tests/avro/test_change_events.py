@@ -121,7 +121,7 @@ def test_a_bitmap_becomes_names(entries, names):
         ("0x400000000000000000", "has bit 70, but there are only 70 fields"),
         ("0x" + "F" * 1024, "has bit 4095"),
         ("3-0x0400", "has bit 10, but there are only 10 fields"),
-        ("2-0x01", "parts of Type, which has no parts"),
+        ("2-0x01", "components of Type, which has no components"),
         ("70-0x01", "refers to field 70"),
         ("9999-0x01", "refers to field 9999"),
         ("", "neither"),

@@ -397,12 +397,12 @@ def test_blocks_with_a_negative_count_carry_their_size(size):
         (
             {"type": "enum", "name": "E", "symbols": ["A"]},
             b"\x02",
-            "symbol 1, but the enum has only 1",
+            "index 1, but the enum has only 1",
         ),
         (
             {"type": "enum", "name": "E", "symbols": ["A"]},
             b"\x01",
-            "symbol -1, but the enum has only 1",
+            "index -1, but the enum has only 1",
         ),
         ({"type": "fixed", "name": "F", "size": 4}, b"abc", "4 bytes are needed"),
         (

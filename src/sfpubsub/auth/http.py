@@ -94,7 +94,7 @@ class Answer:
     status: int
     body: bytes
     host: str
-    """Host that answered, for messages."""
+    """Host that answered, for error messages."""
     headers: Mapping[str, str] = field(default_factory=dict)
     """Header values by lower-case name."""
 
@@ -359,7 +359,7 @@ def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
 
 
 def headers_of(bearer: Bearer | None) -> dict[str, str]:
-    """Return the headers of every request; if *bearer* is given, they contain its token."""
+    """Return the headers that every request has, with the token of *bearer* if it is given."""
     headers = {
         "Accept": "application/json",
         "Accept-Encoding": "identity",  # a small compressed response could expand to a huge one

@@ -108,7 +108,7 @@ REFUSALS: tuple[Refusal, ...] = (
 
 
 def find(error: str, description: str) -> Refusal | None:
-    """Return the first row that matches a response's error and description, or None."""
+    """Return the first of `REFUSALS` that matches a response's error and description, or None."""
     lower = description.lower()
     for row in REFUSALS:
         if row.error == error.lower() and row.words in lower:
@@ -147,7 +147,7 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
     """Return text from a server or program in a form that is safe to show: one line, no secrets.
 
     Args:
-        text: The text, cut after `SHOWN` characters.
+        text: The text; the result contains at most `SHOWN` characters of it.
         secrets: Values to redact, in addition to anything that looks like a token.
     """
     for secret in sorted(filter(None, secrets), key=len, reverse=True):

@@ -144,8 +144,8 @@ def refusal(answer: Answer, what: str, secrets: Iterable[str] = ()) -> SfPubSubE
     """Return the error for an unsuccessful response.
 
     Args:
-        answer: Its body usually has Salesforce's form, ``[{"errorCode", "message"}]``.
-        what: The request as named in the message, such as ``GET /services/…``.
+        answer: The response; its body usually has the form ``[{"errorCode", "message"}]``.
+        what: Description of the request for the error message, such as ``GET /services/…``.
         secrets: Values to redact if the response repeats them.
     """
     code, message = (scrub(text, secrets) for text in _reason(answer))

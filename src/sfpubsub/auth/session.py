@@ -176,7 +176,7 @@ class StaticSession:
             if doubt:
                 raise SessionExpiredError(
                     f"the service does not accept the session: {doubt}; set SFPUBSUB_TENANT_ID to "
-                    f"the token's org, or use a token from the other org"
+                    f"the token's org, or use a token of the org with that tenant id"
                 )
             raise SessionExpiredError(
                 "the service no longer accepts the access token, and there are no credentials to "

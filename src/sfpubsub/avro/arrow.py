@@ -193,7 +193,7 @@ class _Group:
 
         Args:
             batch: The batch that contains the events.
-            index: Index of the batch's first event among all events of the call.
+            index: Index of the batch's first event among all events passed to `record_batches`.
             offsets: Indexes of the events in the batch.
         """
         raws, count = batch.raw_events, len(offsets)

@@ -6,9 +6,9 @@ documentation, event deserialization considerations)::
     0x100000000000800000    fields 23 and 68 of the schema: a big-endian number, bit i for field i
     6-0x0180                fields 7 and 8 of the record in field 6
 
-If only some parts of a compound field changed, its own bit is not set, so a list may contain only
-entries of the second form. Invariant: an entry that does not fit the schema raises a `DecodeError`;
-names are never guessed.
+If only some components of a compound field changed, its own bit is not set, so a list may contain
+only entries of the second form. Invariant: an entry that does not fit the schema raises a
+`DecodeError`; names are never guessed.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class ChangeSchema:
             for field, parts in found
             if parts is not None
         }
-        """Names of a compound field's parts, such as ``BillingAddress.City``, by field name."""
+        """Names of the components of each compound field, such as ``BillingAddress.City``."""
         entity_fields = self.fields[1:]
         self.names: frozenset[str] = frozenset(entity_fields).union(
             *(self.parts.get(field, ()) for field in entity_fields)
         )
-        """Names of all fields and their parts, except the header and its parts."""
+        """Names of all fields and their components, except the header and its fields."""
         self._bits = _Bits(self.fields)
         self._bits_of_parts = {field: _Bits(parts) for field, parts in self.parts.items()}
         # Names by entry. No lock is needed: single reads and writes of a dict are atomic, and two
@@ -83,8 +83,8 @@ class ChangeSchema:
     def expand(self, entries: Sequence[str]) -> tuple[str, ...]:
         """Expand bitmaps to field names. The names from one bitmap are in the order of the schema.
 
-        A part of a compound field is named ``Parent.Child``. Parts are not collapsed into the
-        parent even if all of them are listed. An entry that is already a field name, as in the
+        A component of a compound field is named ``Parent.Child``. Components are not collapsed into
+        the parent even if all of them are listed. An entry that is already a field name, as in the
         Streaming API, is kept.
 
         Args:
@@ -150,7 +150,9 @@ class ChangeSchema:
             )
         parts = self._bits_of_parts.get(self.fields[index])
         if parts is None:
-            raise self._error(entry, f"refers to parts of {self.fields[index]}, which has no parts")
+            raise self._error(
+                entry, f"refers to components of {self.fields[index]}, which has no components"
+            )
         return parts
 
     def _error(self, entry: object, what: str) -> DecodeError:
@@ -218,7 +220,7 @@ def _fields_and_parts(schema: Any) -> Iterator[tuple[str, tuple[str, ...] | None
 def _record_fields(
     node: Any, namespace: str, named: dict[str, tuple[str, ...]]
 ) -> tuple[str, ...] | None:
-    """Return the field names of a record type, or of the first record in a union; None for others.
+    """Return the field names of a record type, or of a union's first record; None for other types.
 
     A named type is defined where it first occurs and only referenced by name afterwards (Avro
     specification, Names), so every definition found is added to *named*.

@@ -70,15 +70,15 @@ class TextDiff:
 
 @dataclass(frozen=True)
 class FieldChange:
-    """The change of one field according to a change event."""
+    """What happened to one field, according to a change event."""
 
     name: str
-    """The field, or ``Parent.Child`` for a part of a compound field."""
+    """The field, or ``Parent.Child`` for a component of a compound field."""
     state: FieldState
     """What happened to the field."""
     value: Any = None
     """The new value of a changed field: a `TextDiff` if the service sent one, or a dict for a
-    compound field, in which unchanged parts are None. For an unchanged field, its value if the
+    compound field, in which unchanged components are None. For an unchanged field, its value if the
     channel enriches events with it, else None. None for a nulled field.
     """
 
@@ -121,14 +121,15 @@ class ChangeEvent:
 
     @property
     def is_gap(self) -> bool:
-        """Whether the service could not determine what changed. If so, read the records from the
-        org.
+        """Whether the service could not determine what changed.
+
+        If so, read the records from the org.
         """
         return self.change_type.startswith("GAP_")
 
     @property
     def is_overflow(self) -> bool:
-        """Whether the service omitted changes because their transaction contained too many."""
+        """Whether the service omitted changes because the transaction contained too many."""
         return self.change_type == "GAP_OVERFLOW"
 
     @property
@@ -192,8 +193,8 @@ class ChangeEvent:
         The state depends on the change type. A CREATE changes every field that has a value and
         leaves the others unchanged. An UPDATE changes or nulls the fields in its lists. A DELETE
         nulls every field. An UNDELETE changes every field that has a value and nulls the others.
-        For any other type, the state is unknown. A compound field is changed if any of its parts
-        is, and nulled if all its parts were set to null.
+        For any other type, the state is unknown. A compound field is changed if any of its
+        components is, and nulled if all its components were set to null.
 
         Args:
             name: A field, or ``Parent.Child``.
@@ -272,7 +273,7 @@ class ChangeEvent:
 
 
 def _is_null(value: Any) -> bool:
-    """Return whether a field is null. A compound field is null if all its parts are."""
+    """Return whether a field is null. A compound field is null if all its components are."""
     if isinstance(value, dict):
         return all(part is None for part in value.values())
     return value is None

@@ -201,7 +201,7 @@ class Codec:
         return (*self.facts(value), text)
 
     def facts(self, value: Mapping[str, Any]) -> tuple[int | None, Mapping[str, Any] | None]:
-        """Return a decoded event's time, as `event_time` does, and its header.
+        """Return a decoded event's time (see `event_time`) and its header.
 
         The header is None if the event is not a change event.
         """
@@ -227,7 +227,7 @@ class Codec:
 
     @property
     def times(self) -> Times:
-        """The fields that the schema documents as ``DateTime``, and the records that have any."""
+        """The fields that the schema documents as ``DateTime``, and records with such a field."""
         if self._times is None:
             self._times = _times(self._schema, self._named, {})
         return self._times

@@ -51,7 +51,7 @@ _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @dataclass(frozen=True)
 class Column:
-    """A column for the events of one schema version."""
+    """The column for one field, as one version of the schema defines it."""
 
     name: str
     path: tuple[str, ...]
@@ -173,9 +173,9 @@ def _merged(fields: list[pa.Field], more: Iterable[pa.Field]) -> list[pa.Field]:
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """Return the type for a column that stores values of both types; None if no type fits.
+    """Return the type for a column that stores values of *one* and *other*; None if no type fits.
 
-    The result is *one*, possibly with more struct fields, so that existing data of type *one* stays
+    The result is *one*, possibly with more struct fields, so that existing data of that type stays
     readable.
     """
     if pa.types.is_struct(one) and pa.types.is_struct(other):
@@ -244,7 +244,7 @@ def places_of(own: Iterable[pa.Field], fields: Iterable[pa.Field]) -> list[str]:
 
 
 def paths_of(schema_json: str, columns: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return where a table stores the fields of one schema, and the parts of its compound fields.
+    """Return where a table stores the fields of one schema and the components of compound fields.
 
     Args:
         schema_json: One of the schemas that were merged into *columns*.
@@ -271,7 +271,7 @@ def paths_of(schema_json: str, columns: pa.Schema) -> dict[str, tuple[str, ...]]
 def _parts_of(
     shape: Shape, own: pa.DataType, target: pa.DataType
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the name of each part of a compound value, and its path within the table's struct."""
+    """Yield each component of a compound field: its name, and its path in the table's struct."""
     shape = _inside(shape)
     if shape.kind not in ("record", "union"):
         return

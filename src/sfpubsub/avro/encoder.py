@@ -28,7 +28,7 @@ class Encoder:
     Args:
         schema: As `fastavro.parse_schema` returns it.
         named: The named types by full name.
-        title: The event's name, for messages.
+        title: The event's name, for error messages.
     """
 
     def __init__(self, schema: Mapping[str, Any], named: Mapping[str, Any], title: str) -> None:

@@ -120,7 +120,7 @@ class _Walk:
         index = self.integer(32)
         if not 0 <= index < len(schema["symbols"]):
             raise Misfit(
-                f"enum symbol {index}, but the enum has only {len(schema['symbols'])} symbols"
+                f"enum index {index}, but the enum has only {len(schema['symbols'])} symbols"
             )
 
     def fixed(self, schema: Mapping[str, Any], _depth: int) -> None:

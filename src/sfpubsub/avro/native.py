@@ -80,7 +80,7 @@ def field_names_of(fields: Sequence[str], parts: Mapping[str, Sequence[str]]) ->
 
     Args:
         fields: Names of the top-level fields.
-        parts: Names of a compound field's parts, by the field's name.
+        parts: Names of each compound field's components, by the field's name.
     """
     if compiled is None:
         return None

@@ -53,8 +53,8 @@ def decode_rows(
 
     Yields:
         The name of an event type, and a record batch with the columns of its `Plan.output`. Rows
-        whose schema is in no plan, or whose payload does not match its schema, are yielded as None
-        and a record batch with the columns of `UNDECODABLE` and `BATCH`.
+        whose schema is in no plan, or whose payload does not match its schema, are yielded with
+        None as the name, in a record batch with the columns of `UNDECODABLE` and `BATCH`.
     """
     known = {schema_id: name for name, plan in plans.items() for schema_id in plan.schemas}
     for schema_id, part in _parts_by_schema(rows):
@@ -176,7 +176,7 @@ def _expanded(
 
 
 def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
-    """Convert *array* to the type of the table's column. Times out of Spark's range become null.
+    """Convert *array* to the type of the table's column. Times outside Spark's range become null.
 
     Args:
         array: The decoded values.

@@ -44,7 +44,7 @@ class History:
         self._points = {**self._points, series: deque(maxlen=int(KEPT / EVERY))}
 
     def measure(self, now: float) -> None:
-        """Append a point to every series, unless the last points are newer than `EVERY` seconds.
+        """Append a point to each series, unless the last points are less than `EVERY` seconds old.
 
         Args:
             now: Seconds since 1970 UTC.

@@ -119,12 +119,12 @@ class Monitor:
         )
 
     def follow_counts(self, read: Reader) -> None:
-        """Call *read*, which returns counts, whenever the metrics or the page are requested."""
+        """Register *read*, which returns counts. It is called for each page and metrics request."""
         self._counts = [*self._counts, read]
         self.registry.read(read)
 
     def on_update(self, update: Callable[[], None]) -> None:
-        """Call *update* about once a second, in the monitor's thread."""
+        """Register *update*, which the monitor's thread calls about once a second."""
         self._on_update.append(update)
 
     def follow_step(
@@ -181,7 +181,7 @@ class Monitor:
         return problems(facts, self.steps.running(), self.bounds, self.clock())
 
     def update(self) -> None:
-        """Record a point for each plot, log stuck steps, and call the functions of `on_update`.
+        """Record a point for each plot, log stuck steps, and call what `on_update` registered.
 
         The monitor's thread calls this about once a second.
         """

@@ -74,7 +74,7 @@ class Facts:
 
     @property
     def is_behind(self) -> bool:
-        """Whether received events are still unacked."""
+        """Whether any received event is still unacked."""
         return self.health.pending_count + self.health.unacked > 0
 
     @property
@@ -125,14 +125,14 @@ class Observation:
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
         """Record that the first *events* of *batch* were acked; None means all of them.
 
-        Call this only from the loop's thread, like `turn`.
+        Call this only from the thread of the loop that reads the subscription, like `turn`.
         """
         self._acked = batch, len(batch) if events is None else events, self._clock()
 
     def turn(self) -> Facts:
-        """Record an iteration of the loop, and return the updated facts.
+        """Record an iteration of the loop that reads the subscription; return the updated facts.
 
-        Call this from the loop's thread about once a second.
+        Call this about once a second, from the thread of that loop.
         """
         if self._acked is not None:
             batch, events, at = self._acked

@@ -46,7 +46,7 @@ class Window(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Length in seconds."""
+        """Length of the time span, in seconds."""
         return self.end - self.begin
 
     def x(self, at: float) -> float:

@@ -76,12 +76,12 @@ class Registry:
             forward(value, labels)
 
     def forward(self, metric: Metric, take: Callable[[float, Labels], None]) -> None:
-        """Call *take* with each new value of a histogram."""
+        """Register *take*, which is called with each new value of a histogram."""
         with self._lock:
             self._forwards[metric] = (*self._forwards.get(metric, ()), take)
 
     def read(self, reader: Reader) -> None:
-        """Call *reader* on every `collect`. *reader* must not block."""
+        """Register *reader*, which every `collect` calls. It must not block."""
         with self._lock:
             self._readers.append(reader)
 

@@ -55,7 +55,7 @@ class _Answer(NamedTuple):
 
 @contextmanager
 def serve(monitor: Monitor, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve a monitor over HTTP while the block runs, and yield the URL.
+    """Serve a monitor over HTTP until the ``with`` block ends; yield the URL.
 
     Args:
         monitor: The monitor to show.

@@ -51,7 +51,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Problem:
-    """An unhealthy situation and its reason."""
+    """A situation that makes a command unhealthy, and its reason."""
 
     situation: Situation
     reason: str

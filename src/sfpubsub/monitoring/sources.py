@@ -1,4 +1,4 @@
-"""Derive a subscription's metrics from the facts about it."""
+"""Derive a subscription's metrics from its `Facts`."""
 
 from __future__ import annotations
 

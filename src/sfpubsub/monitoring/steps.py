@@ -48,7 +48,7 @@ class Steps:
         self._running = {**self._running, name: seconds}
 
     def running(self) -> dict[str, float | None]:
-        """Return the seconds for which each kind of step has been running; None if it is idle."""
+        """Return how long each kind of step has been running, in seconds; None if it is idle."""
         return {name: seconds() for name, seconds in self._running.items()}
 
     def ended(self, done: Done) -> None:
@@ -56,11 +56,11 @@ class Steps:
         self._done.append(done)
 
     def done(self) -> list[Done]:
-        """Return the last finished steps, newest first."""
+        """Return the most recently finished steps, newest first."""
         return list(self._done)[::-1]
 
     def tell_stuck(self, running: Mapping[str, float | None], bound: float) -> None:
-        """Log the stacks of all threads, once for each step that runs longer than *bound*.
+        """Log the stacks of all threads, once for each step that runs longer than *bound* seconds.
 
         Not thread-safe.
         """

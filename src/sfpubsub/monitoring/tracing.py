@@ -100,7 +100,7 @@ class SourceTracing:
 
     @contextmanager
     def processing(self, events: int) -> Iterator[None]:
-        """Trace the block, which processes the next *events* received events."""
+        """Trace the ``with`` block, in which the next *events* received events are processed."""
         from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
         links = [Link(context) for context in self._take(events)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Backoff:
-    """Computes increasing delays until it is reset.
+    """Computes increasing delays between retries, starting over after `reset`.
 
     Args:
         initial: Upper bound of the first delay, in seconds.

@@ -1,6 +1,6 @@
 """Commands: the outputs of the protocol, which a driver carries out in order.
 
-Commands created for each response are named tuples, because those are created three times as fast
+Commands that are created for every response are named tuples, which are created three times as fast
 as dataclass objects.
 """
 

@@ -59,7 +59,7 @@ class Commits:
         self._late: dict[str, Sent] = {}  # timed out on this stream; may still be answered
         self.in_doubt: list[Sent] = []
         self.refused_up_to: int = 0
-        """Highest order of a rejected commit whose position has not been sent again; 0 if none."""
+        """Highest arrival number of a rejected commit that has not been sent again; 0 if none."""
         self._last_sent = 0.0
         self._next_at = 0.0  # earliest time to send a new position
         self._stream = 0
@@ -99,8 +99,8 @@ class Commits:
         Args:
             candidate: The newest position that may be committed.
             now: The current time, in seconds.
-            again: Whether to skip the backoff after a failure.
-            at_once: Whether to skip `Timings.commit_pause`.
+            again: Whether to skip both the backoff after a failure and `Timings.commit_pause`.
+            at_once: Whether to skip `Timings.commit_pause` only.
         """
         if self.unanswered is not None or (now < self._retry_at and not again):
             return None
@@ -128,7 +128,8 @@ class Commits:
         """Handle a response to a commit.
 
         Returns:
-            The order of the newest ledger entry that is now confirmed; None if the commit failed.
+            The number (`Entry.order`) of the newest ledger entry that is now confirmed; 0 if the
+            commit repeated a confirmed position; None if the commit failed.
         """
         sent = self.unanswered
         if sent is not None and (
@@ -223,11 +224,11 @@ class Commits:
     # Callers of commit().
 
     def wait_for(self, ticket: int, order: int) -> None:
-        """Register *ticket*, which is settled once *order* is confirmed."""
+        """Register *ticket*, to be settled once ledger entry number *order* is confirmed."""
         self._tickets[ticket] = order
 
     def settle(self, order: int) -> list[SettleCommit]:
-        """Return the commands that settle the tickets waiting for *order* or a lower order."""
+        """Return the commands that settle the tickets up to ledger entry number *order*."""
         assert self.receipt is not None  # noqa: S101  # a commit was confirmed
         ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= order]
         for ticket in ready:

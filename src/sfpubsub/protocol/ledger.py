@@ -9,10 +9,10 @@ before them is done. Entries are ordered by arrival; replay ids are only compare
     front ──────────────────────────────────────────────► newest
     │ done: the acked prefix, not yet confirmed │ open: starts with an unacked event │
 
-New events are stored as *runs* (`protocol.run`): one object for a hundred or more consecutive
-events. Single events are marked only if they are acked out of order. Events are looked up by
-position. An event that shares its position with another entry, for example after a reset of the
-stream, is a *twin* and is looked up by its key.
+New events are stored as *runs* (`protocol.run`): one object for many consecutive events.
+Single events are marked only if they are acked out of order. Events are looked up by position. An
+event that shares its position with another entry, for example after a reset of the stream, is a
+*twin* and is looked up by its key.
 
 After a reconnect the service redelivers uncommitted events. A *redelivery*, with the event id and
 replay id of an existing entry, is not a new entry: the existing entry is marked as seen on the new
@@ -198,12 +198,12 @@ class Ledger:
 
     @property
     def candidate(self) -> Entry | None:
-        """The newest entry of the acked prefix seen on the current stream; None without one."""
+        """The newest entry of the acked prefix received on the current stream, or None."""
         return self._candidate
 
     @property
     def newest_done(self) -> Entry | None:
-        """The newest entry of the acked prefix, seen on any stream; None if the prefix is empty."""
+        """The newest entry of the acked prefix, from any stream; None if the prefix is empty."""
         return self._newest_done
 
     @property
@@ -223,7 +223,11 @@ class Ledger:
         return newest.order not in self._again
 
     def confirm(self, order: int) -> None:
-        """Remove the acked entries up to *order*, because they are now committed or stored."""
+        """Remove acked entries, because they are now committed or stored.
+
+        Args:
+            order: Arrival number of the newest entry to remove.
+        """
         gone, to = 0, min(order, self._done_to)
         for run in self._runs:
             places = run.confirm(to)
@@ -254,7 +258,7 @@ class Ledger:
     # Start of a stream.
 
     def event_after(self, order: int) -> EventKey | None:
-        """Return the key of the first event after *order*; None if no event follows."""
+        """Return the key of the first event after entry number *order*; None if there is none."""
         for run in self._runs:
             place = max(run.confirmed, order + 1 - run.first_order)
             if place < len(run):
@@ -262,10 +266,10 @@ class Ledger:
         return None
 
     def begins_right_after(self, order: int, first: RawEvent | None) -> bool:
-        """Return whether a stream that begins with *first* resumed right after *order*.
+        """Return whether a stream that begins with *first* resumed right after an entry.
 
         Args:
-            order: Order of an entry; 0 means the last confirmed position.
+            order: Arrival number of the entry; 0 means the last confirmed position.
             first: The stream's first event; None when it began with a keepalive, which the service
                 sends only when there is nothing to deliver.
         """

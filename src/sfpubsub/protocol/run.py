@@ -17,7 +17,7 @@ from sfpubsub.types import EventKey, ReplayId
 
 
 class Entry(NamedTuple):
-    """One received position, and its number in order of arrival."""
+    """One received position, and `order`, its number in order of arrival."""
 
     order: int
     replay_id: ReplayId
@@ -32,7 +32,7 @@ class Run:
     """Consecutive events, and the keepalive after them. A *place* is an event's index in the run.
 
     Args:
-        first_order: Order of the first event; the others are numbered consecutively.
+        first_order: `Entry.order` of the first event; the others are numbered consecutively.
         first_seq: ``delivery_seq`` of the first event; the others are numbered consecutively.
     """
 
@@ -120,7 +120,11 @@ class Run:
         return self.done == len(self.positions)
 
     def confirm(self, order: int) -> range:
-        """Mark the events up to *order* as confirmed; return the places of newly confirmed ones."""
+        """Mark the events up to *order* as confirmed; return the places of those newly confirmed.
+
+        Args:
+            order: Arrival number of the newest confirmed entry.
+        """
         start, stop = self.confirmed, min(order + 1 - self.first_order, len(self.positions))
         self.confirmed = max(start, stop)
         return range(start, self.confirmed)
@@ -129,7 +133,7 @@ class Run:
         """Return whether the run can be removed, because everything in it is confirmed.
 
         Args:
-            order: Order of the newest confirmed entry, which decides about the keepalive.
+            order: Arrival number of the newest confirmed entry, which may be the run's keepalive.
         """
         if self.keepalive is not None and self.keepalive.order > order:
             return False

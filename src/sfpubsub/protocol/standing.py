@@ -138,13 +138,15 @@ class Standing:
     ) -> CommitRequest | None:
         """Return the commit to send now, or None if no commit is due.
 
-        It commits the newest position of the acked prefix, or repeats the confirmed one.
+        The commit contains the newest position of the acked prefix that was received on this
+        stream. If there is none, the last confirmed position is committed again once
+        `Timings.commit_interval` has passed.
 
         Args:
             now: The current time, in seconds.
-            again: Whether to skip the delay after a failure, because the caller requested a commit.
-            at_once: Whether to skip the pause after the last commit, because the stream is about to
-                be closed.
+            again: Whether to skip the delay after a failure and the pause after the last commit,
+                because the caller requested a commit.
+            at_once: Whether to skip only the pause, because the stream is about to be closed.
         """
         candidate = self._ledger.candidate
         return self._commits.next_request(candidate, now, again=again, at_once=at_once)
@@ -192,8 +194,8 @@ class Standing:
         """Register a caller of `commit`.
 
         Returns:
-            A ticket, and the `SettleCommit` for it if its outcome is already known. Otherwise a
-            later command settles it.
+            A ticket, and a list with its `SettleCommit` if the outcome is already known. If the
+            list is empty, a later command settles the ticket.
 
         Raises:
             LocalProtocolError: There is nothing to commit.
@@ -212,7 +214,7 @@ class Standing:
         return self._commits.settle_all(error)
 
     def uncommitted(self) -> CommitError | None:
-        """Return the error for ending with uncommitted acked events; None if all are committed."""
+        """Return an error if acked events are uncommitted when the subscription ends, else None."""
         count = self._ledger.done_events
         if not count:
             return None

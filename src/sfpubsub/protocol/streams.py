@@ -1,9 +1,9 @@
 """The sequence of streams of a subscription: how they open, end and are replaced.
 
-`Streams` opens a call, evaluates its end, and either opens the next one or ends the subscription
-with an error. `Retries` decides when the next stream opens, and `Resume` where it starts for a
-plain subscription. The subclass `subscription.SubscriptionProtocol` decides what is requested and
-delivered in between.
+`Streams` opens a call, interprets how it ended, and either opens the next one or ends the
+subscription with an error. `Retries` decides when the next stream opens, and `Resume` where it
+starts for a plain subscription. The subclass `subscription.SubscriptionProtocol` decides what is
+requested and delivered in between.
 """
 
 from __future__ import annotations

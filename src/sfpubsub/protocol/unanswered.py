@@ -75,7 +75,8 @@ class Unanswered:
 
         Args:
             event: The event.
-            expires_at: When the event fails, in seconds of the caller's monotonic clock.
+            expires_at: When the event expires if it has no result by then, in seconds of the
+                caller's monotonic clock.
         """
         self._tickets += 1
         entry = Entry(self._tickets, event, size_of(event), expires_at, {event.schema_id})
@@ -143,7 +144,7 @@ class Unanswered:
         """Match results to the events in flight.
 
         Returns:
-            Each event with its result, without events that are already settled.
+            The events that were not settled before, each with its result.
         """
         found: list[tuple[Entry, PublishResult]] = []
         for result in results:
@@ -181,14 +182,17 @@ class Unanswered:
         self._requests.clear()
 
     def recode(self, entry: Entry, schema_id: str) -> None:
-        """Hold an event until it is re-encoded with another schema."""
+        """Record that an event is being re-encoded with the schema *schema_id*."""
         entry.tried.add(schema_id)
         self._recoding.add(entry.ticket)
 
     def recoded(self, ticket: int) -> Entry | None:
-        """Stop holding an event, and return it; None if it was not held or is already settled.
+        """Record that the re-encoding of an event has ended, and return the event.
 
         The event is not in the queue until `replace` or `as_it_was` is called.
+
+        Returns:
+            The event; None if it was not being re-encoded, or is already settled.
         """
         if ticket not in self._recoding:
             return None

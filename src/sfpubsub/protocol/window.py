@@ -60,7 +60,7 @@ class Window:
         self._dry = pending == 0
 
     def grant(self, room: int, room_when_read: int) -> int:
-        """Return how many events to request now, or 0; count them as outstanding.
+        """Return how many events to request now (possibly 0), and count them as outstanding.
 
         Args:
             room: Number of events that may be in flight now.
@@ -86,7 +86,7 @@ class Window:
         return self.outstanding == 0 or self._dry
 
     def reserve(self) -> int:
-        """Return 1 to keep a starving stream open by requesting one event; 0 if not starving."""
+        """Return how many events to request to keep the stream open: 1 if `starving`, else 0."""
         if not self.starving:
             return 0
         self._probing = self.outstanding > 0

@@ -6,9 +6,9 @@ until a fixture is used.
     salesforce_org          a fresh org for one test, in this process
     salesforce_faults       the org's fault plan; the test fails if a fault did not happen
     salesforce_clock        the org's clock; time stands still unless the test jumps ahead
-    salesforce_org_options  arguments of the org; override to set some
+    salesforce_org_options  arguments of the org; override to change them
     salesforce_emulator     one emulator for the whole run, shared by all xdist workers
-    salesforce_emulator_options   options of its command; override to set some
+    salesforce_emulator_options   options of its command; override to change them
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def salesforce_emulator_options() -> Sequence[str]:
-    """Options of `sfpubsub emulator` for `salesforce_emulator`; override this to set some."""
+    """Options of `sfpubsub emulator` for `salesforce_emulator`; override this to change them."""
     return ()
 
 
@@ -75,7 +75,7 @@ def salesforce_emulator(
 
 @pytest.fixture
 def salesforce_org_options() -> dict[str, Any]:
-    """Arguments of `EmulatorServer` for `salesforce_org`; override this fixture to set some."""
+    """Arguments of `EmulatorServer` for `salesforce_org`; override this fixture to change them."""
     return {}
 
 
@@ -126,7 +126,7 @@ def salesforce_org(
 
 
 def _run(config: pytest.Config) -> EmulatorRun:
-    """Return this run's emulator handle, creating it on first use."""
+    """Return this run's `EmulatorRun`, creating it on first use."""
     from sfpubsub.pytest_plugin.lifeline import EmulatorRun
 
     if _RUN not in config.stash:
@@ -135,7 +135,7 @@ def _run(config: pytest.Config) -> EmulatorRun:
 
 
 def _point_at(environment: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:
-    """Set the environment variables of an org, and remove those that point to another org."""
+    """Set the variables in *environment*, and remove all others that select an org."""
     from sfpubsub.pytest_plugin.run import KEPT
 
     for name in list(os.environ):

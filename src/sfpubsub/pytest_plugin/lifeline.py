@@ -30,8 +30,8 @@ class EmulatorRun:
     """The directory and lifetime of a pytest run's emulator, in the process that owns the run.
 
     Attributes:
-        directory: Contains the pipe, the emulator's data and its ready line. The workers receive
-            its path.
+        directory: Contains the pipe, the emulator's data and, once it is running, a file with its
+            addresses. The workers receive the path of the directory.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
-"""The emulator of a whole run of pytest: one process for all workers.
+"""The emulator for a whole pytest run: one process for all workers.
 
-The first process that needs the emulator starts it under a file lock; the others read its ready
-line. `lifeline` creates the directory, and ends the emulator with the run.
+The first process that needs the emulator starts it under a file lock, and saves the line of JSON
+that it prints when it is ready; the others read the saved line. `lifeline` creates the directory
+for this file, and ends the emulator with the run.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ KEPT = frozenset(ENVIRONMENT_PREFIX + name for name in NOT_SETTINGS)
 """Environment variables that do not select an org."""
 
 _START_S = 60.0
-"""Longest wait for the ready line, in seconds. It normally takes one second, and more on a busy
-machine.
+"""Longest wait until the emulator is ready, in seconds. It normally takes one second, and more on a
+busy machine.
 """
 
 
@@ -35,7 +36,7 @@ class RunningEmulator(RemoteEmulator):
     """The emulator of the run: a `RemoteEmulator` with its addresses and environment variables.
 
     Args:
-        ready: The emulator's ready line, parsed as JSON.
+        ready: The parsed line of JSON that the emulator printed when it was ready.
 
     Attributes:
         grpc_target: Host and port of the Pub/Sub API.
@@ -54,7 +55,7 @@ class RunningEmulator(RemoteEmulator):
 
 
 def environment_of(emulator: EmulatorServer | RunningEmulator) -> dict[str, str]:
-    """Return environment variables that point clients to an emulator, for every way to sign in."""
+    """Return the environment variables that point clients to an emulator, for all sign-in flows."""
     trust = {"INSECURE": "1"}
     if emulator.ca_file:
         trust = dict.fromkeys(("CA_FILE", "EMULATOR_CA_FILE"), str(emulator.ca_file))
@@ -100,7 +101,7 @@ def start_or_find(directory: Path, options: Sequence[str]) -> RunningEmulator:
 
 
 def _start(directory: Path, options: Sequence[str]) -> str:
-    """Start the emulator and return its ready line, which is JSON."""
+    """Start the emulator, and return the line of JSON that it prints when it is ready."""
     command = [sys.executable, "-m", "sfpubsub", "emulator", "--until-stdin-closes"]
     places = ["--grpc-port", "0", "--http-port", "0", "--data-dir", str(directory / "data")]
     log = directory / "emulator.log"
@@ -127,14 +128,17 @@ def _start(directory: Path, options: Sequence[str]) -> str:
 
 
 def _first_line(output: IO[bytes]) -> str:
-    """Return the ready line, which is written in one piece; empty if it does not arrive in time."""
+    """Return the first line of the emulator's output; empty if it does not arrive in time.
+
+    The emulator writes the line in one piece, so reading it does not block.
+    """
     waiting, _, _ = select.select([output], [], [], _START_S)
     return output.readline().decode() if waiting else ""
 
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file within the block. The lock ends with the process."""
+    """Hold an exclusive lock on a file in the ``with`` block, at most until this process ends."""
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -84,7 +84,7 @@ class Asker:
 
     @property
     def org_time(self) -> datetime | None:
-        """The latest time in a response, by the org's clock; None before the first response."""
+        """The latest ``Date`` header of a response; None before the first response."""
         found = [each.org_time for each in (self._org, self._bulk) if each.org_time is not None]
         return max(found, default=None)
 
@@ -126,9 +126,10 @@ class Asker:
         self.again(lambda: self._org.send("DELETE", path))
 
     def download(self, path: str, query: Mapping[str, str], sink: Sink) -> Answer:
-        """Pass the CSV at *path* to *sink*.
+        """Download the CSV at *path*, and pass it to *sink*.
 
-        The request is not retried, because only the caller can discard the data in *sink*.
+        The request is not retried here, because only the caller can discard what *sink* has already
+        received.
         """
         return self._bulk.send("GET", path, query=query, headers={"Accept": "text/csv"}, sink=sink)
 

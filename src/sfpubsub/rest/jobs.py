@@ -78,7 +78,7 @@ class QueryJobs:
         it in the org.
 
         Args:
-            soql: Query without aggregates, OFFSET or compound fields (use their parts instead).
+            soql: Query without aggregates, OFFSET or compound fields (use their components).
             all_rows: Whether to include records that are archived or in the Recycle Bin.
 
         Raises:

@@ -133,7 +133,8 @@ def _page(
         )
     if found != records or not counter.is_whole:
         raise StreamUnavailableError(
-            f"{answer.host} announced {records} rows but sent {found}: the page was truncated"
+            f"{answer.host} announced {records} rows but sent {found}: the page was truncated; "
+            f"fetch it again"
         )
     locator = answer.headers.get("sforce-locator", "")
     return ResultPage(

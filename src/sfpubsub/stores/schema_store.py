@@ -120,7 +120,7 @@ def schema_in(text: str, schema_id: str, path: str) -> str | None:
     Args:
         text: Content of the file.
         schema_id: The expected schema id.
-        path: The file, for messages.
+        path: The file, for the log message.
     """
     try:
         document = json.loads(text)

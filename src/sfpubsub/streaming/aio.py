@@ -38,7 +38,10 @@ class AsyncStreamingClient(StreamingBase):
         await in_thread("sfpubsub-close", self._driver.close)
 
     async def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
-        """Subscribe to a channel, like `StreamingClient.subscribe`. Cancelling undoes it."""
+        """Subscribe to a channel, like `StreamingClient.subscribe`.
+
+        If the call is cancelled, the channel is unsubscribed again.
+        """
         await self._subscribe(channel, replay)
 
     async def unsubscribe(self, channel: str) -> None:

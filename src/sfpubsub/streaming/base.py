@@ -105,7 +105,7 @@ class StreamingBase:
         Args:
             options: Settings that take precedence over the environment, as in
                 `PubSubClient.from_env`.
-            arguments: Further arguments of the class; they take precedence over *options*.
+            arguments: Further arguments for the constructor; they take precedence over *options*.
 
         Raises:
             ConfigurationError: A setting is missing or not valid.
@@ -148,7 +148,7 @@ class StreamingBase:
 
         Args:
             condition: Called with the driver's lock held, or in the event loop.
-            timeout: Seconds to wait at most; None for no limit.
+            timeout: Longest wait, in seconds; None means no limit.
         """
         self._driver.wait(condition, timeout)
 
@@ -177,7 +177,7 @@ class StreamingBase:
         await self._ask(partial(self._driver.protocol.channels.unsubscribe, channel))
 
     async def _ask(self, input_: Callable[[Call], None]) -> None:
-        """Pass *input_* to the protocol with a new call, and wait until the call is settled.
+        """Pass *input_* and a new `Call` to the protocol, and wait until the call is settled.
 
         Raises:
             SfPubSubError: The call failed.
@@ -218,9 +218,10 @@ class StreamingBase:
         return head
 
     def _already_queued(self) -> Iterator[StreamingMessage]:
-        """Return queued messages without waiting; none if their positions must be stored.
+        """Return the queued messages, without waiting.
 
-        This is cheaper than a call of `_next` for each message.
+        This is cheaper than calling `_next` for each message. If the client must store a position
+        whenever it delivers a message, which only `_next` does, no messages are returned.
         """
         return iter(()) if self._auto_acks else self._driver.pending.messages()
 

@@ -36,7 +36,7 @@ Answer: TypeAlias = tuple[list[Message], dict[tuple[str, str], Message]]
 
 
 class Lane(enum.Enum):
-    """A lane has at most one request in flight: `POLL` is for connects, `ASK` for all others."""
+    """A lane has at most one request in flight. `POLL` is for connects, `ASK` for the rest."""
 
     POLL = "poll"
     ASK = "ask"
@@ -84,7 +84,7 @@ class Call:
     is_done: bool = False
 
     def settle(self, error: SfPubSubError | None = None) -> None:
-        """Mark the call as done, and as failed if there is an *error*."""
+        """Mark the call as done, and also as failed if *error* is given."""
         self.error = error
         self.is_done = True  # set last: other threads read it
 
@@ -208,6 +208,10 @@ def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
 
 
 def broken(what: str) -> RemoteProtocolError:
-    """Return the error for a response that is not valid Bayeux; *what* describes it."""
+    """Return the error for a response that is not valid Bayeux.
+
+    Args:
+        what: What the server sent, for the error message.
+    """
     # Proxies and restarting servers send such responses, so a retry may succeed.
     return RemoteProtocolError(f"the server sent {what}", retryable=True)

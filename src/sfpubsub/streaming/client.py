@@ -30,11 +30,11 @@ class StreamingClient(StreamingBase):
             a crash, the message in progress may be lost. ``manual`` stores it when `ack` is called;
             after a crash, messages that were not acked are delivered again.
         connection_timeout: Seconds without a connection after which `receive` raises an error,
-            repeated after each further period of this length; the client keeps retrying. None or 0
-            for never.
+            repeated after each further period of this length; the client keeps retrying. With None
+            or 0, this error is never raised.
         max_pending_count: The client stops fetching while this many messages are pending. The limit
             can be exceeded by one response to a poll, and by events that the server sends with its
-            response to a subscribe. 0 for no limit.
+            response to a subscribe. 0 means no limit.
         json_dumps: Encodes the JSON of requests.
         json_loads: Decodes the JSON of responses; must raise ValueError for invalid JSON. Neither
             function is used for sign-ins, whose responses contain secrets, or for `push`.

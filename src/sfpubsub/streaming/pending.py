@@ -38,7 +38,7 @@ class Pending:
 
     Args:
         order: Supplies the sequence numbers of messages.
-        limit: Length at which the queue is full; 0 or less for no limit.
+        limit: Length at which the queue is full; 0 or less means no limit.
     """
 
     def __init__(self, order: Iterator[int], limit: int) -> None:
@@ -83,7 +83,7 @@ class Pending:
         return None if run is None else run.head
 
     def take(self) -> None:
-        """Remove the item that `head` has returned."""
+        """Remove the item that `head` returned."""
         self._runs[0].head = None
         self.report_room()
 
@@ -98,9 +98,10 @@ class Pending:
                 yield message
 
     def report_room(self) -> None:
-        """Call `on_room` if the queue has room and this was not reported since the last append.
+        """Call `on_room` if the queue has room, but only once between two appends.
 
-        Must be called before waiting for a message, because otherwise no more may be fetched.
+        Must be called before waiting for a message, because fetching may have stopped while the
+        queue was full.
         """
         if not self._has_reported:
             # Set first: the other thread may append, and reset it, at any moment from here.

@@ -36,7 +36,7 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
 
     Args:
         start: The start position.
-        channel: Name of the channel, for messages.
+        channel: Name of the channel, for error messages.
 
     Raises:
         ConfigurationError: The start is not valid.

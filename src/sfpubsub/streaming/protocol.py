@@ -81,7 +81,7 @@ class StreamingProtocol:
     """
     connection_timeout: float | None
     """Seconds without a connection after which the application gets an error, repeated after each
-    further period of this length; None or 0 for never.
+    further period of this length. With None or 0, it never does.
     """
     over: bool = True
     """Whether the protocol has stopped, or has not been opened yet."""
@@ -113,7 +113,7 @@ class StreamingProtocol:
         self._opener, self.over, self._next_at = call, False, -inf
 
     def abandon(self, call: Call) -> None:
-        """Undo what *call* asked for, because nobody waits for it any more."""
+        """Cancel the operation of *call*, because its caller no longer waits for it."""
         if call is self._opener:
             self.close()
         else:
@@ -128,7 +128,7 @@ class StreamingProtocol:
             self._flying.clear()
 
     def stop(self, error: errors.SfPubSubError | None = None) -> None:
-        """Stop without a disconnect, and report *error* to the application if there is one."""
+        """Stop without sending a disconnect, and report *error*, if given, to the application."""
         self.over, self._connected_at = True, None
         self._next_at = self._report_at = inf
         self._cut()
@@ -146,8 +146,8 @@ class StreamingProtocol:
         for advice in map(bayeux.advice_of, replies.values()):
             if advice.get("timeout") == 0 and self._advice["timeout"]:
                 logger.warning(
-                    "the server does not hold connect requests, so they are repeated at short "
-                    "intervals: it may treat several clients as one"
+                    "the server answers connect requests immediately, so they are repeated at "
+                    "short intervals: it may have mistaken several clients for one"
                 )
             self._advice |= advice
         # Replies are handled first, so that a channel is active before the events that arrive with
@@ -186,7 +186,7 @@ class StreamingProtocol:
 
     @property
     def deadline(self) -> float:
-        """When to call `tick` next, on the same clock; infinite for never."""
+        """When to call `tick` next, on the same clock; infinite if no call is needed."""
         return min(self._report_at, self._advance_at(), self._due())
 
     # Requests.
@@ -226,7 +226,10 @@ class StreamingProtocol:
         self._send(Lane.ASK, [message])
 
     def _connect(self) -> None:
-        """Send a connect. The server may hold it, unless it is the first one of the session."""
+        """Send a connect.
+
+        The server may hold it until there is an event, unless it is the first one of the session.
+        """
         message = self._message(bayeux.CONNECT, connectionType="long-polling")
         held = 0.0 if self._connected_at is None else self._advice["timeout"]
         if not held:
@@ -317,7 +320,7 @@ class StreamingProtocol:
 
         Args:
             error: The failure.
-            step: How to recover; None for a new session, or to stop if *error* is not retryable.
+            step: How to recover. None opens a new session, or stops if *error* is not retryable.
         """
         if step is None and not error.retryable:
             step = Next.STOP

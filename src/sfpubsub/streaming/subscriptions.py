@@ -64,14 +64,17 @@ class Channel:
 
     @property
     def is_settled(self) -> bool:
-        """Whether `is_active` equals `is_wanted`, and no request for the channel is in flight. A
-        channel that is settled and not wanted is kept for its position.
+        """Whether `is_active` equals `is_wanted`, and no request for the channel is in flight.
+
+        A channel that is settled and not wanted is kept for its position.
         """
         return self.asked is None and self.is_wanted == self.is_active
 
     def answer(self, error: SfPubSubError | None = None) -> None:
-        """Settle the waiting call, if there is one. It fails with *error*; without an error, it
-        succeeds if the channel is settled, and otherwise keeps waiting.
+        """Settle the waiting call, if there is one.
+
+        With *error*, the call fails. Without it, the call succeeds if the channel is settled, and
+        keeps waiting otherwise.
         """
         if self.call is not None and (error is not None or self.is_settled):
             self.call.settle(error)
@@ -144,8 +147,9 @@ class Subscriptions:
             call.settle()
 
     def unsubscribe(self, name: str, call: Call) -> None:
-        """Mark a channel as no longer wanted. The call is settled by the server's reply, or
-        immediately if the channel is not subscribed.
+        """Mark a channel as no longer wanted.
+
+        The call is settled by the server's reply, or immediately if the channel is not subscribed.
 
         Raises:
             LocalProtocolError: The channel is not valid, is subscribed with another filter, or
@@ -156,7 +160,7 @@ class Subscriptions:
         channel.answer()
 
     def _find(self, name: str) -> Channel:
-        """Return the channel for a new call: a new, unwanted channel if it was never subscribed.
+        """Return the channel for a new call, creating it if necessary.
 
         Raises:
             LocalProtocolError: See `subscribe`.
@@ -182,7 +186,7 @@ class Subscriptions:
     # Requests and answers.
 
     def requests(self, message: Callable[..., Message]) -> list[Message]:
-        """Return the subscribe and unsubscribe messages for the next request, up to its size limit.
+        """Return the subscribe and unsubscribe messages for the next request, as many as fit.
         Call this only when no such request is in flight.
 
         Args:
@@ -209,11 +213,12 @@ class Subscriptions:
         return asked
 
     def replied(self, asked: Message, refusal: BayeuxError | None) -> None:
-        """Handle the reply to a subscribe or unsubscribe, unless it refuses the whole session.
+        """Handle the reply to a subscribe or unsubscribe message.
 
         Args:
             asked: The message that was sent.
-            refusal: None if the server confirmed it.
+            refusal: Why the server refused it; None if the server confirmed it. Refusals that
+                concern the whole session are not passed to this method.
         """
         channel = self._by_path[path_of(asked["subscription"])]
         if channel.asked is not asked:

@@ -294,7 +294,7 @@ def wait_until(
         if taken + every > timeout:
             raise StreamUnavailableError(
                 f"the Pub/Sub API did not confirm within {taken:.0f} s that {what}: the "
-                f"change was made, but may take some more minutes to arrive"
+                f"change was made, but may need a few more minutes to take effect"
             )
         if progress is not None:
             progress(taken)

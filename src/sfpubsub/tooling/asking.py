@@ -1,4 +1,4 @@
-"""Query an org's records page by page, and add advice to errors of the org."""
+"""Query an org's records page by page, and add advice to the errors that the org returns."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Queries:
 
 @contextmanager
 def explaining(permission: str, missing: SfPubSubError | None = None) -> Iterator[None]:
-    """Add advice to errors that are raised in the block.
+    """Add advice to errors of the org that are raised in the ``with`` block.
 
     Args:
         permission: Name of the permission that the request needs.

@@ -35,7 +35,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class EventUsage:
-    """How often one event was published and delivered in the last 24 hours."""
+    """How many times one event was published and delivered in the last 24 hours."""
 
     event: str
     published: int

@@ -65,7 +65,7 @@ class CallDriver(ABC, Generic[Opening]):
     Args:
         protocol: The protocol to run, owned by this object from now on.
         name: Topic or subscription of the calls, for logs and thread names.
-        title: Description for messages, such as ``the subscription My_Subscription``.
+        title: Description for error messages, such as ``the subscription My_Subscription``.
         alarm: Timer thread, shared by the drivers of a client.
         renew: Gets a new session in place of the one with the given headers. It may block, and may
             raise SfPubSubError.

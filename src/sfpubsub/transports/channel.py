@@ -1,7 +1,7 @@
 """The gRPC transport: one channel per client, and its calls.
 
 Every call sends the session's headers and a new trace id (Salesforce documentation, RPC method
-headers). The headers are requested when a call starts and do not change during the call.
+headers). Both are determined when a call starts, and do not change during the call.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class GrpcTransport(Transport):
 
     Args:
         channel: The channel, owned by this object from now on.
-        endpoint: Address of the service, for messages.
+        endpoint: Address of the service, for error messages.
         headers: Returns the session's headers. It may block to obtain a session, and may raise
             SfPubSubError.
     """

@@ -126,7 +126,7 @@ class StreamDriver(CallDriver[OpenStream]):
 
     @property
     def discarded(self) -> bool:
-        """Whether the responses not yet accepted were discarded."""
+        """Whether the responses that had not been accepted (see `accept`) were discarded."""
         return self._mailbox.discarded
 
     def pause(self) -> None:
@@ -138,9 +138,9 @@ class StreamDriver(CallDriver[OpenStream]):
         self._apply(self._protocol.resume)
 
     def ack(self, first_seq: int, last_seq: int) -> None:
-        """Ack the events from *first_seq* to *last_seq*, both included.
+        """Ack the events from *first_seq* to *last_seq*, inclusive.
 
-        After the end of the subscription, no commit is sent for them.
+        Once the subscription has ended, no commit is sent for them.
         """
         self._apply(self._protocol.acked, first_seq, last_seq)
 

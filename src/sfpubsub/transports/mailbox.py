@@ -57,7 +57,7 @@ class Mailbox:
             self._notify()
 
     def close(self, finish: Finish) -> None:
-        """Record the end and its cause. Nothing more arrives after this."""
+        """Record the end of the subscription and its cause. No response arrives after this."""
         with self._mutex:
             self.finish = finish
             self._notify()

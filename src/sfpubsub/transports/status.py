@@ -3,8 +3,8 @@
 The service names the cause in the ``error-code`` trailer, whose value is always
 ``sfdc.platform.eventbus.grpc.<suffix>``. The gRPC status is less precise. It is used only if the
 trailer is missing, which means that something between client and service failed (Salesforce
-documentation, handling errors). An unknown suffix is classified by the status, but TURNED_AWAY then
-becomes STOP, because the answer came from the service itself.
+documentation, handling errors). An unknown suffix is classified by the status, except that the
+reaction TURNED_AWAY is replaced by STOP, because the answer came from the service itself.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def classify(what: str, error: grpc.RpcError, *, managed: bool = False) -> Failu
 
 
 def is_passing(text: str) -> bool:
-    """Return whether an event rejected with *text* may be accepted later."""
+    """Return whether an event rejected with the error message *text* may be accepted later."""
     return any(word in text for word in PASSING)
 
 

@@ -97,7 +97,7 @@ MANAGED = Form(pb.ManagedFetchResponse.FromString, managed_opening, managed_requ
 
 
 def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
-    """Convert a message of a Subscribe or ManagedSubscribe stream.
+    """Convert a message of a Subscribe or ManagedSubscribe stream to a `Response`.
 
     Raises:
         RemoteProtocolError: An event has no replay id, so there is no position to resume from.

@@ -93,7 +93,7 @@ class ReplayId:
 
 
 class ReplayPreset(enum.Enum):
-    """Where a new stream begins, as named on the wire."""
+    """Where a new stream begins. The names are those used on the wire."""
 
     LATEST = 0
     EARLIEST = 1
