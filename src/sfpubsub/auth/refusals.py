@@ -40,7 +40,7 @@ _APPROVE = (
 )
 _CREDENTIALS = (
     "check that SFPUBSUB_CLIENT_ID and SFPUBSUB_CLIENT_SECRET belong to the same app; a new app "
-    "becomes active after some minutes"
+    "becomes active after several minutes"
 )
 
 # Salesforce documentation (OAuth 2.0 authorization errors) and users' reports.

@@ -219,7 +219,7 @@ class Tooling:
     def delete(self, name_or_id: str) -> ManagedEventSubscription:
         """Delete a record and its committed position, and return the record.
 
-        Raises what `show` raises. Do not reuse the name for some minutes: the service may still
+        Raises what `show` raises. Do not reuse the name for several minutes: the service may still
         associate it with the old record.
         """
         record = self.show(name_or_id)

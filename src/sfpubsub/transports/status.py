@@ -65,7 +65,7 @@ _DENIED = Rule(FailureKind.STOP, PermissionDeniedError, "grant the integration u
 _NO_SUBSCRIPTION = Rule(
     FailureKind.STOP,
     SubscriptionNotFoundError,
-    "check the name in sfpubsub managed list; a new managed subscription takes some minutes to "
+    "check the name in sfpubsub managed list; a new managed subscription takes several minutes to "
     "become available",
 )
 _REJECTED = Rule(FailureKind.POSITION_REJECTED, ReplayIdRejectedError)
