@@ -125,7 +125,6 @@ class StreamingDriver:
                     self.step()
 
     def _work(self, lane: Lane) -> None:
-        outcome = None
         while (request := self._jobs[lane].get()) is not None:
             outcome = None  # frees the last response in this thread, which uses its memory again
             outcome = self._transport.exchange(request)
