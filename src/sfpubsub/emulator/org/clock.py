@@ -35,7 +35,10 @@ class Clock:
         return self.outside() + self._jumped
 
     def outside(self) -> float:
-        """Return the time in seconds since 1970 UTC without jumps, as on a client's clock."""
+        """Return the time without jumps, as a client's clock would show it.
+
+        The time is in seconds since 1970 UTC.
+        """
         return self._base + time.monotonic()
 
     def timeout(self, deadline: float | None) -> float | None:

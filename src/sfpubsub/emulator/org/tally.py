@@ -79,10 +79,10 @@ class Count:
 
 
 class Tally:
-    """The counts of one emulator. Thread-safe.
+    """Counts the publications, deliveries and commits of one emulator. Thread-safe.
 
     Attributes:
-        usage: Counts deliveries by schema and time.
+        usage: The deliveries, by schema and time.
     """
 
     def __init__(self) -> None:
@@ -99,6 +99,6 @@ class Tally:
             return self._topics.setdefault(name, Count())
 
     def of_managed(self, subscription_id: str) -> Count:
-        """Return the counts of a managed subscription."""
+        """Return the counts of a managed subscription: its deliveries and its commits."""
         with self._lock:
             return self._managed.setdefault(subscription_id, Count())

@@ -1,4 +1,4 @@
-"""The page of managed subscriptions, which shows their positions and lag, and sets RUN or STOP."""
+"""The page of managed subscriptions: shows their positions and lag, and sets them to RUN or STOP."""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ def bitmaps(places: Iterable[int], parts: Mapping[int, Iterable[int]]) -> list[s
     """Return the bitmap strings for a list of fields.
 
     Args:
-        places: Positions of the fields in the schema.
-        parts: Position of a compound field in the schema -> positions of its components within it.
+        places: Positions in the schema of the listed fields.
+        parts: For each compound field, keyed by its position in the schema: positions within it of
+            its listed components.
     """
     top = _bits(places)
     texts = [_hex(top)] if top else []
