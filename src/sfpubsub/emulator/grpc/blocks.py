@@ -1,6 +1,6 @@
 """Blocks: groups of 100 consecutive events of a topic, encoded for sending as they are published.
 
-Reading events from the log takes long mainly because a row, several objects and a protobuf message
+Reading events from the log is slow mainly because a row, several objects and a protobuf message
 are created for each event, not because of the disk. A block is a single row for 100 events. Blocks
 duplicate the log and never replace it: events that are not in a block (the last events of a topic,
 large events, events of an older data directory) are read from the log.

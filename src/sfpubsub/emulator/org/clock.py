@@ -35,10 +35,7 @@ class Clock:
         return self.outside() + self._jumped
 
     def outside(self) -> float:
-        """Return the time without jumps, as a client's clock would show it.
-
-        The time is in seconds since 1970 UTC.
-        """
+        """Return the time on a client's clock: in seconds since 1970 UTC, without jumps."""
         return self._base + time.monotonic()
 
     def timeout(self, deadline: float | None) -> float | None:

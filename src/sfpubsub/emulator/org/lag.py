@@ -32,7 +32,7 @@ class CommitHistory:
 
     Args:
         before: For each subscription id, the position that was committed when the process started;
-            None if there was none.
+            None if no position was committed.
     """
 
     def __init__(self, before: Mapping[str, int | None]) -> None:

@@ -3,8 +3,8 @@
 Deliveries and commits are counted from the start of the process, publications over the lifetime of
 the data directory. The counters have no effect on the emulator's behaviour. Invariant: an event on
 a gRPC stream is counted as redelivered if and only if, since the process started, a gRPC stream has
-already sent its position for the same topic or managed subscription. For the Streaming API, only
-deliveries are counted.
+already sent the event at this position for the same topic or managed subscription. For the
+Streaming API, only deliveries are counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page of managed subscriptions: shows their positions and lag, and sets them to RUN or STOP."""
+"""The page of managed subscriptions: their positions and lag, and buttons for RUN and STOP."""
 
 from __future__ import annotations
 

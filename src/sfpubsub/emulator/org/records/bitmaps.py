@@ -16,9 +16,9 @@ def bitmaps(places: Iterable[int], parts: Mapping[int, Iterable[int]]) -> list[s
     """Return the bitmap strings for a list of fields.
 
     Args:
-        places: Positions in the schema of the listed fields.
-        parts: For each compound field, keyed by its position in the schema: positions within it of
-            its listed components.
+        places: Positions of the listed fields in the schema.
+        parts: Positions of the listed components within each compound field, by the position of the
+            compound field in the schema.
     """
     top = _bits(places)
     texts = [_hex(top)] if top else []

@@ -84,7 +84,7 @@ def write_unprocessed(file: ResultFile, path: Path, job: Job) -> None:
 
     Args:
         file: The file to write to.
-        path: The file of uploaded rows.
+        path: Path of the file that contains the uploaded rows.
         job: The job.
     """
     rows = rows_of(path, job.facts["delimiter"])

@@ -47,7 +47,7 @@ class Records(Reading):
         faults: The fault plan.
         accounts: The users who can own and change records.
         channels: The PushTopics, for which changes also publish events.
-        late: Publishes change events whose publication is delayed.
+        late: Publishes delayed change events when they are due.
 
     Attributes:
         publishing: Publishes the events for changes.
@@ -266,8 +266,8 @@ class Records(Reading):
         return self._accounts.by_id(record_id) is not None
 
     def missed(self, record_id: str) -> None:
-        """Count the fault that purged a record, if a fault did. Called when a client requests a
-        record that does not exist or that the client's user may not see.
+        """If a fault purged the record, count the fault. Called when a client requests a record
+        that does not exist or that the client's user may not see.
         """
         self._faults.met(self._purged.get(record_id))
 

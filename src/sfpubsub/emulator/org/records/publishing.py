@@ -70,7 +70,7 @@ class Publishing:
         settings: Limits and behaviours.
         faults: The fault plan.
         channels: The PushTopics.
-        late: Publishes change events whose publication is delayed.
+        late: Publishes delayed change events when they are due.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Publishing:
         self, event: changes.ChangeEvent, special: _Special, *, is_gap: bool
     ) -> list[changes.ChangeEvent]:
         """Return the events that a channel with a filter or enriched fields receives in place of
-        `event`: one event for all records that have the same enriched values.
+        `event`: one event for each group of records that have the same enriched values.
         """
         of, found = event.of, dict[str, changes.ChangeEvent]()
         enriches = event.header["changeType"] in ("UPDATE", "DELETE")
