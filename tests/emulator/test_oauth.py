@@ -487,7 +487,7 @@ def test_secrets_stay_out_of_logs_and_reprs(emulator, key, caplog):
     health = ask(emulator, "GET", "/health").text
     accounts = emulator.accounts
     told = caplog.text + health + repr([accounts.app("emulator"), accounts.user(USER["username"])])
-    assert "signed in with password" in caplog.text
+    assert "signed in with grant type password" in caplog.text
     for secret in (*given, *APP.values(), USER["password"], REFRESH, "a-wrong-secret"):
         if secret != "emulator":  # the client id is no secret
             assert secret not in told

@@ -184,7 +184,7 @@ BROKEN = {
     "event json": (TOPIC + "[[events]]\ntopic='/event/A__e'\npayload_json='{'", "payload_json"),
     "event list": (
         TOPIC + "[[events]]\ntopic='/event/A__e'\npayload_json='[]'",
-        "is not an object",
+        "is not a JSON object",
     ),
     "event none": (
         TOPIC + "[[events]]\ntopic='/event/A__e'",
@@ -200,7 +200,7 @@ BROKEN = {
     "app key file": ("[[apps]]\nclient_id='x'\npublic_key_file='no.pem'", "no.pem"),
     "app secret": ("[[apps]]\nclient_id='x'\nclient_secret=1", "client_secret is not of type str"),
     "org": ("[org]\nid='123'", "begin with 00D"),
-    "org key": ("[org]\nname='x'", "may contain only id"),
+    "org key": ("[org]\nname='x'", "may contain only the key id"),
     "setting": ("[settings]\nkeepalive=1", "unknown setting keepalive"),
     "setting type": ("[settings]\nkeepalive_s='1'", "keepalive_s: '1' is not a valid value"),
     "setting range": ("[settings]\nkeepalive_s=1000", "at most 270"),

@@ -36,6 +36,8 @@ _DEFAULT_APP = {
 class RemoteEmulator:
     """A client for an emulator in another process. Thread-safe.
 
+    A method raises EmulatorProblem if the emulator does not respond, or rejects the request.
+
     Args:
         url: The emulator's HTTP URL: the value of `http` in the JSON line that `sfpubsub emulator`
             prints when it is ready.
@@ -91,8 +93,7 @@ class RemoteEmulator:
         """Return the response of `GET /health`: topics and managed subscriptions with their counts.
 
         Raises:
-            EmulatorProblem: The emulator does not respond. The other methods also raise this error
-                if the emulator rejects the request.
+            EmulatorProblem: The emulator does not respond.
         """
         return dict(self._ask("GET", "/health", None, {}))
 
@@ -102,7 +103,8 @@ class RemoteEmulator:
 
         Args:
             topic: A topic with a schema; not a channel.
-            events: Values by field name; docs/reference/emulator.md lists the optional fields.
+            events: The values of each event, by field name; docs/reference/emulator.md lists the
+                fields that may be omitted.
 
         Returns:
             `event_id` and `replay_id` (hex) of each event, in order.

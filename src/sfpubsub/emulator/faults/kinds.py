@@ -74,8 +74,8 @@ _CALLS: dict[str, Kind] = {
     "drop_call": Kind(
         RPCS,
         {"status": "UNAVAILABLE"},
-        "End a call at its start without trailers, as the infrastructure would. RESET cuts the "
-        "HTTP/2 stream.",
+        "End a call at its start without trailers, as the infrastructure would. RESET resets "
+        "the HTTP/2 stream.",
     ),
     "delay_call": Kind(
         RPCS, {"seconds": 1.0}, "Wait for this long at the start of a call, then continue."
@@ -83,8 +83,8 @@ _CALLS: dict[str, Kind] = {
     "drop_stream": Kind(
         _STREAMS,
         {"after_responses": 0, "status": "UNAVAILABLE"},
-        "After this many responses, end a stream without trailers. OK ends it cleanly, RESET cuts "
-        "the HTTP/2 stream.",
+        "After this many responses, end a stream without trailers. OK ends it cleanly, RESET "
+        "resets the HTTP/2 stream.",
     ),
     "fail_stream": Kind(
         _STREAMS,
@@ -126,7 +126,7 @@ _PUBLISHING: dict[str, Kind] = {
         ("Publish", "PublishStream"),
         {"after_responses": 0, "status": "UNAVAILABLE"},
         "Once the call has sent this many responses, publish the events of the next request and "
-        "end the call without a response. RESET cuts the HTTP/2 stream.",
+        "end the call without a response. RESET resets the HTTP/2 stream.",
     ),
     "refuse_event": Kind(
         ("Publish", "PublishStream"),

@@ -90,7 +90,7 @@ class Fault:
 
     @classmethod
     def from_json(cls, value: object) -> Fault:
-        """Return a fault from a decoded JSON object whose members are the arguments of this class.
+        """Create a fault from a decoded JSON object, whose members are the arguments of `Fault`.
 
         Raises:
             ValueError: The value is not a JSON object with the key `kind`, or an argument is not
@@ -195,7 +195,7 @@ class FaultPlan:
                 act(fault)
 
     def on_add(self, listener: Callable[[], None]) -> None:
-        """Register a function to call after a fault is added, so that waiting streams check it."""
+        """Register a function to call after a fault is added, so that waiting streams notice it."""
         with self._lock:
             self._on_add.append(listener)
 
@@ -226,8 +226,8 @@ class FaultPlan:
         return None
 
     def next(self, kind: str, rpc: str) -> Fault | None:
-        """Return the fault that `take` would consume for a call without a target or responses,
-        without consuming it. Return None if no fault matches.
+        """Return the fault that `take` would consume for a call that has no target and has sent no
+        responses, but do not consume it. Return None if no fault matches.
         """
         with self._lock:
             return next(

@@ -226,7 +226,7 @@ class Dropped(Exception):  # noqa: N818 - as Refused
     """Raised to end a call as the infrastructure would, without the trailers error-code and rpc-id.
 
     Args:
-        status: Name of a gRPC status; "OK" for a clean end, "RESET" to cut the HTTP/2 stream.
+        status: Name of a gRPC status; "OK" for a clean end, "RESET" to reset the HTTP/2 stream.
         text: Status message; if blank, the call ends with the message of a typical proxy.
     """
 

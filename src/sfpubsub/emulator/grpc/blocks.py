@@ -1,7 +1,7 @@
 """Blocks: groups of 100 consecutive events of a topic, encoded for sending as they are published.
 
-Most of the time for reading events from the log is spent on creating a row, several objects and a
-protobuf message for each event, not on the disk. A block is a single row for 100 events. Blocks
+Reading events from the log is slow mainly because a row, several objects and a protobuf message
+are created for each event, not because of the disk. A block is a single row for 100 events. Blocks
 duplicate the log and never replace it: events that are not in a block (the last events of a topic,
 large events, events of an older data directory) are read from the log.
 
@@ -182,7 +182,7 @@ class Blocks:
 
 
 def _part(block: Block, names: Sequence[str], position: int, limit: int, size: int) -> Piece | None:
-    """Return the events in a block after `position`: at most `limit` events and `size` bytes.
+    """Return the events of a block that follow `position`: at most `limit` events and `size` bytes.
     Return None if not a single event fits.
     """
     numbers = _NUMBERS.unpack_from(block.contents)

@@ -78,7 +78,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         """Handle the first request.
 
         Raises:
-            Refused: The request is not valid, names no running subscription, or the slot is taken.
+            Refused: The request is not valid or names no running subscription, or the
+                subscription's slot is taken.
         """
         fetch = arrival.request
         if fetch.auth_refresh:

@@ -3,8 +3,8 @@
 A stream is fast because its next page is built while its client still processes the previous one.
 Many streams are cheap because streams that wait for the same event share a page.
 
-A page contains events of one topic after one position. It stays valid as long as the bus has lost
-no events since the page was built, and either the page is full or the bus has no newer event.
+A page contains events of one topic after one position. It stays valid until the bus deletes or
+renumbers events; a page that is not full also becomes invalid when the bus receives a newer event.
 Events themselves never change.
 """
 
@@ -109,8 +109,8 @@ class Pages:
             return page
 
     def _read(self, topic: Topic, position: int, limit: int) -> tuple[Page, bool]:
-        """Return a page, and whether it is full, which means that no later event can be added to
-        it. Events are read from blocks where they exist.
+        """Return a page, and whether it is full. No later event can be added to a full page. Events
+        are read from blocks where blocks exist.
         """
         pieces: list[Piece] = []
         end, left, size = position, limit, self._settings.response_bytes
@@ -150,7 +150,7 @@ def _size(page: Page) -> int:
 
 
 def _page(pieces: Sequence[Piece], end: int) -> Page:
-    """Return a page with the events of all `pieces`, after which the reader's position is `end`."""
+    """Combine `pieces` (encoded events, in order) into a page that ends at the position `end`."""
     if len(pieces) == 1:  # the usual case: no copy needed
         return Page(pieces[0].positions, end, pieces[0].schemas, pieces[0].wire)
     schemas: Counter[str] = Counter()

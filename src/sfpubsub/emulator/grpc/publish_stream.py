@@ -25,7 +25,7 @@ class PublishStream(Generic[R]):
     Args:
         world: The emulator's state.
         mailbox: Receives the requests of this call.
-        topic_of: Returns the topic name in a request, which may be blank.
+        topic_of: Returns the topic name, possibly blank, in a request.
         token: The access token of the call.
     """
 

@@ -318,7 +318,7 @@ def _feed(
         requests: The requests, as gRPC delivers them.
         convert: Converts a request for the mailbox.
         context: The call.
-        on_end: Called when the call has ended, from any thread.
+        on_end: Function to call, from any thread, when the call has ended.
     """
 
     def ended() -> None:
@@ -348,7 +348,7 @@ def _drop(context: grpc.ServicerContext, status: str, text: str) -> None:
 
     Args:
         context: The call.
-        status: Name of a gRPC status; "OK" for a clean end, "RESET" to cut the HTTP/2 stream.
+        status: Name of a gRPC status; "OK" for a clean end, "RESET" to reset the HTTP/2 stream.
         text: Status message.
     """
     if status == "OK":

@@ -128,8 +128,8 @@ class EventStream(ABC, Generic[R]):
 
     @abstractmethod
     def open(self, arrival: Arrival[R]) -> None:
-        """Handle the first request: set topic, target, count and position, and add the requested
-        events to `pending`.
+        """Handle the first request: set the attributes `topic`, `target`, `count` and `position`,
+        and add the requested events to `pending`.
         """
 
     @abstractmethod
@@ -141,7 +141,7 @@ class EventStream(ABC, Generic[R]):
         return [self.topic.name]
 
     def check(self, now: float) -> None:
-        """Raise the error that ends the stream, if the stream must end at the time `now`."""
+        """If the stream must end at the time `now`, raise the error that ends it."""
 
     def answer(self, now: float, half_closed: bool) -> Reply | None:
         """Return a reply without events if one is due, or None. Once the client has sent its last
@@ -151,7 +151,7 @@ class EventStream(ABC, Generic[R]):
 
     def deadline(self) -> float | None:
         """Return the time at which to call `check` or `answer` next, in seconds since 1970 UTC;
-        None if no time is set.
+        None if there is no such time.
         """
         return None
 
@@ -170,8 +170,8 @@ class EventStream(ABC, Generic[R]):
         self.pending = min(limit, self.pending + num_requested)
 
     def _first(self) -> tuple[list[Arrival[R]], bool]:
-        """Wait for the call's first requests. Return them as a list, which is empty if the stream
-        must end, and whether the client has sent its last request.
+        """Wait for the call's first requests. Return them as a list, and whether the client has
+        sent its last request. The list is empty if the stream must end.
         """
         clock, bells, sessions = self.world.clock, self.world.bus.bells, self.world.sessions
         patience = self.world.settings.first_request_s
@@ -220,8 +220,8 @@ class EventStream(ABC, Generic[R]):
                 self.accept(arrival)
 
     def start_latest(self, now: float) -> int:
-        """Return the position at which a LATEST stream starts: the org's newest position. A fault
-        can delay the start.
+        """Return the position after which a stream with the preset LATEST starts: the org's newest
+        position. A fault can delay the start.
         """
         fault = self.world.faults.take("activate_late", self.rpc, self.target)
         if fault:

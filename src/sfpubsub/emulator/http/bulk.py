@@ -215,8 +215,8 @@ def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(job: Job, *, created: bool = False) -> dict[str, Any]:
-    """Return a job as the JSON object of a response. `created` omits the counts and the job type,
-    which are returned only when a single job is read.
+    """Return a job as the JSON object of a response. With `created`, the counts and the job type
+    are omitted.
     """
     facts = {
         name: value

@@ -207,8 +207,8 @@ class _Exchange:
             mail.wait(deadline)
 
     def _break_off(self, session: Session, number: int) -> None:
-        """Raise the exception that ends a held connect message, if its session or token has ended
-        or a newer connect message replaces it.
+        """Raise the exception that ends a held connect message, if the emulator is stopping, the
+        session or its token has ended, or a newer connect message has arrived.
         """
         if self._sessions.is_stopped:
             raise _Instead(Answer(HTTPStatus.OK, reset=True))

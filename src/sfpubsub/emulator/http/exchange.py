@@ -108,7 +108,7 @@ def route(path: str, **methods: Handler) -> Route:
 
 
 class Problem(Exception):  # noqa: N818 - an answer, not a bug
-    """Raised to answer a request with an error, in the format that `routing` uses for its path.
+    """Raised to answer a request with an error. `routing` formats the error for the request's path.
 
     Args:
         status: The HTTP status.

@@ -1,8 +1,8 @@
 """The HTTP server and its limits: body sizes, number of connections, timeouts for slow clients.
 
 `routing` selects the handler of a path. Each connection has a thread, and the number of connections
-is limited. A connection is cut if a request exceeds its time limit, even while bytes are arriving.
-Time limits are in real time: a jump of the emulator's clock does not cut connections.
+is limited. A connection is closed if a request exceeds its time limit, even while bytes are
+arriving. Time limits are in real time: a jump of the emulator's clock does not close connections.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class HttpServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the server, close the port, and cut all connections."""
+        """Stop the server, and close its port and all connections."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
@@ -177,8 +177,8 @@ class _Server(ThreadingHTTPServer):
 
     def expect_request(self, held_s: float = 0.0) -> None:
         """Restart the time limit of the calling thread's connection, for the next request or for
-        the remainder of the current one. `held_s` is added to the limit, in seconds, for a
-        deliberately delayed answer.
+        the remainder of the current one. For a deliberately delayed answer, the limit is
+        extended by `held_s` seconds.
         """
         with self._lock:
             if self._own.request in self._due:
@@ -209,7 +209,7 @@ class _Server(ThreadingHTTPServer):
             thread.join(_STREAM_END_S)
 
     def cut_all(self) -> None:
-        """Cut all connections, so that none outlives the emulator."""
+        """Close all connections, so that none outlives the emulator."""
         with self._lock:
             connections = list(self._due)
         for request in connections:

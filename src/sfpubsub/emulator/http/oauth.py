@@ -24,7 +24,7 @@ def token(call: Call) -> Answer:
     """POST /services/oauth2/token: exchange credentials for an access token."""
     form = _form(call)
     answer = call.world.sign_in.grant(form, call.url, (call.named,))
-    _log.debug("signed in with %s", form["grant_type"])
+    _log.debug("signed in with grant type %s", form["grant_type"])
     return json_answer(answer)
 
 

@@ -218,7 +218,7 @@ def _count(call: Call) -> None:
     """Count an API call against the daily limit. Calls without a valid session do not count.
 
     Raises:
-        RestRefused: The limit is reached.
+        RestRefused: The limit has been reached.
     """
     if not call.path.startswith("/services/data/v") or not call.world.sessions.knows(call.bearer):
         return

@@ -88,7 +88,8 @@ def _is_like(value: str, pattern: str) -> bool:
     """Return whether a value matches a LIKE pattern. `%` matches any text, `_` one character, and a
     backslash escapes both.
 
-    Backtracks only to the last `%`, so the time is bounded by the product of both lengths.
+    Backtracks only to the last `%`, so the time is bounded by the product of the lengths of the
+    value and the pattern.
     """
     parts = re.findall(r"\\.|.", pattern, re.DOTALL)
     at = here = 0

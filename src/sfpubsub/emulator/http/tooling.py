@@ -175,7 +175,7 @@ def _metadata(given: dict[str, Any]) -> dict[str, Any]:
     """Return the Metadata of a request, with defaults for missing members except the state.
 
     Raises:
-        RestRefused: A member is unknown, required but missing, or has a value that is not valid.
+        RestRefused: A member is unknown, is required but missing, or has a value that is not valid.
     """
     metadata = {
         "defaultReplay": "LATEST",

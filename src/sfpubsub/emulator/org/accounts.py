@@ -60,7 +60,8 @@ class App:
         client_id: The consumer key.
         client_secret: The consumer secret; blank if the app has none.
         run_as: Username for the client credentials flow; blank if that flow is off.
-        public_key: PEM that verifies assertions of the JWT bearer flow; blank if that flow is off.
+        public_key: PEM public key or certificate that verifies assertions of the JWT bearer flow;
+            blank if that flow is off.
     """
 
     client_id: str
@@ -133,8 +134,8 @@ class Accounts:
             run_as: Username for the client credentials flow; blank switches that flow off.
             refresh_token: A refresh token for `run_as`. A token that was used up or revoked stays
                 invalid.
-            public_key: PEM that verifies assertions of the JWT bearer flow; blank switches that
-                flow off.
+            public_key: PEM public key or certificate that verifies assertions of the JWT bearer
+                flow; blank switches that flow off.
 
         Raises:
             EmulatorProblem: The public key is not valid, or the extra `emulator` is not installed.
@@ -289,5 +290,5 @@ def read_public_key(text: str) -> Any:
     else:
         key = load_pem_public_key(data)
     if not isinstance(key, RSAPublicKey):
-        raise ValueError("not an RSA public key")  # noqa: TRY004 - the input is invalid, not its type
+        raise ValueError("the key is not an RSA public key")  # noqa: TRY004 - the input is invalid
     return key

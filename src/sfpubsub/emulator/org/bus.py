@@ -263,7 +263,7 @@ class Bus(Positions):
                 listener(topic, count)
 
     def on_append(self, listener: Callable[[Topic, int], None]) -> None:
-        """Register a function to call after new events were committed. It is called once for each
+        """Register a function to call whenever new events are committed. It is called once for each
         topic or channel that received events, with that topic and its number of new events. Call
         this method before any event is published.
         """

@@ -35,7 +35,7 @@ class Clock:
         return self.outside() + self._jumped
 
     def outside(self) -> float:
-        """Return the time in seconds since 1970 UTC without jumps, as on a client's clock."""
+        """Return the time on a client's clock: in seconds since 1970 UTC, without jumps."""
         return self._base + time.monotonic()
 
     def timeout(self, deadline: float | None) -> float | None:

@@ -58,7 +58,7 @@ class EventChannel:
 
     @property
     def developer_name(self) -> str:
-        """The name without the suffix `__chn`."""
+        """The channel's name without the suffix `__chn`."""
         return self.name.removesuffix(_SUFFIX)
 
     @property
@@ -92,7 +92,7 @@ class ChangeSource(Protocol):
     """The source of the change events that channel members select."""
 
     def offer(self, event_name: str) -> None:
-        """Create the topic for an object's change events, unless it exists. Does nothing if
+        """Create the topic for an object's change events, unless it exists. Do nothing if
         `event_name` is not the name of a change event.
         """
         ...

@@ -1,4 +1,4 @@
-"""The lag of managed subscriptions in events, now and over time, for display only.
+"""The lag of managed subscriptions now and over time, counted in events. For display only.
 
 Past lag is not sampled. It is computed from the publication times in the log and from the commit
 times, which this module stores in memory.
@@ -21,7 +21,7 @@ COUNTED = 10_000
 
 @dataclass(frozen=True)
 class Lag:
-    """The lag of a subscription in events, at the time `at` (seconds since 1970 UTC)."""
+    """The lag of a subscription, in events, at the time `at` (seconds since 1970 UTC)."""
 
     at: float
     events: int
@@ -31,8 +31,8 @@ class CommitHistory:
     """The commits of each subscription, with their times. Thread-safe.
 
     Args:
-        before: Committed position at process start, by subscription id; None if there was no
-            commit.
+        before: For each subscription id, the position that was committed when the process started;
+            None if no position was committed.
     """
 
     def __init__(self, before: Mapping[str, int | None]) -> None:

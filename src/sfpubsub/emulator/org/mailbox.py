@@ -102,7 +102,9 @@ class Mailbox(Generic[R]):
 
 
 class Bells:
-    """Registers functions that wake waiting streams, and calls those of a given key. Thread-safe.
+    """Registers functions that wake waiting streams, and calls those registered for a key.
+
+    Thread-safe.
 
     A function is registered either with `listen`, as a listener, or with `watch`, as a watcher;
     `count` counts only listeners. The functions must return immediately. A key is a topic name, a

@@ -6,9 +6,9 @@ is killed. Invariants: at most one stream occupies the slot of a subscription. T
 position only moves forward until STOP deletes it, and each position is retained when it is
 committed.
 
-As on the real service, some changes take effect with a delay. Streams see that a subscription was
-created, or that the Tooling API set it to RUN or changed its presets, after `propagation_s`. After
-STOP or deletion, new streams are refused immediately, and the open stream ends after
+As on the real service, some changes take effect with a delay. Only after `propagation_s` do streams
+see that a subscription was created, or that the Tooling API set it to RUN or changed its presets.
+After STOP or deletion, new streams are refused immediately, and the open stream ends after
 `state_delay_s`.
 """
 
@@ -71,7 +71,7 @@ class ManagedSubscription:
 
 @dataclass(frozen=True)
 class _Ending:
-    """A STOP or a deletion of a managed subscription. Streams that were opened before it end at
+    """A STOP or deletion of a managed subscription. Streams that are open at that moment end at
     `due` (seconds since 1970 UTC).
     """
 
@@ -266,8 +266,8 @@ class ManagedSubscriptions:
         self._bus.bells.ring(record.subscription_id)
 
     def delete(self, name_or_id: str, cause: Fault | None = None) -> None:
-        """Delete a subscription and end its stream after `state_delay_s`. Arguments as for
-        `set_state`.
+        """Delete a subscription immediately, and end its stream after `state_delay_s`. Arguments
+        as for `set_state`.
 
         Raises:
             KeyError: There is no such subscription.
@@ -338,8 +338,8 @@ class ManagedSubscriptions:
         raise Refused(_PREFIX + "config.stopped", subscription=record.developer_name)
 
     def endings(self, subscription_id: str) -> int:
-        """Return how many times a subscription was stopped or deleted since the emulator started. A
-        stream reads this number when it starts, for `end_of`.
+        """Return how many times a subscription has been stopped or deleted since the emulator
+        started. A stream reads this number when it starts, and later passes it to `end_of`.
         """
         with self._lock:
             ending = self._endings.get(subscription_id)
@@ -358,8 +358,8 @@ class ManagedSubscriptions:
             return ending.due if ending and ending.number > seen else None
 
     def end(self, record: ManagedSubscription) -> Refused:
-        """Return the error with which a stream ends after a STOP or deletion. If a fault caused the
-        STOP or deletion, count the fault.
+        """Return the error with which a stream ends after its subscription was stopped or deleted.
+        If a fault stopped or deleted the subscription, count the fault.
         """
         with self._lock:
             ending = self._endings[record.subscription_id]
@@ -367,8 +367,8 @@ class ManagedSubscriptions:
         return Refused(_PREFIX + ending.suffix, subscription=record.developer_name)
 
     def start_preset(self, record: ManagedSubscription) -> Preset | None:
-        """Return the preset at which a new stream starts, or None if it starts after the committed
-        position.
+        """Return the replay preset with which a new stream starts, or None if it starts after the
+        committed position.
         """
         if record.committed is None:
             return record.default_replay

@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Stream(Protocol):
-    """The attributes of a stream that are displayed. The stream's own thread changes them
+    """The displayed attributes of a stream. The stream's own thread changes them
     concurrently, so values that are read together may not match exactly.
     """
 

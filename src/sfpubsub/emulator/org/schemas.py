@@ -74,7 +74,7 @@ class Schema:
         self._parsed = parsed
 
     def check(self, payload: bytes) -> None:
-        """Check that `payload` contains exactly one datum of this schema, and nothing else.
+        """Check that `payload` consists of exactly one datum of this schema.
 
         Raises:
             SchemaProblem: The payload does not match the schema, or has extra bytes.

@@ -270,7 +270,7 @@ class _Reader:
         name = row["developer_name"]
         if not _DEVELOPER_NAME.fullmatch(name):
             raise self._error(
-                f"managed subscription {name!r} has an invalid name",
+                f"managed subscription {name!r}: the developer name is not valid",
                 "use letters, digits and single underscores, beginning with a letter",
             )
         if row["topic"] not in topics:
@@ -291,9 +291,11 @@ class _Reader:
         try:
             values = row["payload"] if "payload" in row else json.loads(row["payload_json"])
         except json.JSONDecodeError as error:
-            raise self._error(f"{what}: payload_json: {error}", "correct the JSON") from error
+            raise self._error(
+                f"{what}: payload_json is not valid JSON: {error}", "correct the JSON"
+            ) from error
         if not isinstance(values, dict):
-            raise self._error(f"{what}: payload_json is not an object", "write {…}")
+            raise self._error(f"{what}: payload_json is not a JSON object", "write {…}")
         try:
             schemas[topic].encode(values, 0.0)
         except SchemaProblem as error:
@@ -305,7 +307,7 @@ class _Reader:
         if row.get("run_as", "") not in ("", *(user["username"] for user in users)):
             raise self._error(f"{what}: there is no user {row['run_as']!r}", "add it to [[users]]")
         if "refresh_token" in row and not row.get("run_as"):
-            raise self._error(f"{what}: refresh_token needs a user", "add run_as")
+            raise self._error(f"{what}: refresh_token requires run_as", "add run_as")
         if "public_key" in row and "public_key_file" in row:
             raise self._error(what, "set either public_key or public_key_file, not both")
         if "public_key_file" in row:
@@ -324,16 +326,18 @@ class _Reader:
         try:
             return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise self._error(f"{what}: {file}: {error}", f"correct {key}") from error
+            raise self._error(f"{what}: cannot read {file}: {error}", f"correct {key}") from error
 
     def _topic_name(self, name: str) -> str:
         if not _TOPIC_NAME.fullmatch(name):
-            raise self._error(f"topic {name!r} has an invalid name", "name it /event/… or /data/…")
+            raise self._error(
+                f"topic {name!r}: the name is not valid", "name it /event/… or /data/…"
+            )
         return name
 
     def _org(self, org: object) -> str:
         if not isinstance(org, dict) or set(org) - {"id"}:
-            raise self._error("[org] may contain only id", 'write id = "00D…"')
+            raise self._error("[org] may contain only the key id", 'write id = "00D…"')
         org_id = org.get("id", "")
         if org_id and not (isinstance(org_id, str) and _ORG_ID.fullmatch(org_id)):
             raise self._error(

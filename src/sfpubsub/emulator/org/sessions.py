@@ -179,8 +179,8 @@ class Sessions:
         return self._end(lambda item, _known: item == token, _End(True, None))
 
     def on_end(self, listener: Callable[[], None]) -> None:
-        """Register a function to call after tokens were ended, so that waiting streams check their
-        tokens.
+        """Register a function to call whenever tokens are ended, so that waiting streams check
+        their tokens.
         """
         with self._lock:
             self._on_end.append(listener)
@@ -194,7 +194,7 @@ class Sessions:
     def has_expired(self, token: str) -> bool:
         """Return whether a token has expired. If so, the streams that use it must end.
 
-        False for a revoked token, whose streams continue, and for an unknown one.
+        Return False for a revoked token, whose streams continue, and for an unknown token.
         """
         with self._lock:
             known = self._tokens.get(token)

@@ -8,6 +8,7 @@ A condition compares a field with strings in single quotes, numbers, true, false
 times. The operators are = != < <= > >= LIKE, IN (…), NOT IN (…), INCLUDES (…) and EXCLUDES (…).
 Conditions are combined with AND, OR, NOT and parentheses. As in an org, AND and OR cannot be mixed
 without parentheses.
+
 Everything else is rejected as malformed. Keywords are case-insensitive. Names of objects and fields
 are not checked.
 """

@@ -95,8 +95,8 @@ class Store:
     Thread-safe: there is one connection, guarded by a lock that is held during a `transaction`.
 
     Args:
-        path: The database file. This file, and the block file in the same directory, are created if
-            they do not exist.
+        path: The database file. This file, and the file for `blocks` in the same directory, are
+            created if they do not exist.
 
     Attributes:
         blocks: Encoded events, in a separate file that `transaction` does not cover.
@@ -113,7 +113,7 @@ class Store:
             # isolation_level None: transactions begin and end only here.
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
-            raise StoreProblem(f"{path}: {error}") from error
+            raise StoreProblem(f"cannot open the database {path}: {error}") from error
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=NORMAL")
@@ -123,7 +123,7 @@ class Store:
             self.blocks: BlockFile = BlockFile(path.with_name("blocks.sqlite3"))
         except (sqlite3.Error, ValueError) as error:
             self._db.close()
-            raise StoreProblem(f"{path}: {error}") from error
+            raise StoreProblem(f"cannot use the database {path}: {error}") from error
         if version != _LAYOUT:
             self.close()
             raise StoreProblem(

@@ -3,8 +3,8 @@
 Deliveries and commits are counted from the start of the process, publications over the lifetime of
 the data directory. The counters have no effect on the emulator's behaviour. Invariant: an event on
 a gRPC stream is counted as redelivered if and only if, since the process started, a gRPC stream has
-already sent its position for the same topic or managed subscription. For the Streaming API, only
-deliveries are counted.
+already sent the event at this position for the same topic or managed subscription. For the
+Streaming API, only deliveries are counted.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ class Count:
 
 
 class Tally:
-    """The counts of one emulator. Thread-safe.
+    """Counts the publications, deliveries and commits of one emulator. Thread-safe.
 
     Attributes:
-        usage: Counts deliveries by schema and time.
+        usage: The deliveries, by schema and time.
     """
 
     def __init__(self) -> None:
@@ -99,6 +99,6 @@ class Tally:
             return self._topics.setdefault(name, Count())
 
     def of_managed(self, subscription_id: str) -> Count:
-        """Return the counts of a managed subscription."""
+        """Return the counts of a managed subscription: its deliveries and its commits."""
         with self._lock:
             return self._managed.setdefault(subscription_id, Count())

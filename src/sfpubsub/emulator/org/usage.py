@@ -73,8 +73,8 @@ class Usage:
             self._delivered[segment].update(schemas)
 
     def by_segment(self, since: float) -> Iterable[tuple[int, str, int]]:
-        """Return (number of the segment, schema id, number of deliveries) for each schema in each
-        segment that ends after `since` (seconds since 1970 UTC).
+        """Return (number of the time segment, schema id, number of deliveries) for each schema in
+        each segment that ends after `since` (seconds since 1970 UTC).
         """
         with self._lock:
             return [

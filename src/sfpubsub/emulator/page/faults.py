@@ -1,5 +1,5 @@
-"""The fault page, with the fault plan, how many times each fault occurred, and a form for each
-kind.
+"""The fault page. It lists the faults of the plan and how many times each has occurred. For each
+kind of fault, it has a form that adds one to the plan.
 """
 
 from __future__ import annotations

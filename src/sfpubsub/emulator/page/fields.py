@@ -54,7 +54,7 @@ class Field:
 
     @property
     def id(self) -> str:
-        """The id of the field's control."""
+        """The HTML id of the field's form control."""
         return f"field-{self.name}"
 
     def control(self, entered: str) -> Markup:

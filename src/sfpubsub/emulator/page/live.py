@@ -70,8 +70,8 @@ class Live:
         self._stir.set()
 
     def __iter__(self) -> Iterator[str]:
-        """Yield server-sent events. If nothing has changed, yield a comment: sending it fails if
-        the browser has disconnected.
+        """Yield server-sent events. If nothing has changed, yield a comment instead, because
+        sending it reveals whether the browser has disconnected.
         """
         shown: dict[str, Markup] = {}
         self._bells.watch(self._keys, self._stir.set)

@@ -74,7 +74,7 @@ def table(caption: str, heads: Iterable[str], rows: Iterable[Iterable[object]], 
 
 
 def table_rows(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Markup:
-    """Return the rows of a `table`, or a row with "None." if there are no rows."""
+    """Return the rows of a `table`, or a single row with the text "None." if there are no rows."""
     heads = list(heads)
     made = [
         tag(

@@ -289,7 +289,7 @@ def _hint(field: Field) -> str:
 
 
 def _asked(of: SObject, *, new: bool) -> list[Field]:
-    """Return the fields that a user can set, in a new record or in an existing one."""
+    """Return the fields that a user can set, in a new record if `new`, else in an existing one."""
     may: Callable[[Field], bool] = lambda f: f.createable if new else f.updateable  # noqa: E731
     return [field for field in of.fields if may(field) and field.is_stored]
 

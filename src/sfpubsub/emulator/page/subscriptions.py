@@ -1,4 +1,4 @@
-"""The page of managed subscriptions, which shows their positions and lag, and sets RUN or STOP."""
+"""The page of managed subscriptions: their positions and lag, and buttons for RUN and STOP."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Visit:
     Attributes:
         call: The request.
         guard: Creates and checks the hidden field of forms.
-        path: Path of the page's entry in the navigation.
+        path: Path of the navigation entry to mark as current.
     """
 
     call: Call
@@ -112,7 +112,7 @@ def back_to(path: str, done: str, **query: str) -> Answer:
 
     Args:
         path: Path of the page.
-        done: Key of the notice in `_DONE` to show.
+        done: Key in `_DONE` of the notice to show.
         **query: Other query parameters.
     """
     place = link(path, **query, done=done)
@@ -137,7 +137,7 @@ def handler(work: Work, guard: Guard, path: str) -> Callable[[Call], Answer]:
     Args:
         work: Answers the request.
         guard: Checks the host and the forms.
-        path: Path of the page's entry in the navigation.
+        path: Path of the navigation entry to mark as current.
     """
 
     def answer(call: Call) -> Answer:

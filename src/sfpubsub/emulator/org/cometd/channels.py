@@ -170,7 +170,7 @@ class Channels:
         Args:
             batch: The open transaction.
             path: The channel, /topic/… or /u/….
-            event: The event, as for `publish`; this method removes its `type`.
+            event: The event, as for `publish`. For a PushTopic, this method removes the key `type`.
         """
         created = datetime.fromtimestamp(self._clock.now(), UTC)
         about = {"createdDate": created.isoformat(timespec="milliseconds").replace("+00:00", "Z")}
@@ -227,7 +227,7 @@ class Channels:
     # Subscribing.
 
     def topic(self, path: str) -> Topic:
-        """Return the topic or log of the bus that contains the events of a channel.
+        """Return the bus's topic or log that contains the events of a channel.
 
         Raises:
             Refusal: There is no such channel.

@@ -183,8 +183,8 @@ class CometdSessions:
             only: Path of the only channel to read; None reads all channels.
 
         Returns:
-            At most `Settings.streaming_reply_events` messages for each channel, in the order of the
-            bus.
+            At most `Settings.streaming_reply_events` messages for each channel. Messages of all
+            channels are in the order of their positions on the bus.
         """
         found: list[tuple[int, dict[str, Any]]] = []
         with session.lock:

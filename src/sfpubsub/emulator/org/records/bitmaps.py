@@ -16,8 +16,9 @@ def bitmaps(places: Iterable[int], parts: Mapping[int, Iterable[int]]) -> list[s
     """Return the bitmap strings for a list of fields.
 
     Args:
-        places: Positions of the fields in the schema.
-        parts: Position of a compound field in the schema -> positions of its components within it.
+        places: Positions of the listed fields in the schema.
+        parts: Positions of the listed components within each compound field, by the position of the
+            compound field in the schema.
     """
     top = _bits(places)
     texts = [_hex(top)] if top else []

@@ -89,7 +89,7 @@ class ChangeEvent:
         body: Values by field name, in the format of the schema.
         rows: The rows after the change, one for each record in the event; empty for an overflow
             event, and for a variant that only one channel receives.
-        weight: Number of changes that count toward the limit of a transaction.
+        weight: How many changes this event counts as toward the org's limit for a transaction.
     """
 
     of: SObject
@@ -248,8 +248,8 @@ def _header(of: SObject, kind: str, commit: Commit) -> dict[str, Any]:
 
 
 def _differences(change: Change, changed: Sequence[str], said: dict[str, Any]) -> list[str]:
-    """For each long text value of which only a small part changed, replace the value in `said` with
-    a diff. Return the names of the replaced fields.
+    """For each long text value of which only a small part changed, replace the value in the event
+    body `said` with a diff. Return the names of the fields with a diff.
     """
     found = []
     for name in changed:

@@ -1,8 +1,8 @@
 """Objects and their fields, including the system fields of every object and the components of
 compound fields.
 
-An `SObject` is created from a definition: plain data in the format of a seed, which the store also
-contains. Fields and objects are immutable and thread-safe.
+An `SObject` is created from a definition: plain data in the format that a seed file uses. The store
+contains these definitions. Fields and objects are immutable and thread-safe.
 """
 
 from __future__ import annotations

@@ -80,11 +80,11 @@ def rows_of(path: Path, delimiter: str) -> Iterator[list[str]]:
 
 
 def write_unprocessed(file: ResultFile, path: Path, job: Job) -> None:
-    """Write to a file the rows that an ingest job has not processed.
+    """Write the unprocessed rows of an ingest job to a file.
 
     Args:
-        file: The file to write.
-        path: The uploaded rows.
+        file: The file to write to.
+        path: Path of the file that contains the uploaded rows.
         job: The job.
     """
     rows = rows_of(path, job.facts["delimiter"])

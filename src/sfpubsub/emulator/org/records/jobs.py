@@ -222,7 +222,7 @@ class Jobs:
         Args:
             job: The job.
             which: results, successful, failed or unprocessed.
-            columns: The column names, for the first line.
+            columns: The column names, for the header line.
         """
         return ResultFile(
             self._directory / f"{job.job_id}.{which}.csv",
@@ -232,8 +232,8 @@ class Jobs:
         )
 
     def unprocessed(self, job: Job, columns: list[str]) -> ResultFile:
-        """Return a file with the unprocessed rows of an ingest job that has ended. The first call
-        writes the file, once the worker thread no longer runs the job.
+        """Return a file with the unprocessed rows of an ingest job that has ended. Wait until the
+        worker thread no longer runs the job. The first call writes the file.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._current is not job)
@@ -248,8 +248,8 @@ class Jobs:
         return self._directory / f"{job.job_id}.upload"
 
     def change(self, job: Job, **facts: Any) -> None:
-        """Update properties of a job and its `systemModstamp`. If a transaction is open, the update
-        of the stored job is part of it.
+        """Change properties of a job, and update its `systemModstamp`. If a transaction is open,
+        the stored job is updated as part of that transaction.
         """
         job.facts |= {**facts, "systemModstamp": moment(self._clock.now())}
         self._store.run("UPDATE jobs SET facts = ? WHERE id = ?", json.dumps(job.facts), job.job_id)

@@ -47,7 +47,7 @@ class Records(Reading):
         faults: The fault plan.
         accounts: The users who can own and change records.
         channels: The PushTopics, for which changes also publish events.
-        late: The delayed events.
+        late: Publishes delayed change events when they are due.
 
     Attributes:
         publishing: Publishes the events for changes.
@@ -111,7 +111,7 @@ class Records(Reading):
             self._compute(of)
 
     def offer(self, event_name: str) -> None:
-        """Create the topic for an object's change events, unless it exists. Does nothing if
+        """Create the topic for an object's change events, unless it exists. Do nothing if
         `event_name` is not the name of a change event.
         """
         of = self._by_event(event_name)
@@ -266,8 +266,8 @@ class Records(Reading):
         return self._accounts.by_id(record_id) is not None
 
     def missed(self, record_id: str) -> None:
-        """Called when a client requests a record that does not exist or that its user may not see.
-        If a fault purged the record, counts the fault.
+        """If a fault purged the record, count the fault. Called when a client requests a record
+        that does not exist or that the client's user may not see.
         """
         self._faults.met(self._purged.get(record_id))
 

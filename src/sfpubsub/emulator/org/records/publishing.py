@@ -52,8 +52,8 @@ class _Special:
     Attributes:
         channel: Name of the channel's topic.
         condition: The filter; None for all events.
-        enriched: Fields that are added to update and delete events, including those that the filter
-            uses.
+        enriched: Fields to add to update and delete events even if they did not change. The fields
+            that the filter uses are included.
     """
 
     channel: str
@@ -70,7 +70,7 @@ class Publishing:
         settings: Limits and behaviours.
         faults: The fault plan.
         channels: The PushTopics.
-        late: The delayed events.
+        late: Publishes delayed change events when they are due.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Publishing:
         self, event: changes.ChangeEvent, special: _Special, *, is_gap: bool
     ) -> list[changes.ChangeEvent]:
         """Return the events that a channel with a filter or enriched fields receives in place of
-        `event`: one event for all records that have the same enriched values.
+        `event`: one event for each group of records that have the same enriched values.
         """
         of, found = event.of, dict[str, changes.ChangeEvent]()
         enriches = event.header["changeType"] in ("UPDATE", "DELETE")
@@ -288,8 +288,8 @@ def _parts(of: SObject, name: str) -> list[str]:
 
 
 def _merged(added: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the enriched values merged with the values of the change, which take precedence.
-    Compound fields are merged component by component.
+    """Return the values `added` by enrichment merged with the values in an event's body, which
+    take precedence. Compound fields are merged component by component.
     """
     merged = {**added, **body}
     for name, value in body.items():
@@ -306,7 +306,7 @@ def _fields_of(asked: soql.Condition) -> list[str]:
 
 
 def _without_header(asked: soql.Condition, header: Mapping[str, Any]) -> soql.Condition:
-    """Return a condition in which each comparison of a header field is replaced by its result."""
+    """Return a condition, with each comparison of a field of `header` replaced by its result."""
     if isinstance(asked, soql.Joined):
         decided = tuple(_without_header(item, header) for item in asked.conditions)
         return soql.Joined(asked.by, decided)

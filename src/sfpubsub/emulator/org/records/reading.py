@@ -102,8 +102,8 @@ class Past:
         self._snapshots: list[tuple[float, Snapshot]] = []
 
     def remember(self) -> None:
-        """Take a snapshot, unless there is no lag or the newest snapshot is recent enough. Call
-        this before each change.
+        """Take a snapshot, unless there is no lag, or the newest snapshot is at most a quarter of
+        the lag old. Call this before each change.
         """
         if not self._lag_s:
             return
@@ -128,7 +128,7 @@ class Past:
 
 
 class Reading:
-    """The objects of one org, and reads of their records. Thread-safe.
+    """Reads the objects of one org and their records. Thread-safe.
 
     Args:
         store: The store with the records.
@@ -189,8 +189,8 @@ class Reading:
         return user.view_all
 
     def missed(self, record_id: str) -> None:
-        """Called when a client requests a record that does not exist or that its user may not see.
-        This implementation does nothing.
+        """Called when a client requests a record that does not exist or that the client's user may
+        not see. This implementation does nothing.
         """
 
     # Reading.

@@ -83,10 +83,10 @@ class ResultFile:
                 os.truncate(path, size)
 
     def read(self, start: int, count: int) -> tuple[int, Iterator[bytes]]:
-        """Return the header line and some rows of the file.
+        """Return the header line and consecutive rows of the file.
 
         Args:
-            start: The first row, counted from 0.
+            start: Index of the first row to return, counted from 0.
             count: Maximum number of rows.
 
         Returns:

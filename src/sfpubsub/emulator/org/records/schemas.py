@@ -113,9 +113,9 @@ class ChangeSchema:
 
     Attributes:
         text: The Avro schema as JSON.
-        places: Field of the object -> its position at the top level.
-        parts: Component of a compound field -> position of the compound field, and of the component
-            in it.
+        places: Position of each top-level field in the schema, by field name.
+        parts: For each component of a compound field, by name: the position of the compound field,
+            and the position of the component within it.
     """
 
     text: str

@@ -1,7 +1,7 @@
 """Converts field values between the formats of requests, storage, responses and events.
 
-The table stores strings and numbers, and booleans as 0 or 1. Dates and times are stored as
-fixed-length strings in UTC, so that they sort correctly. None and an empty string mean an empty
+In storage, a value is a string or a number. A boolean is stored as 0 or 1, and a date or time as a
+fixed-length string in UTC, so that it sorts correctly. None and an empty string mean an empty
 field.
 """
 
@@ -21,7 +21,7 @@ _ID_LENGTHS = (15, 18)
 
 
 def moment(seconds: float) -> str:
-    """Return a time in seconds since 1970 UTC in the stored format."""
+    """Return a time, given in seconds since 1970 UTC, in the stored format."""
     return _written(datetime.fromtimestamp(seconds, UTC))
 
 

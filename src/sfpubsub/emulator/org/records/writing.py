@@ -55,8 +55,8 @@ class Org(Protocol):
         ...
 
     def missed(self, record_id: str) -> None:
-        """Called when a client requests a record that does not exist or that its user may not
-        see.
+        """Called when a client requests a record that does not exist or that the client's user may
+        not see.
         """
         ...
 
