@@ -55,7 +55,7 @@ class Window(Protocol):
 
 
 class Marker:
-    """Computes marks: 64-bit numbers that contain the hour and hashes of schema, topic, payload."""
+    """Computes marks: 64-bit numbers with the hour and hashes of schema, topic and payload."""
 
     def __init__(self) -> None:
         self._contexts: dict[tuple[str, str], int] = {}
@@ -170,7 +170,7 @@ def judge(
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return the spans sorted, with overlapping and adjacent ones merged."""
+    """Sort time spans, and merge those that overlap or are adjacent."""
     found: list[Span] = []
     for start, end in sorted(set(spans)):
         if found and start <= found[-1][1]:

@@ -25,7 +25,7 @@ class PositionKeeper(Protocol):
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Stored positions, by name of the source; a source without a position is missing."""
+        """Stored positions, by name of the source; a source without a position is omitted."""
         ...
 
     def move(self, position: ReplayId, source: str | None = None) -> None:

@@ -192,7 +192,7 @@ class TopicReader:
     # Finished batches, and where to continue.
 
     def _follow(self, start: Offset) -> None:
-        """Drop finished events; open a stream unless one already continues at *start*."""
+        """Drop the finished batch's events, and open a stream unless one continues at *start*."""
         plan, self._plan = self._plan, None
         if plan is not None and start == plan.end:
             if self._horizon is not None:

@@ -7,7 +7,7 @@
     _step                                   the last published step
     _staging/                               a step in progress, or left by a crash
     _ready/                                 a committed step that is being published
-    Order_Event__e/_table.json              the table's columns and facts
+    Order_Event__e/_table.json              the table's columns and metadata
     Order_Event__e/step=0000000042/part-0.parquet
 
 A step is staged, committed by renaming it to ``_ready``, and then published, with one rename per
