@@ -64,7 +64,7 @@ class Marker:
         """Return the mark of each row.
 
         The payload's part of a mark is never 0, because 0 is used for a key that was loaded from
-        the table, whose payload is unknown.
+        the table without its payload.
 
         Args:
             rows: Rows of a raw table.

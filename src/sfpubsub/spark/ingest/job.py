@@ -222,7 +222,7 @@ class IngestJob:
                 raise
 
     def settle(self) -> None:
-        """Record the commits that were confirmed after `run`, while the subscription drained.
+        """Record the commits that were confirmed after `run` returned, as the subscription drained.
 
         Raises:
             WriteError: The commits could not be recorded.

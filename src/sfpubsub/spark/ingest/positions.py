@@ -41,8 +41,8 @@ class PositionKeeper(Protocol):
 class TableReplayStore(ReplayStore):
     """A replay store for ``client.subscribe(topic, replay=…)`` that reads positions from a table.
 
-    Use it only for subscriptions with manual acks whose events are written to this table. Their
-    acked positions are already in the table, so `set` rarely has to write.
+    Use it only for subscriptions that use manual acks and whose events are written to this table.
+    Their acked positions are already in the table, so `set` rarely has to write.
 
     Args:
         writer: The `EventWriter` that writes the subscriptions' events.

@@ -257,7 +257,7 @@ class EventWriter:
     def write_rows(
         self, rows: pa.Table, *, name: str | None = None, schemas: Mapping[str, str] | None = None
     ) -> WriteResult:
-        """Write rows of a raw table durably, each once. The table's positions stay unchanged.
+        """Write rows of a raw table durably, each exactly once, without changing positions.
 
         The rows are deduplicated by ``dedupe_key`` as in `write`, and get a new ``ingest_seq``. A
         missing ``org_id`` is filled in; all other columns are stored as they are.

@@ -386,7 +386,7 @@ def _statistics(content: bytes) -> dict[str, Any]:
     """Return a Parquet file's statistics for Delta's log.
 
     They are the number of rows, the bounds of the `_BOUNDED` columns, and the number of nulls in
-    each column.
+    each top-level column.
 
     A reader that looks for a value also checks whether a file has values other than null. Without
     the number of nulls, it would read every file, regardless of the bounds.

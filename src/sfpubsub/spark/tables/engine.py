@@ -254,7 +254,7 @@ class EventTables:
         """
         if self.is_between:
             raise LocalProtocolError(
-                "the newest step is not finished: call step() before beginning a step with a note"
+                "the newest step is not finished: call step() first, and then beside() again"
             )
         with self._under_way():
             self._begin(self._planner.beside(self._newest, note))

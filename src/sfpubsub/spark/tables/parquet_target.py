@@ -177,7 +177,7 @@ class ParquetTargetTable(TargetTable):
             replace_file(self._path / TABLE_NAME, json.dumps(record))
 
     def append(self, files: Sequence[bytes], step: int) -> bool:
-        """See `TargetTable`. Readers see the rows after `Target.finish`."""
+        """See `TargetTable`. Readers see the rows when `Target.finish` has returned."""
         if last_step(self._target.path) >= step:
             return False
         place = self._target.staging / self.name / f"{STEP_PREFIX}{step:010d}"
