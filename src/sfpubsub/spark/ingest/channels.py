@@ -72,7 +72,7 @@ class Client(Protocol):
 
     @property
     def pending_count(self) -> int:
-        """Number of messages received and not yet delivered."""
+        """Number of messages received but not yet returned by `receive`."""
         ...
 
     @property
@@ -317,7 +317,7 @@ class ChannelSubscription:
             self._refused(error)
 
     def _refused(self, error: ReplayIdRejectedError) -> None:
-        """Record the gap. Start a new epoch at the fallback, or raise *error* without one."""
+        """Record the gap. Then start a new epoch at the fallback; without one, raise *error*."""
         if error.gap is not None:
             self._note(error.gap)
         if self._fallback is None:

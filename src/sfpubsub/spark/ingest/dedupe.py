@@ -55,7 +55,7 @@ class Window(Protocol):
 
 
 class Marker:
-    """Computes marks: 64-bit numbers that contain the hour and hashes of schema, topic, payload."""
+    """Computes marks: 64-bit numbers with the hour and hashes of schema, topic and payload."""
 
     def __init__(self) -> None:
         self._contexts: dict[tuple[str, str], int] = {}
@@ -64,7 +64,7 @@ class Marker:
         """Return the mark of each row.
 
         The payload's part of a mark is never 0, because 0 is used for a key that was loaded from
-        the table, whose payload is unknown.
+        the table without its payload.
 
         Args:
             rows: Rows of a raw table.
@@ -170,7 +170,7 @@ def judge(
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """Return the spans sorted, with overlapping and adjacent ones merged."""
+    """Sort time spans, and merge those that overlap or are adjacent."""
     found: list[Span] = []
     for start, end in sorted(set(spans)):
         if found and start <= found[-1][1]:

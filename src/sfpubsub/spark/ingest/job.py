@@ -49,7 +49,7 @@ _CHECK_EVERY = 1.0
 
 
 class Subscription(Protocol):
-    """The part of a subscription (with manual acks) that the loop needs."""
+    """The part of a subscription with manual acks that the ingest loop needs."""
 
     @property
     def name(self) -> str:
@@ -66,7 +66,7 @@ class Subscription(Protocol):
 
 
 class Writer(Protocol):
-    """The part of an `EventWriter` that the loop needs."""
+    """The part of an `EventWriter` that the ingest loop needs."""
 
     @property
     def is_wanted(self) -> bool:
@@ -87,7 +87,7 @@ class Writer(Protocol):
 
 
 class SidecarStore(Protocol):
-    """Stores gaps and commits for the loop; see `sfpubsub.spark.ingest.sidecars.Sidecars`."""
+    """The part of `sfpubsub.spark.ingest.sidecars.Sidecars` that the ingest loop needs."""
 
     def keep_gaps(self, gaps: Sequence[Gap]) -> None:
         """Store gaps durably."""
@@ -209,7 +209,7 @@ class IngestJob:
             WriteError: A batch could not be written, and none of its events was acked; a sidecar
                 could not be written; or Spark has exited.
             SfPubSubError: The subscription failed, or the writer rejected an event that cannot be
-                decoded. Events written before are acked.
+                decoded. Events that were already written are acked.
         """
         with self._background:
             try:
@@ -222,7 +222,7 @@ class IngestJob:
                 raise
 
     def settle(self) -> None:
-        """Record the commits that were confirmed after `run`, while the subscription drained.
+        """Record the commits that were confirmed after `run` returned, as the subscription drained.
 
         Raises:
             WriteError: The commits could not be recorded.

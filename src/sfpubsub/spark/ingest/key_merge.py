@@ -34,7 +34,7 @@ def runs_to_merge(runs: Sequence[KeyRun], *, most: int, longest: float) -> list[
 
 
 def _split(runs: Sequence[KeyRun], size: int) -> list[list[KeyRun]]:
-    """Return the groups of adjacent runs whose size class is at most *size*."""
+    """Split *runs* at those in a size class above *size*; return the groups between them."""
     parts: list[list[KeyRun]] = [[]]
     for run in runs:
         if _size_class(run) <= size:

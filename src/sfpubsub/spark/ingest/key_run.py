@@ -118,7 +118,7 @@ class _Index:
         self._starts = np.zeros(int(self._buckets) + 1, np.uint32)
 
     def add(self, records: Numbers) -> None:
-        """Add records, which must come after all added ones in key order."""
+        """Add records whose keys come after those of all records added before."""
         tops = records[:, 0] >> _TOP
         blocks = _scaled(tops, self._blocks)
         begins = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))
@@ -181,7 +181,9 @@ class KeyRun:
         try:
             with path.open("rb", buffering=0) as file:
                 if os.fstat(file.fileno()).st_size != entry.count * RECORD_BYTES:
-                    raise DamagedRunError(f"the length of {path} differs from its manifest entry")
+                    raise DamagedRunError(
+                        f"the length of {path} differs from that in its manifest entry"
+                    )
                 while left:
                     data = file.read(min(left, _CHUNK) * RECORD_BYTES)
                     if not data or len(data) % RECORD_BYTES:
@@ -192,7 +194,7 @@ class KeyRun:
         except (OSError, ValueError, IndexError) as error:  # the last two if it is not sorted
             raise DamagedRunError(f"{path} cannot be read: {error}") from error
         if crc != entry.crc:
-            raise DamagedRunError(f"the checksum of {path} differs from its manifest entry")
+            raise DamagedRunError(f"the checksum of {path} differs from that in its manifest entry")
         index.close()
         return cls(path, entry, index, is_sure=False)
 

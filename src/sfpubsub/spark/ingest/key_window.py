@@ -2,13 +2,13 @@
 
 The keys form an LSM tree: those in memory are eventually written as a run (key_run.py), runs of
 about the same size are merged, and a run whose keys have all expired is deleted. Merging is done in
-small pieces with each added batch, so that no batch has to wait for it.
+small steps, one with each added batch, so that no batch has to wait for it.
 
 The directory is a cache of the table and can be deleted while no process uses it. A manifest lists
-the complete runs and the last row of the table that they cover. After a start, keys of later rows
-are read from the table again, and so are all keys if the files are damaged or do not match the
-table. This module uses only keys, marks and times, which are passed in: no Spark, no tables, no
-clock. Invariant, except while keys are being loaded: the key of every row written since
+the complete runs, and identifies the newest row whose key they contain. After a start, the keys of
+later rows are read from the table again, and so are all keys if the files are damaged or do not
+match the table. This module uses only keys, marks and times, which are passed in: no Spark, no
+tables, no clock. Invariant, except while keys are being loaded: the key of every row written since
 `KeyWindow.oldest` is found, and a key that was never added or loaded is not.
 """
 
@@ -79,9 +79,9 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Covered:
-    """The last row of the table whose key is in the runs.
+    """Identifies the newest row whose key is in the runs.
 
-    If the table lacks this row, the runs are not valid.
+    If the table does not contain this row, the runs do not match the table and must not be used.
     """
 
     seq: int
@@ -140,7 +140,7 @@ class KeyWindow:
 
     @property
     def covered(self) -> Covered | None:
-        """The last row of the table whose key is in the runs; None if unknown."""
+        """The newest row whose key is in the runs; None if unknown."""
         return self._covered
 
     @property

@@ -25,7 +25,7 @@ class PositionKeeper(Protocol):
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Stored positions, by name of the source; a source without a position is missing."""
+        """Stored positions, by name of the source; a source without a position is omitted."""
         ...
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
@@ -41,8 +41,8 @@ class PositionKeeper(Protocol):
 class TableReplayStore(ReplayStore):
     """A replay store for ``client.subscribe(topic, replay=…)`` that reads positions from a table.
 
-    Use it only for subscriptions with manual acks whose events are written to this table. Their
-    acked positions are already in the table, so `set` rarely has to write.
+    Use it only for subscriptions that use manual acks and whose events are written to this table.
+    Their acked positions are already in the table, so `set` rarely has to write.
 
     Args:
         writer: The `EventWriter` that writes the subscriptions' events.

@@ -219,10 +219,10 @@ class Sidecars:
                 files.replace(name, _line(record))
 
     def keep_commit(self, commit: Commit) -> None:
-        """Add a line to the commit log; do nothing before `open`.
+        """Add a line to the commit log; do nothing if `open` was not called yet.
 
         The line becomes durable within `COMMITS_EVERY` seconds if `flush_due` is called regularly,
-        and at the latest in `close`.
+        otherwise when `close` is called.
 
         Raises:
             WriteError: The log could not be written; the line is kept for the next attempt.

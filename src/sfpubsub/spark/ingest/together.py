@@ -51,7 +51,7 @@ class PartsWriter(Protocol):
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Stored positions, by name of the source; a source without a position is missing."""
+        """Stored positions, by name of the source; a source without a position is omitted."""
         ...
 
     def write_parts(
@@ -71,7 +71,7 @@ class PartsWriter(Protocol):
 
 @dataclass(eq=False)
 class _Waiting:
-    """A part that is waiting to be written."""
+    """A source's `Part` that is waiting to be written, and later the result of the write."""
 
     part: Part
     since: float
@@ -319,7 +319,7 @@ class Member:
 
     @property
     def positions(self) -> Mapping[str, ReplayId]:
-        """Stored positions, by name of the source; a source without a position is missing."""
+        """Stored positions, by name of the source; a source without a position is omitted."""
         return self._writer.positions
 
     def move(self, position: ReplayId, source: str | None = None) -> None:

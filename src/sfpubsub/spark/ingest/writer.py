@@ -61,7 +61,7 @@ class EventWriter:
             formats need their jars (`spark_session`).
         path: The table's directory; for table formats also a URL or the name of a catalog table
             (``schema.table``, ``catalog.schema.table``). Created if missing. An existing table that
-            sfpubsub did not create is accepted if it has the same columns and is empty.
+            sfpubsub did not create is accepted if it is empty and has the columns of a raw table.
         format: ``parquet``, ``delta`` or ``iceberg``.
         subscription: Name or id of the managed subscription, or several.
         topic: The topic, or several; the table keeps the position of each (`TableReplayStore`).
@@ -257,7 +257,7 @@ class EventWriter:
     def write_rows(
         self, rows: pa.Table, *, name: str | None = None, schemas: Mapping[str, str] | None = None
     ) -> WriteResult:
-        """Write rows of a raw table durably, each once. The table's positions stay unchanged.
+        """Write rows of a raw table durably, each exactly once, without changing positions.
 
         The rows are deduplicated by ``dedupe_key`` as in `write`, and get a new ``ingest_seq``. A
         missing ``org_id`` is filled in; all other columns are stored as they are.
@@ -488,7 +488,7 @@ class EventWriter:
         for source in sources:
             if source.keeps_position:
                 _log.warning(
-                    "%s was restored: reading events after the newest row of %s again",
+                    "%s was restored: resuming %s after its newest remaining row",
                     self.destination,
                     source,
                 )

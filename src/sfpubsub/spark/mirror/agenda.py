@@ -59,7 +59,9 @@ class Agenda:
         return None
 
     def to_sweep(self, accounts: Iterable[tuple[str, Account]], now: float) -> str | None:
-        """Return the name of an object whose ids are due for comparison with the org, or None.
+        """Return the name of an object whose ids are due for comparison with the org.
+
+        Return None if there is no such object.
 
         A read of the whole object counts as a comparison.
 

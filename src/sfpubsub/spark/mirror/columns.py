@@ -69,7 +69,8 @@ class Columns:
         """Return these columns, extended so that they can store all values of an event type.
 
         New columns are needed for fields that the user cannot see over REST, and for fields whose
-        type does not fit a described column. A compound field may need further members.
+        event values do not fit the column from the describe result. A compound field may need
+        further members.
         """
         found = list(self.columns)
         for field, sources in sources_of(plan).items():
@@ -108,7 +109,7 @@ class Columns:
         }
 
     def fields(self, plan: Plan) -> Fields:
-        """Return the columns and struct members for the fields and components in events."""
+        """Return the columns or struct members that store each event field and component."""
         places = []
         for field, sources in sources_of(plan).items():
             for column in self._of(field):
@@ -150,7 +151,7 @@ class Columns:
         return cls(found["entity"], tuple(columns))
 
     def _of(self, field: str) -> list[Column]:
-        """Return the columns of a field, the described one first."""
+        """Return the columns of a field, beginning with those from the describe result."""
         own = [each for each in self.columns if each.field.lower() == field.lower()]
         return sorted(own, key=lambda each: not each.described)
 
@@ -160,7 +161,7 @@ def _metadata(column: Column) -> dict[str, str] | None:
 
 
 def _take(columns: list[Column], new: Column) -> None:
-    """Add a described column, or update the existing column that can store its values."""
+    """Add the column *new*, or update the existing column that can store its values."""
     for name in names_of(pa.field(new.name, new.type)):
         number = number_of(columns, name)
         if number is None:

@@ -46,7 +46,10 @@ class Source:
 
 
 def sources_of(plan: Plan) -> dict[str, list[Source]]:
-    """Return the sources of each event field, by field; several if the field's type has changed."""
+    """Return the locations of each event field in the typed table, by field.
+
+    A field whose type has changed has several.
+    """
     types = {column.name: column.type for column in plan.columns}
     found: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
     for text in plan.schemas.values():
@@ -80,7 +83,7 @@ def take_source(columns: list[Column], field: str, source: Source) -> None:
 
 
 def takes(column: Column, source: Source) -> bool:
-    """Return whether a column can store all values of a source."""
+    """Return whether *column* can store all values of the event field at *source*."""
     if column.type == source.type:
         return True
     if not pa.types.is_struct(column.type):
@@ -163,7 +166,7 @@ def _converted(value: str, old: pa.DataType, new: pa.DataType) -> str:
 
 
 def sql_of(column: Column, source: Source) -> str:
-    """Return SQL that computes a column's value from a source that the column `takes`."""
+    """Return SQL that computes a column's value from a source for which `takes` is true."""
     if column.type == source.type:
         return _quoted(source.name)
     if not pa.types.is_struct(column.type):

@@ -1,7 +1,7 @@
 """Run reads in a background thread, and queue their pieces for merging.
 
-Pieces are returned in order once they are durable in the log. The thread reads ahead until `_AHEAD`
-pieces are waiting, and then pauses.
+Pieces are returned in order, and only after they are durable in the log. The thread reads ahead
+until `_AHEAD` pieces are waiting, and then pauses.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def merge_rows(rows: Iterable[pa.RecordBatch], merging: Merging) -> Iterator[pa.
 
 
 def row_without(merging: Merging, *, until: Any = None) -> tuple[Any, ...] | None:
-    """Return the merge result for a row of a read whose record is otherwise unknown.
+    """Return the merge result for the row of a record that is known only from a read.
 
     The values in the result are null; the caller replaces them with those of the read. The result
     is None if such rows have to be skipped.

@@ -117,7 +117,7 @@ class Hand:
         return written == self._written and not self._engine.is_waiting
 
     def worth(self) -> AsOf | None:
-        """Return the as-of of a read that would begin now; None if it is not known yet."""
+        """Return the as-of of a read that would begin now; None if it has to wait (`as_of`)."""
         return as_of(self._notes, self._clock(), self._margin)
 
     def laid(self) -> int:

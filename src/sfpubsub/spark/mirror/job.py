@@ -174,7 +174,7 @@ class Mirror:
         return self._engine
 
     def queued(self) -> dict[str, int]:
-        """Return the number of open queue entries by object, as of the last check. Thread-safe."""
+        """Return the number of open queue entries by object, as last counted. Thread-safe."""
         return self._hand.queued
 
     def stop(self) -> None:
@@ -204,7 +204,7 @@ class Mirror:
             self._stopping.wait(_POLL)
 
     def begin(self) -> None:
-        """Complete the unfinished step of a crashed process, and queue its unmerged pieces."""
+        """Complete a crashed process's unfinished step, and queue its reads' unmerged pieces."""
         self._hand.finish()
         for name in self._objects:
             markers = self._logs[name].markers()
@@ -374,7 +374,7 @@ class Mirror:
         return True
 
     def _may_read(self) -> bool:
-        """Return whether the API budget allows another read. Report once when it does not."""
+        """Return whether the API budget allows another read. If it does not, report that once."""
         if self._budget.may_read(self._wall(), self._reader.calls):
             self._is_told = False
             return True

@@ -114,7 +114,7 @@ class ReadLog:
 
     @property
     def next(self) -> int:
-        """Number of the next piece."""
+        """Number that the next piece in the log will get."""
         return self._number + 1
 
     def add(self, columns: Columns, rows: Iterable[pa.Table], marker: Marker) -> Marker:
@@ -189,7 +189,7 @@ def id_range(pieces: Iterable[Marker]) -> tuple[str, str] | None:
 
 
 def _file(schema: pa.Schema, rows: Iterable[pa.Table], marker: Marker) -> tuple[bytes, Marker]:
-    """Return a piece as the contents of a Parquet file, and its marker with the range of ids."""
+    """Return a piece as the contents of a Parquet file, and *marker* with the piece's id range."""
     content = io.BytesIO()
     ids: list[str] = []
     with pq.ParquetWriter(content, schema, compression="snappy") as writer:

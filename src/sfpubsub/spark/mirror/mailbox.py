@@ -126,7 +126,7 @@ class Mailbox:
         return found
 
     def done(self, ids: Iterable[str]) -> None:
-        """Mark signals as done, durably. Call it once their effect is durable.
+        """Mark signals as done, durably. Call it after their effect has become durable.
 
         Raises:
             WriteError: Some signals were not marked, and `waiting` returns them again.

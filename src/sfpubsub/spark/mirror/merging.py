@@ -105,9 +105,9 @@ def merge_row(
         mirrored: The state known so far; None for an unknown record.
         read: The read.
         row: The returned row.
-        changes: All changes of the record after the as-of that were already applied, in order of
-            arrival. If their raw rows no longer exist, the read cannot be merged and must be
-            repeated.
+        changes: All changes of the record that arrived after the read's as-of and were already
+            applied, in order of arrival. If their raw rows no longer exist, the read cannot be
+            merged and must be repeated.
         entries: Open entries that concern the record.
         newest: See `is_outdated`.
     """
@@ -136,8 +136,8 @@ def merge_absence(
     Args:
         record_id: Id of the record.
         mirrored: The state known so far; None for an unknown record.
-        read: A read by id, or of a piece of the object including deleted records, by a user who can
-            see all records.
+        read: The read. It either requested the record by its id, or belongs to a read of all the
+            object's records, including deleted ones. Its user can see every record.
         entries: Open entries that concern the record.
         newest: See `is_outdated`.
     """
@@ -164,9 +164,9 @@ def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> b
     Args:
         read: The read.
         mirrored: The known state of the record.
-        newest: The newest merged read, of the object or a piece of it, that would have returned the
-            record. If that read did not return the record, and no event names it, only this
-            argument keeps an older read from wrongly restoring the record.
+        newest: The newest merged read of all the object's records, or of a part of them that
+            includes the record. If that read did not return the record, and no event names the
+            record, only this argument keeps an older read from wrongly restoring it.
     """
     merged = [newest, None if mirrored is None else mirrored.read]
     return any(each is not None and read.as_of < each.as_of for each in merged)

@@ -1,8 +1,7 @@
 """The table of one object: its columns, and the input and output DataFrames of the merge rule.
 
 `merging` makes all decisions about records, row by row on executors. The outcome is the same for
-all rows of a read whose records are otherwise unknown, so it is computed only once
-(`MirroredObject.alone`).
+all records that are known only from a read, so it is computed only once (`MirroredObject.alone`).
 """
 
 from __future__ import annotations
@@ -189,7 +188,7 @@ class MirroredObject:
         )
 
     def alone(self, rows: DataFrame, merging: Merging) -> DataFrame:
-        """Return the merge result for rows of a read whose records are otherwise unknown.
+        """Return the merge result for the rows of records that are known only from a read.
 
         The merge rule has the same result for all these rows, except for the values. So it is
         applied only once, and its result is combined with the values of each row.
@@ -244,7 +243,10 @@ class MirroredObject:
 
 
 def _as(name: str, there: DataType, wanted: DataType) -> str:
-    """Return SQL that converts a log column to the type *wanted*. Missing members become null."""
+    """Return SQL that converts a column of the read log to the type *wanted*.
+
+    Missing struct members become null.
+    """
     if not (isinstance(there, StructType) and isinstance(wanted, StructType)):
         return f"`{name}`"
     members = ", ".join(

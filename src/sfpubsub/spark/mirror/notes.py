@@ -77,7 +77,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Note of a step that compares the ids in the pieces of a sweep with those in the table."""
+    """Note of a step that compares the record ids read by a sweep with those in the table."""
 
     entity: str
     first: int

@@ -141,8 +141,8 @@ def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[
 
     Args:
         entries: Open entries.
-        pieces: The merged reads that together contain every record of the object. All of them must
-            close an entry.
+        pieces: The merged reads that together contain every record of the object. An entry is
+            closed only if each of them closes it.
     """
     return tuple(
         each for each in entries if each.is_about_all and all(heals(read, each) for read in pieces)

@@ -30,7 +30,7 @@ class Signals:
         return bool(self._pauses)
 
     def new(self) -> list[Signal]:
-        """Return the signals to process now, in order of arrival; none during a pause."""
+        """Return the signals to process now, in order of arrival; empty during a pause."""
         found = []
         for signal in self._mailbox.waiting():
             if signal.kind == "pause":

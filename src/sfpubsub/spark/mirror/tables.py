@@ -226,11 +226,12 @@ class MirrorTables:
         entries: Sequence[Mapping[str, Any]],
         plan: Plan | None,
     ) -> tuple[DataFrame | None, DataFrame | None]:
-        """Return the merge results for the records in some pieces.
+        """Return the merge results for the records in some pieces of a read.
 
         Returns:
-            The results for records merged one by one, and those for otherwise unknown records,
-            which are not in the table and add nothing to the queue.
+            The results for records that were merged one by one, and those for records that are
+            known only from the read. The latter are not in the table and add nothing to the queue.
+            Either is None if it is empty.
         """
         read = self.log(note.entity).rows(note.first, note.last)
         ids = read.select("record_id")
@@ -367,7 +368,7 @@ class MirrorTables:
 
 
 def _among(rows: DataFrame, ids: DataFrame) -> DataFrame:
-    """Return the rows whose record is in *ids*."""
+    """Return the rows whose record id is in *ids*."""
     return rows.join(f.broadcast(ids), "record_id", "left_semi")
 
 

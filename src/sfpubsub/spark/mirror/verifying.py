@@ -131,7 +131,7 @@ class Verification:
         yield found
 
     def _rows(self, sides: _Sides) -> Iterator[dict[str, dict[str, Any]]]:
-        """Yield the table's live rows, or a sample, by record id, in groups that fit one read."""
+        """Yield the table's live rows, or a sample, by record id, up to `MOST_IDS` at a time."""
         count = sides.live().count()
         if self.sample is not None:
             chosen = sides.live().orderBy(f.rand()).limit(self.sample)
@@ -200,7 +200,7 @@ class _Sides:
         return self._open().where("NOT _is_deleted")
 
     def rows_of(self, frame: DataFrame) -> dict[str, dict[str, Any]]:
-        """Return rows of the table by record id."""
+        """Return the rows in *frame* by record id, and remember which are marked for rereading."""
         table = frame.select("record_id", "_reread", *(f"`{name}`" for name in self.names))
         rows = {}
         for row in table.toArrow().to_pylist():
@@ -276,7 +276,10 @@ class _Sides:
         return datetime.fromisoformat(changed) >= self.recent_since
 
     def _gone(self, record_id: str) -> Why | None:
-        """Return why the org omits a record: purged or recently deleted; None if unexplained."""
+        """Return why the org does not return a record: it was purged, or deleted recently.
+
+        None if the record is in the Recycle Bin but was not changed recently.
+        """
         if record_id not in self._deleted:
             return Why.PURGED
         return Why.RECENT if self._is_recent(self._deleted[record_id]) else None

@@ -37,7 +37,7 @@ HEADER_FIELDS = (
 
 @dataclass(frozen=True)
 class Decoded:
-    """The columns of raw rows that are decoded from payloads."""
+    """Values decoded from the payloads of events, as columns of a raw table."""
 
     event_time: pa.Array
     payload_json: pa.Array

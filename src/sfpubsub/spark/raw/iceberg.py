@@ -119,7 +119,8 @@ class IcebergTable(LoggedTable):
         """Adopt an empty table that the user created in advance.
 
         Raises:
-            ConfigurationError: The table has other columns, or already has rows.
+            ConfigurationError: A column of a raw table is missing or has the wrong type, or the
+                table already has rows.
         """
         state = self._adopted(self._rows())
         changes = self._table().updateProperties()

@@ -17,8 +17,8 @@ The layouts:
 2. Partitions by hour, as text.
 3. New columns ``org_id``, ``change_header`` and ``headers``. Partitions by day, so that old days
    can be deleted cheaply. Every engine can compare dates, and one partition per day is not too many
-   for any catalog. Rows are appended in order of time, so file statistics are as selective as after
-   clustering, without rewriting any files.
+   for any catalog. Rows are appended in chronological order, so file statistics are as selective as
+   after clustering, without rewriting any files.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ class IcebergLineage(Lineage):
 
 
 def lineage_of(spark: SparkSession, place: Destination) -> Lineage | None:
-    """Return the versions of a raw table; None for a Parquet table, which has no versions."""
+    """Return the `Lineage` of a raw table; None for a Parquet table, which has no versions."""
     if place.format == "delta":
         return DeltaLineage(spark, place)
     if place.format == "iceberg":

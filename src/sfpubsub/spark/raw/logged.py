@@ -217,7 +217,7 @@ class LoggedTable(RawTable):
         self._try_commit(None, self._known.moved(positions), "writing the position")
 
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
-        """See `RawTable`. The time is the end of the partition, or `newest_time` if earlier."""
+        """See `RawTable`. The time is `newest_time` or, if earlier, the end of the partition."""
         layout = self._known.layout
         column = layout.partition
         if self.next_seq <= after + 1 or layout.text_of(self.newest_time) < layout.text_of(oldest):
@@ -235,7 +235,7 @@ class LoggedTable(RawTable):
                 yield from self._keys(some)
 
     def _keys(self, rows: pa.Table) -> Iterator[tuple[float, bytes]]:
-        """Yield the time and the concatenated keys of each partition, in order of time."""
+        """Yield the time and the concatenated keys of each partition, oldest first."""
         layout = self._known.layout
         column = rows[layout.partition]
         for value in sorted(pc.unique(column).to_pylist()):
@@ -380,7 +380,7 @@ class LoggedTable(RawTable):
     def _positions_of_rows(self, rows: DataFrame, names: Sequence[str]) -> dict[str, ReplayId]:
         """Return the position of the newest row of each source in *names*, by name.
 
-        Sources without rows are missing.
+        Sources without rows are omitted.
         """
         if not names:
             return {}
@@ -402,7 +402,8 @@ class LoggedTable(RawTable):
         """Return the initial state of an empty table that the user created in advance.
 
         Raises:
-            ConfigurationError: The table has other columns, or already has rows.
+            ConfigurationError: A column of a raw table is missing or has the wrong type, or the
+                table already has rows.
         """
         misfits = columns_that_differ(rows.schema, NEWEST.stored)
         if misfits:

@@ -173,7 +173,7 @@ _AS_SAID: tuple[Callable[[object], object], ...] = (
 class EventRows:
     """Collects the rows of one write while events arrive. Not thread-safe.
 
-    Rows are converted to Arrow in pieces, so that few Python objects stay alive until the write:
+    Rows are converted to Arrow in chunks, so that few Python objects stay alive until the write:
     traversing them in garbage collection took a fifth of the time.
     """
 

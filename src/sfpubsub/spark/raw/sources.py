@@ -59,12 +59,12 @@ class Source:
 
 
 def sources_record(sources: Sequence[Source]) -> list[list[str]]:
-    """Return the kind and name of each source, the form in which a table records them."""
+    """Convert sources to pairs of kind and name, to be stored with a table."""
     return [[source.kind, source.name] for source in sources]
 
 
 def recorded_sources(record: Mapping[str, Any]) -> tuple[Source, ...]:
-    """Parse the output of `sources_record`, or the single source of an older record.
+    """Return the sources stored in *record*. A record of an older version has only one.
 
     Raises:
         ConfigurationError: The record is not valid.

@@ -61,7 +61,7 @@ class State:
         return cls(sources, writer, uuid.uuid4().hex, 0, layout=layout)
 
     def taken_by(self, writer: str, sources: tuple[Source, ...]) -> State:
-        """Return the state of an empty transaction that fences off all writers before *writer*."""
+        """Return the state of an empty transaction that fences off writers older than *writer*."""
         return replace(self._next(), writer=writer, sources=sources)
 
     def moved(self, positions: Mapping[str, ReplayId]) -> State:

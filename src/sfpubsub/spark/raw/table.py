@@ -63,7 +63,7 @@ class RawTable(ABC):
     @property
     @abstractmethod
     def positions(self) -> Mapping[str, ReplayId]:
-        """Positions by name of the topic or channel; a source without a position is missing."""
+        """Positions by name of the topic or channel; a source without a position is omitted."""
 
     @property
     @abstractmethod
@@ -122,14 +122,14 @@ class RawTable(ABC):
     def rows_with(
         self, keys: Collection[bytes], spans: Sequence[tuple[float, float]]
     ) -> Mapping[bytes, StoredRow]:
-        """Find rows by dedupe key among those written in *spans*, and possibly some others.
+        """Find rows by dedupe key among those written in *spans*; others may be searched as well.
 
         Args:
             keys: Any number of dedupe keys.
-            spans: Pairs of a first and a last time, in seconds since 1970 UTC.
+            spans: Time spans, as pairs of a first and a last time, in seconds since 1970 UTC.
 
         Returns:
-            The first row with each key, by key. Keys without a row are missing.
+            The first row with each key, by key. Keys without a row are omitted.
 
         Raises:
             WriteError: The table cannot be read.

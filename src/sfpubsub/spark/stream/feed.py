@@ -201,9 +201,9 @@ class Horizon:
         return None
 
     def read(self, events: list[ReceivedEvent]) -> None:
-        """Remember events that were read.
+        """Remember events that were read, until the stream opened at LATEST receives an event.
 
-        The first event of the stream opened at LATEST has not arrived yet, and may be one of them.
+        The first event on that stream may be one of them.
         """
         if self._first is None:
             self._seen.extend(event.raw.replay_id for event in events)

@@ -120,8 +120,8 @@ class ForeachBatchWriter:
             batch_id: Number of the batch in the query.
 
         Raises:
-            LocalProtocolError: The batch has other columns, this was not called by a streaming
-                query, or the writer was closed.
+            LocalProtocolError: The rows do not have the columns and types of the source, this was
+                not called by a streaming query, or the writer was closed.
             WriteError: It is unknown whether the batch is in the table. The query fails, and
                 repeats the batch when it is restarted.
         """

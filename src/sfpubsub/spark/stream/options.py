@@ -230,7 +230,9 @@ def _count(name: str, text: str, highest: int, unit: str) -> int:
     except ValueError:
         count = 0
     if not 1 <= count <= highest:
-        raise ConfigurationError(f"option {name} is {text!r}: it must be 1 to {highest} {unit}")
+        raise ConfigurationError(
+            f"option {name} is {text!r}: it must be from 1 to {highest} {unit}"
+        )
     return count
 
 

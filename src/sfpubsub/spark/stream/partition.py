@@ -50,7 +50,7 @@ class EventPartition(InputPartition):
     Args:
         topic: The topic of the events.
         first_seq: ``ingest_seq`` of the first event.
-        schemas: Avro schemas as JSON text, by id; those that could not be fetched are missing.
+        schemas: Avro schemas as JSON text, by id; those that could not be fetched are omitted.
         data: The events, as an Arrow stream.
         gaps: Gaps before the events, each with its time in seconds since 1970 UTC.
     """

@@ -186,7 +186,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topic.close()
 
     def _offsets(self, known: dict[str, Offset]) -> Offsets:
-        """Return the known offsets, and the initial ones of new topics."""
+        """Return *known*, extended by the initial offsets of the topics that it lacks."""
         new = {t.topic: t.initial for t in self._topics if t.topic not in known}
         return Offsets({**known, **new})
 
@@ -219,7 +219,7 @@ def connect(options: SourceOptions, schemas: Schemas) -> PubSubClient:
         if options.config_file is not None:
             raise
         raise ConfigurationError(
-            f"{error}. The source runs in a process next to the driver, which gets no SFPUBSUB_… "
-            f"variables from a session of spark_session(): set option configFile to the path of a "
-            f"settings file"
+            f"{error}. The source runs in a separate Python process, which gets no SFPUBSUB_… "
+            f"variables from a session started by spark_session(): set option configFile to the "
+            f"path of a settings file"
         ) from error

@@ -114,7 +114,7 @@ class TopicReader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all events published before `stop_at_now` are in batches that were planned."""
+        """Whether all events published before the call of `stop_at_now` are in planned batches."""
         return self._finished
 
     def follow(self, start: Offset) -> None:
@@ -122,7 +122,7 @@ class TopicReader:
         self._follow(start)
 
     def plan(self, share: Share, timeout: float) -> Offset:
-        """Plan the next batch after `follow`, and return its end.
+        """Plan the next batch, and return its end. Call `follow` first.
 
         If there are no events, return the start of the batch. If the position of a quiet topic has
         to be renewed, a keepalive's position is added to the start.
@@ -192,7 +192,7 @@ class TopicReader:
     # Finished batches, and where to continue.
 
     def _follow(self, start: Offset) -> None:
-        """Drop finished events; open a stream unless one already continues at *start*."""
+        """Drop the finished batch's events, and open a stream unless one continues at *start*."""
         plan, self._plan = self._plan, None
         if plan is not None and start == plan.end:
             if self._horizon is not None:
@@ -271,7 +271,7 @@ class TopicReader:
         return events
 
     def _count_until_now(self, share: Share, timeout: float) -> int:
-        """Count like `_count`, but only events published before `stop_at_now`.
+        """Count like `_count`, but only events published before the call of `stop_at_now`.
 
         Set `_finished` once all of them are planned.
         """

@@ -193,7 +193,10 @@ def _readers(schema_id: str, schemas: Mapping[str, str]) -> tuple[Codec, ChangeS
 def _fields(
     schema: ChangeSchema, value: dict[str, Any]
 ) -> tuple[dict[str, str | None], list[str]] | None:
-    """Return the new values of changed fields, and the fields sent as a diff; None for a gap."""
+    """Return the new values of changed fields, and the fields sent as a diff.
+
+    None if the event does not report what changed.
+    """
     event = ChangeEvent(schema, value)
     kind = event.change_type
     if kind not in _TELLING:
@@ -240,14 +243,14 @@ def _text(value: Any) -> str | None:
 
 
 def _is_about_all() -> Column:
-    """Return a condition that selects events about all records of an object or of an id prefix."""
+    """Return a condition for events about all records of an object, or all with an id prefix."""
     record = f.col("record_id")
     overflow = f.col("change_type") == "GAP_OVERFLOW"
     return record.isNull() | record.endswith("*") | overflow
 
 
 def _about_all(raw: DataFrame) -> DataFrame:
-    """Return the few rows for which `_is_about_all` may be true, found by searching their text."""
+    """Return the few rows for which `_is_about_all` may be true, by searching ``payload_json``."""
     text = f.col("payload_json")
     may_match = (
         text.contains('*"') | text.contains('"GAP_OVERFLOW"') | text.contains('"recordIds":[]')

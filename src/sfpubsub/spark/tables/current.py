@@ -245,7 +245,7 @@ class _Object:
         self.current.merge(rows, ["record_id"], number)
 
     def _changes(self) -> DataFrame:
-        """Return a row per change and record, in the form expected by the fold."""
+        """Return one row per change and record, with the columns `Folding.input`."""
         one = self.rows.where("change_type <> 'GAP_OVERFLOW'")
         if self.is_restored:
             one = one.withColumn("change_type", f.lit(RESTORED))
@@ -260,15 +260,15 @@ class _Object:
         )
 
     def _before(self) -> DataFrame:
-        """Return the current rows of the changed records, in the form expected by the fold."""
+        """Return the current rows of the changed records, with the columns `Folding.input`."""
         return self._current_rows("left_semi").selectExpr(
             *self._columns, "false AS _is_change", *_nulls(("_changed", "_diffs"))
         )
 
     def _marked(self) -> DataFrame:
-        """Return the rows of records without changes that the step marks for rereading.
+        """Return the rows of records that the step does not change but marks for rereading.
 
-        Only the mark of these rows changes.
+        They differ from the rows in the table only in the mark.
         """
         reason = f.coalesce(
             *(

@@ -256,7 +256,7 @@ class DeltaTargetTable(LoggedTargetTable):
             writer.save(self._address)
 
     def _lacks(self, columns: pa.Schema) -> bool:
-        """Return whether the table lacks some of the columns, or fields within structs."""
+        """Return whether the table lacks any of *columns*, or any fields of their structs."""
         there = json.loads(self._snapshot().schema().json())
         return _lacking(there, json.loads(spark_schema(columns).json()))
 
@@ -308,7 +308,7 @@ class DeltaTargetTable(LoggedTargetTable):
         return self._known
 
     def _step_of(self, snapshot: Any) -> int:
-        """Return the step of this package's newest commit in *snapshot*; 0 before the first."""
+        """Return the step of this package's newest commit in *snapshot*; 0 if there is none."""
         if self._is_new and snapshot.version() == 0:
             return 0  # a table that was just created has no steps
         return transaction_number(self._spark, snapshot, APPLICATION)
@@ -383,7 +383,10 @@ def _lacking(there: Any, wanted: Any) -> bool:
 
 
 def _statistics(content: bytes) -> dict[str, Any]:
-    """Return a Parquet file's statistics for Delta's log: row count, bounds of `_BOUNDED`, nulls.
+    """Return a Parquet file's statistics for Delta's log.
+
+    They are the number of rows, the bounds of the `_BOUNDED` columns, and the number of nulls in
+    each top-level column.
 
     A reader that looks for a value also checks whether a file has values other than null. Without
     the number of nulls, it would read every file, regardless of the bounds.

@@ -109,7 +109,7 @@ class EventTables:
         schemas: Store of the raw table's schemas; by default its own sidecar.
         schema_patience: Seconds that a row waits for its schema, counted from the row's arrival.
             After that, the row is undecodable until the schema arrives.
-        followers: Functions that return the builders of further tables of the target.
+        followers: Functions that each create a `Follower`, to build further tables of the target.
         mirror: Whether one of the followers belongs to a mirror, which maintains its own current
             tables. In that case, *objects* may add objects at each start, and need not list earlier
             objects.
@@ -231,22 +231,22 @@ class EventTables:
 
     @property
     def newest(self) -> StepPlan | None:
-        """The newest step, which may be unfinished; None before the first one."""
+        """The newest step, which may be unfinished; None if there is no step yet."""
         return self._newest
 
     @property
     def is_between(self) -> bool:
-        """Whether the newest step, or its follow-up step, is unfinished."""
+        """Whether the newest step is unfinished, or must be followed by another one immediately."""
         is_half = self._newest is not None and self._newest.kind == "forget"
         return self._unfinished or is_half
 
     def beside(self, note: dict[str, Any]) -> None:
-        """Perform a step that processes no raw rows, and pass *note* to the followers.
+        """Perform a step that processes no raw rows, and pass *note* to each `Follower`.
 
         Call it only while `is_between` is false.
 
         Args:
-            note: JSON object that tells the followers what to do. It is stored in the step's plan.
+            note: JSON object that tells each `Follower` what to do; stored in the step's plan.
 
         Raises:
             WriteError: The step failed. The next `step`, or the next process, completes it.
@@ -254,13 +254,13 @@ class EventTables:
         """
         if self.is_between:
             raise LocalProtocolError(
-                "the newest step is not finished: call step() before beginning a step with a note"
+                "the newest step is not finished: call step() first, and then beside() again"
             )
         with self._under_way():
             self._begin(self._planner.beside(self._newest, note))
 
     def laid(self) -> int:
-        """Return the highest ``ingest_seq`` of the raw rows processed so far; -1 before the first.
+        """Return the highest ``ingest_seq`` of the raw rows processed so far; -1 if there are none.
 
         Raises:
             WriteError: The raw table cannot be read, or no longer contains the last batch that was
@@ -433,7 +433,7 @@ class EventTables:
         return StepReport(removed=len(plan.batches) if plan.kind == "restored" else 0)
 
     def _claim(self, source: Destination, objects: list[str]) -> None:
-        """Check that the target belongs to this raw table and these objects, and record both."""
+        """Check that the target belongs to this raw table and these objects, and record them."""
         found = self._steps.identity()
         if self._mirror and found:
             known = Identity.from_record(found, self.target.place).objects

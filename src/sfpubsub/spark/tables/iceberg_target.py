@@ -264,7 +264,7 @@ class IcebergTargetTable(LoggedTargetTable):
         table.updateProperties().set(_NAMES, text).commit()
 
     def _put(self, content: bytes) -> Any:
-        """Store a file with the table's files, and return its ``DataFile``."""
+        """Store a file among the table's files, and return its ``DataFile``."""
         table = self._table()
         path = table.locationProvider().newDataLocation(f"{uuid.uuid4()}.parquet")
         stream = table.io().newOutputFile(path).create()

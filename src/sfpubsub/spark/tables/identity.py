@@ -49,7 +49,7 @@ class Identity:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], place: Place) -> Identity:
-        """Parse a stored record.
+        """Parse a stored identity.
 
         Raises:
             ConfigurationError: The record is damaged or was written by an incompatible version.
@@ -68,11 +68,11 @@ class Identity:
     def check(self, now: Identity, is_there: Callable[[], bool], *, may_grow: bool = False) -> None:
         """Check that building tables with this identity can continue from the given source.
 
-        A moved raw table is recognized by its id and by the last batch that was read.
+        A moved raw table is recognized by its id and by the last batch that was read from it.
 
         Args:
             now: The identity of the given source.
-            is_there: Returns whether the given raw table contains the last raw batch that was read.
+            is_there: Returns whether the given raw table contains the last batch that was read.
             may_grow: Whether objects may be added.
 
         Raises:
@@ -92,8 +92,8 @@ class Identity:
                 return
             raise ConfigurationError(
                 f"these tables were built from {self.raw}, but {now.raw} does not contain the "
-                f"last batch that was read there: specify the current location of that table, or "
-                f"choose another target"
+                f"last batch that was added to them: specify the current location of the original "
+                f"raw table, or choose another target"
             )
         if self.format == now.format and not moved:
             raise ConfigurationError(

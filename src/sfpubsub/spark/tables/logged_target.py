@@ -156,7 +156,7 @@ class LoggedTargetTable(TargetTable):
             raise WriteError(f"{self._address} {what}: {first_line(error)}") from error
 
     def _check(self, step: int) -> None:
-        """Check that *step* is the table's newest step: a format may skip a change silently.
+        """Check that the table's newest step is *step*. A format may skip a change silently.
 
         Raises:
             WriteError: The table has another step.

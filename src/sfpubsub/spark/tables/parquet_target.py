@@ -7,7 +7,7 @@
     _step                                   the last published step
     _staging/                               a step in progress, or left by a crash
     _ready/                                 a committed step that is being published
-    Order_Event__e/_table.json              the table's columns and facts
+    Order_Event__e/_table.json              the table's columns and metadata
     Order_Event__e/step=0000000042/part-0.parquet
 
 A step is staged, committed by renaming it to ``_ready``, and then published, with one rename per
@@ -177,7 +177,7 @@ class ParquetTargetTable(TargetTable):
             replace_file(self._path / TABLE_NAME, json.dumps(record))
 
     def append(self, files: Sequence[bytes], step: int) -> bool:
-        """See `TargetTable`. Readers see the rows after `Target.finish`."""
+        """See `TargetTable`. Readers see the rows when `Target.finish` has returned."""
         if last_step(self._target.path) >= step:
             return False
         place = self._target.staging / self.name / f"{STEP_PREFIX}{step:010d}"

@@ -2,8 +2,8 @@
 
 The queue has one row per reason. Rows are never changed: a reader of records works through the
 queue and stores its own progress. Only a rebuild and a mirror remove rows. The table exists if the
-target has current tables, and its facts record whether there are history tables. This module makes
-no decisions about records.
+target has current tables, and its metadata records whether there are history tables. This module
+makes no decisions about records.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Queue:
         return self._table.step()
 
     def make(self, *, with_history: bool) -> None:
-        """Create the table. If it exists, reset its facts, and with them the recorded restarts."""
+        """Create the table. If it exists, reset its metadata, including the recorded restarts."""
         self._table.make(QUEUE, _facts(with_history=with_history, epochs=[]))
 
     def clear(self, step: int) -> None:
@@ -84,7 +84,7 @@ class Queue:
             self._table.append([parquet_of(pa.Table.from_pylist(rows, QUEUE))], step)
 
     def note(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Record the restarts of the commit numbers that are new, and log each of them.
+        """Detect restarts of the commit numbers; record and log those not recorded before.
 
         Commit numbers restart when the org is migrated to another instance.
 

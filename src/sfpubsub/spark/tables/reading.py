@@ -52,7 +52,7 @@ def read_undecodable(
     *,
     format: str = "parquet",  # noqa: A002  # named as in Spark
 ) -> DataFrame:
-    """Return the rows that could not be decoded, with envelope, event name and reason.
+    """Return the rows that could not be decoded: envelope columns, event name and reason.
 
     The DataFrame is empty if the target has no such rows, or if they cannot be read, for example
     because *tables* does not exist. For the arguments, see `read_typed`.

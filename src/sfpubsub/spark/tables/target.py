@@ -87,7 +87,7 @@ class TargetTable(ABC):
     Each change has the number of a step and is made at most once: if the table already has the same
     or a higher number, nothing happens. A change is visible to readers when the method returns,
     except for Parquet targets, which publish a complete step in `Target.finish`. For all formats, a
-    change is durable after `Target.finish`.
+    change is durable when `Target.finish` returns.
     """
 
     def __init__(self, name: str) -> None:
