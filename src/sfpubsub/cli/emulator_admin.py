@@ -94,7 +94,7 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
 
     Each line contains the fields of the topic's schema; CreatedDate, CreatedById and the members of
     a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this command can publish change
-    events. Prints event_id and replay_id of each event.
+    events. Prints the event_id and replay_id of each event.
     """
     for where, events in _parts(file):
         try:
