@@ -86,7 +86,7 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
     "file",
     type=click.File(encoding="utf-8"),
     default="-",
-    help="File with JSON lines.  [default: stdin]",
+    help="File with one event per JSON line.  [default: stdin]",
 )
 @of_an_emulator
 def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:

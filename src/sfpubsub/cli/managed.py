@@ -214,8 +214,7 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
     """Stop a managed subscription and delete its committed position.
 
     Sets the state to STOP, and prints the record as a JSON line. The client that reads the
-    subscription is disconnected. To keep the position, stop the
-    client instead.
+    subscription is disconnected. To keep the position, stop the client instead.
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)

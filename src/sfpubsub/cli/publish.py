@@ -89,7 +89,7 @@ class Pace:
     "file",
     type=click.File(encoding="utf-8"),
     default="-",
-    help="File with JSON lines.  [default: stdin]",
+    help="File with one event per JSON line.  [default: stdin]",
 )
 @click.option(
     "--created-by",

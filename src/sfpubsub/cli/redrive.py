@@ -47,7 +47,7 @@ class Sink(Protocol):
 
     @property
     def name(self) -> str:
-        """Description of the destination, stored when events are marked as redriven."""
+        """Description of the destination, stored with each event that is marked as redriven."""
         ...
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
@@ -120,7 +120,7 @@ def _sync(descriptor: Callable[[], int]) -> None:
 
 
 class Table:
-    """Writes events to their raw table. The position stored in the table does not change.
+    """Writes events to a raw table. The position stored in the table does not change.
 
     Args:
         writer: Writer of the table.
@@ -137,7 +137,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Description of the table, stored when events are marked as redriven."""
+        """Description of the table, stored with each event that is marked as redriven."""
         return str(self._writer.destination)
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:

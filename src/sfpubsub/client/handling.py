@@ -56,11 +56,12 @@ _REASON_LENGTH = 2000
 def by_record(event: Event) -> Keys:
     """Return an event's keys so that changes to the same record are handled in order.
 
-    This is the default ``key`` of `Subscription.run`. A change event waits for earlier change events
-    about any of its records. An event about all records of an object (``001*``, or an overflow
-    event, which has no record ids) waits for every earlier event of that object, and later events
-    of that object wait for it. The key of an event that is not a change event is its id; without an
-    id, the event has no key.
+    This is the default ``key`` of `Subscription.run`.
+
+    A change event waits for earlier change events about any of its records. An event about all
+    records of an object (``001*``, or an overflow event, which has no record ids) waits for every
+    earlier event of that object, and later events of that object wait for it. The key of an event
+    that is not a change event is its id; without an id, the event has no key.
 
     Raises:
         DecodeError: The payload does not fit its schema, or has no header.
@@ -174,7 +175,7 @@ class Work:
         return [key for key in several if key is not None]
 
     def take(self, event: Event, keys: list[Hashable] | Exception) -> None:
-        """Add the next event to the run. *keys* is the result of `keys_of` for it."""
+        """Add the next event to the run. *keys* is the result of `keys_of`."""
         if isinstance(keys, Exception):
             self._dispatcher.arrived_broken(event, keys)
         else:

@@ -24,8 +24,8 @@ class Publisher:
             for order in orders:
                 publisher.send(order)
 
-    Leaving the ``with`` block waits for every result, and raises an error if an event failed. If the
-    block ends with an exception, the publisher stops immediately: pending events get a failed
+    Leaving the ``with`` block waits for every result, and raises an error if an event failed. If
+    the block ends with an exception, the publisher stops immediately: pending events get a failed
     result.
     """
 
