@@ -86,7 +86,7 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
     "file",
     type=click.File(encoding="utf-8"),
     default="-",
-    help="File with JSON lines.  [default: stdin]",
+    help="File with one event per JSON line.  [default: stdin]",
 )
 @of_an_emulator
 def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
@@ -94,7 +94,7 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
 
     Each line contains the fields of the topic's schema; CreatedDate, CreatedById and the members of
     a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this command can publish change
-    events. Prints event_id and replay_id of each event.
+    events. Prints the event_id and replay_id of each event.
     """
     for where, events in _parts(file):
         try:

@@ -30,10 +30,10 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmat
 def topics(**service: str | None) -> None:
     """List all topics that you can subscribe to.
 
-    Prints a JSON line per topic: custom platform events, change events of the selected objects, and
-    channels with the names of their members. Standard platform events are not listed, because an
-    org does not report which of them it publishes. Requires the View Setup and Configuration
-    permission.
+    Prints a JSON line per topic: custom platform events, change events of the objects selected for
+    change data capture, and channels with the names of their members. Standard platform events are
+    not listed, because an org does not report which of them it publishes. Requires the View Setup
+    and Configuration permission.
     """
     for topic in EventChannels(_org(service), API_VERSION).topics():
         _print(topic)

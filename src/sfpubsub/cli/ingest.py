@@ -90,7 +90,8 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
     "--max-events",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Stop after receiving N events from each source, including those already in the table.",
+    help="Stop after receiving N events from each source. Events that are already in the table "
+    "count, too.",
 )
 @click.option(
     "--idle-timeout",

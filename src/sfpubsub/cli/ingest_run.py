@@ -158,13 +158,13 @@ class Run:
         return spark
 
     def _check_names(self, client: PubSubClient) -> None:
-        """Look up the topics first, so that a wrong name does not leave a table behind.
+        """Look up the topics, so that a table is created only if their names are correct.
 
         Managed subscriptions and channels cannot be looked up in this way.
 
         Raises:
-            SfPubSubError: A topic cannot be read, and the error is not transient. If
-                on_source_failure is "continue", this is raised only if no source can be read.
+            SfPubSubError: A topic cannot be read, and the error is not transient. With
+                ``--on-source-failure continue``, this is raised only if no source can be read.
         """
         failures: list[SfPubSubError] = []
         for source in self._sources:
@@ -297,7 +297,7 @@ class Run:
             )
         client = table.client
         if client is None:
-            raise AssertionError("managed subscriptions and topics require an open client")
+            raise AssertionError("managed subscriptions and topics cannot be read without a client")
         if source.kind == "managed":
             return client.subscribe_managed(source.name, ack="manual", max_unacked=unacked)
         return client.subscribe(
@@ -309,7 +309,7 @@ class Run:
         )
 
     def _streaming_client(self, sessions: CurrentSession) -> Callable[..., StreamingClient]:
-        """Return a factory for Streaming API clients, which use the session of all sources."""
+        """Return a factory for Streaming API clients, all of which use the same session."""
         from sfpubsub.streaming import StreamingClient
 
         settings = self._settings

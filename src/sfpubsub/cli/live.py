@@ -51,7 +51,7 @@ class LiveLine:
         self._is_shown = False
 
     def refresh(self) -> None:
-        """Update the line if an update is due."""
+        """Update the status line if an update is due."""
         with self._lock:
             if self._clock() < self._due:
                 return

@@ -69,7 +69,8 @@ class _ToStderr(logging.Handler):
 class JsonFormatter(logging.Formatter):
     """Formats log records as JSON objects with the keys time, level, logger and message.
 
-    The keys rpc_id and traceback are added if the record has these values.
+    The key rpc_id is added if the record contains an RPC id, the key traceback if it
+    contains an exception.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -211,11 +211,10 @@ def start(name_or_id: str, wait: bool, **service: str | None) -> None:
 @_yes_option
 @service_options
 def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
-    """Stop a managed subscription and delete its position.
+    """Stop a managed subscription and delete its committed position.
 
-    Sets the state to STOP, and prints the record as a JSON line. This disconnects the client that
-    reads the subscription, and deletes the committed position. To keep the position, stop the
-    client instead.
+    Sets the state to STOP, and prints the record as a JSON line. The client that reads the
+    subscription is disconnected. To keep the position, stop the client instead.
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)
@@ -233,10 +232,10 @@ def stop(name_or_id: str, yes: bool, **service: str | None) -> None:
 @_yes_option
 @service_options
 def delete(name_or_id: str, yes: bool, **service: str | None) -> None:
-    """Delete a managed subscription and its position.
+    """Delete a managed subscription and its committed position.
 
-    Prints the deleted record as a JSON line. This disconnects the client that reads the
-    subscription, and deletes the committed position. Do not reuse the name for several minutes.
+    Prints the deleted record as a JSON line. The client that reads the subscription is
+    disconnected. Do not reuse the name for several minutes.
     """
     tooling = Tooling.from_env(service)
     record = tooling.show(name_or_id)

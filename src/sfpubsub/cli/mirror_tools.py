@@ -83,7 +83,7 @@ def signal(
 ) -> None:
     """Send a signal to a mirror, whether or not it is running.
 
-    The signal is stored durably in the target until the mirror has processed it.
+    The signal is stored durably in TARGET until the mirror has processed it.
     """
     asked: list[tuple[Kind, str | None]] = []
     if reread is not None:

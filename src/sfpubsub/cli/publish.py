@@ -89,7 +89,7 @@ class Pace:
     "file",
     type=click.File(encoding="utf-8"),
     default="-",
-    help="File with JSON lines.  [default: stdin]",
+    help="File with one event per JSON line.  [default: stdin]",
 )
 @click.option(
     "--created-by",
@@ -247,7 +247,7 @@ class _Enough(Exception):  # noqa: N818  # not an error, but the end of a wait
 def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple[str, str]]:
     """Yield the location and the text of each line that is not blank, at the given pace.
 
-    Ends at the end of the file, or when a signal arrives.
+    Stops at the end of the file, or when a signal arrives.
 
     Raises:
         ConfigurationError: The file is not valid UTF-8.
@@ -292,7 +292,7 @@ def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple
 
 
 def _event(line: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the field values in a line, and its event id and headers as keyword arguments."""
+    """Return a line's field values, and its event id and headers as arguments of `send`."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:

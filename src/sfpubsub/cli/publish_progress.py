@@ -15,7 +15,9 @@ _CLEAR = "\r\x1b[K"
 
 
 class PublishProgress:
-    """A line updated in place; prints nothing if *out* is not a terminal. Not thread-safe.
+    """A progress line, updated in place. Prints nothing if *out* is not a terminal.
+
+    Not thread-safe.
 
     Args:
         out: Stream to write to, usually stderr.
@@ -33,7 +35,7 @@ class PublishProgress:
         self._due = self._begun
 
     def refresh(self) -> None:
-        """Update the line if an update is due."""
+        """Update the progress line if an update is due."""
         now = self._clock()
         if self._out is not None and now >= self._due:
             self._due = now + EVERY

@@ -99,7 +99,7 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
     "user_ids",
     multiple=True,
     metavar="ID",
-    help="Id of a user who receives the event; can be repeated.  [default: all]",
+    help="Id of a user who receives the event; can be repeated.  [default: all users]",
 )
 @service_options
 def push(

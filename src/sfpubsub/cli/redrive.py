@@ -47,7 +47,7 @@ class Sink(Protocol):
 
     @property
     def name(self) -> str:
-        """Description of the destination, stored when events are marked as redriven."""
+        """Description of the destination, stored with each event that is marked as redriven."""
         ...
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
@@ -120,7 +120,7 @@ def _sync(descriptor: Callable[[], int]) -> None:
 
 
 class Table:
-    """Writes events to their raw table. The position stored in the table does not change.
+    """Writes events to a raw table. The position stored in the table does not change.
 
     Args:
         writer: Writer of the table.
@@ -137,7 +137,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """Description of the table, stored when events are marked as redriven."""
+        """Description of the table, stored with each event that is marked as redriven."""
         return str(self._writer.destination)
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
@@ -236,11 +236,12 @@ def redrive(
 
 
 class Decoder:
-    """Decodes entries with their stored schemas, otherwise with schemas from *sources*.
+    """Decodes quarantine entries with their stored schemas, otherwise with schemas from *sources*.
 
     Args:
-        sources: Functions that return a schema by id, or None. They are called in order until one
-            returns a valid schema. The result, including a failure, is kept for later entries.
+        sources: Functions that return the schema with a given id, or None. They are called in order
+            until one returns a valid schema. The outcome is kept for later entries, even if no
+            schema was found.
     """
 
     def __init__(self, sources: list[Callable[[str], str | None]]) -> None:
@@ -280,5 +281,5 @@ def _codec(schema_id: str, text: str | None) -> Codec | None:
     try:
         return None if text is None else Codec(schema_id, text)
     except SchemaError as error:
-        click.echo(f"a schema was skipped: {error}", err=True)
+        click.echo(f"a schema cannot be used: {error}", err=True)
         return None

@@ -8,8 +8,8 @@ contains no secrets and no event contents.
 Each run has its own file. Once a run has received a message from the service, it removes the files
 of earlier runs that have ended, and takes over their hourly event counts. A run that exits cleanly
 without receiving a message removes only the files of runs that received no message either. A run
-that was never accepted, because the name was misspelt or the sign-in failed, removes its own file
-when it exits.
+that the service never accepted, for instance because the name was misspelt or the sign-in failed,
+removes its own file when it exits.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class StatusFile:
         self.observation.acked(batch, events)
 
     def refresh(self) -> None:
-        """Write the file if an update is due. Call this in every iteration of the loop."""
+        """Write the file if an update is due. Call this in every iteration of the reading loop."""
         if time.monotonic() >= self._due:
             self._update()
 
@@ -220,7 +220,7 @@ def _key(kind: Kind, name: str, endpoint: str, org: str) -> str:
 
 
 def _remove_ended(directory: Path, key: str, *, silent: bool) -> Iterator[dict[str, int]]:
-    """Remove the files of a subscription's ended runs; yield the hourly event counts of each.
+    """Remove the files of a subscription's ended runs; yield the hourly event counts of each run.
 
     Args:
         directory: Directory of the files.

@@ -49,7 +49,7 @@ http_option = click.option(
     "--http",
     type=Listen(),
     metavar="[HOST:]PORT",
-    help="Address at which to serve /metrics, /health and a status page.  [default of HOST: "
+    help="Address at which to serve /metrics, /health and a status page.  [default HOST: "
     "127.0.0.1]",
 )
 
@@ -68,9 +68,9 @@ def watching(
     Args:
         title: Name of the command, for display.
         address: Address for the HTTP server to listen on; None to start no server.
-        timings: Timings of the client, from which limits for health are derived; None for the
-            defaults.
-        also: Returns additional text for the status line; may be empty.
+        timings: Timings of the client, from which the thresholds of the health check are derived;
+            None for the defaults.
+        also: Returns additional text for the status line, which may be empty.
         ends: Whether to print the status line once more at the end.
 
     Raises:

@@ -33,7 +33,7 @@ class WriteWatch:
         self._seen: Progress | None = None
 
     def follow(self, job: IngestJob) -> None:
-        """Start reporting the counts of *job* and the duration of its current write."""
+        """Start reporting the counts of an ingest job and the duration of its current write."""
         self._monitor.follow_step(_STEP, job.writing_seconds, self._labels, of=self._name)
         self._monitor.follow_counts(
             lambda: [

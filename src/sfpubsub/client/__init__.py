@@ -1,1 +1,1 @@
-"""The client for applications: `PubSubClient` and its subscriptions."""
+"""The clients that applications use, and their subscriptions and publishers."""

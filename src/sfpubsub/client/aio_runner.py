@@ -74,7 +74,9 @@ class AsyncRunner:
             raise drained_from_within(self._delivery.name)
 
     async def run(self, take: Callable[[], Awaitable[EventBatch | End | None]]) -> RunSummary:
-        """Handle events until the subscription ends, wait for all handlers, and return a summary.
+        """Handle events until the subscription ends, and return a summary of the run.
+
+        All handlers have finished when this returns.
 
         Args:
             take: Waits for the next batch.
@@ -102,7 +104,7 @@ class AsyncRunner:
 
     async def _wait_for_handlers(self) -> None:
         self._work.close()
-        logger.info("%s: waiting for running handlers", self._delivery.name)
+        logger.info("%s: waiting for running handlers to finish", self._delivery.name)
         try:
             await self._bell.until(self._is_finished)
         except asyncio.CancelledError:  # a second cancellation aborts immediately

@@ -48,7 +48,8 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
 
     It belongs to the event loop in which it was created, and only one task may iterate. `ack` of
     events and batches, and all methods that are not coroutines, are thread-safe. Leaving the
-    ``async with`` block drains, even if the task is cancelled; a second cancellation aborts.
+    ``async with`` block drains the subscription, even if the task is cancelled; a second
+    cancellation aborts it.
     """
 
     def __init__(
@@ -229,7 +230,7 @@ class AsyncSubscription(SubscriptionFace[AsyncHandler, Coroutine[Any, Any, RunSu
             await self.drain()
 
     async def join(self, timeout: float) -> None:
-        """Wait up to *timeout* seconds until the threads of an ended subscription have exited."""
+        """Wait up to *timeout* seconds for the threads of an ended subscription to exit."""
         await in_thread("sfpubsub-aio-join", lambda: self._delivery.driver.join(timeout))
 
     async def __aenter__(self) -> Self:

@@ -32,13 +32,14 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         endpoint: ``host:port`` of the service.
         insecure: ``1`` uses plaintext to loopback, ``force`` to any host; empty requires TLS.
         ca_file: PEM file of certificate authorities to trust instead of the system's.
-        proxy: URL of an HTTP proxy; if empty, ``https_proxy`` and ``no_proxy`` apply.
+        proxy: URL of an HTTP proxy; if empty, the environment variable ``https_proxy`` applies.
+            Either way, hosts in the environment variable ``no_proxy`` are reached directly.
         timings: Intervals, delays and timeouts; see `Timings`.
         transport: Replaces the gRPC channel, for tests.
         schema_store: Store for schemas, so that raw events can be decoded offline and later. A
             schema is fetched from the service only if the store does not have it.
-        datetimes: Whether `Event.value` returns fields that the schema documents as ``DateTime`` as
-            `datetime` in UTC instead of milliseconds since 1970.
+        datetimes: Whether `Event.value` converts fields that the schema documents as ``DateTime``
+            to `datetime` in UTC; otherwise, they are milliseconds since 1970 UTC.
 
     Raises:
         ConfigurationError: A setting is not valid.
@@ -152,8 +153,8 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
 
         Raises:
             ConfigurationError: The store is async but the client is not; two stores are given;
-                *ack*, *on_undecodable* or *fields* is not valid; or *on_undecodable* does not match
-                *quarantine*.
+                *ack*, *on_undecodable* or *fields* is not valid; or *quarantine* is missing or not
+                allowed.
             ValueError: *replay* or *replay_fallback* is not a valid position, or a limit is below
                 1.
             LocalProtocolError: The client is closed.
@@ -201,8 +202,8 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
             fields: See `subscribe`.
 
         Raises:
-            ConfigurationError: *ack*, *on_undecodable* or *fields* is not valid, or
-                *on_undecodable* does not match *quarantine*.
+            ConfigurationError: *ack*, *on_undecodable* or *fields* is not valid, or *quarantine* is
+                missing or not allowed.
             ValueError: A limit is below 1.
             LocalProtocolError: The client is closed.
         """

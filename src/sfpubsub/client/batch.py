@@ -47,7 +47,7 @@ class Event:
 
     @property
     def schema_id(self) -> str:
-        """Id of the schema that the payload was written with."""
+        """Id of the schema with which the payload was encoded."""
         return self.raw.schema_id
 
     @property
@@ -72,7 +72,7 @@ class Event:
 
     @property
     def subscription(self) -> str:
-        """The topic, or the managed subscription's name or id, that delivered the event."""
+        """The source of the event: the topic, or the managed subscription's name or id."""
         return self._batch.subscription
 
     @property

@@ -68,13 +68,14 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
     ) -> list[PublishResult]:
         """Publish events in order, encoded with the topic's schema.
 
-        Transient failures are retried with the same event id until *timeout* has passed. The topic
-        and its schema are fetched once.
+        After a transient failure, events are resent with the same ids, until *timeout* has passed.
+        The topic and its schema are fetched once.
 
         Args:
             topic: Full path, such as ``/event/Order_Event__e``.
-            events: Values by field name. Omitted fields get the schema's default; ``CreatedDate``
-                (milliseconds since 1970 UTC) and ``CreatedById`` have no default.
+            events: For each event, its values by field name. Omitted fields get the schema's
+                default; ``CreatedDate`` (milliseconds since 1970 UTC) and ``CreatedById`` have no
+                default.
             created_by: User id for events without ``CreatedById``; events without ``CreatedDate``
                 then get the time of this call.
             timeout: Maximum time to wait for all results, in seconds.
@@ -85,7 +86,8 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
         Raises:
             PermissionDeniedError: The user may not publish to the topic.
             EncodeError: An event does not fit the schema or is too large; none was published.
-            PublishError: Events were refused or not answered in time; ``results`` has all results.
+            PublishError: Events were refused or not answered in time; its ``results`` contain the
+                results of all events.
             SfPubSubError: The call failed permanently, and no event was accepted.
         """
         return publish_all(self._connection, topic, events, created_by, timeout)

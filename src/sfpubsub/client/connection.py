@@ -80,7 +80,7 @@ class Connection:
     # Unary calls.
 
     def connect(self, timeout: float) -> None:
-        """Wait at most *timeout* seconds until the service can be reached."""
+        """Wait up to *timeout* seconds for the service to become reachable."""
         self.check_usable()
         self.transport.connect(timeout)
 
@@ -132,7 +132,7 @@ class Connection:
 
         Raises:
             LocalProtocolError: The client is closed.
-            ValueError: The fallback is not a valid position.
+            ValueError: The replay fallback in *options* is not a valid position.
         """
         protocol = SubscriptionProtocol(
             target.name,
@@ -173,7 +173,7 @@ class Connection:
         created_by: str | None,
         deliver: Callable[[Sequence[tuple[ReceiptT, PublishResult]]], None],
     ) -> Outbound[ReceiptT]:
-        """Create the outbound part of a publisher, fetching the topic and its schema if necessary.
+        """Create the `Outbound` of a publisher, fetching the topic and its schema if necessary.
 
         Args:
             topic: Full path.
@@ -261,7 +261,7 @@ class Connection:
             self.finish()
 
     def finish(self) -> None:
-        """Wait up to `CLOSE_TIMEOUT` for the aborted calls to end, then close the channel.
+        """Wait up to `CLOSE_TIMEOUT` seconds for the aborted calls to end, then close the channel.
 
         Must be called only once.
         """

@@ -13,7 +13,7 @@ step                      what the subscription does                      what i
 `Store`                   stores the result of `to_store`; may block      `stored`
 `HandOut`                 removes the response from the queue if it is    `interrupted` if this
                           still there, and returns the batch              is interrupted
-`WaitUntil`               waits for a change, at most until that time     nothing
+`WaitUntil`               waits for a change, or until `WaitUntil.time`   nothing
 `End`                     reports that the subscription has ended         nothing
 ========================  ==============================================  ======================
 
@@ -81,7 +81,7 @@ class HandOut(NamedTuple):
 
 
 class WaitUntil(NamedTuple):
-    """Step: wait until something changes in the subscription or run."""
+    """Step: wait until something changes in the subscription or run, or until `time`."""
 
     time: float | None
     """When to stop waiting, on the monotonic clock; None means no limit."""
@@ -111,7 +111,7 @@ class Consumer:
         target: The topic or managed subscription.
         on_undecodable: The policy for events that cannot be decoded.
         auto_ack: Whether requesting the next batch acks the previous one.
-        peek: Returns the codec of a schema id if it is known; never blocks.
+        peek: Returns the codec for a schema id, or None if it is not cached; never blocks.
         ack: Called by batches to ack, with the first and the last ``delivery_seq``.
         timings: Timings of retries and of storing positions.
         datetimes: Whether `Event.value` returns ``DateTime`` fields as `datetime`.
@@ -187,7 +187,7 @@ class Consumer:
     def not_found(self, error: SfPubSubError, now: float, jitter: float, *, over: bool) -> None:
         """Handle a failure to fetch a schema.
 
-        A temporary failure must not lose events, so the response waits for the schema.
+        A temporary failure must not lose events, so the response that needs the schema waits.
 
         Args:
             error: The error that the fetch raised.
@@ -230,19 +230,19 @@ class Consumer:
         return self._unstored is not None and now >= self._store_due
 
     def to_store(self, now: float, *, last: bool = False) -> ReplayId | None:
-        """Return the position to store now, or None if none is due.
+        """Return the position to store now; None if no position needs to be stored yet.
 
         Args:
             now: The current time, in seconds.
-            last: Whether this is the last opportunity; the position is then returned even if not
-                due.
+            last: Whether this is the last opportunity to store a position, so that even one that is
+                not due is returned.
         """
         return self._unstored if last or self._store_when_idle or self.is_store_due(now) else None
 
     def stored(self, position: ReplayId, now: float) -> None:
         """Record that *position* has been stored durably, and restart the store interval.
 
-        `to_store` does not return the position again.
+        After this, `to_store` does not return *position* again.
         """
         if self._unstored == position:
             self._unstored = None

@@ -48,7 +48,7 @@ Work: TypeAlias = FetchSchemas | Quarantine | Take | Store
 
 
 class Wait(NamedTuple):
-    """Step: wait until something changes in the subscription."""
+    """Step: wait until something changes in the subscription or `seconds` have passed."""
 
     seconds: float | None
     """Maximum seconds to wait; None means no limit."""
@@ -126,7 +126,7 @@ class Delivery:
     def asked(self) -> None:
         """Handle the application's request for the next batch.
 
-        With ``ack="auto"``, this marks the previous batch as done, and the next call of `turn` acks
+        With ``ack="auto"``, this marks the previous batch as done, and the next call to `turn` acks
         it. A caller that may block before that call must first call `ack_done`.
         """
         self._has_taken = False
@@ -276,12 +276,12 @@ class Delivery:
         return codec if self._fields is None else codec.only(self._fields)
 
     def pause(self) -> None:
-        """Pause deliveries and requests for events; see `SubscriptionFace.pause`."""
+        """Pause deliveries; see `SubscriptionFace.pause`."""
         self.driver.pause()
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Continue deliveries and requests for events after `pause`."""
+        """Resume deliveries and requests for events after `pause`."""
         self._set_paused(False)
         self.driver.resume()
 
@@ -376,7 +376,7 @@ class Delivery:
                 self.stored(position)
 
     def to_store(self, *, last: bool = False) -> ReplayId | None:
-        """Return the position to store now, or None if none is due."""
+        """Return the position to store now; None if no position needs to be stored yet."""
         with self._lock:
             self._note_storable()
             return self._consumer.to_store(time.monotonic(), last=last)

@@ -9,18 +9,18 @@ step            what the runner does                                what it repo
 `Start`         calls the handler                                   `succeeded` or `failed`
 `SetAside`      stores the event durably in the quarantine          `set_aside` or `broke`
 `Ack`           acks the events                                     nothing, or `broke`
-`WaitUntil`     waits for a change, at most until that time         nothing
+`WaitUntil`     waits for a change, or until `WaitUntil.time`       nothing
 `Finish`        ends the run                                        nothing
 ==============  ==================================================  =========================
 
-Events with a common key are processed in order of arrival. An event can start once it is at the
-front for all its keys::
+Each key has a queue of events, in order of arrival. An event can start once it is at the front of
+the queues of all its keys. Consecutive events that share a key (ˢ) are at the front together::
 
     key A   │ 1  │ 4 │
-    key B   │ 2  │ 4 │        1, 2, 3 and 5 can run together: 3 and 5 share key C (ˢ).
+    key B   │ 2  │ 4 │        1, 2, 3 and 5 can run together, because 3 and 5 share key C.
     key C   │ 3ˢ 5ˢ  │ 6 │    4 waits for 1 and 2, and 6 for 3 and 5.
 
-The oldest unfinished event is always at the front for all its keys, so at least one event can
+The oldest unfinished event is always at the front of all its queues, so at least one event can
 proceed, and there is no deadlock. An event leaves its queues when it is done: handled, or durable
 in the quarantine. An event waiting for a retry keeps its place but occupies no worker.
 """
@@ -85,11 +85,12 @@ class Retry:
 class QuarantineLimit:
     """How many events may fail before the handler itself is considered broken.
 
-    A run stops when more than *failures* of the *last* finished events have failed. The event that
-    exceeds the limit is not quarantined, so at most *failures* consecutive events are.
+    A run stops when more than `failures` of the `last` most recently finished events have failed.
+    The event that exceeds the limit is not quarantined, so at most `failures` events in a row can
+    be quarantined.
 
     Raises:
-        ValueError: A number is out of range.
+        ValueError: `failures` is negative, or not less than `last`.
     """
 
     failures: int = 10
@@ -162,7 +163,7 @@ _FOR_EVER, _FINISH = WaitUntil(None), Finish()
 
 
 class _Turn(Generic[T]):
-    """An entry in a key's queue: one event with the key, or consecutive events that share it.
+    """An entry in a key's queue: one exclusive event, or consecutive events that share the key.
 
     The events of an entry can be handled at the same time.
     """
@@ -179,8 +180,8 @@ class Dispatcher(Generic[T]):
     """Decides which steps one run takes. Not thread-safe.
 
     Args:
-        workers: Maximum number of running handlers plus events being quarantined.
-        retry: The retry policy; None never retries.
+        workers: Maximum number of events that are being handled or quarantined at a time.
+        retry: The retry policy; None means that no event is retried.
         limit: Limit on quarantined events; None stops the run at the first failure.
         room: Maximum number of unfinished events that the run holds.
     """
@@ -229,7 +230,7 @@ class Dispatcher(Generic[T]):
     def has_room(self) -> bool:
         """Whether the run can accept more events.
 
-        Once full, it accepts events again when at least half of its capacity is free.
+        Once it is full, it accepts no more events until at least half of its capacity is free.
         """
         self._is_full = self._held >= (self._room // 2 + 1 if self._is_full else self._room)
         return not self._is_full
@@ -284,10 +285,10 @@ class Dispatcher(Generic[T]):
         self._done(job)
 
     def failed(self, job: Job[T], error: BaseException, now: float, jitter: float) -> None:
-        """Schedule a retry of an event on which the handler failed, or give the event up.
+        """Record that the handler failed on an event.
 
-        An event that is given up is quarantined or stops the run. If the run has already stopped,
-        the event is simply left unacked.
+        The event will be retried or quarantined, or it stops the run. If the run has already
+        stopped, the event is simply left unacked.
 
         Args:
             job: The event.

@@ -35,10 +35,13 @@ COMMIT_TIMEOUT = 60.0
 
 
 class Stoppable(Protocol):
-    """A run of a handler, which `drain` stops and waits for."""
+    """The part of a handler's run that `drain` uses."""
 
     def check_caller(self) -> None:
-        """Raise an error if the caller belongs to the run, because waiting would deadlock."""
+        """Raise an error if the current thread or task belongs to the run.
+
+        It would deadlock if it waited for the run to end.
+        """
         ...
 
 
@@ -74,19 +77,19 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         return self.health().pending_count
 
     def health(self) -> Health:
-        """Return a snapshot of state, counts, position and gaps."""
+        """Return a snapshot of the subscription's state, counts, position and gaps."""
         return self._delivery.health()
 
     def pause(self) -> None:
-        """Pause deliveries and requests for events until `resume` is called.
+        """Pause deliveries until `resume` is called.
 
-        Events are still requested one at a time, to keep the stream open. Acks and commits
+        Events are then requested only one at a time, to keep the stream open. Acks and commits
         continue. Iteration blocks, and `next_batch` with a timeout returns None.
         """
         self._delivery.pause()
 
     def resume(self) -> None:
-        """Continue deliveries and requests for events after `pause`."""
+        """Resume deliveries and requests for events after `pause`."""
         self._delivery.resume()
 
     def run(
@@ -118,9 +121,10 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
             key: Returns the keys of an event. Events with a common key are handled one after
                 another, in order of arrival. None means no order.
             retry: How the handler is retried after an exception; None means never.
-            on_failure: What to do with an event that still fails. ``stop``: the run ends, and the
-                event will be redelivered; ``quarantine``: it is stored durably in *quarantine* and
-                then acked. This includes events that cannot be decoded or whose *key* raises.
+            on_failure: What to do with an event that fails permanently. ``stop``: the run ends, and
+                the event will be redelivered; ``quarantine``: it is stored durably in *quarantine*
+                and then acked. The same applies to events that cannot be decoded or for which *key*
+                raises an exception.
             quarantine: Stores failed events; required by ``on_failure="quarantine"``, and not
                 allowed otherwise.
             quarantine_limit: How many events may fail before the run stops despite the quarantine.
@@ -177,7 +181,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """Within the block, suppress the subscription's failure if it was raised earlier."""
+        """In the ``with`` block, suppress the subscription's failure if it was raised before."""
         told = self._failure_is_told
         try:
             yield

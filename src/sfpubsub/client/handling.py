@@ -54,12 +54,14 @@ _REASON_LENGTH = 2000
 
 
 def by_record(event: Event) -> Keys:
-    """Return keys that order change events by record; the default ``key`` of a run.
+    """Return an event's keys so that changes to the same record are handled in order.
+
+    This is the default ``key`` of `Subscription.run`.
 
     A change event waits for earlier change events about any of its records. An event about all
     records of an object (``001*``, or an overflow event, which has no record ids) waits for every
-    earlier event of that object, and later events of the object wait for it. The key of an event
-    that is not a change event is its id; without an id, it has no key.
+    earlier event of that object, and later events of that object wait for it. The key of an event
+    that is not a change event is its id; without an id, the event has no key.
 
     Raises:
         DecodeError: The payload does not fit its schema, or has no header.
@@ -91,8 +93,8 @@ class RunOptions:
     """The options of `Subscription.run`.
 
     Raises:
-        ConfigurationError: *workers* or *on_failure* is not valid, or *on_failure* does not match
-            *quarantine*.
+        ConfigurationError: *workers* or *on_failure* is not valid, or *quarantine* is missing or
+            not allowed.
     """
 
     workers: int
@@ -173,7 +175,7 @@ class Work:
         return [key for key in several if key is not None]
 
     def take(self, event: Event, keys: list[Hashable] | Exception) -> None:
-        """Add the next event to the run. *keys* is the result of `keys_of` for it."""
+        """Add the next event to the run. *keys* is the result of `keys_of`."""
         if isinstance(keys, Exception):
             self._dispatcher.arrived_broken(event, keys)
         else:
@@ -209,7 +211,7 @@ class Work:
         self.balance()
 
     def failed(self, job: Job[Event], error: BaseException) -> None:
-        """Log that the handler failed on an event, and schedule a retry or give the event up."""
+        """Log that the handler failed on an event, and report the failure to the `Dispatcher`."""
         logger.info("the handler failed on %s: %s", _named(job.event), _told(error))
         jitter = random.random()  # noqa: S311  # not a secret
         self._dispatcher.failed(job, error, time.monotonic(), jitter)

@@ -37,8 +37,8 @@ class SubscribeOptions:
     """Options of both kinds of subscription; see `PubSubClient.subscribe`.
 
     Raises:
-        ConfigurationError: *ack* or *on_undecodable* is not valid, or *on_undecodable* does not
-            match *quarantine*.
+        ConfigurationError: *ack* or *on_undecodable* is not valid, or *quarantine* is missing or
+            not allowed.
     """
 
     ack: AckMode = "auto"

@@ -24,8 +24,9 @@ class Publisher:
             for order in orders:
                 publisher.send(order)
 
-    Leaving the block waits for every result, and raises if an event failed. Leaving it through an
-    exception stops immediately: pending events get a failed result.
+    Leaving the ``with`` block waits for every result, and raises an error if an event failed. If
+    the block ends with an exception, the publisher stops immediately: pending events get a failed
+    result.
     """
 
     def __init__(self, outbound: Outbound[Future[PublishResult]]) -> None:
@@ -80,8 +81,8 @@ class Publisher:
         """Wait for the results of all events sent so far.
 
         Args:
-            timeout: Maximum time to wait, in seconds. None waits for every result, which takes no
-                longer than the publisher's own timeout for each event.
+            timeout: Maximum time to wait, in seconds. None waits for every result; the
+                publisher's own timeout then limits the wait for each event.
 
         Raises:
             PublishError: Events have failed since the last PublishError, or there was no result in

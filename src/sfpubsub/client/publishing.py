@@ -100,8 +100,8 @@ class Outbound(Generic[ReceiptT]):
         topic: Full path of the topic, which must be cached in *topics* already.
         topics: Supplies the topic's schema id.
         schemas: Supplies the codecs.
-        created_by: ``CreatedById`` for values that lack it. If None, missing fields are not filled
-            in.
+        created_by: ``CreatedById`` for values that lack it; a missing ``CreatedDate`` is then
+            filled in, too. None fills in neither.
         make_driver: Creates the driver for this object.
         deliver: Delivers results to receipts; must not block.
     """
@@ -238,7 +238,7 @@ class Outbound(Generic[ReceiptT]):
         return self._last
 
     def is_settled(self, ticket: int) -> bool:
-        """Return whether all events up to *ticket* have results."""
+        """Return whether all events up to and including *ticket* have results."""
         with self._lock:
             return next(iter(self._pending), ticket + 1) > ticket
 

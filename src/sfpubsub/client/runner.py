@@ -70,7 +70,9 @@ class Runner:
             raise drained_from_within(self._delivery.name)
 
     def run(self, take: Callable[[], EventBatch | End | None]) -> RunSummary:
-        """Handle events until the subscription ends, wait for all handlers, and return a summary.
+        """Handle events until the subscription ends, and return a summary of the run.
+
+        All handlers have finished when this returns.
 
         Args:
             take: Waits for the next batch.
@@ -108,7 +110,7 @@ class Runner:
         try:
             with self._mutex:
                 self._work.close()
-            logger.info("%s: waiting for running handlers", self._delivery.name)
+            logger.info("%s: waiting for running handlers to finish", self._delivery.name)
             while True:
                 changes = driver.changes
                 with self._mutex:

@@ -1,7 +1,7 @@
 """Synchronous subscriptions: iterate, ack, commit, drain.
 
-The driver handles the stream, credit, commits and reconnects, and the `Consumer` decides what to do
-with a response. Its decisions are carried out here, in the iterating or acking thread.
+The driver handles the stream, flow control, commits and reconnects. The `Consumer` decides what to
+do with a response. Its decisions are carried out here, in the iterating or acking thread.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
                     print(event.value)
 
     Only one thread may iterate; `ack` of events and batches and all other methods are thread-safe.
-    Leaving the ``with`` block drains. A subscription that becomes unreferenced without having been
-    drained, closed or aborted is aborted with a warning.
+    Leaving the ``with`` block drains the subscription. A subscription that becomes unreferenced
+    without having been drained, closed or aborted is aborted with a warning.
     """
 
     def __init__(self, delivery: Delivery) -> None:
@@ -65,7 +65,8 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
 
         Returns:
             Consecutive events of one response: all of them, unless ``on_undecodable`` removed some.
-            None if the timeout passed first. Fetching a schema may exceed the timeout.
+            None if the timeout passed first. If a schema must be fetched, the call may take longer
+            than *timeout*.
 
         Raises:
             WriteError: The quarantine could not be written; the next call retries.
@@ -153,7 +154,7 @@ class Subscription(SubscriptionFace[Handler, RunSummary]):
             self.drain()
 
     def join(self, timeout: float) -> None:
-        """Wait up to *timeout* seconds until the threads of an ended subscription have exited."""
+        """Wait up to *timeout* seconds for the threads of an ended subscription to exit."""
         self._delivery.driver.join(timeout)
 
     def __enter__(self) -> Self:

@@ -1,8 +1,8 @@
 """Policies for events that cannot be decoded: `OnUndecodable`.
 
 An event cannot be decoded if its payload does not fit its schema, if its schema is not valid, or if
-the service reports that there is no such schema. If a schema is only temporarily unavailable, the
-response waits for it instead.
+the service reports that there is no such schema. If a schema is only temporarily unavailable, a
+response that needs it waits instead.
 
 With ``fail`` a batch is delivered unchanged, and decoding stays lazy: reading `Event.value` raises.
 With ``quarantine`` and ``skip`` a batch is decoded when it is delivered, in the receiving thread,

@@ -102,7 +102,8 @@ def from_file(
         files: Settings that are paths, resolved relative to the file's directory.
 
     Raises:
-        ConfigurationError: The file cannot be read, or contains an unknown name.
+        ConfigurationError: The file cannot be read, is not valid, contains an unknown name, or does
+            not contain the profile.
     """
     top = _read(path)
     profiles = top.pop(PROFILE, {})
