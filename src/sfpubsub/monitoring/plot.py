@@ -50,7 +50,7 @@ class Window(NamedTuple):
         return self.end - self.begin
 
     def x(self, at: float) -> float:
-        """Return the x coordinate of a time in the drawing."""
+        """Return the x coordinate at which the plot shows a time."""
         share = (at - self.begin) / self.seconds
         return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
 
