@@ -194,7 +194,10 @@ class Monitor:
             update()
 
     def _running(self) -> dict[str, float | None]:
-        """Return how long each step and loop iteration has been running, in seconds."""
+        """Return how long the current step of each kind has been running, in seconds, or None.
+
+        If no step is running, the current iteration of each subscription's loop is included.
+        """
         running = self.steps.running()
         if all(seconds is None for seconds in running.values()):
             for observation in self._observations:

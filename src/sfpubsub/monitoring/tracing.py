@@ -126,7 +126,7 @@ class SourceTracing:
         self._processed_at = time.time_ns()
 
     def settled(self, confirmed: int) -> None:
-        """Record how many events have been committed or stored so far."""
+        """Record that *confirmed* events in total have been committed or stored so far."""
         from opentelemetry.trace import Link, SpanKind
 
         events = confirmed - self._settled
