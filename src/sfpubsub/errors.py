@@ -248,7 +248,8 @@ class RequestRefusedError(SfPubSubError):
     """The org refused an HTTP request; ``error_code`` is Salesforce's own code.
 
     Args:
-        status: HTTP status code; 0 if the refusal was not an HTTP status, as for a failed bulk job.
+        status: HTTP status code; 0 if the org reported the refusal in another way, as for a failed
+            bulk job.
     """
 
     def __init__(self, message: str, *, status: int = 0, **details: Any) -> None:

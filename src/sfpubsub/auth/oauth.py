@@ -317,7 +317,10 @@ def _check_complete(settings: Settings) -> None:
 
 
 def _audience(login_url: str) -> str:
-    """Return the ``aud`` claim for a login URL; for a My Domain, the shared login host's URL."""
+    """Return the ``aud`` claim for a login URL.
+
+    For a My Domain URL, this is the URL of the shared login host.
+    """
     host = _host(login_url)
     for ending, audience in AUDIENCES:
         if host.endswith(ending):

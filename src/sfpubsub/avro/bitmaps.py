@@ -182,7 +182,7 @@ class _Bits:
         self._known: list[dict[int, tuple[str, ...]]] = [{} for _ in range(0, len(names), 8)]
 
     def of(self, bits: int) -> tuple[str, ...]:
-        """Return the names of the set bits. *bits* must be below ``2 ** count``."""
+        """Return the names for the bits set in *bits*, which must be less than ``2 ** count``."""
         found: tuple[str, ...] = ()
         known = self._known
         for place, byte in enumerate(bits.to_bytes(len(known), "little")):
@@ -209,7 +209,7 @@ def change_schema(schema_id: str, schema_json: str) -> ChangeSchema:
 
 
 def _fields_and_parts(schema: Any) -> Iterator[tuple[str, tuple[str, ...] | None]]:
-    """Yield each field's name, with the names of its subfields if it is a record, else None."""
+    """Yield each field's name with the names of its subfields, or with None if it has none."""
     named: dict[str, tuple[str, ...]] = {}
     _record_fields(schema, "", named)
     namespace = _full_name(schema, "").rpartition(".")[0]

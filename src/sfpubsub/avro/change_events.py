@@ -164,7 +164,7 @@ class ChangeEvent:
 
     @property
     def sequence_number(self) -> int:
-        """Number of this change within its transaction, from 1."""
+        """Number of this change within its transaction, starting at 1."""
         return self._fact("sequenceNumber", int)
 
     @property

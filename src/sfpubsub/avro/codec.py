@@ -124,15 +124,15 @@ class Codec:
 
     @property
     def whole(self) -> Codec:
-        """The codec for the same schema that decodes all fields."""
+        """The codec that decodes all fields of the same schema."""
         return self._whole or self
 
     @property
     def always_read(self) -> tuple[str, ...]:
-        """Names of the fields that are always decoded.
+        """Names of the fields that are always decoded; at most one.
 
-        This is the header of a change event, or the time of any other event; empty if the schema
-        does not have that field.
+        It is the header of a change event, or ``CreatedDate`` of any other event. The tuple is
+        empty if the schema does not have that field.
         """
         name = CHANGE_EVENT_HEADER if self.is_change_event else CREATED_DATE
         return (name,) if name in self.fields else ()
@@ -210,7 +210,7 @@ class Codec:
 
     @property
     def compiled(self) -> Any:
-        """The compiled decoder; None if it is missing, disabled or does not support the schema."""
+        """The compiled decoder; None if it is disabled, or not available for this schema."""
         if self._read is None:
             self._make_read()
         return self._compiled
@@ -227,7 +227,7 @@ class Codec:
 
     @property
     def times(self) -> Times:
-        """The fields that the schema documents as ``DateTime``, and records with such a field."""
+        """The fields that the schema documents as ``DateTime``, and records that contain one."""
         if self._times is None:
             self._times = _times(self._schema, self._named, {})
         return self._times

@@ -51,7 +51,7 @@ _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 @dataclass(frozen=True)
 class Column:
-    """The column for one field, as one version of the schema defines it."""
+    """A table column, as derived from a field in one version of the schema."""
 
     name: str
     path: tuple[str, ...]
@@ -244,15 +244,16 @@ def places_of(own: Iterable[pa.Field], fields: Iterable[pa.Field]) -> list[str]:
 
 
 def paths_of(schema_json: str, columns: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return where a table stores the fields of one schema and the components of compound fields.
+    """Return where a table stores the fields of a schema, and the components of compound fields.
 
     Args:
         schema_json: One of the schemas that were merged into *columns*.
         columns: The table's columns.
 
     Returns:
-        A path for each field name and, as in a change event's lists, each ``Parent.Child``. A path
-        is the column name, followed by the names of the nested fields down to the value.
+        The paths, by field name and, for components, by ``Parent.Child``, the form that the field
+        lists of change events use. A path is the name of a column, followed by the names of the
+        nested fields down to the value.
     """
     own = version_columns(schema_json)
     places = places_of([pa.field(column.name, column.type) for column in own], columns)

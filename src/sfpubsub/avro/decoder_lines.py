@@ -1,8 +1,8 @@
 """The lines of a generated decoder that read or skip one value, and the functions that they call.
 
-Variables in the lines: ``b`` payload, ``p`` position, ``q`` length of a string, ``x`` a first byte.
-If the payload contains anything unexpected, the lines raise an exception of any type (see
-`sfpubsub.avro.decoder`).
+Variables in the lines: ``b`` the payload, ``p`` the position in it, ``q`` the length of a string,
+``x`` a number or its first byte. If the payload contains anything unexpected, the lines raise an
+exception of any type (see `sfpubsub.avro.decoder`).
 """
 
 from __future__ import annotations

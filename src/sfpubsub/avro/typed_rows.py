@@ -211,6 +211,6 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    """Return the start offset of each list (null for a null list), and the last list's end."""
+    """Return each list's start offset (null for a null list), then the last list's end offset."""
     starts = pc.if_else(lists.is_null(), pa.scalar(None, pa.int32()), lists.offsets[:-1])
     return pa.concat_arrays([starts, lists.offsets[-1:]])

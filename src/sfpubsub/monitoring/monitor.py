@@ -93,7 +93,7 @@ class Monitor:
             subscription: The subscription.
 
         Returns:
-            The subscription's observation. Call its `acked` and `turn`, so that lag and hanging
+            The subscription's observation. Call its `acked` and `turn`, so that lag and stuck
             loops can be detected.
         """
         observation = Observation(kind, name, clock=self.clock)
@@ -119,7 +119,10 @@ class Monitor:
         )
 
     def follow_counts(self, read: Reader) -> None:
-        """Register *read*, which returns counts. It is called for each page and metrics request."""
+        """Monitor the counts that *read* returns, such as the number of rows written.
+
+        *read* is called for each request for the page or the metrics.
+        """
         self._counts = [*self._counts, read]
         self.registry.read(read)
 
@@ -181,7 +184,7 @@ class Monitor:
         return problems(facts, self.steps.running(), self.bounds, self.clock())
 
     def update(self) -> None:
-        """Record a point for each plot, log stuck steps, and call what `on_update` registered.
+        """Record a point for each plot, log stuck steps, and call what was passed to `on_update`.
 
         The monitor's thread calls this about once a second.
         """
@@ -191,7 +194,10 @@ class Monitor:
             update()
 
     def _running(self) -> dict[str, float | None]:
-        """Return how long each step and loop iteration has been running, in seconds."""
+        """Return how long the current step of each kind has been running, in seconds, or None.
+
+        If no step is running, the current iteration of each subscription's loop is included.
+        """
         running = self.steps.running()
         if all(seconds is None for seconds in running.values()):
             for observation in self._observations:

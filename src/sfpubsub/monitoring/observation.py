@@ -125,7 +125,7 @@ class Observation:
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
         """Record that the first *events* of *batch* were acked; None means all of them.
 
-        Call this only from the thread of the loop that reads the subscription, like `turn`.
+        Like `turn`, call this only from the thread of the loop that reads the subscription.
         """
         self._acked = batch, len(batch) if events is None else events, self._clock()
 

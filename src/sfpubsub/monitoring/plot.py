@@ -50,7 +50,7 @@ class Window(NamedTuple):
         return self.end - self.begin
 
     def x(self, at: float) -> float:
-        """Return the x coordinate of a time in the drawing."""
+        """Return the x coordinate at which the plot shows a time."""
         share = (at - self.begin) / self.seconds
         return round(_LEFT + share * (_WIDTH - _LEFT - _RIGHT), 1)
 
@@ -97,7 +97,7 @@ def _grid(top: float, window: Window) -> list[Element]:
 
 
 def _paths(points: Sequence[Point], top: float, window: Window) -> list[str]:
-    """Return one SVG path for each run of points without gaps."""
+    """Return one SVG path for each sequence of points without a gap."""
     columns: dict[int, Point] = {}
     width = max(window.seconds / _COLUMNS, 1.5 * EVERY)  # so that no column is empty just by chance
     for point in points:

@@ -1,4 +1,4 @@
-"""The metrics registry: counters that are updated, and functions that are read on demand.
+"""The metrics registry: counters that are updated, and functions that are called on demand.
 
 Nearly all metrics are read on demand from the existing state of a subscription, a job or a table,
 so they cost nothing in a process that is not monitored. The others are updated once per write.

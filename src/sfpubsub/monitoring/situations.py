@@ -45,7 +45,7 @@ class Bounds:
 
     @classmethod
     def of(cls, timings: Timings) -> Bounds:
-        """Return the limits that fit a client's timings."""
+        """Return suitable limits for a client that uses *timings*."""
         return cls(silence=timings.keepalive + 2 * timings.keepalive_margin)
 
 

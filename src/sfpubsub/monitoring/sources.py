@@ -31,7 +31,7 @@ def source_labels(kind: SourceKind, name: str) -> Labels:
 
 
 def samples_of(facts: Facts, now: float) -> Iterator[Sample]:
-    """Yield the samples of a subscription, omitting unknown values.
+    """Yield a subscription's metrics as samples, omitting unknown values.
 
     Args:
         facts: Facts about the subscription.

@@ -18,7 +18,7 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Done:
-    """A finished step."""
+    """A finished step of a command, such as a write."""
 
     name: str
     """Kind of step, with the name of the processed topic or subscription if known."""
@@ -48,7 +48,10 @@ class Steps:
         self._running = {**self._running, name: seconds}
 
     def running(self) -> dict[str, float | None]:
-        """Return how long each kind of step has been running, in seconds; None if it is idle."""
+        """Return how long the current step of each kind has been running, in seconds.
+
+        The value is None for a kind that has no running step.
+        """
         return {name: seconds() for name, seconds in self._running.items()}
 
     def ended(self, done: Done) -> None:

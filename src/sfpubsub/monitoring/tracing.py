@@ -100,7 +100,11 @@ class SourceTracing:
 
     @contextmanager
     def processing(self, events: int) -> Iterator[None]:
-        """Trace the ``with`` block, in which the next *events* received events are processed."""
+        """Trace the ``with`` block, in which the next received events are processed.
+
+        Args:
+            events: Number of these events.
+        """
         from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
         links = [Link(context) for context in self._take(events)]
@@ -122,7 +126,7 @@ class SourceTracing:
         self._processed_at = time.time_ns()
 
     def settled(self, confirmed: int) -> None:
-        """Record how many events have been committed or stored so far."""
+        """Record that *confirmed* events in total have been committed or stored so far."""
         from opentelemetry.trace import Link, SpanKind
 
         events = confirmed - self._settled
@@ -134,7 +138,11 @@ class SourceTracing:
         self._span("settle", SpanKind.CLIENT, self._processed_at or now, now, events, links)
 
     def _take(self, events: int) -> Iterator[SpanContext]:
-        """Yield the contexts of the spans in which the next *events* events were received."""
+        """Yield the contexts of the spans in which the next events to process were received.
+
+        Args:
+            events: Number of these events.
+        """
         while events > 0 and self._received:
             count, context = self._received.popleft()
             events -= count

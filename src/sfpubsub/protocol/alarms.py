@@ -99,7 +99,7 @@ class Alarms:
         return since + self._timings.keepalive + self._timings.keepalive_margin
 
     def _while_streaming(self) -> tuple[float, float, float, float]:
-        """Return when each timer of `_WHILE_STREAMING` is due; infinity if it does not run."""
+        """Return when each timer of `_WHILE_STREAMING` is due; infinity for a timer that is off."""
         outgoing, reserve, commit = self._outgoing, _NEVER, _NEVER
         if outgoing.window.starving:
             # Commits and their responses are not assumed to reset the service's timeout of 60 s.

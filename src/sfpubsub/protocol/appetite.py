@@ -15,7 +15,9 @@ from sfpubsub.types import RawEvent
 
 
 class Appetite:
-    """Tracks how much room one subscription has. Not thread-safe; the driver serialises all calls.
+    """Computes how many more events one subscription has room for.
+
+    Not thread-safe; the driver serialises all calls.
 
     Args:
         limits: Memory limits.
@@ -30,7 +32,7 @@ class Appetite:
         """Payload bytes of the events received but not yet read by the application."""
 
     def seen(self, events: Sequence[RawEvent], size: int) -> None:
-        """Update the estimated event size from events with *size* bytes in total."""
+        """Update the estimated event size with *events*, which have *size* bytes in total."""
         mean = size / len(events)
         if self._size is None or mean > self._size:
             self._size = mean  # adapt to larger sizes immediately, because they might not fit

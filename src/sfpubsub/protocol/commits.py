@@ -228,7 +228,7 @@ class Commits:
         self._tickets[ticket] = order
 
     def settle(self, order: int) -> list[SettleCommit]:
-        """Return the commands that settle the tickets up to ledger entry number *order*."""
+        """Return the commands that settle the tickets for ledger entries up to number *order*."""
         assert self.receipt is not None  # noqa: S101  # a commit was confirmed
         ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= order]
         for ticket in ready:
@@ -244,6 +244,6 @@ class Commits:
         return [SettleCommit(ticket, error) for ticket in ready]
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Return the commands that settle all tickets with *error*, at the subscription's end."""
+        """Return the commands that settle all tickets with *error* as the subscription ends."""
         ready, self._tickets = list(self._tickets), {}
         return [SettleCommit(ticket, error) for ticket in ready]

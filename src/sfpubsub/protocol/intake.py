@@ -106,7 +106,7 @@ class Intake:
     def recognise(self, response: Response) -> None:
         """While draining, record redeliveries, and drop all events of *response*.
 
-        Redeliveries are recorded up to the first new event or keepalive of the stream.
+        Redeliveries are recorded only until the stream's first new event or keepalive.
         """
         for event in response.events:
             if self._ledger is None or not self.redelivering or not self._ledger.is_known(event):

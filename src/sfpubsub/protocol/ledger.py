@@ -29,7 +29,10 @@ from sfpubsub.types import EventKey, RawEvent, ReplayId, event_keys
 
 
 class Ledger:
-    """The entries of one subscription. Not thread-safe; the driver serialises all calls."""
+    """The received positions of one subscription that are not known to be committed or stored.
+
+    Not thread-safe; the driver serialises all calls.
+    """
 
     def __init__(self) -> None:
         self._runs: list[Run] = []
@@ -198,7 +201,7 @@ class Ledger:
 
     @property
     def candidate(self) -> Entry | None:
-        """The newest entry of the acked prefix received on the current stream, or None."""
+        """The newest entry in the acked prefix among those received on this stream, or None."""
         return self._candidate
 
     @property
@@ -285,5 +288,5 @@ class Ledger:
 
     @property
     def holds_events(self) -> bool:
-        """Whether any event is not known to be committed or stored."""
+        """Whether the ledger contains any event, as opposed to only keepalives."""
         return bool(self._by_position or self._twins)

@@ -65,12 +65,12 @@ class Retries:
         """The last failure; None once a stream works again."""
 
     def responded(self) -> None:
-        """Record a response from the service, and reset all budgets."""
+        """Record a response from the service, and reset all retry budgets."""
         self._let_in = True
         self.recovered()
 
     def recovered(self) -> None:
-        """Reset all budgets, because the stream works."""
+        """Reset all retry budgets, because the stream works."""
         self._backoff.reset()
         self._slot.reset()
         self._last = None
@@ -119,7 +119,10 @@ class Retries:
 
     @property
     def give_up_at(self) -> float | None:
-        """When the current outage will have lasted too long; None without an outage or a limit."""
+        """When the current outage will have lasted too long.
+
+        None if there is no outage, or no limit to its duration.
+        """
         if self._connection_timeout is None or self._last is None:
             return None
         trouble, since = self._last

@@ -71,15 +71,15 @@ class Run:
         return self.keepalive is None and len(self.positions) < FULL
 
     def entry(self, place: int) -> Entry:
-        """Return the entry of the event at *place*."""
+        """Return the ledger entry of the event at index *place*."""
         return Entry(self.first_order + place, ReplayId(self.positions[place]))
 
     def key(self, place: int) -> EventKey:
-        """Return the id and the replay id of the event at *place*."""
+        """Return the id and the replay id of the event at index *place*."""
         return self.ids[place], self.positions[place]
 
     def find(self, key: EventKey) -> int | None:
-        """Return the place of an unconfirmed event, or None if it is not in this run."""
+        """Return an event's index in this run; None if it is confirmed, or not in the run."""
         event_id, position = key
         for place in range(self.confirmed, len(self.positions)):
             if self.positions[place] == position and self.ids[place] == event_id:
@@ -120,10 +120,13 @@ class Run:
         return self.done == len(self.positions)
 
     def confirm(self, order: int) -> range:
-        """Mark the events up to *order* as confirmed; return the places of those newly confirmed.
+        """Mark the events up to *order* as confirmed.
 
         Args:
             order: Arrival number of the newest confirmed entry.
+
+        Returns:
+            The indexes of the events that were not confirmed before.
         """
         start, stop = self.confirmed, min(order + 1 - self.first_order, len(self.positions))
         self.confirmed = max(start, stop)

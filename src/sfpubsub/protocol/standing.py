@@ -138,7 +138,7 @@ class Standing:
     ) -> CommitRequest | None:
         """Return the commit to send now, or None if no commit is due.
 
-        The commit contains the newest position of the acked prefix that was received on this
+        The commit contains the newest of the acked prefix's positions that were received on this
         stream. If there is none, the last confirmed position is committed again once
         `Timings.commit_interval` has passed.
 
@@ -210,7 +210,7 @@ class Standing:
         return self._tickets, self._commits.settle(0) if newest is None else []
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Return the commands that settle all tickets with *error*, at the subscription's end."""
+        """Return the commands that settle all tickets with *error* as the subscription ends."""
         return self._commits.settle_all(error)
 
     def uncommitted(self) -> CommitError | None:

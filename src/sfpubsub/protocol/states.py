@@ -156,7 +156,7 @@ def step(state: State, signal: Signal) -> State:
     """Return the state that follows *state* on *signal*.
 
     Raises:
-        LocalProtocolError: The table has no such transition.
+        LocalProtocolError: *signal* is not allowed in *state*.
     """
     try:
         return TRANSITIONS[state][signal]

@@ -3,7 +3,7 @@
 `Streams` opens a call, interprets how it ended, and either opens the next one or ends the
 subscription with an error. `Retries` decides when the next stream opens, and `Resume` where it
 starts for a plain subscription. The subclass `subscription.SubscriptionProtocol` decides what is
-requested and delivered in between.
+requested and delivered while a stream is open.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The queue is in submission order: an event that is resent precedes all that were submitted after it.
 A result is matched to its event by the event's id, which is the correlation key. If several events
 in flight have the same id, results are assigned to them in order: by using the same id, the caller
-has declared them the same event.
+has declared them to be the same event.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class EmulatorRun:
         self._lifeline = os.open(self.directory / "lifeline", os.O_RDWR)
 
     def end(self) -> None:
-        """Stop the emulator, if it is running, and remove the directory."""
+        """Stop the emulator, if it is running, and remove its directory."""
         os.close(self._lifeline)
         lock = self.directory / "data" / "lock"
         if lock.exists() and not _ended(lock):

@@ -26,7 +26,10 @@ _NOT_SYNTAX = bytes(set(range(256)) - set(b'"\n'))
 
 @dataclass(frozen=True)
 class ResultPage:
-    """A page in a file. The caller owns the file; only one thread may read it at a time."""
+    """A page of a query job's results, stored in a file.
+
+    The caller owns the file. Only one thread may read it at a time.
+    """
 
     file: BinaryIO
     """The page as the org sent it: CSV in UTF-8, with LF line ends and all values quoted."""
@@ -78,11 +81,13 @@ def _lines(file: BinaryIO) -> Iterator[list[str]]:
 def fetch(
     asker: Asker, path: str, query: Mapping[str, str], columns: Sequence[str], file: BinaryIO
 ) -> ResultPage:
-    """Fetch a page into *file*, replacing its content. Start over if the connection breaks.
+    """Fetch a page of results into *file*, replacing its content.
+
+    If the connection breaks, the page is fetched again from its beginning.
 
     Args:
         asker: Makes the requests.
-        path: Path of the results.
+        path: REST path of the job's results.
         query: Query parameters that select the page.
         columns: Columns of the job's query, in the same order.
         file: Binary file, open for reading and writing.
@@ -164,7 +169,7 @@ class LineCounter:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all quotes so far are closed."""
+        """Whether every quote that was opened so far has been closed."""
         return not self._quoted
 
     def add(self, chunk: bytes) -> None:

@@ -127,7 +127,7 @@ class FileQuarantine(Quarantine):
             raise ConfigurationError(f"{damaged[0]}{more}")
 
     def is_redriven(self, key: str) -> bool:
-        """Return whether `mark_redriven` marked the entry."""
+        """Return whether `mark_redriven` has marked the entry with this *key*."""
         return self._path(key).with_suffix(_DONE).exists()
 
     def mark_redriven(self, keys: Sequence[str], destination: str) -> None:

@@ -20,9 +20,9 @@ class FileReplayStore(ReplayStore):
     """Stores positions in a small JSON file, with one writer at a time.
 
     Every `set` replaces the file with one rename, flushed before and after, so a crash at any
-    moment leaves either the old or the new positions. A file that was damaged in another way, such
-    as by a disk or an editor, raises an error. It is never treated as empty, because starting over
-    may lose events.
+    moment leaves either the old or the new positions. If the file was damaged in another way, such
+    as by a disk or an editor, an error is raised. Such a file is never treated as empty, because
+    starting over may lose events.
 
     Thread-safe. Use it as a context manager, or call `close`, to release the file for other
     processes.

@@ -76,7 +76,7 @@ class Quarantine(ABC):
 
     @abstractmethod
     def put(self, events: Sequence[QuarantinedEvent]) -> None:
-        """Store events durably. An event that is already stored is not stored twice.
+        """Store events durably. An event that is already stored is not stored again.
 
         If this method raises an error, none of the events is acked: the subscription passes them
         to it again, or the service redelivers them.

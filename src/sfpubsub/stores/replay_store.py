@@ -137,7 +137,8 @@ def start_and_store(
         replay_store: The store; None for no store.
 
     Raises:
-        ConfigurationError: Both are stores, or *replay_store* is not a store.
+        ConfigurationError: *replay* and *replay_store* are both stores, or *replay_store* is not a
+            store.
         ValueError: *replay* is a string that does not name a position.
     """
     if isinstance(replay, (MutableMapping, ReplayStore, AsyncReplayStore)):

@@ -96,7 +96,7 @@ class FileSchemaStore(SchemaStore):
 
 
 def schema_file_name(schema_id: str) -> str:
-    """Return the file name for a schema id, which is unique even if a file system ignores case."""
+    """Return the file name for a schema id. Names for different ids never differ only by case."""
     # Ids may differ only by case, which some file systems ignore. The hash makes the name unique,
     # and the characters of the id make it readable.
     shown = _NOT_IN_A_NAME.sub("_", schema_id.lower())[:_SHOWN]

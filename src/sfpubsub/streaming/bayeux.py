@@ -36,7 +36,10 @@ Answer: TypeAlias = tuple[list[Message], dict[tuple[str, str], Message]]
 
 
 class Lane(enum.Enum):
-    """A lane has at most one request in flight. `POLL` is for connects, `ASK` for the rest."""
+    """A sequence of requests with at most one in flight.
+
+    `POLL` is for connect requests, `ASK` for all others.
+    """
 
     POLL = "poll"
     ASK = "ask"
@@ -44,7 +47,7 @@ class Lane(enum.Enum):
 
 @dataclass(eq=False)
 class Send:
-    """Command to send a request. The driver returns it to the protocol with its outcome."""
+    """Command to send a request. The driver returns it to the protocol with the outcome."""
 
     lane: Lane
     messages: Sequence[Message]

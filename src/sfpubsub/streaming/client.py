@@ -43,8 +43,8 @@ class StreamingClient(StreamingBase):
         ca_file: PEM file of certificate authorities to trust instead of the system's.
         proxy: URL of an HTTP proxy; if empty, ``https_proxy`` and ``no_proxy`` are used.
         pace: Timeouts and delays.
-        on_gap: Called in one of the client's threads with each gap, when a position is given up;
-            must not block.
+        on_gap: Called with a `Gap`, in one of the client's threads, whenever a channel continues
+            from another position and may have missed events; must not block.
 
     Raises:
         ConfigurationError: An argument is not valid.

@@ -29,7 +29,8 @@ class StreamingDriver:
     Args:
         protocol: Used only under the driver's lock.
         transport: Sends the requests. Its connections are closed at the end.
-        on_gap: Called with each gap, when a position is given up; must not block.
+        on_gap: Called with a `Gap` whenever a channel continues from another position and may have
+            missed events; must not block.
     """
 
     def __init__(
@@ -93,7 +94,10 @@ class StreamingDriver:
             self._ring()
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> None:
-        """Wait until *condition* is true, checked after each step; at most *timeout* seconds."""
+        """Wait until *condition* is true, checking it after each step.
+
+        Returns after *timeout* seconds at the latest; None means no limit.
+        """
         with self._news:
             self._news.wait_for(condition, timeout)
 

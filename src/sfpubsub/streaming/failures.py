@@ -61,13 +61,13 @@ class BayeuxError(errors.StreamError):
 
     @property
     def reason(self) -> str:
-        """``ext.sfdc.failureReason`` if present, which is more specific; otherwise `error`."""
+        """The most specific reason given: ``ext.sfdc.failureReason`` if present, else `error`."""
         found = part_of(self.response, "ext", "sfdc", "failureReason")
         return found if found and isinstance(found, str) else self.error
 
 
 class Next(enum.Enum):
-    """What to do after a refusal. The first two values are those of ``advice.reconnect``."""
+    """What to do after a refusal. The first two are values of Bayeux's ``advice.reconnect``."""
 
     RETRY = "retry"
     """Retry the request after a delay."""

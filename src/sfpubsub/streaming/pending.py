@@ -34,7 +34,7 @@ class _Run:
 
 
 class Pending:
-    """A queue of messages and errors. One thread appends, and one takes.
+    """A queue of messages and errors. One thread appends items, and another takes them.
 
     Args:
         order: Supplies the sequence numbers of messages.

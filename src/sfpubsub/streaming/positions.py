@@ -39,7 +39,7 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
         channel: Name of the channel, for error messages.
 
     Raises:
-        ConfigurationError: The start is not valid.
+        ConfigurationError: *start* is not a valid start position.
     """
     if type(start) is int and ALL_EVENTS <= start < 1 << 8 * _BYTES - 1:
         return start
@@ -67,7 +67,7 @@ def start_and_store(replay: ReplaySource) -> tuple[int, AnyStore | None]:
             stored position start with new events.
 
     Raises:
-        ConfigurationError: *replay* is neither a start nor a store.
+        ConfigurationError: *replay* is neither a valid position nor a store.
     """
     if isinstance(replay, (MutableMapping, ReplayStore, AsyncReplayStore)):
         return NEW_EVENTS, as_store(replay)

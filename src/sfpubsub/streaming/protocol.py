@@ -109,7 +109,7 @@ class StreamingProtocol:
     # Inputs, to be passed to `tick`. Inputs that concern channels are methods of `channels`.
 
     def open(self, call: Call) -> None:
-        """Start connecting; *call* is settled when the first connect is answered."""
+        """Start connecting; *call* is settled when the server answers the first connect request."""
         self._opener, self.over, self._next_at = call, False, -inf
 
     def abandon(self, call: Call) -> None:
@@ -120,7 +120,7 @@ class StreamingProtocol:
             self.channels.give_up(errors.LocalProtocolError("the caller was interrupted"), call)
 
     def close(self) -> None:
-        """Stop; if there is a session, send a disconnect last, without waiting for its outcome."""
+        """Stop; if there is a session, send a disconnect request without awaiting its outcome."""
         self.stop()
         if self._client_id:
             self._send(Lane.ASK, [self._message(bayeux.DISCONNECT)])
@@ -226,9 +226,9 @@ class StreamingProtocol:
         self._send(Lane.ASK, [message])
 
     def _connect(self) -> None:
-        """Send a connect.
+        """Send a connect request.
 
-        The server may hold it until there is an event, unless it is the first one of the session.
+        The server may hold it until there is an event, except for the first one of a session.
         """
         message = self._message(bayeux.CONNECT, connectionType="long-polling")
         held = 0.0 if self._connected_at is None else self._advice["timeout"]

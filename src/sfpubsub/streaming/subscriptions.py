@@ -6,7 +6,7 @@ it. Channels whose flags differ are subscribed or unsubscribed, several in each 
 request in flight at a time.
 
 Invariant: a channel resumes after the last message that was queued, so queued messages are not
-delivered twice. The exception is a channel without a replay id, or whose position was refused: it
+delivered twice. The exception is a channel that has no replay id, or whose position was refused: it
 continues from another position, which is reported as a `Gap`. Only the application's store records
 which messages were processed.
 """
@@ -136,7 +136,9 @@ class Subscriptions:
         channel, path = self._find(name), path_of(name)
         if not channel.is_wanted:
             if len(self.dumps([name, path]).encode()) > bayeux.MAX_REQUEST - _ROOM:
-                raise LocalProtocolError(f"the filter of {path[:100]} is too long for a request")
+                raise LocalProtocolError(
+                    f"the filter of {path[:100]} is too long for a request: use a shorter one"
+                )
             if path.startswith(("/event/", "/data/")):
                 logger.info("%s can be read through the Pub/Sub API: see PubSubClient", path)
             left = channel.position if resumes else NEW_EVENTS
@@ -160,7 +162,7 @@ class Subscriptions:
         channel.answer()
 
     def _find(self, name: str) -> Channel:
-        """Return the channel for a new call, creating it if necessary.
+        """Return the channel *name* to subscribe or unsubscribe, creating it if necessary.
 
         Raises:
             LocalProtocolError: See `subscribe`.

@@ -154,8 +154,8 @@ class Tooling:
 
         Raises:
             ConfigurationError: A name, topic or preset is not valid, or the name is taken.
-            QuotaExceededError: The org has reached its limit.
-            StreamUnavailableError: No response; check whether the record exists.
+            QuotaExceededError: The org has reached its limit of managed subscriptions.
+            StreamUnavailableError: There was no response; check whether the record was created.
         """
         records.check_name(developer_name)
         records.check_topic(topic_name)

@@ -50,7 +50,7 @@ class PushTopics:
 
     Args:
         org: Makes the requests.
-        api_version: Version of the REST API, also used for the queries of new topics.
+        api_version: Version of the REST API; new PushTopics are created with the same version.
     """
 
     def __init__(self, org: OrgClient, api_version: str) -> None:

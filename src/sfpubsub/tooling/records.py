@@ -76,7 +76,11 @@ def check_topic(topic_name: str) -> None:
 
 
 def check_preset(what: str, preset: str) -> None:
-    """Check that *preset* is ``LATEST`` or ``EARLIEST``. *what* is its name in the message.
+    """Check that *preset* is ``LATEST`` or ``EARLIEST``.
+
+    Args:
+        what: Name of the checked setting, for the error message.
+        preset: The value to check.
 
     Raises:
         ConfigurationError: *preset* has another value.

@@ -67,7 +67,7 @@ class Usages:
         ]
 
     def by_event(self) -> list[EventUsage] | None:
-        """Return the usage of each event, sorted by name; None if the org does not report it.
+        """Return the usage of each event, sorted by name; None if the org does not report usage.
 
         The report requires Enhanced Usage Metrics in the org and the user permission View All Data.
         """

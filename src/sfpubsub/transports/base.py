@@ -1,7 +1,7 @@
 """The transport interface that the client requires: unary and streaming calls.
 
 Protobuf and gRPC are hidden behind this interface. `sfpubsub.transports.channel` implements it with
-gRPC, `sfpubsub.transports.memory` with a script for tests.
+gRPC, and `sfpubsub.transports.memory` with a scripted service for tests.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class CallDriver(ABC, Generic[Opening]):
         Args:
             happened: Passes the event to the protocol and returns the protocol's commands. Called
                 with *what* and the current time.
-            what: Arguments of *happened*, which precede the time.
+            what: The other arguments of *happened*, passed before the time.
         """
         if not self._home.is_here:
             self._check_process()

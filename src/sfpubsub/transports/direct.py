@@ -150,7 +150,7 @@ class DirectCall:
             ended()
 
     def _start(self, operation: Any, handler: Callable[[Any], bool]) -> bool:
-        """Start an operation; return False if the call has ended."""
+        """Start a gRPC operation; return False if the call has ended or gRPC rejects it."""
         try:
             return bool(self._call.operate((operation,), handler))
         except ValueError:  # rejected by gRPC core: end the call, but keep gRPC's thread running

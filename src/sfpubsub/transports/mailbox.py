@@ -84,7 +84,7 @@ class Mailbox:
             return None
 
     def pop(self, arrival: Arrival) -> bool:
-        """Remove *arrival* if it is the next one; return whether it was removed."""
+        """Remove *arrival* if it is next in the queue; return whether it was removed."""
         with self._mutex:
             if not self._arrivals or self._arrivals[0] is not arrival:
                 return False
@@ -92,7 +92,7 @@ class Mailbox:
             return True
 
     def wait(self, count: int, timeout: float | None) -> None:
-        """Wait until `count` differs from *count*, or *timeout* seconds (None: no limit) pass."""
+        """Wait until `count` differs from *count*; at most *timeout* seconds if it is given."""
         bell = threading.Lock()
         bell.acquire()
         with self._mutex:

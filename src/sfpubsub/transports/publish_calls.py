@@ -22,7 +22,7 @@ UNARY_TIMEOUT = 30.0
 
 
 class _GrpcPublish(PublishCall):
-    """Base of both kinds of call: queues requests and classifies failures.
+    """Base of `StreamedPublish` and `UnaryPublish`: queues requests and classifies failures.
 
     Args:
         topic: Full path, such as ``/event/Order__e``.

@@ -78,7 +78,7 @@ class PublishDriver(CallDriver[OpenPublish]):
     # For the application's threads.
 
     def offer(self, events: Sequence[ProducerEvent], taken: Callable[[list[int]], None]) -> bool:
-        """Submit *events* if the pending events are below the limits. Return whether it did so.
+        """Submit *events* if there is room below the limits; return whether they were submitted.
 
         Args:
             events: Events with their ids.

@@ -23,7 +23,7 @@ class Tickets:
         self._futures[ticket] = future
 
     def settle(self, answer: SettleCommit) -> None:
-        """Set the outcome of a commit on its future."""
+        """Pass the outcome of a commit to its future."""
         future = self._futures.pop(answer.ticket)
         if not future.set_running_or_notify_cancel():
             return  # cancelled by the caller

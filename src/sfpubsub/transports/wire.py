@@ -62,7 +62,7 @@ def fetch_opening(target: Target, opening: OpenStream) -> pb.FetchRequest:
 
 
 def fetch_request(target: Target, request: SendRequest) -> pb.FetchRequest:
-    """Return a later request of a Subscribe stream."""
+    """Return a request for an open Subscribe stream, to follow its first request."""
     return pb.FetchRequest(topic_name=target.name, num_requested=request.num_requested)
 
 
@@ -76,7 +76,7 @@ def managed_opening(target: Target, opening: OpenStream) -> pb.ManagedFetchReque
 
 
 def managed_request(_target: Target, request: SendRequest) -> pb.ManagedFetchRequest:
-    """Return a later request of a ManagedSubscribe stream, in which the name is optional."""
+    """Return a request for an open ManagedSubscribe stream; it need not name the subscription."""
     message = pb.ManagedFetchRequest(num_requested=request.num_requested)
     if request.commit is not None:
         message.commit_replay_id_request.commit_request_id = request.commit.request_id

@@ -75,7 +75,7 @@ def event_keys(events: Iterable[RawEvent]) -> list[EventKey]:
 
 @dataclass(frozen=True)
 class TopicInfo:
-    """A topic's schema id, tenant and the user's permissions, as reported by the service."""
+    """A topic's schema id and tenant, and the user's permissions, as reported by the service."""
 
     topic_name: str
     tenant_guid: str
