@@ -192,7 +192,7 @@ def test_a_record_is_found_in_any_place_and_by_reference(kind):
     schema = ChangeSchema("id", text)
     for index, field in enumerate(("First", "Second", "Third"), 1):
         assert schema.expand([f"{index}-0x03"]) == (f"{field}.X", f"{field}.Y")
-    with pytest.raises(DecodeError, match="parts of Scalar"):
+    with pytest.raises(DecodeError, match="components of Scalar"):
         schema.expand(["4-0x01"])
 
 

@@ -90,7 +90,7 @@ def test_a_change_outlives_a_restart(start, tmp_path):
         ({"topic": ORDERS, "schema": "x"}, "JSON"),
         ({"topic": ORDERS, "schema": {"type": "string"}}, "record"),
         ({"topic": ORDERS, "schema": 3}, "Avro"),
-        ({"topic": 3, "schema": {}}, "name"),
+        ({"topic": 3, "schema": {}}, "topic must be a string"),
         ({"topic": CHANGES, "schema": '{"type": "record", "name": "X", "fields": []}'}, "channel"),
         (
             {"topic": "/event/No__e", "schema": '{"type": "record", "name": "X", "fields": []}'},
