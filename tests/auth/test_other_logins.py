@@ -243,7 +243,7 @@ def test_a_salesforce_object_without_a_way_to_renew(org):
         session_id, sf_instance = TOKEN, "127.0.0.1"
 
     login = login_with(Bare(), org)
-    with pytest.raises(SessionExpiredError, match="create a new object"):
+    with pytest.raises(SessionExpiredError, match="create a new Salesforce object"):
         login.get_session(login.get_session(None))
 
 

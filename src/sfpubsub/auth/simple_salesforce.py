@@ -23,7 +23,7 @@ from sfpubsub.errors import (
 
 
 class SimpleSalesforceLogin:
-    """A `SessionProvider` that uses the session of a `Salesforce` object. Thread-safe.
+    """A `SessionProvider` with the session of a `simple_salesforce.Salesforce` object. Thread-safe.
 
     Args:
         salesforce: The object; its session is renewed in place.
@@ -80,8 +80,9 @@ class SimpleSalesforceLogin:
         refresh = getattr(self._salesforce, "_refresh_session", None)
         if not callable(refresh):
             raise SessionExpiredError(
-                "the session of the Salesforce object is no longer accepted, and this version of "
-                "simple_salesforce cannot renew it: create a new object"
+                "the session of the simple_salesforce.Salesforce object is no longer accepted, and "
+                "the object cannot renew it: create a new Salesforce object, and connect again "
+                "with a new SimpleSalesforceLogin for it"
             )
         try:
             refresh()

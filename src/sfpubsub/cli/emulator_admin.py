@@ -86,7 +86,7 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
     "file",
     type=click.File(encoding="utf-8"),
     default="-",
-    help="File with one event per JSON line.  [default: stdin]",
+    help="File in JSON Lines format, with one event per line.  [default: stdin]",
 )
 @of_an_emulator
 def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:

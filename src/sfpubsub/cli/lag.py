@@ -62,7 +62,8 @@ def lag(
         what = next(iter(meant.values()), "any subscription")
         raise ConfigurationError(
             f"{directory} contains no status file from subscribe, ingest or mirror for {what}: run "
-            "sfpubsub lag on the machine and as the user of the running command"
+            "sfpubsub lag on the same machine, and as the same user, as the command you want to "
+            "check"
         )
     now = time.time()
     records = [_record(status, now) for status in chosen]

@@ -89,7 +89,7 @@ class Pace:
     "file",
     type=click.File(encoding="utf-8"),
     default="-",
-    help="File with one event per JSON line.  [default: stdin]",
+    help="File in JSON Lines format, with one event per line.  [default: stdin]",
 )
 @click.option(
     "--created-by",

@@ -38,7 +38,7 @@ class Alarms:
 
     Args:
         timings: Intervals, delays and timeouts; see `Timings`.
-        outgoing: Provides the time when credit was last sent.
+        outgoing: Provides the time when events were last requested.
         retries: Provides the time at which an outage has lasted too long.
         standing: Provides the time when a commit is due; None for a plain subscription.
     """

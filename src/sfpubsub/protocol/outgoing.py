@@ -1,4 +1,4 @@
-"""Requests sent on an open stream: credit, combined with a commit if one is due.
+"""Requests sent on an open stream: credit (window.py), combined with a commit if one is due.
 
 This module decides how many events to request. The subscription checks that a stream is open, and
 `standing.Standing` decides what to commit.

@@ -1,10 +1,15 @@
-"""Runs of consecutive events in the ledger, and how many of them are acked and confirmed.
+"""Runs: groups of consecutive events in the ledger (ledger.py), with the progress of their acks.
 
-::
+A run has three counters, each of which counts events at its front:
 
-    │ confirmed │ done: in the acked prefix │ acked: up to the first unacked event │ …
+- *acked*: the events before the run's first unacked event.
+- *done*: those of the acked events that belong to the ledger's acked prefix, which ends at the
+  first unacked event of all runs. So *done* is 0 as long as an earlier run has an unacked event;
+  otherwise `Run.finish` sets it to *acked*.
+- *confirmed*: those of the done events whose positions are known to be committed or stored. They
+  are removed together with the whole run.
 
-Acks in order only advance a number; events that are acked before an earlier one are marked one by
+Acks in order only increase a counter; events that are acked before an earlier one are marked one by
 one. There is no object per event: ids and positions are in two lists of strings and bytes, which
 are cheap to create and add no objects for the garbage collector to traverse.
 """
@@ -29,7 +34,9 @@ FULL = 100
 
 
 class Run:
-    """Consecutive events, and the keepalive after them. A *place* is an event's index in the run.
+    """Consecutive events of the ledger, and the keepalive after them.
+
+    A *place* is an event's index in the run.
 
     Args:
         first_order: `Entry.order` of the first event; the others are numbered consecutively.

@@ -7,10 +7,10 @@ A subscription has a sequence of streams. It starts in NEW. The states are:
 - OPENING: a call was started, and no response has arrived yet. Only the first response proves that
   the service accepts the call, so only a response changes the state to STREAMING and resets all
   retry budgets. Before that, a service that accepts calls and then rejects them looks healthy.
-- STREAMING: responses arrive; credit and commits are sent.
+- STREAMING: responses arrive; credit (window.py) and commits are sent.
 - WAITING: no stream; a randomised backoff runs before the next one. Reasons: the stream was lost
-  (BROKEN) or silent for too long (STALLED), the managed slot is used by another connection (BUSY),
-  or the position was rejected and replaced (MOVED).
+  (BROKEN) or silent for too long (STALLED), the managed subscription is in use by another
+  connection (BUSY), or the position was rejected and replaced (MOVED).
 - RENEWING: no stream; the session expired and a new one is being fetched. If it arrives during a
   backoff, reopening is POSTPONED.
 - PAUSED: no stream; it was closed because the application has too many unread events. It reopens

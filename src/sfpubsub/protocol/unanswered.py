@@ -34,7 +34,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """An event that is not settled, or whose request is still in flight."""
+    """An event that has no result yet (is not *settled*), or whose request is still in flight."""
 
     ticket: int
     event: ProducerEvent

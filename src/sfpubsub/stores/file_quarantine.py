@@ -146,8 +146,10 @@ class FileQuarantine(Quarantine):
                 replace_file(self._path(key).with_suffix(_DONE), note)
         except OSError as error:
             raise WriteError(
-                f"the quarantine {self._directory} cannot be written: {error.strerror}; events "
-                f"that were already redriven may be written again"
+                f"the quarantine {self._directory} cannot be written: {error.strerror}; "
+                f"events that were redriven but not marked will be written again by the next "
+                f"redrive: correct the cause, redrive again, and drop duplicate events (a raw "
+                f"table drops them itself)"
             ) from error
 
     @contextmanager

@@ -234,7 +234,9 @@ class _Reader:
                     )
                 if key in row and key in _CHOICES and row[key] not in _CHOICES[key]:
                     choices = " or ".join(_CHOICES[key])
-                    raise self._error(f"{what}: {key} cannot be {row[key]!r}", f"write {choices}")
+                    raise self._error(
+                        f"{what}: {key} has the invalid value {row[key]!r}", f"use {choices}"
+                    )
         return rows
 
     def _topic(self, row: dict[str, Any]) -> tuple[str, Schema, bool, bool]:

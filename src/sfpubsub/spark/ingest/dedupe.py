@@ -1,11 +1,11 @@
 """Decide which events are new, which are duplicates, and which only share another event's id.
 
-An event is identified by its dedupe key. For each key the window stores a *mark*: hashes of the
-event's payload, schema and topic. If a second event with the same key has a different payload, the
-marks show whether its schema or topic differs too. If so, it is a duplicate that was re-encoded; if
-not, it may be another event with the same id, which is a conflict. Events that the marks cannot
-classify are looked up in the table, all of them in one lookup. This module uses only keys, rows and
-times: no Spark, no files, no clock.
+An event is identified by its dedupe key. The window (key_window.py) contains the keys of recent
+events, each with a *mark*: hashes of the event's payload, schema and topic. If a second event with
+the same key has a different payload, the marks show whether its schema or topic differs too. If so,
+it is a duplicate that was re-encoded; if not, it may be another event with the same id, which is a
+conflict. Events that the marks cannot classify are looked up in the table, all of them in one
+lookup. This module uses only keys, rows and times: no Spark, no files, no clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Choose which sorted runs to merge, and merge them incrementally.
+"""Choose which sorted runs of dedupe keys to merge, and merge them incrementally.
 
-A lookup searches every run, so there should be few runs. A merge rewrites all its records, so each
-record should rarely be merged. key_window.py manages the runs and passes them to this module.
+A run is a file of keys (key_run.py). A lookup searches every run, so there should be few runs. A
+merge rewrites all its records, so each record should rarely be merged. key_window.py manages the
+runs and passes them to this module.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _size_class(run: KeyRun) -> int:
 
 
 class Merge:
-    """Merges several runs into one in steps, each for the next part of the key range."""
+    """Merges several `KeyRun` files into one in steps, each for the next part of the key range."""
 
     def __init__(self, inputs: list[KeyRun], output: RunWriter) -> None:
         self.inputs = inputs

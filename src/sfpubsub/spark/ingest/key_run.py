@@ -1,9 +1,9 @@
 """A sorted run: dedupe keys in one local file, with an in-memory filter.
 
-A record consists of three 64-bit numbers: the two halves of a key, and its mark, which includes the
-hour. Records are sorted by key. Keys are hashes and evenly distributed, so a key's first bits
-predict its position in the file. Invariant: `KeyRun.find` finds exactly the keys that were written;
-the filter only avoids disk reads, and its hits are compared with the file.
+A record consists of three 64-bit numbers: the two halves of a key, and its mark (dedupe.py), which
+includes the hour of the write. Records are sorted by key. Keys are hashes and evenly distributed,
+so a key's first bits predict its position in the file. Invariant: `KeyRun.find` finds exactly the
+keys that were written; the filter only avoids disk reads, and its hits are compared with the file.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Sought:
 
 @dataclass(frozen=True)
 class RunEntry:
-    """The manifest's entry for a run, which is used to validate its file."""
+    """The entry for a run in the manifest (run_directory.py), used to validate the run's file."""
 
     name: str
     count: int

@@ -1,8 +1,9 @@
 """The dedupe keys of the last hours: the newest in memory, older ones in sorted runs on local disk.
 
-The keys form an LSM tree: those in memory are eventually written as a run (key_run.py), runs of
-about the same size are merged, and a run whose keys have all expired is deleted. Merging is done in
-small steps, one with each added batch, so that no batch has to wait for it.
+These keys, each with a mark (dedupe.py), are the *window*. They form an LSM tree: those in memory
+are eventually written as a run (key_run.py), runs of about the same size are merged, and a run
+whose keys have all expired is deleted. Merging is done in small steps, one with each added batch,
+so that no batch has to wait for it.
 
 The directory is a cache of the table and can be deleted while no process uses it. A manifest lists
 the complete runs, and identifies the newest row whose key they contain. After a start, the keys of
@@ -79,7 +80,7 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Covered:
-    """Identifies the newest row whose key is in the runs.
+    """Identifies the newest row whose key is in the sorted runs on disk.
 
     If the table does not contain this row, the runs do not match the table and must not be used.
     """
@@ -100,8 +101,8 @@ class KeyWindow:
 
     Args:
         table: Name of the table; a directory that was used for another table is emptied.
-        directory: Directory for runs; created when needed. Only one process can use it: if it is in
-            use or not usable, a temporary directory is used instead.
+        directory: Directory for sorted runs of keys; created when needed. Only one process can use
+            it: if it is in use or not usable, a temporary directory is used instead.
         length: Minimum time for which a key is kept, in seconds.
         max_keys: Maximum number of keys. If there are more, the oldest are dropped, and `oldest`
             returns a later time.

@@ -19,7 +19,7 @@ _SET_BACK = 1800.0
 
 
 class KnownEvents:
-    """Looks up the events of a raw table: recent ones in a window of keys, others in the table.
+    """Looks up the events of a raw table: recent ones in a `KeyWindow`, others in the table.
 
     Call `recover` first, and again after each write with an unknown outcome. Not thread-safe,
     except for `record_time`.
@@ -39,7 +39,12 @@ class KnownEvents:
         self._recovered_at = 0.0
 
     def recover(self) -> None:
-        """Reload the table's state, and the keys that the runs of the window do not cover.
+        """Reload the table's state, and read the keys that are missing from the window's files.
+
+        The window (`KeyWindow`) keeps the newest keys in memory, and older ones in sorted files on
+        local disk, its *runs*. The runs contain the keys of rows up to `KeyWindow.covered`, so only
+        those of newer rows are read from the table. If the runs do not match the table, all keys of
+        the window are read again.
 
         Raises:
             WriteError: The table cannot be read, or the window's files cannot be written.

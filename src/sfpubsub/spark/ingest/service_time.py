@@ -2,9 +2,9 @@
 
 The time of a batch determines the partition of its rows and never decreases. If the clock were a
 year ahead for one batch, all later rows would get that time too, and every event would look too old
-for the window. For a managed subscription, the service reports its own time with each commit. For
-other sources, the newest event of a batch limits how late the current time can be, because the
-service retains an event for only a few days.
+for the window of dedupe keys (key_window.py). For a managed subscription, the service reports its
+own time with each commit. For other sources, the newest event of a batch limits how late the
+current time can be, because the service retains an event for only a few days.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class PartsWriter(Protocol):
 
 @dataclass(eq=False)
 class _Waiting:
-    """A source's `Part` that is waiting to be written, and later the result of the write."""
+    """A source's `screening.Part` that is waiting to be written, and later the result."""
 
     part: Part
     since: float

@@ -54,7 +54,7 @@ class EventWriter:
 
     Creating it takes over the table: a local directory by a lease, a table format by a transaction
     that fences off every older writer. It also removes leftovers of a writer that died, and loads
-    the window's keys from the table.
+    the keys of the dedupe window (`KeyWindow`) from the table.
 
     Args:
         spark: A classic session (not Spark Connect), local or with a shared file system. Table

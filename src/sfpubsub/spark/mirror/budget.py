@@ -1,7 +1,7 @@
 """Count the API calls of a mirror and limit them to a daily budget.
 
-This module is pure: no I/O, no clock. The plans of steps record the calls used, so a restart loses
-only the count of calls since the last step.
+This module is pure: no I/O, no clock. The plans of the mirror's steps (tables/steps.py) record the
+calls used, so a restart loses only the count of calls since the last step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Run reads in a background thread, and queue their pieces for merging.
 
-Pieces are returned in order, and only after they are durable in the log. The thread reads ahead
-until `_AHEAD` pieces are waiting, and then pauses.
+A read of the org consists of pieces, which are stored in the read log (log.py). Pieces are returned
+in order, and only after they are durable in the log. The thread reads ahead until `_AHEAD` pieces
+are waiting, and then pauses.
 """
 
 from __future__ import annotations

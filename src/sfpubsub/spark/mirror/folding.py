@@ -1,8 +1,8 @@
-"""Apply the merge rule to Arrow batches on an executor.
+"""Apply the merge rule (merging.py) to Arrow batches on an executor.
 
 This module does not need Spark. The rows of one record are adjacent: its row in the table, its open
-queue entries, the result of a read, and its changes in order of arrival. Invariant: the output
-depends only on these rows, not on how they are split into batches.
+entries in the reread queue, the result of a read, and its changes in order of arrival. Invariant:
+the output depends only on these rows, not on how they are split into batches.
 """
 
 from __future__ import annotations

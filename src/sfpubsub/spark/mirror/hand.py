@@ -1,8 +1,14 @@
-"""The single worker that runs a mirror's steps: applying events, and steps described by notes.
+"""The single worker that runs a mirror's steps.
 
-After each step, the worker records which rows are durable and applied, with the time on a monotonic
-clock. A read that begins one margin later contains at least the changes in these rows. The worker
-makes no decisions about records or reads.
+A step (tables/steps.py) either applies events from the raw table to the mirror's tables, or carries
+out a *note* (notes.py): an instruction that is stored in the step's plan, such as to merge pieces
+of a read of the org.
+
+After each step, the worker records which state is now stored durably in the tables (`reads.AsOf`:
+mainly the newest raw row whose changes were applied), with the time on a monotonic clock. The org's
+responses lag behind its events by at most the *margin* (`MirrorSettings.margin`). So a read that
+begins at least one margin after that time contains the changes of all raw rows up to that row. The
+worker makes no decisions about records or reads.
 """
 
 from __future__ import annotations
@@ -27,8 +33,8 @@ class Hand:
 
     Args:
         engine: Performs the steps.
-        ledger: Progress of the objects, updated with each note.
-        queue: The reread queue.
+        ledger: Progress of the objects, updated with each `notes.Note`.
+        queue: The queue of records to read again from the org.
         budget: Counts the requests made.
         calls: Returns the number of requests made to the org so far.
         margin: Maximum lag of the org's responses, in seconds; see `reads.as_of`.

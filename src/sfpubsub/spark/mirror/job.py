@@ -1,10 +1,10 @@
 """The mirror job: one thread merges the events and the results of reads into the tables.
 
-The caller's thread runs every step of the engine: it applies events, merges the results of reads,
-and requests new reads. A second thread reads the org and writes the results to the read log
-(`ReadLog`). A third thread writes the event stream to the raw table. A read is guaranteed to
-contain all changes applied at least one margin (`MirrorSettings.margin`) before its request.
-Invariant: after a kill at any point, the next process continues from the tables alone.
+The caller's thread runs every step of the engine (tables/steps.py): it applies events, merges the
+results of reads, and requests new reads. A second thread reads the org and writes the results to
+the read log (`ReadLog`). A third thread writes the event stream to the raw table. A read is
+guaranteed to contain all changes applied at least one margin (`MirrorSettings.margin`) before its
+request. Invariant: after a kill at any point, the next process continues from the tables alone.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Mirror:
         format: ``delta`` or ``iceberg``.
         settings: All other settings.
         on_progress: Called with each progress message.
-        clock: Monotonic clock in seconds, for margins.
+        clock: Monotonic clock in seconds, for measuring `MirrorSettings.margin`.
         wall: Wall clock in seconds since 1970 UTC, for schedules.
 
     Raises:

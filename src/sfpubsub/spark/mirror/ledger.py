@@ -1,8 +1,9 @@
 """The history of a mirror, read from the plans of its steps.
 
-A plan is durable before its step runs, and the next process finishes an incomplete step first. So
-the plans describe work that is done, or that will be done before any other work. This module never
-writes.
+A step is a unit of work of the engine (tables/steps.py): for a mirror, it applies events or carries
+out a `notes.Note`. Its plan is durable before it runs, and the next process finishes an incomplete
+step first. So the plans describe work that is done, or that will be done before any other work.
+This module never writes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The merge rule: computes a record's state from its events and reads.
 
-This module is pure: no Spark, no I/O, no clock. `Fold` applies a change to a record, as in current
-tables. This module decides to which state a change is applied, and which queue entries are closed.
+This module is pure: no Spark, no I/O, no clock. `Fold` (tables/records.py) applies a change to a
+record, as in current tables. This module decides to which state a change is applied, and which
+entries of the reread queue are closed. The *as-of* of a read states which events the read is
+guaranteed to contain, and the *margin* is the longest lag of the org's responses (reads.py).
 
 **A row.** A read contains every event up to its as-of, and perhaps later ones. So its row replaces
 the known state, and every event after the as-of is applied to it in order of arrival. Applying an

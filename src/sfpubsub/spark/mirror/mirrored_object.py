@@ -1,7 +1,8 @@
 """The table of one object: its columns, and the input and output DataFrames of the merge rule.
 
-`merging` makes all decisions about records, row by row on executors. The outcome is the same for
-all records that are known only from a read, so it is computed only once (`MirroredObject.alone`).
+The merge rule (merging.py) makes all decisions about records, row by row on executors. The outcome
+is the same for all records that are known only from a read, so it is computed only once
+(`MirroredObject.alone`).
 """
 
 from __future__ import annotations

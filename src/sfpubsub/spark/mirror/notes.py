@@ -1,7 +1,8 @@
-"""Notes, which are stored in the plans of a mirror's steps and define what the steps do.
+"""Notes: instructions for a mirror's steps that process no raw rows, stored in the steps' plans.
 
-This module is pure: no Spark, no I/O. A note contains everything that the outcome of a step depends
-on, except the tables. The next process can therefore repeat an interrupted step.
+See `StepPlan.note` (tables/steps.py). This module is pure: no Spark, no I/O. A note contains
+everything that the outcome of a step depends on, except the tables. The next process can therefore
+repeat an interrupted step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sfpubsub.spark.tables.records import Reason
 
 @dataclass(frozen=True)
 class Merge:
-    """Note of a step that merges some pieces of a read.
+    """Note of a step that merges some pieces of a read from the read log (log.py).
 
     After all pieces, one more note, with `is_last`, handles the records that the read did not
     return: they may have been deleted.
@@ -59,7 +60,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class Ask:
-    """Note of a step that adds entries to the queue for a reason other than an event."""
+    """Note of a step that adds entries to the reread queue for a reason other than an event."""
 
     entity: str
     record_ids: tuple[str, ...] | None
@@ -77,7 +78,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Note of a step that compares the record ids read by a sweep with those in the table."""
+    """Note of a step that compares the table's record ids with those of a *sweep*.
+
+    A sweep is a read of the ids of all records of an object.
+    """
 
     entity: str
     first: int

@@ -1,7 +1,8 @@
 """The reread queue of a mirror, which contains only open entries.
 
-An entry is durable before the row that it concerns is changed, and is removed only after a read
-that closes it was merged. So a crash can leave an extra entry, but never lose one. A step changes
+An entry is a reason to read one or more records again from the org (`reads.Entry`). It is durable
+before the row that it concerns is changed, and is removed only after a read that closes it was
+merged. So a crash can leave an extra entry, but never lose one. A step (tables/steps.py) changes
 the table at most twice, with the version numbers 2 * step and 2 * step + 1. This module only stores
 the queue: its callers decide which entries to add and remove.
 """

@@ -1,7 +1,8 @@
 """Read the org into the log, piece by piece: with Bulk jobs, by queries over id ranges, or by ids.
 
-This module decides neither what to read nor the as-of of a read. An interrupted read resumes after
-its last piece, from the marker alone.
+For the read log, its pieces and their markers, see log.py. This module decides neither what to read
+nor the as-of of a read (reads.py). An interrupted read resumes after its last piece, from the
+piece's marker alone.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Reading:
 
 
 class OrgReads:
-    """Reads the org into the logs. Not thread-safe.
+    """Reads the org into the read logs of its objects. Not thread-safe.
 
     Args:
         reader: Sends requests to the org.

@@ -1,4 +1,4 @@
-"""What a read of the org is guaranteed to contain, and which queue entries it closes ("heals").
+"""What a read of the org is guaranteed to contain, and which reread entries it closes ("heals").
 
 This module is pure: no Spark, no I/O, no clock. The org's responses may lag a few seconds behind
 its own events, so the time of a read does not determine its content. Its as-of does: the raw rows
@@ -39,11 +39,14 @@ class AsOf:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The state that was durable at a known time. The as-ofs of later reads are derived from it."""
+    """The state that was durable at a known time. The as-ofs of later reads are derived from it.
+
+    Unrelated to `notes.Note`.
+    """
 
     time: float
     """Monotonic clock of this process in seconds, read after the data was durable. A new process
-    starts without notes, because monotonic clocks of two processes cannot be compared.
+    starts without any, because monotonic clocks of two processes cannot be compared.
     """
     durable: AsOf
 
@@ -52,12 +55,12 @@ def as_of(notes: Iterable[Noted], sent: float, margin: float) -> AsOf | None:
     """Return the as-of of a read: the newest state that was durable one margin before the request.
 
     Args:
-        notes: Notes of this process.
+        notes: The states that this process has recorded, with their times.
         sent: When the request is sent, or a Bulk job is created, by the clock of *notes*.
         margin: Maximum time in seconds by which responses lag behind the event bus.
 
     Returns:
-        The as-of; None if no note is old enough yet, in which case the caller must wait.
+        The as-of; None if none of *notes* is old enough yet, in which case the caller must wait.
     """
     return max((each.durable for each in notes if each.time <= sent - margin), default=None)
 

@@ -1,9 +1,9 @@
-"""Apply the engine's steps to the tables of a mirror.
+"""Apply the engine's steps (tables/steps.py) to the tables of a mirror.
 
-A step applies the events of some raw batches, merges pieces of a read, or requests reads. Each step
-first writes new queue entries, then changes each object's table, then removes closed entries.
-merging.py makes the decisions about records. Invariant: a table with the number of a step
-contains the effects of all steps up to it; repeating a step changes nothing.
+A step applies the events of some raw batches, merges pieces of a read (log.py), or requests reads.
+Each step first adds new entries to the reread queue (queue.py), then changes each object's table,
+then removes closed entries. merging.py makes the decisions about records. Invariant: a table with
+the number of a step contains the effects of all steps up to it; repeating a step changes nothing.
 """
 
 from __future__ import annotations
@@ -295,7 +295,11 @@ class MirrorTables:
             self.queue.remove(note.entity, note.read.as_of, number, ids)
 
     def log(self, entity: str) -> ReadLog:
-        """Return the read log of an object, for reading only."""
+        """Return the read log of an object.
+
+        Call only its methods that read: `Mirror` adds and removes pieces through its own `ReadLog`,
+        which numbers them.
+        """
         return self._logs.setdefault(entity, ReadLog(self._target, entity))
 
     # Requests.

@@ -1,9 +1,10 @@
 """Derived tables in Delta format: at a path or URL, or in a catalog.
 
-Each commit stores its step as the ``txnVersion`` of this package's application id. Delta skips a
-commit if the table already has the same or a higher number. Rows arrive as complete Parquet files,
-which are added to the table's files and committed through Delta's own transaction, because a Spark
-write would need a separate job for each of forty small tables. Spark executes merges and deletes.
+Each commit stores the number of its step (steps.py) as the ``txnVersion`` of this package's
+application id. Delta skips a commit if the table already has the same or a higher number. Rows
+arrive as complete Parquet files, which are added to the table's files and committed through Delta's
+own transaction, because a Spark write would need a separate job for each of forty small tables.
+Spark executes merges and deletes.
 """
 
 from __future__ import annotations
@@ -286,9 +287,10 @@ class DeltaTargetTable(LoggedTargetTable):
         }
 
     def _parsed(self, actions: Sequence[Mapping[str, Any]]) -> Any:
-        """Convert actions from JSON to Delta's objects.
+        """Convert actions to Delta's objects, by way of JSON.
 
-        JSON is the form of the log, which is stable across versions of Delta.
+        Delta's log stores actions as JSON, and the format of the log is stable across versions of
+        Delta.
         """
         action = self._java("org.apache.spark.sql.delta.actions.Action")
         parsed = self._target.no_actions

@@ -109,7 +109,7 @@ class EventTables:
         schemas: Store of the raw table's schemas; by default its own sidecar.
         schema_patience: Seconds that a row waits for its schema, counted from the row's arrival.
             After that, the row is undecodable until the schema arrives.
-        followers: Functions that each create a `Follower`, to build further tables of the target.
+        followers: Functions that each create a `steps.Follower`, which builds further tables.
         mirror: Whether one of the followers belongs to a mirror, which maintains its own current
             tables. In that case, *objects* may add objects at each start, and need not list earlier
             objects.

@@ -1,8 +1,9 @@
-"""Apply `Fold` to the changes of many records, as Arrow data on an executor.
+"""Apply `records.Fold` to the changes of many records, as Arrow data on an executor.
 
 This module does not need Spark. The rows of a record are adjacent: its row of the current table, if
 it has one, and then its changes in order of arrival. Invariant: the result depends only on these
-rows and on the cues that concern all records, not on how the rows are split into batches.
+rows and on the cues (`records.Cue`) that concern all records, not on how the rows are split into
+batches.
 """
 
 from __future__ import annotations

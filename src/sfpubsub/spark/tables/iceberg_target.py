@@ -2,8 +2,8 @@
 
 Iceberg's appends never conflict, so a change is made in two stages, as in a raw table. First a
 snapshot is *staged* outside all branches. Then it is *published* by swapping the table's metadata,
-if the table still has a lower step. The step is a property of both the snapshot and the table,
-because compaction adds newer snapshots, after which ours may expire.
+if the table still has a lower step number (steps.py). The number is a property of both the snapshot
+and the table, because compaction adds newer snapshots, after which ours may expire.
 
 Rows arrive as complete Parquet files. They are stored with the table's files through its `FileIO`,
 and appended with the metrics that Iceberg reads from them. Their columns are found by name

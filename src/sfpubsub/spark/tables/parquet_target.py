@@ -3,17 +3,17 @@
 ::
 
     _tables.json, _steps.json               the source of the tables, and the newest step
-    _lease                                  the process that writes (lease.py)
+    _lease                                  the process that writes (raw/lease.py)
     _step                                   the last published step
     _staging/                               a step in progress, or left by a crash
     _ready/                                 a committed step that is being published
     Order_Event__e/_table.json              the table's columns and metadata
     Order_Event__e/step=0000000042/part-0.parquet
 
-A step is staged, committed by renaming it to ``_ready``, and then published, with one rename per
-table. After a crash, a committed step is completed first. So a step is published completely or not
-at all, and the rows of a table and step become visible together. The file system must be local
-(POSIX).
+A step (steps.py) is staged, committed by renaming it to ``_ready``, and then published, with one
+rename per table. After a crash, a committed step is completed first. So a step is published
+completely or not at all, and the rows of a table and step become visible together. The file system
+must be local (POSIX).
 """
 
 from __future__ import annotations

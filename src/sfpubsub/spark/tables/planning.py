@@ -1,4 +1,4 @@
-"""Plan the next step from the raw table and the steps done so far.
+"""Plan the next step (steps.py) from the raw table and the steps done so far.
 
 Planning changes no tables. The plan contains every decision, so that another process can execute
 the step.

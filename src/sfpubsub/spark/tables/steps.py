@@ -1,10 +1,11 @@
-"""The engine's steps, whose plans are recorded before they are executed.
+"""The steps of the engine (engine.py), whose plans are recorded before they are executed.
 
-Steps are numbered consecutively. A step's plan contains everything that the outcome depends on, and
-is durable before any table is written. Then the tables are changed one by one, each with the step's
-number. After a crash, a step is repeated from its plan: tables that have the number are skipped,
-and the others receive exactly the same changes. The next step is planned only when all tables have
-the changes of the current one.
+A step is one unit of work on the tables of a target, such as adding the rows of some raw batches;
+see `StepPlan.kind`. Steps are numbered consecutively. A step's plan contains everything that the
+outcome depends on, and is durable before any table is written. Then the tables are changed one by
+one, each with the step's number. After a crash, a step is repeated from its plan: tables that have
+the number are skipped, and the others receive exactly the same changes. The next step is planned
+only when all tables have the changes of the current one.
 """
 
 from __future__ import annotations

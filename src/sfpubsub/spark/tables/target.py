@@ -1,9 +1,10 @@
 """The interface of targets for derived tables, in any format.
 
 A `Target` is a directory, a URL, or a schema of a catalog, which contains tables by name. Each
-change of a `TargetTable` is one transaction with the number of a step. A table accepts each number
-once and in order, which makes steps repeatable. Invariant: a table whose `TargetTable.step` is N
-contains exactly the changes of the steps up to N. This module does not depend on events.
+change of a `TargetTable` is one transaction with the number of a step (steps.py). A table accepts
+each number once and in order, which makes steps repeatable. Invariant: a table whose
+`TargetTable.step` is N contains exactly the changes of the steps up to N. This module does not
+depend on events.
 """
 
 from __future__ import annotations
@@ -84,10 +85,10 @@ class Place:
 class TargetTable(ABC):
     """One table of a target. Only one thread at a time may change it.
 
-    Each change has the number of a step and is made at most once: if the table already has the same
-    or a higher number, nothing happens. A change is visible to readers when the method returns,
-    except for Parquet targets, which publish a complete step in `Target.finish`. For all formats, a
-    change is durable when `Target.finish` returns.
+    Each change has the number of a step (steps.py) and is made at most once: if the table already
+    has the same or a higher number, nothing happens. A change is visible to readers when the method
+    returns, except for Parquet targets, which publish a complete step in `Target.finish`. For all
+    formats, a change is durable when `Target.finish` returns.
     """
 
     def __init__(self, name: str) -> None:
@@ -148,7 +149,8 @@ class TargetTable(ABC):
             Whether this call added the rows; False if the table already has the step.
 
         Raises:
-            WriteError: Writing failed. Call `step` to find out whether the rows are in the table.
+            WriteError: Writing failed. The rows were added anyway if `TargetTable.step` now returns
+                at least *step*.
         """
 
     @abstractmethod
@@ -173,7 +175,8 @@ class TargetTable(ABC):
 
         Raises:
             ConfigurationError: The format does not support this.
-            WriteError: Writing failed. Call `step` to find out whether the change was made.
+            WriteError: Writing failed. The change was made anyway if `TargetTable.step` now returns
+                at least *step*.
         """
 
     @abstractmethod
@@ -186,7 +189,8 @@ class TargetTable(ABC):
 
         Raises:
             ConfigurationError: The format does not support this.
-            WriteError: Writing failed. Call `step` to find out whether the change was made.
+            WriteError: Writing failed. The change was made anyway if `TargetTable.step` now returns
+                at least *step*.
         """
 
     @abstractmethod
@@ -199,7 +203,8 @@ class TargetTable(ABC):
 
         Raises:
             ConfigurationError: The format does not support this.
-            WriteError: Writing failed. Call `step` to find out whether the change was made.
+            WriteError: Writing failed. The change was made anyway if `TargetTable.step` now returns
+                at least *step*.
         """
 
     @abstractmethod

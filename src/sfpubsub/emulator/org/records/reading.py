@@ -85,7 +85,7 @@ class Past:
     """Reads the contents that the store had `lag_s` seconds ago. Thread-safe.
 
     A snapshot is taken before each change. The oldest snapshot that is younger than the lag
-    therefore contains the state of `lag_s` seconds ago. Changes in quick succession share a
+    therefore contains the state as of `lag_s` seconds ago. Changes in quick succession share a
     snapshot, and can become visible too early by up to a quarter of the lag.
 
     Args:
@@ -114,7 +114,7 @@ class Past:
                 self._snapshots.append((now, self._store.snapshot()))
 
     def rows(self, sql: str, *given: object) -> list[Any]:
-        """Execute a query on the state of `lag_s` seconds ago, and return all of its rows."""
+        """Run a query on the store's contents as of `lag_s` seconds ago, and return all rows."""
         if not self._lag_s:
             return self._store.rows(sql, *given)
         with self._lock:
