@@ -41,7 +41,7 @@ COMMANDS = {
     "lag": ("sfpubsub.cli.lag", "Show the progress of commands on this machine."),
     "mirror": ("sfpubsub.cli.mirror", "Keep tables in sync with objects of the org, with PySpark."),
     "managed": ("sfpubsub.cli.managed", "Administer managed subscriptions."),
-    "publish": ("sfpubsub.cli.publish", "Publish events from JSON lines."),
+    "publish": ("sfpubsub.cli.publish", "Publish the events of a JSON Lines file."),
     "push": ("sfpubsub.cli.pushtopic", "Push an event to a generic channel."),
     "pushtopic": ("sfpubsub.cli.pushtopic", "Administer PushTopics."),
     "quarantine": ("sfpubsub.cli.quarantine", "List and redrive quarantined events."),

@@ -124,11 +124,11 @@ def publish(
     timeout: float,
     **service: str | None,
 ) -> int | None:
-    """Publish one event per JSON line, and print a result for each.
+    """Publish the events of a JSON Lines file, and print a result for each.
 
-    Each line is an object with the fields of the topic's schema; see `sfpubsub schema TOPIC`. It
-    must contain CreatedDate (milliseconds since 1970 UTC) and CreatedById, unless --created-by is
-    used. The member "_event" is not a field of the event: {"_event": {"id": "…", "headers": {"a":
+    Each line is a JSON object with the fields of the topic's schema; see `sfpubsub schema TOPIC`.
+    It must contain CreatedDate (milliseconds since 1970 UTC) and CreatedById, unless --created-by
+    is used. The member "_event" is not a field of the event: {"_event": {"id": "…", "headers": {"a":
     "b"}}} sets the event's id, which stays the same if the event is resent, and its headers.
 
     Events are sent in the order of the lines, one request at a time. With --stream several requests
