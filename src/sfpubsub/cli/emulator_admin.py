@@ -93,8 +93,8 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
     """Publish the events of a JSON Lines file, on behalf of the org.
 
     Each line is a JSON object with the fields of the topic's schema; CreatedDate, CreatedById and
-    the members of a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this command can publish change
-    events. Prints the event_id and replay_id of each event.
+    the members of a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this command can
+    publish change events. Prints the event_id and replay_id of each event.
     """
     for where, events in _parts(file):
         try:

@@ -128,8 +128,8 @@ def publish(
 
     Each line is a JSON object with the fields of the topic's schema; see `sfpubsub schema TOPIC`.
     It must contain CreatedDate (milliseconds since 1970 UTC) and CreatedById, unless --created-by
-    is used. The member "_event" is not a field of the event: {"_event": {"id": "…", "headers": {"a":
-    "b"}}} sets the event's id, which stays the same if the event is resent, and its headers.
+    is used. The member "_event" is not a field of the event: {"_event": {"id": "…", "headers":
+    {"a": "b"}}} sets the event's id, which stays the same if the event is resent, and its headers.
 
     Events are sent in the order of the lines, one request at a time. With --stream several requests
     are in flight, and the service may publish them in any order. Unanswered events are resent with

@@ -134,7 +134,7 @@ class EventStream(ABC, Generic[R]):
 
     @abstractmethod
     def accept(self, arrival: Arrival[R]) -> None:
-        """Handle any request after a stream's first one: add the requested events to `pending`."""
+        """Handle any request after a stream's first one: add its number of events to `pending`."""
 
     def keys(self) -> list[str]:
         """Return the keys under which this stream is registered with `Bells`, which wakes it."""

@@ -179,8 +179,8 @@ class Sessions:
         return self._end(lambda item, _known: item == token, _End(True, None))
 
     def on_end(self, listener: Callable[[], None]) -> None:
-        """Register a function to call whenever tokens are ended, so that waiting streams check
-        their tokens.
+        """Register a function to call whenever tokens become invalid, so that waiting streams
+        check theirs.
         """
         with self._lock:
             self._on_end.append(listener)

@@ -107,9 +107,9 @@ def merge_row(
         mirrored: The state known so far; None for an unknown record.
         read: The read.
         row: The returned row.
-        changes: All changes of the record that arrived after the read's as-of and were already
-            applied, in order of arrival. If their raw rows no longer exist, the read cannot be
-            merged and must be repeated.
+        changes: All changes of the record that arrived after the read's as-of point and were
+            already applied, in order of arrival. The caller must repeat the read instead if some of
+            their raw rows no longer exist.
         entries: Open entries that concern the record.
         newest: See `is_outdated`.
     """

@@ -346,11 +346,12 @@ class MirrorTables:
         merged: DataFrame | None = None,
         new: DataFrame | None = None,
     ) -> None:
-        """Write a step's rows to a table in up to three changes.
+        """Write a step's rows to a table in up to three commits.
 
-        The changes have consecutive version numbers, the last of which is the last of the step. A
-        step that is repeated after a crash skips the changes that the table already has. So it may
-        merge rows that it has inserted before, but never inserts rows that it has merged.
+        The commits have consecutive numbers, up to the last one that the step may use. If the step
+        is repeated after a crash, the commits that the table already has are skipped. A repeated
+        step may therefore merge a row that it inserted before, which is harmless, but it never
+        inserts a row that it merged before, which would duplicate it.
 
         Args:
             found: The object.
