@@ -84,8 +84,8 @@ class ParquetTarget(Target):
                 finish(self.path)
             except OSError as error:
                 raise WriteError(
-                    f"a committed step of {self.path} was not published: {error}; correct the cause, "
-                    f"and start again, which publishes it first"
+                    f"a committed step of {self.path} was not published: {error}; correct the "
+                    f"cause, and start again, which publishes it first"
                 ) from error
             shutil.rmtree(self.path / STAGING_NAME, ignore_errors=True)
             unless_done.pop_all()
