@@ -75,13 +75,13 @@ def snapshot(world: World, records: int) -> tuple[float, float]:
     """Return the seconds of the org's query job, and the seconds until the mirror is complete."""
     jobs = world.emulator.jobs
     with world.mirror(bulk_from=0) as mirror:
-        mirror.advance(world.stream.standing())
+        mirror.advance(world.stream.state())
         world.until(mirror, lambda: mirror._fetching.is_busy)  # after a safety margin
         ready = began = time.perf_counter()
         while mirror.report.reads < 1:
             if ready == began and any(job.state == "JobComplete" for job in jobs.all(queries=True)):
                 ready = time.perf_counter()
-            if not mirror.advance(world.stream.standing()):
+            if not mirror.advance(world.stream.state()):
                 time.sleep(0.01)
         taken = time.perf_counter() - ready
         assert mirror.report.records == records
@@ -128,14 +128,14 @@ def step(world: World, records: int) -> tuple[float, float]:
     chosen = ids[:: max(1, len(ids) // CHANGES)][:CHANGES]
     with world.mirror(bulk_from=0) as mirror:
         for turn in "ab":
-            written = world.stream.standing().written
+            written = world.stream.state().written
             for number, record_id in enumerate(chosen):
                 world.update(record_id, Phone=f"{turn}{number}")
-            while world.stream.standing().written < written + len(chosen):
+            while world.stream.state().written < written + len(chosen):
                 time.sleep(0.5)
             began, laid = time.perf_counter(), mirror.report.events
             while mirror.report.events < laid + len(chosen):
-                mirror.advance(world.stream.standing())
+                mirror.advance(world.stream.state())
             taken = time.perf_counter() - began
     now = world.spark.read.format("delta").load(f"file://{world.to}/Account")
     changed = now.where("Phone LIKE 'b%'").persist()

@@ -204,8 +204,8 @@ def settle(script: Script) -> None:
 
 def commits_of(protocol: SubscriptionProtocol) -> Commits:
     """Return the `Commits` object of a managed subscription."""
-    assert protocol._standing is not None
-    return protocol._standing._commits
+    assert protocol._managed is not None
+    return protocol._managed._commits
 
 
 def commits(commands: list[Command]) -> list[CommitRequest]:

@@ -173,7 +173,7 @@ class MirrorRun:
             stream.begin()
             say(f"waiting until the stream from {self._source} has a start position")
             try:
-                mirror.run(stream.standing, once=once)
+                mirror.run(stream.state, once=once)
             finally:
                 self._report = mirror.report
                 stream.stop()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 
 from sfpubsub.config import Timings
+from sfpubsub.protocol.managed_position import ManagedPosition
 from sfpubsub.protocol.outgoing import Outgoing
 from sfpubsub.protocol.retries import Retries
-from sfpubsub.protocol.standing import Standing
 from sfpubsub.protocol.states import State
 
 _NEVER = float("inf")
@@ -40,16 +40,20 @@ class Alarms:
         timings: Intervals, delays and timeouts; see `Timings`.
         outgoing: Provides the time when events were last requested.
         retries: Provides the time at which an outage has lasted too long.
-        standing: Provides the time when a commit is due; None for a plain subscription.
+        managed: Provides the time when a commit is due; None for a plain subscription.
     """
 
     def __init__(
-        self, timings: Timings, outgoing: Outgoing, retries: Retries, standing: Standing | None
+        self,
+        timings: Timings,
+        outgoing: Outgoing,
+        retries: Retries,
+        managed: ManagedPosition | None,
     ) -> None:
         self._timings = timings
         self._outgoing = outgoing
         self._retries = retries
-        self._standing = standing
+        self._managed = managed
         self.heard_at: float = 0.0
         """When the last message was received or the stream was opened."""
         self.reopen_at: float = 0.0
@@ -104,8 +108,8 @@ class Alarms:
         if outgoing.window.starving:
             # Commits and their responses are not assumed to reset the service's timeout of 60 s.
             reserve = outgoing.last_figure + self._timings.reserve
-        if self._standing is not None:
-            at = self._standing.commit_at
+        if self._managed is not None:
+            at = self._managed.commit_at
             commit = _NEVER if at is None else at
         return self._silent_at, reserve, commit, self._never_acked_at
 

@@ -1,7 +1,7 @@
 """Requests sent on an open stream: credit (window.py), combined with a commit if one is due.
 
 This module decides how many events to request. The subscription checks that a stream is open, and
-`standing.Standing` decides what to commit.
+`managed_position.ManagedPosition` decides what to commit.
 """
 
 from __future__ import annotations

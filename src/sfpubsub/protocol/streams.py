@@ -30,10 +30,10 @@ from sfpubsub.protocol.commands import (
 from sfpubsub.protocol.events import Failure, FailureKind
 from sfpubsub.protocol.intake import Intake
 from sfpubsub.protocol.ledger import Ledger
+from sfpubsub.protocol.managed_position import ManagedPosition
 from sfpubsub.protocol.outgoing import Outgoing
 from sfpubsub.protocol.resume import Resume
 from sfpubsub.protocol.retries import Retries, Verdict
-from sfpubsub.protocol.standing import Standing
 from sfpubsub.protocol.states import ALIVE, Signal, State, step
 from sfpubsub.types import Gap, StartPosition
 
@@ -70,13 +70,15 @@ class Streams:
         self._ledger = Ledger()
         self._outgoing = Outgoing()
         self._resume = None if start is None else Resume(name, start, fallback)
-        self._standing = Standing(name, self._ledger, self._timings) if start is None else None
+        self._managed = (
+            ManagedPosition(name, self._ledger, self._timings) if start is None else None
+        )
         self._retries = Retries(name, self._timings, connection_timeout)
         self._limits = limits or Limits()
         self._appetite = Appetite(self._limits)
         ledger = self._ledger if tracked or self.managed else None
         self._intake = Intake(self._appetite, ledger, self._resume)
-        self._alarms = Alarms(self._timings, self._outgoing, self._retries, self._standing)
+        self._alarms = Alarms(self._timings, self._outgoing, self._retries, self._managed)
         self._stream = 0
         self._held = False  # paused by the application
         self._paused: str | None = None  # why the stream was closed
@@ -178,8 +180,8 @@ class Streams:
         self._alarms.heard_at = now
         self._intake.new_stream()
         self._ledger.new_stream()
-        if self._standing is not None:
-            self._standing.new_stream(self._stream, now)
+        if self._managed is not None:
+            self._managed.new_stream(self._stream, now)
         num_requested = self._outgoing.open(self._stream, now, self._room)
         start = None if self._resume is None else self._resume.position
         return OpenStream(self._stream, num_requested, start)
@@ -194,7 +196,7 @@ class Streams:
         return [*out, RenewSession()] if self.state is State.RENEWING else out
 
     def _dropped(self, failure: Failure | None, now: float) -> None:
-        if self._standing is None:
+        if self._managed is None:
             return
         if failure is not None and self.state is State.OPENING:
             # A rejection arrives early; a later failure ends an idle stream that had begun.
@@ -202,7 +204,7 @@ class Streams:
             expired = failure.kind is FailureKind.REAUTHENTICATE and soon
             if expired or failure.kind is FailureKind.SLOT_HELD:
                 return
-        self._standing.dropped()
+        self._managed.dropped()
 
     def _rejected(
         self, resume: Resume, error: SfPubSubError, now: float, jitter: float
@@ -238,7 +240,7 @@ class Streams:
         closed = error or CommitError(
             f"the subscription {self.name} was closed before the commit was answered"
         )
-        settled = [] if self._standing is None else self._standing.settle_all(closed)
+        settled = [] if self._managed is None else self._managed.settle_all(closed)
         return [*settled, Finish(error)]
 
     def _report(self, gap: Gap) -> ReportGap:
@@ -261,4 +263,4 @@ class Streams:
         return self._finished(self._uncommitted())
 
     def _uncommitted(self) -> CommitError | None:
-        return None if self._standing is None else self._standing.uncommitted()
+        return None if self._managed is None else self._managed.uncommitted()

@@ -2,7 +2,7 @@
 
 `SubscriptionProtocol` combines the other modules: `states` defines the transitions, `streams` opens
 and replaces calls, `intake` finds the new events, `appetite` computes the room for more, `ledger`
-tracks acks, `outgoing` sends requests, `resume` (plain) and `standing` (managed) track positions,
+tracks acks, `outgoing` sends requests, `resume` (plain) and `managed` (managed) track positions,
 and `retries` and `alarms` decide when to act.
 
 Each input is a method call with the current time in seconds of any monotonic clock, and returns
@@ -19,7 +19,7 @@ from sfpubsub.errors import LocalProtocolError, StreamStalledError
 from sfpubsub.protocol.alarms import Due
 from sfpubsub.protocol.commands import CancelStream, Command, Discard, HalfClose
 from sfpubsub.protocol.events import Response
-from sfpubsub.protocol.standing import Standing
+from sfpubsub.protocol.managed_position import ManagedPosition
 from sfpubsub.protocol.states import ALIVE, Signal, State
 from sfpubsub.protocol.streams import Streams
 from sfpubsub.types import Health, ReplayId
@@ -73,7 +73,7 @@ class SubscriptionProtocol(Streams):
         Raises:
             LocalProtocolError: There is nothing to commit, or the subscription is plain or closed.
         """
-        if self._standing is None:
+        if self._managed is None:
             raise LocalProtocolError(
                 f"{self.name} is a plain subscription, for which the service stores no position: "
                 f"commit is only for managed subscriptions"
@@ -82,7 +82,7 @@ class SubscriptionProtocol(Streams):
             raise LocalProtocolError(
                 f"the subscription {self.name} is closed: create a new subscription"
             )
-        ticket, settled = self._standing.ask()
+        ticket, settled = self._managed.ask()
         return ticket, [*settled, *self._request(now, again=not settled)]
 
     def pause(self, now: float) -> list[Command]:
@@ -151,16 +151,16 @@ class SubscriptionProtocol(Streams):
         self._alarms.heard_at = now
         self._responses += 1
         self._outgoing.received(response, now)
-        standing = self._standing
-        out = [] if standing is None else self._settled(standing, response, now)
+        managed = self._managed
+        out = [] if managed is None else self._settled(managed, response, now)
         if self.state is State.DRAINING:
             self._intake.recognise(response)
             return out + self._drain_on(now)
         if self.state is not State.STREAMING:
             return out
         out += self._intake.take_in(response)
-        if standing is not None and standing.exhausted is not None:
-            return out + self._fail(standing.exhausted)
+        if managed is not None and managed.exhausted is not None:
+            return out + self._fail(managed.exhausted)
         overfull = self._appetite.overfull
         # The request comes first, so that the service prepares the next events while the
         # application handles these.
@@ -193,10 +193,10 @@ class SubscriptionProtocol(Streams):
         return self._outgoing.reserve(now)
 
     def _commit_due(self, now: float, _jitter: float) -> list[Command]:
-        assert self._standing is not None  # noqa: S101  # a plain subscription has no commits
-        self._standing.check_timeout(now)
-        if self._standing.exhausted is not None:
-            return self._fail(self._standing.exhausted)
+        assert self._managed is not None  # noqa: S101  # a plain subscription has no commits
+        self._managed.check_timeout(now)
+        if self._managed.exhausted is not None:
+            return self._fail(self._managed.exhausted)
         return self._request(now)
 
     def _never_acked(self, _now: float, _jitter: float) -> list[Command]:
@@ -221,15 +221,15 @@ class SubscriptionProtocol(Streams):
         return self._intake.unacked > self._limits.max_unacked
 
     def _leave_when_overfull(self) -> list[Command]:
-        standing = self._standing
+        managed = self._managed
         if not self._outgoing.window.outstanding:
             return []
-        if standing is not None and standing.unanswered:
+        if managed is not None and managed.unanswered:
             return []  # otherwise the acked events would be redelivered
         self._paused = f"{self._appetite.waiting_bytes} bytes are waiting to be read"
         self._step(Signal.OVERFULL)
-        if standing is not None:
-            standing.dropped()
+        if managed is not None:
+            managed.dropped()
         return [CancelStream(self._stream)]
 
     def _request_or_reopen(self, now: float) -> list[Command]:
@@ -242,18 +242,18 @@ class SubscriptionProtocol(Streams):
         if self.state is not State.STREAMING:
             return []
         commit = None
-        if self._standing is not None:
-            commit = self._standing.next_commit(now, again=again, at_once=at_once)
+        if self._managed is not None:
+            commit = self._managed.next_commit(now, again=again, at_once=at_once)
         if commit is None and self._outgoing.window.ample:
             return []
         return self._outgoing.request(now, commit, self._room, self._intake.room_when_read)
 
-    def _settled(self, standing: Standing, response: Response, now: float) -> list[Command]:
+    def _settled(self, managed: ManagedPosition, response: Response, now: float) -> list[Command]:
         out: list[Command] = []
         if response.commit is not None:
-            out += standing.answered(response.commit, now)
-        if standing.is_fresh and self.state in {State.STREAMING, State.DRAINING}:
-            settled, gap = standing.began(response, self._intake.last_position)
+            out += managed.answered(response.commit, now)
+        if managed.is_fresh and self.state in {State.STREAMING, State.DRAINING}:
+            settled, gap = managed.began(response, self._intake.last_position)
             out += settled
             if gap is not None:
                 out.append(self._report(gap))
@@ -262,9 +262,9 @@ class SubscriptionProtocol(Streams):
     # Draining, and the health snapshot.
 
     def _drain_on(self, now: float, *, again: bool = False) -> list[Command]:
-        if self._standing is not None:
-            commit = self._standing.last_commit(now, again=again)
-            if commit is not None or self._standing.unanswered or self._redelivering:
+        if self._managed is not None:
+            commit = self._managed.last_commit(now, again=again)
+            if commit is not None or self._managed.unanswered or self._redelivering:
                 return self._outgoing.request(now, commit, self._room, self._room)
         self._step(Signal.SETTLED)
         return self._half_close(now)
@@ -283,7 +283,7 @@ class SubscriptionProtocol(Streams):
     def health(self) -> Health:
         """Return a snapshot of the subscription's health."""
         intake = self._intake
-        receipt = None if self._standing is None else self._standing.receipt
+        receipt = None if self._managed is None else self._managed.receipt
         return Health(
             state=self.state.value,
             reason=self._reason(),

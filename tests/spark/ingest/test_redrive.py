@@ -166,7 +166,7 @@ def test_the_command_redrives_into_a_table(table, kept, tmp_path, capsys):
 def test_the_schema_of_a_redriven_row_is_kept_before_the_row(spark, table, kept, monkeypatch):
     """Wherever it was found: typed tables need it, and the mark would hide that it is missing."""
     kept.put([quarantined(1, schema_json=None)])
-    held = FileSchemaStore(Destination.parse(table, "parquet").beside / "_schemas")
+    held = FileSchemaStore(Destination.parse(table, "parquet").sidecar_directory / "_schemas")
     seen: list[str | None] = []
     append = ParquetTable.append
 

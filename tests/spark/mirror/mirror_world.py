@@ -125,15 +125,15 @@ class World:
         Returns:
             Whether the mirror had nothing to do and is settled.
         """
-        standing = self.stream.standing()
-        if mirror.advance(standing):
+        state = self.stream.state()
+        if mirror.advance(state):
             return False
         self.now += MARGIN
-        return mirror.is_settled(standing)
+        return mirror.is_settled(state)
 
     def is_through(self) -> bool:
         """Return whether all events have been received, by count: keepalives may be old."""
-        return self.events() == (self.before or 0) + self.taken + self.stream.standing().written
+        return self.events() == (self.before or 0) + self.taken + self.stream.state().written
 
     def events(self) -> int:
         """Return the number of retained events in the org."""

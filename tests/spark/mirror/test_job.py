@@ -94,7 +94,7 @@ def test_a_mirror_follows_an_org_that_changes_and_does_what_it_is_told(
             laid = mirror.report.events
             records.update("Order__c", first, {"Colour__c": "blue"}, world.user)
             until(world.is_through, "the event", PATIENCE)
-            assert not mirror.advance(world.stream.standing())
+            assert not mirror.advance(world.stream.state())
             assert mirror.report.events == laid
             mailbox.put(Signal("resume"))
             world.settle(mirror)

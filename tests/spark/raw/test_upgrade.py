@@ -87,7 +87,7 @@ def test_a_table_of_files_is_upgraded_whatever_step_is_the_last(
         assert not upgrade_table(spark, place), "nothing is left to do"
     assert step > 3
     check_upgraded(spark, table, "parquet")
-    assert not (place.beside / "_upgrade").exists()
+    assert not (place.sidecar_directory / "_upgrade").exists()
 
 
 def _dying(rename: Callable[..., None], step: int) -> Callable[..., None]:

@@ -144,7 +144,7 @@ class Blocks:
         if not topic.can_subscribe:
             return
         with self._lock:
-            losses, _ = self._bus.standing()
+            losses, _ = self._bus.revision()
             if losses != self._losses:
                 self._losses, self._ends = losses, {}
             if topic.number in self._ends:

@@ -94,7 +94,7 @@ class Pages:
         """
         key = topic.number, position, limit
         with self._lock:
-            losses, tip = self._bus.standing()
+            losses, tip = self._bus.revision()
             found = self._kept.get(key)
             if found is not None:
                 if found.losses == losses and found.tip in (None, tip):
@@ -103,7 +103,7 @@ class Pages:
                 self._drop(key)
             page, is_full = self._read(topic, position, limit)
             if page.positions:
-                # An event published between `standing` and the read is newer than `tip`: it
+                # An event published between `revision` and the read is newer than `tip`: it
                 # invalidates the page, which costs one more read.
                 self._keep(key, _Kept(page, losses, None if is_full else tip))
             return page

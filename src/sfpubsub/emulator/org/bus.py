@@ -300,7 +300,7 @@ class Bus(Positions):
 
     def put_block(self, topic: Topic, block: Block, losses: int) -> None:
         """Store a block of a topic's events, unless events were deleted or renumbered since
-        `standing` returned `losses`: the block might then be out of date.
+        `revision` returned `losses`: the block might then be out of date.
         """
         with self._lock:
             self._purge()

@@ -68,7 +68,7 @@ class Positions:
         with self._lock:
             return self._tip
 
-    def standing(self) -> tuple[int, int]:
+    def revision(self) -> tuple[int, int]:
         """Return how many times events have been deleted or renumbered since the process started,
         and the newest position.
 

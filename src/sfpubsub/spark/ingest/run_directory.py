@@ -26,8 +26,8 @@ import platformdirs
 from sfpubsub.durable import make_directory, replace_file
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.ingest.key_run import DamagedRunError, KeyRun, RunEntry, RunWriter
-from sfpubsub.spark.raw.beside import KEYS_NAME, place_of
 from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.sidecar_paths import KEYS_NAME, place_of
 
 _log = logging.getLogger("sfpubsub.spark")
 
@@ -195,8 +195,8 @@ def keys_directory(place: Destination) -> Path:
     deleted while no writer of the table is running.
     """
     if place.local is not None:
-        beside = place_of(place.local, None) if place.format != "parquet" else place.beside
-        return (beside or place_of(place.local, None)) / KEYS_NAME
+        found = place.sidecar_directory if place.format == "parquet" else None
+        return (found or place_of(place.local, None)) / KEYS_NAME
     name = hashlib.blake2b(place.address.encode(), digest_size=16).hexdigest()
     return Path(platformdirs.user_cache_path("sfpubsub", False)) / "keys" / name
 

@@ -34,7 +34,10 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.spark.ingest.confirmations import Commit
 from sfpubsub.spark.ingest.dedupe import Conflict
-from sfpubsub.spark.raw.beside import (
+from sfpubsub.spark.raw.destination import Destination
+from sfpubsub.spark.raw.files import Files, files_at
+from sfpubsub.spark.raw.sidecar_files import SidecarQuarantine, SidecarSchemas, location_of
+from sfpubsub.spark.raw.sidecar_paths import (
     COMMITS_NAME,
     CONFLICTS_NAME,
     GAPS_NAME,
@@ -42,9 +45,6 @@ from sfpubsub.spark.raw.beside import (
     SCHEMAS_NAME,
     SIDECARS,
 )
-from sfpubsub.spark.raw.destination import Destination
-from sfpubsub.spark.raw.files import Files, files_at
-from sfpubsub.spark.raw.sidecar_files import SidecarQuarantine, SidecarSchemas, location_of
 from sfpubsub.stores.file_quarantine import FileQuarantine
 from sfpubsub.stores.quarantine import Quarantine
 from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
@@ -79,7 +79,7 @@ class Sidecars:
         self._spark = spark
         self._destination = destination
         self._clock = clock
-        self._local = destination.beside
+        self._local = destination.sidecar_directory
         self._root: Path | str | None = self._local
         self._kept: set[str] = set()
         self._gaps: Files | None = None

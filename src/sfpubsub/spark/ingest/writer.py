@@ -33,13 +33,13 @@ from sfpubsub.spark.ingest.run_directory import keys_directory
 from sfpubsub.spark.ingest.screening import Part, ScreenedPart, screen, taken_of
 from sfpubsub.spark.ingest.sidecars import Sidecars
 from sfpubsub.spark.ingest.undecodable import OnUndecodable, Undecodable
-from sfpubsub.spark.raw.beside import CONFLICTS_NAME
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.lease import Lease
 from sfpubsub.spark.raw.ownership import claim_table, make_table_directory
 from sfpubsub.spark.raw.parquet import ParquetTable
 from sfpubsub.spark.raw.rows import EventRows, TimedEvents
 from sfpubsub.spark.raw.schema import check_rows, of_org, renumbered, schemas_in
+from sfpubsub.spark.raw.sidecar_paths import CONFLICTS_NAME
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.table import RawTable
 from sfpubsub.spark.runtime.session import jvm_of
@@ -514,5 +514,5 @@ def _open_table(
         )
     if place.local is None:
         raise AssertionError("a parquet table must be a local directory")
-    beside, layout = claim_table(place.local, sources, place.staging)
-    return ParquetTable(spark, place.local, beside, layout)
+    sidecars, layout = claim_table(place.local, sources, place.staging)
+    return ParquetTable(spark, place.local, sidecars, layout)

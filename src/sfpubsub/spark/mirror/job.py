@@ -45,7 +45,7 @@ from sfpubsub.spark.mirror.rights import check_rights
 from sfpubsub.spark.mirror.settings import MirrorReport, MirrorSettings
 from sfpubsub.spark.mirror.signals import Signals
 from sfpubsub.spark.mirror.since import Since
-from sfpubsub.spark.mirror.stream import Standing
+from sfpubsub.spark.mirror.stream import StreamState
 from sfpubsub.spark.mirror.tables import MirrorTables
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line
@@ -181,11 +181,11 @@ class Mirror:
         """Make `run` return soon. Safe to call from signal handlers and other threads."""
         self._stopping.set()
 
-    def run(self, stream: Callable[[], Standing], *, once: bool = False) -> None:
+    def run(self, stream: Callable[[], StreamState], *, once: bool = False) -> None:
         """Run the mirror until it is stopped.
 
         Args:
-            stream: Returns the state of the stream (`MirrorStream.standing`), or raises its error.
+            stream: Returns the state of the stream (`MirrorStream.state`), or raises its error.
             once: Whether to return once the tables match the org, as far as that can be determined.
 
         Raises:
@@ -196,10 +196,10 @@ class Mirror:
         if once:
             self._agenda.end_after(self._wall())
         while not self._stopping.is_set():
-            standing = stream()
-            if self.advance(standing):
+            state = stream()
+            if self.advance(state):
                 continue
-            if once and self.is_settled(standing):
+            if once and self.is_settled(state):
                 return
             self._stopping.wait(_POLL)
 
@@ -214,7 +214,7 @@ class Mirror:
                 merged -= 1  # all pieces are merged, but not the absence of the other records
             self._fetching.left(name, markers, merged)
 
-    def advance(self, standing: Standing) -> bool:
+    def advance(self, state: StreamState) -> bool:
         """Perform the next unit of work, and return whether there was one.
 
         Raises:
@@ -225,7 +225,7 @@ class Mirror:
             return False
         self._is_held = False
         try:
-            return self._advance(standing)
+            return self._advance(state)
         except SPARK_ERRORS as error:
             raise WriteError(f"the mirror cannot continue: {first_line(error)}") from error
         except (StreamUnavailableError, QuotaExceededError) as error:
@@ -233,28 +233,28 @@ class Mirror:
             self._wait_after(error)
             return False
 
-    def _advance(self, standing: Standing) -> bool:
+    def _advance(self, state: StreamState) -> bool:
         self._answer_signals()
         if self._signals.is_paused:
             return False
-        if self._hand.lay(standing.written):
+        if self._hand.lay(state.written):
             return True
-        if not standing.is_anchored or self._hand.is_between:
+        if not state.is_anchored or self._hand.is_between:
             return False
         return (
-            self._ask_for_gaps(standing.gaps)
+            self._ask_for_gaps(state.gaps)
             or self._merge_next()
             or self._end_reading()
             or self._ask_for_objects()
             or self._begin_reading()
         )
 
-    def is_settled(self, standing: Standing) -> bool:
+    def is_settled(self, state: StreamState) -> bool:
         """Return whether all work is done. Call this after an `advance` that returned False."""
         return (
-            standing.is_anchored
-            and standing.is_caught_up
-            and self._hand.is_through(standing.written)
+            state.is_anchored
+            and state.is_caught_up
+            and self._hand.is_through(state.written)
             and self._fetching.is_idle
             and not any(self._hand.entries().values())
             and self._sweep() is None

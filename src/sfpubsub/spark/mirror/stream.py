@@ -44,7 +44,7 @@ _JOIN = 60.0
 
 
 @dataclass(frozen=True)
-class Standing:
+class StreamState:
     """The state of a mirror's event stream."""
 
     is_anchored: bool = False
@@ -125,7 +125,7 @@ class MirrorStream:
             self._thread.join(_JOIN)
         self._opened.close()
         if self._error is not None and not any(error):
-            raise self._error  # from the last write, not yet raised by `standing`
+            raise self._error  # from the last write, not yet raised by `state`
 
     @property
     def job(self) -> IngestJob:
@@ -151,7 +151,7 @@ class MirrorStream:
         if self._job is not None:
             self._job.stop()
 
-    def standing(self) -> Standing:
+    def state(self) -> StreamState:
         """Return the state of the stream.
 
         Raises:
@@ -161,13 +161,13 @@ class MirrorStream:
             raise self._error
         health, job = self._health, self._job
         if health is None or job is None:
-            return Standing()
+            return StreamState()
         position = self._position(health)
         self._was_anchored = self._was_anchored or position is not None
         gaps = self._gaps_behind(health, position)
         received = job.progress.received
         idle = health.caught_up and not health.pending_count and health.delivered == received
-        return Standing(self._was_anchored, idle, received, gaps, health)
+        return StreamState(self._was_anchored, idle, received, gaps, health)
 
     def _position(self, health: Health) -> ReplayId | None:
         """Return the durable position after which another process would continue.
@@ -260,12 +260,12 @@ class MirrorStream:
             with self._subscription:
                 job.run()
             job.settle()
-        except BaseException as error:  # noqa: BLE001  # raised by `standing`, or at the end
+        except BaseException as error:  # noqa: BLE001  # raised by `state`, or at the end
             self._error = error
         finally:
             try:
                 self._member.leave()
-            except Exception as error:  # noqa: BLE001  # raised by `standing`, or at the end
+            except Exception as error:  # noqa: BLE001  # raised by `state`, or at the end
                 if self._error is None:
                     self._error = error
                 else:

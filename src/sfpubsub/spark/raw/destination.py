@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.beside import IDENTITY_NAME, place_of
 from sfpubsub.spark.raw.ownership import FORMATS, LOGS, check_destination, recorded_staging
 from sfpubsub.spark.raw.paths import SCHEME, file_url, is_object_store, local_path
+from sfpubsub.spark.raw.sidecar_paths import IDENTITY_NAME, place_of
 from sfpubsub.spark.raw.sources import Source
 
 # A catalog table, as written in Spark SQL without quotes: schema.table, catalog.schema.table.
@@ -97,7 +97,7 @@ class Destination:
         return self.address
 
     @property
-    def beside(self) -> Path | None:
+    def sidecar_directory(self) -> Path | None:
         """The directory that contains the sidecars; None if the table is not local.
 
         For Parquet it is next to the table. For other formats it is the table's own directory,

@@ -26,7 +26,6 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from sfpubsub.errors import ConfigurationError, WriteError
-from sfpubsub.spark.raw.beside import STAGING_NAME
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.frames import (
     columns_that_differ,
@@ -37,6 +36,7 @@ from sfpubsub.spark.raw.frames import (
 )
 from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.schema import joined_keys
+from sfpubsub.spark.raw.sidecar_paths import STAGING_NAME
 from sfpubsub.spark.raw.sources import Source, joined
 from sfpubsub.spark.raw.state import State
 from sfpubsub.spark.raw.table import RawTable, StoredRow

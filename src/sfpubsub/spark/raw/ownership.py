@@ -15,7 +15,9 @@ from pathlib import Path
 
 from sfpubsub.durable import replace_file, sync
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.beside import (
+from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, newer_layout
+from sfpubsub.spark.raw.lease import LEASE_NAME
+from sfpubsub.spark.raw.sidecar_paths import (
     IDENTITY_NAME,
     SIDECARS,
     STAGING_NAME,
@@ -27,8 +29,6 @@ from sfpubsub.spark.raw.beside import (
     settle,
     sidecar_places,
 )
-from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST, PREFIXES, Layout, newer_layout
-from sfpubsub.spark.raw.lease import LEASE_NAME
 from sfpubsub.spark.raw.sources import Source, joined, listed, recorded_sources, sources_record
 
 POSITION_NAME = "_position"

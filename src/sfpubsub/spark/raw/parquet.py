@@ -11,7 +11,8 @@
     .orders.sfpubsub/_staging/<batch>.<attempt>/               a write in progress, or a failed one
 
 Readers see exactly the published batches, each completely: every ``*.parquet`` in the table's tree
-is published, a batch's directory appears atomically, and no directory ever disappears (beside.py).
+is published, a batch's directory appears atomically, and no directory ever disappears
+(sidecar_paths.py).
 A batch's id contains the ``ingest_seq`` of its first row, padded with zeros, so that names sort in
 order of arrival. Ids begin with a letter, because readers would otherwise infer numbers of
 differing types from them. The day is the day of writing and never decreases, even if the clock
@@ -39,12 +40,12 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.durable import replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
-from sfpubsub.spark.raw.beside import STAGING_NAME
 from sfpubsub.spark.raw.frames import frame_of, rows_among, spark_schema
 from sfpubsub.spark.raw.layout import Layout
 from sfpubsub.spark.raw.ownership import BATCH_PREFIX, POSITION_NAME, sources_of
 from sfpubsub.spark.raw.paths import EXACT_PATHS, file_url
 from sfpubsub.spark.raw.schema import SCHEMA, joined_keys
+from sfpubsub.spark.raw.sidecar_paths import STAGING_NAME
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.spark.raw.table import REMEMBERED_NAMES, RawTable, StoredRow
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, own_session
@@ -332,8 +333,8 @@ class ParquetTable(RawTable):
         The table's file names the batch after which it was written. If a later batch exists, the
         positions in that batch are newer.
         """
-        beside = self.path / POSITION_NAME
-        moved = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else None
+        file = self.path / POSITION_NAME
+        moved = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
         newest = self._newest
         if moved is not None and (newest is None or moved.get("batch", "") >= newest.id):
             return _positions_of(moved)

@@ -21,12 +21,12 @@ from pyspark.sql import SparkSession
 from sfpubsub.durable import make_directory, replace_file, sync, sync_directory_and_files
 from sfpubsub.errors import WriteError
 from sfpubsub.spark.raw.batches import RawBatches
-from sfpubsub.spark.raw.beside import STAGING_NAME, UPGRADE_NAME
 from sfpubsub.spark.raw.destination import Destination, check_raw_table
 from sfpubsub.spark.raw.layout import LAYOUTS, NEWEST
 from sfpubsub.spark.raw.lease import Lease
 from sfpubsub.spark.raw.ownership import BATCH_PREFIX, claim_upgraded
 from sfpubsub.spark.raw.parquet import WRITE_OPTIONS
+from sfpubsub.spark.raw.sidecar_paths import STAGING_NAME, UPGRADE_NAME
 from sfpubsub.spark.runtime.session import SPARK_ERRORS, first_line, jvm_of, own_session
 
 _OLD = LAYOUTS[2]
@@ -85,10 +85,10 @@ def _upgrade_files(spark: SparkSession, table: Destination, path: Path) -> bool:
        it.
     5. Delete the old directories.
     """
-    beside = table.beside
-    if beside is None:
+    directory = table.sidecar_directory
+    if directory is None:
         raise AssertionError("a parquet table must have a directory for its sidecars")
-    place = beside / UPGRADE_NAME
+    place = directory / UPGRADE_NAME
     try:
         if not (place / _READY_NAME).exists():
             if not any(path.glob(f"{_OLD.prefix}*")):
@@ -104,11 +104,11 @@ def _upgrade_files(spark: SparkSession, table: Destination, path: Path) -> bool:
         for day in sorted((place / _NEW_NAME).glob(f"{NEWEST.prefix}*")):
             os.rename(day, path / day.name)
         sync(path)
-        done = beside / STAGING_NAME / "upgraded"
+        done = directory / STAGING_NAME / "upgraded"
         make_directory(done.parent)
         shutil.rmtree(done, ignore_errors=True)
         os.rename(place, done)
-        sync(beside)
+        sync(directory)
         shutil.rmtree(done, ignore_errors=True)
     except (OSError, *SPARK_ERRORS) as error:
         raise WriteError(

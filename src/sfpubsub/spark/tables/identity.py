@@ -10,11 +10,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from sfpubsub.errors import ConfigurationError
-from sfpubsub.spark.raw.beside import SCHEMAS_NAME
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.files import files_at
 from sfpubsub.spark.raw.ownership import local_sidecars
 from sfpubsub.spark.raw.sidecar_files import SidecarSchemas, location_of
+from sfpubsub.spark.raw.sidecar_paths import SCHEMAS_NAME
 from sfpubsub.spark.tables.target import Place
 from sfpubsub.stores.schema_store import FileSchemaStore, SchemaStore
 

@@ -17,11 +17,11 @@ from sfpubsub.durable import make_directory
 from sfpubsub.errors import ConfigurationError
 from sfpubsub.spark import EventWriter, read_sidecar
 from sfpubsub.spark.ingest.sidecars import Sidecars
-from sfpubsub.spark.raw import beside, destination
-from sfpubsub.spark.raw.beside import COMMITS_NAME, GAPS_NAME, SCHEMAS_NAME, SIDECARS
+from sfpubsub.spark.raw import destination, sidecar_paths
 from sfpubsub.spark.raw.destination import Destination
 from sfpubsub.spark.raw.layout import NEWEST
 from sfpubsub.spark.raw.ownership import check_destination, claim_table, local_sidecars
+from sfpubsub.spark.raw.sidecar_paths import COMMITS_NAME, GAPS_NAME, SCHEMAS_NAME, SIDECARS
 from sfpubsub.spark.raw.sources import Source
 from sfpubsub.stores.schema_store import FileSchemaStore
 from tests.spark.old_tables import as_layout_2
@@ -72,8 +72,8 @@ def test_only_rows_and_what_names_their_owner_are_in_the_table(table: Path):
     link = table.parent / "elsewhere" / "link"
     link.parent.mkdir()
     link.symlink_to(table)
-    assert Destination.parse(link, "parquet").beside == place
-    assert Destination.parse(table, "delta").beside == table, "its readers go by the log"
+    assert Destination.parse(link, "parquet").sidecar_directory == place
+    assert Destination.parse(table, "delta").sidecar_directory == table, "its readers go by the log"
 
 
 class Killed(BaseException):
@@ -184,7 +184,7 @@ def test_an_old_table_goes_on_and_its_sidecars_are_read(spark: SparkSession, tmp
     with EventWriter(spark, table, topic=TOPIC_NAME) as writer:
         assert (writer.write(batch_of(range(5))).rows, writer.position is not None) == (2, True)
     assert ids() == ["schema-1"]
-    assert FileSchemaStore(place.beside / SCHEMAS_NAME).get("schema-1") is not None
+    assert FileSchemaStore(place.sidecar_directory / SCHEMAS_NAME).get("schema-1") is not None
     assert ids_of(table, "parquet") == [f"event-{n}" for n in range(5)]
     assert not [path for path in table.rglob("*.parquet") if "ingest_hour=" not in str(path)]
 
@@ -194,7 +194,7 @@ def test_a_directory_of_choice_is_noted_in_the_table(table: Path, tmp_path: Path
     other = tmp_path / "other"
     place, _ = claim_table(table, TOPIC, other)
     assert place == other / ".orders.sfpubsub"
-    assert Destination.parse(table, "parquet").beside == place
+    assert Destination.parse(table, "parquet").sidecar_directory == place
     assert claim_table(table, TOPIC) == (place, NEWEST)
     third = tmp_path / "third"
     with pytest.raises(ConfigurationError, match=f"are in {place}: omit --staging"):
@@ -202,7 +202,7 @@ def test_a_directory_of_choice_is_noted_in_the_table(table: Path, tmp_path: Path
     third.mkdir()
     os.rename(place, third / place.name)
     assert claim_table(table, TOPIC, third)[0] == third / place.name
-    assert Destination.parse(table, "parquet").beside == third / place.name
+    assert Destination.parse(table, "parquet").sidecar_directory == third / place.name
 
 
 def test_two_tables_do_not_share_a_directory(table: Path, tmp_path: Path):
@@ -237,7 +237,7 @@ def test_another_file_system_is_refused(table: Path, monkeypatch):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
     # As for a directory that is mounted twice.
-    monkeypatch.setattr(beside.os, "rename", refuse)
+    monkeypatch.setattr(sidecar_paths.os, "rename", refuse)
     with pytest.raises(ConfigurationError, match="a mount point, write to a directory inside it"):
         claim_table(table, TOPIC)
     assert list(table.iterdir()) == []

@@ -1,8 +1,8 @@
 """Track the position of a managed subscription: its commits, and where its streams begin.
 
 The service stores the position of a managed subscription. Commits move it, and it is visible only
-in the first events of a stream. `Standing` is the counterpart of `resume.Resume`, whose position is
-stored by the client.
+in the first events of a stream. `ManagedPosition` is the counterpart of `resume.Resume`, whose
+position is stored by the client.
 
 A stream may begin right after the last confirmed position, or after a position whose commit was
 sent but not answered. If it begins anywhere else, the service has moved the subscription, which is
@@ -32,7 +32,7 @@ from sfpubsub.protocol.ledger import Ledger
 from sfpubsub.types import CommitReceipt, Gap, GapReason, RawEvent, ReplayId
 
 
-class Standing:
+class ManagedPosition:
     """The position of one managed subscription. Not thread-safe; the driver serialises all calls.
 
     Args:

@@ -8,34 +8,34 @@ from sfpubsub.config import Timings
 from sfpubsub.protocol.commands import CommitRequest
 from sfpubsub.protocol.events import CommitAnswer, Response
 from sfpubsub.protocol.ledger import Ledger
-from sfpubsub.protocol.standing import Standing
+from sfpubsub.protocol.managed_position import ManagedPosition
 from sfpubsub.types import CommitReceipt, Gap, ReplayId
 from tests.protocol.scripted import NAME, events, keepalive, rid
 
 
 class Managed:
-    """A standing with its ledger, on stream 1. Event numbers are delivery_seqs."""
+    """A managed position with its ledger, on stream 1. Event numbers are delivery_seqs."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
-        self.standing = Standing(NAME, self.ledger, Timings(commit_pause=0.0))
+        self.position = ManagedPosition(NAME, self.ledger, Timings(commit_pause=0.0))
         self.last: ReplayId | None = None
         self.stream = 1
         self.new_stream()
 
     def new_stream(self) -> None:
         self.ledger.new_stream()
-        self.standing.new_stream(self.stream, 0.0)
+        self.position.new_stream(self.stream, 0.0)
 
     def reopen(self) -> None:
         """The stream ends, and another one is opened."""
-        self.standing.dropped()
+        self.position.dropped()
         self.stream += 1
         self.new_stream()
 
     def take(self, response: Response) -> Gap | None:
         """Take a response, as the intake does; return what was lost."""
-        _, gap = self.standing.began(response, self.last)
+        _, gap = self.position.began(response, self.last)
         self.last = response.position or self.last
         for raw in response.events:
             self.ledger.add((raw,), number(raw.replay_id))
@@ -47,13 +47,13 @@ class Managed:
         """Ack events, and send the commit."""
         for each in acked:
             self.ledger.ack(each, each)
-        request = self.standing.next_commit(0.0)
+        request = self.position.next_commit(0.0)
         assert request is not None
         return request
 
     def confirm(self, *acked: int) -> None:
         request = self.send(*acked)
-        self.standing.answered(CommitAnswer(request.request_id, request.replay_id, None, 1), 0.0)
+        self.position.answered(CommitAnswer(request.request_id, request.replay_id, None, 1), 0.0)
 
 
 def number(replay_id: ReplayId) -> int:
@@ -203,7 +203,7 @@ def test_an_old_event_behind_a_commit_without_answer_proves_it_carried_out() -> 
     managed.reopen()
 
     assert managed.take(events(2)) is None
-    assert managed.standing.receipt == CommitReceipt(rid(1), None)
+    assert managed.position.receipt == CommitReceipt(rid(1), None)
 
 
 @pytest.mark.parametrize("first", [events(9), keepalive(9)])
@@ -217,8 +217,8 @@ def test_a_commit_of_everything_without_answer_leaves_a_doubt(first: Response) -
 
     assert gap is not None
     assert gap.reason == "unanchored"
-    assert managed.standing.receipt is None
-    assert managed.standing.uncommitted() is not None
+    assert managed.position.receipt is None
+    assert managed.position.uncommitted() is not None
 
 
 def test_a_commit_of_everything_is_believed_where_the_service_goes_back() -> None:
@@ -231,7 +231,7 @@ def test_a_commit_of_everything_is_believed_where_the_service_goes_back() -> Non
     managed.reopen()
 
     assert managed.take(events(9)) is None
-    assert managed.standing.receipt == CommitReceipt(rid(2), None)
+    assert managed.position.receipt == CommitReceipt(rid(2), None)
 
 
 def test_each_doubt_is_said() -> None:
