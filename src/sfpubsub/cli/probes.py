@@ -121,7 +121,7 @@ def connect(way: Way) -> socket.socket:
 
 
 def handshake(way: Way, ca_file: str) -> str:
-    """Make a TLS handshake; return the TLS version and a description of the certificate.
+    """Perform a TLS handshake; return the TLS version and a description of the certificate.
 
     Raises:
         ProbeError: The server does not speak TLS, or its certificate is rejected.

@@ -41,10 +41,10 @@ _ERRORS: tuple[tuple[str, type[errors.SfPubSubError], str], ...] = (
 
 
 class BayeuxError(errors.StreamError):
-    """A refusal as received from the server. It is the cause of the error that is raised.
+    """An unsuccessful reply from the server. Callers get it as the ``__cause__`` of an error.
 
     Args:
-        response: The reply that contains the refusal.
+        response: The unsuccessful reply.
     """
 
     def __init__(self, response: Message) -> None:

@@ -108,8 +108,8 @@ class Mailbox:
     def listen(self, changed: Callable[[], None]) -> None:
         """Call *changed* now, and on every change of `count`.
 
-        *changed* is called in any thread, while a lock is held. It must not block, and must not
-        call this object.
+        *changed* may be called from any thread, with a lock held. It must not block or call any
+        method of this object.
         """
         with self._mutex:
             self._listener = changed

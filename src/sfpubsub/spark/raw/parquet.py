@@ -10,12 +10,12 @@
     orders/ingest_date=2026-11-20/batch=b…042/_name            the batch's name, if it has one
     .orders.sfpubsub/_staging/<batch>.<attempt>/               a write in progress, or a failed one
 
-Readers see exactly the published batches, each completely: every ``*.parquet`` in the table's tree
-is published, a batch's directory appears atomically, and no directory ever disappears
+Readers see only published batches, and never part of one: every ``*.parquet`` file in the table's
+tree is published, a batch's directory appears atomically, and no directory is ever removed
 (sidecar_paths.py).
 A batch's id contains the ``ingest_seq`` of its first row, padded with zeros, so that names sort in
-order of arrival. Ids begin with a letter, because readers would otherwise infer numbers of
-differing types from them. The day is the day of writing and never decreases, even if the clock
+order of arrival. Ids begin with a letter: otherwise, engines that infer the types of partition
+columns could choose different types for different ids. The day is the day of writing and never decreases, even if the clock
 does. So the newest batch is the last name in the last directory; modification times are not used.
 (In older layouts each directory is an hour instead of a day: layout.py.)
 """

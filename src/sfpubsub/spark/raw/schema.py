@@ -153,7 +153,7 @@ def of_org(rows: pa.Table, org_id: str | None) -> pa.Table:
 
 
 def joined_keys(keys: pa.Array | pa.ChunkedArray) -> bytes:
-    """Concatenate a column of dedupe keys to bytes, in the form that `KeyWindow.load` expects."""
+    """Join a column of dedupe keys into one bytes object, the form that `KeyWindow.load` expects."""
     if isinstance(keys, pa.ChunkedArray):
         return b"".join([joined_keys(chunk) for chunk in keys.chunks])
     if not len(keys):
