@@ -15,8 +15,9 @@ tree is published, a batch's directory appears atomically, and no directory is e
 (sidecar_paths.py).
 A batch's id contains the ``ingest_seq`` of its first row, padded with zeros, so that names sort in
 order of arrival. Ids begin with a letter: otherwise, engines that infer the types of partition
-columns could choose different types for different ids. The day is the day of writing and never decreases, even if the clock
-does. So the newest batch is the last name in the last directory; modification times are not used.
+columns could choose different types for different ids. The day is the day of writing and never
+decreases, even if the clock does. So the newest batch is the last name in the last directory;
+modification times are not used.
 (In older layouts each directory is an hour instead of a day: layout.py.)
 """
 

@@ -153,7 +153,7 @@ def of_org(rows: pa.Table, org_id: str | None) -> pa.Table:
 
 
 def joined_keys(keys: pa.Array | pa.ChunkedArray) -> bytes:
-    """Join a column of dedupe keys into one bytes object, the form that `KeyWindow.load` expects."""
+    """Join a column of dedupe keys into one bytes object, as `KeyWindow.load` expects it."""
     if isinstance(keys, pa.ChunkedArray):
         return b"".join([joined_keys(chunk) for chunk in keys.chunks])
     if not len(keys):
