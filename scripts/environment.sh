@@ -18,8 +18,8 @@ find_python() {
   return 1
 }
 
-# Installs into a virtual environment: with uv if it is installed, because it is many times faster,
-# otherwise with pip.
+# Installs into a virtual environment with uv, which is many times as fast as pip and is installed
+# there if the machine does not have it; with pip if uv cannot be used.
 #
 #   install VENV ARGUMENTS     ARGUMENTS are those of pip install
 install() {

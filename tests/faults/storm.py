@@ -91,7 +91,7 @@ class Report:
     happened: dict[str, int]
     seconds: float
     wrong: dict[str, str] = field(default_factory=dict)
-    """Differences between table and org, by object and reader; empty if there are none."""
+    """Differences between table and org, by object and reader; empty if they are equal."""
 
     @property
     def ok(self) -> bool:

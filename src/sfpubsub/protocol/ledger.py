@@ -261,7 +261,7 @@ class Ledger:
     # Start of a stream.
 
     def event_after(self, order: int) -> EventKey | None:
-        """Return the key of the first event after entry number *order*; None if there is none."""
+        """Return the key of the first event after entry number *order*; None for no event."""
         for run in self._runs:
             place = max(run.confirmed, order + 1 - run.first_order)
             if place < len(run):

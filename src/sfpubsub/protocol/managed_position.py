@@ -139,7 +139,7 @@ class ManagedPosition:
         """Return the commit to send now, or None if no commit is due.
 
         The commit contains the newest of the acked prefix's positions that were received on this
-        stream. If there is none, the last confirmed position is committed again once
+        stream. Without such a position, the last confirmed one is committed again once
         `Timings.commit_interval` has passed.
 
         Args:

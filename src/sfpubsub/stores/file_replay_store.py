@@ -49,7 +49,7 @@ class FileReplayStore(ReplayStore):
             raise
 
     def get(self, topic: str) -> StartPosition | None:
-        """Return the stored position of *topic* or, if there is none, the default (may be None)."""
+        """Return the stored position of *topic*; the default, which may be None, if it has none."""
         replay_id = self._positions.get(topic)
         return self._default if replay_id is None else StartPosition.after(replay_id)
 

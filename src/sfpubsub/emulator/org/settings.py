@@ -52,8 +52,8 @@ class Settings:
     """
 
     commit_deadline_s: float = 1800.0
-    """A managed stream is closed this long after its last commit request, or after its start if
-    there was none. Observed: 1,800.
+    """A managed stream without commit requests is closed after this time, counted from the last
+    request or from its start. Observed: 1,800.
     """
 
     retention_s: float = 72 * 3600.0

@@ -310,7 +310,7 @@ class DeltaTargetTable(LoggedTargetTable):
         return self._known
 
     def _step_of(self, snapshot: Any) -> int:
-        """Return the step of this package's newest commit in *snapshot*; 0 if there is none."""
+        """Return the step of this package's newest commit in *snapshot*; 0 before the first."""
         if self._is_new and snapshot.version() == 0:
             return 0  # a table that was just created has no steps
         return transaction_number(self._spark, snapshot, APPLICATION)

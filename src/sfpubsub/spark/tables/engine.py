@@ -260,7 +260,7 @@ class EventTables:
             self._begin(self._planner.beside(self._newest, note))
 
     def laid(self) -> int:
-        """Return the highest ``ingest_seq`` of the raw rows processed so far; -1 if there are none.
+        """Return the highest ``ingest_seq`` of the raw rows processed so far; -1 before the first.
 
         Raises:
             WriteError: The raw table cannot be read, or no longer contains the last batch that was
