@@ -90,7 +90,8 @@ class RemoteEmulator:
         return self._token
 
     def health(self) -> dict[str, Any]:
-        """Return the response of `GET /health`: topics and managed subscriptions with their counts.
+        """Return the response of `GET /health`: all topics and managed subscriptions, each with
+        counts such as `delivered`, the number of events sent to clients.
 
         Raises:
             EmulatorProblem: The emulator does not respond.
@@ -147,7 +148,7 @@ class RemoteEmulator:
         return float(self.call("POST", "/admin/clock", {"jump_s": seconds})["now"])
 
     def call(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request with the access token, and return the decoded JSON response.
+        """Send a request with the access token, and wait for the response.
 
         Args:
             method: HTTP method.

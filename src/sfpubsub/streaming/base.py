@@ -1,7 +1,7 @@
 """The code shared by the synchronous and the asyncio client: everything except waiting.
 
 Operations that wait are coroutines, so that they are written only once. They wait in `_until` and
-`_stored`. In this class, both block the calling thread, so the coroutines never suspend; the
+`_stored`. In `StreamingBase`, both block the calling thread, so the coroutines never suspend; the
 asyncio client overrides both to wait in the event loop.
 
 A position is stored when its message is delivered (automatic policy) or acked by the application
@@ -218,10 +218,10 @@ class StreamingBase:
         return head
 
     def _already_queued(self) -> Iterator[StreamingMessage]:
-        """Return the queued messages, without waiting.
+        """Return an iterator over the messages before the next queued error, without waiting.
 
-        This is cheaper than calling `_next` for each message. If the client must store a position
-        whenever it delivers a message, which only `_next` does, no messages are returned.
+        This is cheaper than calling `_next` for each message. With the automatic policy, the
+        iterator is empty, because only `_next` stores positions.
         """
         return iter(()) if self._auto_acks else self._driver.pending.messages()
 

@@ -177,7 +177,8 @@ def advice_of(reply: Message) -> dict[str, Any]:
     """Return the valid parts of a reply's advice, with times in seconds.
 
     The keys are ``interval``, ``timeout`` and ``reconnect``. An unknown ``reconnect`` becomes
-    ``none``. ``multiple-clients`` becomes a timeout of 0, because the server then holds no connect.
+    ``none``. If ``multiple-clients`` is true, ``timeout`` is 0, because the server then responds to
+    connect requests immediately.
     """
     given, found = reply.get("advice"), {}
     for key, value in given.items() if isinstance(given, dict) else ():
@@ -194,7 +195,7 @@ def advice_of(reply: Message) -> dict[str, Any]:
 def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
     """Split a response into events and replies, or return an error if it is not valid Bayeux.
 
-    An id does not distinguish a reply from an event, because some servers send events with ids.
+    Whether a message has an id is not considered, because some servers send events with ids too.
     """
     events: list[Message] = []
     replies: dict[tuple[str, str], Message] = {}

@@ -62,14 +62,15 @@ class StreamingClient(StreamingBase):
         _finished(self._open())
 
     def close(self) -> None:
-        """Disconnect from the server, and wait for at most a few seconds until this is done.
+        """Disconnect from the server, and wait up to ``Pace.close`` seconds (5 by default) for each
+        of the client's three threads.
 
         Messages that were already fetched can still be received.
         """
         self._driver.close()
 
     def subscribe(self, channel: str, replay: ReplayStart | None = None) -> None:
-        """Subscribe to a channel, and return when the server has confirmed it.
+        """Subscribe to a channel. Returns when the server has confirmed the subscription.
 
         Does nothing if the channel is already subscribed and *replay* is omitted.
 

@@ -64,7 +64,7 @@ class Pending:
         return [head for head in heads if isinstance(head, SfPubSubError)]
 
     def put(self, channel: str, events: Sequence[Message]) -> int | None:
-        """Append events of a channel; return their last replay id, or None if they have none."""
+        """Append events of a channel. Return their last replay id, or None if no event has one."""
         run = _Run(channel, events, self._order)
         self._append(run)
         return next((each for each in reversed(run.ids) if each is not None), None)
@@ -88,7 +88,10 @@ class Pending:
         self.report_room()
 
     def messages(self) -> Iterator[StreamingMessage]:
-        """Take messages until the next error, without waiting. Cheaper than `head` and `take`."""
+        """Take and yield the messages before the next error, without waiting.
+
+        This is cheaper than `head` and `take`.
+        """
         while (run := self._first()) is not None and run.head is None:
             # The queue remains full, so there is nothing to report, unless `take` is called
             # meanwhile.
@@ -98,10 +101,10 @@ class Pending:
                 yield message
 
     def report_room(self) -> None:
-        """Call `on_room` if the queue has room, but only once between two appends.
+        """Call `on_room` if the queue is not full, but at most once after each append.
 
-        Must be called before waiting for a message, because fetching may have stopped while the
-        queue was full.
+        Call this before waiting for a message, because fetching may have stopped while the queue
+        was full.
         """
         if not self._has_reported:
             # Set first: the other thread may append, and reset it, at any moment from here.

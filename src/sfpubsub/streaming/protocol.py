@@ -69,7 +69,7 @@ class Pace:
 
 @dataclass(eq=False, repr=False)
 class StreamingProtocol:
-    """The state machine of a client, from `open` until it stops (`over`)."""
+    """The state machine of a client. It runs from `open` until `over` is true."""
 
     channels: Subscriptions
     """The channels and the queue of messages."""
@@ -109,7 +109,9 @@ class StreamingProtocol:
     # Inputs, to be passed to `tick`. Inputs that concern channels are methods of `channels`.
 
     def open(self, call: Call) -> None:
-        """Start connecting; *call* is settled when the server answers the first connect request."""
+        """Start connecting. *call* is settled when the first connect request succeeds, or when the
+        client cannot connect.
+        """
         self._opener, self.over, self._next_at = call, False, -inf
 
     def abandon(self, call: Call) -> None:
@@ -128,7 +130,9 @@ class StreamingProtocol:
             self._flying.clear()
 
     def stop(self, error: errors.SfPubSubError | None = None) -> None:
-        """Stop without sending a disconnect, and report *error*, if given, to the application."""
+        """Stop without sending a disconnect request. If *error* is given, report it to the
+        application.
+        """
         self.over, self._connected_at = True, None
         self._next_at = self._report_at = inf
         self._cut()
@@ -186,7 +190,7 @@ class StreamingProtocol:
 
     @property
     def deadline(self) -> float:
-        """When to call `tick` next, on the same clock; infinite if no call is needed."""
+        """When to call `tick` next, in seconds of its clock; infinite if no call is needed."""
         return min(self._report_at, self._advance_at(), self._due())
 
     # Requests.
@@ -196,7 +200,7 @@ class StreamingProtocol:
         return min((request.due for request in self._flying.values()), default=inf)
 
     def _advance_at(self) -> float:
-        """When to send the next handshake or connect; infinite while none can be sent."""
+        """When to send the next handshake or connect request; infinite while none can be sent."""
         if self._connected_at is None:
             waits = bool(self._flying)
         else:
@@ -228,7 +232,8 @@ class StreamingProtocol:
     def _connect(self) -> None:
         """Send a connect request.
 
-        The server may hold it until there is an event, except for the first one of a session.
+        The server may hold the request until there is an event, unless it is the first connect
+        request of the session.
         """
         message = self._message(bayeux.CONNECT, connectionType="long-polling")
         held = 0.0 if self._connected_at is None else self._advice["timeout"]
@@ -254,7 +259,7 @@ class StreamingProtocol:
                 self.channels.out.append(Cut(request))
 
     def _interval(self) -> float:
-        """Return the seconds to wait before the next connect."""
+        """Return how many seconds to wait before the next connect request."""
         # Without this, connects that are not held would become a busy loop.
         least = 0.0 if self._advice["timeout"] else self.pace.backoff_initial
         return max(least, float(self._advice["interval"]))

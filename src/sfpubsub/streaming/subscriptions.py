@@ -58,7 +58,7 @@ class Channel:
     """
 
     def gap(self, reason: GapReason, error_code: str | None = None) -> Gap:
-        """Return the gap that results if the channel continues from another position."""
+        """Return the `Gap` to report if the channel cannot continue from its position."""
         after = as_replay_id(self.position) if self.position >= 0 else None
         return Gap(reason, self.name, after=after, error_code=error_code)
 
@@ -109,12 +109,14 @@ class Subscriptions:
 
     @property
     def are_complete(self) -> bool:
-        """Whether all channels are settled."""
+        """Whether `Channel.is_settled` is true for all channels."""
         return all(item.is_settled for item in self._by_path.values())
 
     @property
     def are_full(self) -> bool:
-        """Whether no more events should be fetched for now."""
+        """Whether fetching must pause, because too many messages are queued or events are held back
+        until the reply to their channel's subscribe request arrives.
+        """
         # Without this condition, the number of early events would not be limited.
         return bool(self._early) or self.pending.is_full
 
@@ -162,10 +164,10 @@ class Subscriptions:
         channel.answer()
 
     def _find(self, name: str) -> Channel:
-        """Return the channel *name* to subscribe or unsubscribe, creating it if necessary.
+        """Return the known channel with this name and filter, or a new one.
 
         Raises:
-            LocalProtocolError: See `subscribe`.
+            LocalProtocolError: As for `unsubscribe`.
         """
         path = path_of(name)
         if len(path) < 2 or path[0] != "/" or path.startswith(("/meta/", "/service/")):
@@ -262,7 +264,9 @@ class Subscriptions:
             channel.answer()
 
     def give_up(self, error: SfPubSubError, call: Call | None = None) -> None:
-        """Fail all waiting calls, or only *call*, and mark their channels as not wanted."""
+        """Settle all waiting calls, or only *call*, with *error*, and mark their channels as not
+        wanted.
+        """
         for channel in self._by_path.values():
             if channel.call is not None and call in (None, channel.call):
                 channel.is_wanted = False

@@ -43,7 +43,9 @@ class LongPolling:
         """The connections by lane. The driver cuts one, in any thread, to cancel its request."""
 
     def exchange(self, request: Send) -> bayeux.Answer | SfPubSubError:
-        """Send a request and wait; return its events and replies, or the error that occurred."""
+        """Send a request, and wait for the response. Return the events and replies in the response,
+        or the error that occurred.
+        """
         try:
             request.session = self._sessions.get_session(request.refused)
             text = self._post(request)

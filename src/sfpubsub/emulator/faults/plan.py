@@ -181,11 +181,12 @@ class FaultPlan:
             entry.off = entry.happened < entry.fault.times
 
     def carry_out_by(self, act: Callable[[Fault], None]) -> None:
-        """Set the function that applies faults of immediate kinds, and apply those added earlier.
+        """Set the function that applies faults of immediate kinds. If the plan already contains
+        such faults, apply them.
 
         Raises:
-            ValueError: The event, record or managed subscription that an earlier fault would change
-                does not exist.
+            ValueError: The event, record or managed subscription that one of these faults would
+                change does not exist.
         """
         with self._adding:
             self._act = act
@@ -208,7 +209,8 @@ class FaultPlan:
             kind: The kind of fault that the caller implements at this point.
             rpc: The RPC in progress.
             target: Topic or managed subscription of the call; None if unknown.
-            responses: Number of responses the stream has sent, for kinds with `after_responses`.
+            responses: Number of responses that the stream has sent; used by the kinds that have the
+                parameter `after_responses`.
 
         Returns:
             The fault that occurs now, or None if no fault matches.
@@ -293,7 +295,7 @@ def _check_target(kind: str, rpc: str | None, target: str | None) -> None:
         if target is None:
             raise ValueError(f"fault {kind} needs a target: a managed subscription's name")
     elif target is not None and kind == "refuse_sign_in":
-        raise ValueError(f"fault {kind} affects sign-ins of every client: omit the target")
+        raise ValueError(f"fault {kind} affects the sign-ins of all clients: omit the target")
     elif target is not None and KINDS[kind].acts:
         raise ValueError(f"fault {kind} affects the whole org: omit the target")
     elif target is not None and kind in AT_START and rpc in (None, *OPENED_LATER):

@@ -4,10 +4,10 @@
 the commit deadline.
 
 Unless a fault changes this, a commit is (1) validated, (2) made durable, (3) answered in a later
-response without events. Consecutive accepted commits that are waiting for a response share one,
-with the values of the newest; each refused commit gets its own. After a failure between (2) and
-(3), a position is committed for which the client received no response, so a new stream may start
-later than the client expects.
+response without events. If consecutive accepted commits are waiting for a response, they get a
+single one, with the values of the newest commit. Each refused commit gets a response of its own.
+After a failure between (2) and (3), the position is committed although the client received no
+response, so a new stream may start later than the client expects.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         return [self.topic.name, self._record.subscription_id]
 
     def check(self, now: float) -> None:
-        """Raise Refused if the subscription was stopped or deleted and `Settings.state_delay_s` has
-        passed since, or if the commit deadline has passed.
+        """Raise Refused if the commit deadline has passed. Also raise it once
+        `Settings.state_delay_s` has passed since the subscription was stopped or deleted.
         """
         managed, record = self.world.managed, self._record
         end = managed.end_of(record.subscription_id, self._endings)
@@ -145,8 +145,8 @@ class ManagedStream(EventStream[ManagedFetch]):
             raise Refused(_PREFIX + "commit.deadline.exceeded", seconds=f"{limit:g}")
 
     def answer(self, now: float, half_closed: bool) -> Reply | None:
-        """Return the response to the pending commits if it is due, or None. Once the client has
-        sent its last request, the response is due immediately.
+        """Return the next commit response if one is due, otherwise None. Once the client has sent
+        its last request (`half_closed`), all commit responses are due.
         """
         if not self._answers:
             return None
@@ -186,8 +186,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         return due if end is None else min(due, end)
 
     def shown(self, positions: Sequence[int], end: int) -> None:
-        """Record which positions the client may commit: those of the events being sent or, for a
-        keepalive, `end`.
+        """Record which positions the client may commit: the `positions` of the events that a reply
+        sends or, if the reply is a keepalive, the position `end`.
         """
         if positions:
             first = positions[0] if self._sent is None else self._sent[0]
@@ -264,8 +264,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         return bool(events) and events[0].position == position
 
     def _take_answer(self) -> CommitAnswer:
-        """Remove and return the next commit response. Consecutive successful commits share one
-        response, with the values of the newest; each refused commit gets its own.
+        """Remove and return the next commit response. Consecutive accepted commits share one, with
+        the values of the newest commit; each refused commit has one of its own.
         """
         count = next((i for i, item in enumerate(self._answers) if item.error), len(self._answers))
         answered = self._answers[: max(1, count)]

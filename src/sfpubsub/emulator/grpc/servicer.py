@@ -146,7 +146,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         Args:
             rpc: Name of the RPC, for faults.
             topic: Name of the topic.
-            request: The request; its topic may be blank in a stream.
+            request: The request; in a PublishStream call, its own topic name may be blank.
             rpc_id: The id to put in the response.
             sent: Number of responses that the call has sent before this one.
         """
@@ -178,8 +178,8 @@ class PubSubServicer(pb_grpc.PubSubServicer):
 
     @contextlib.contextmanager
     def _stream(self, rpc: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """Run a streaming call, which occupies a thread. The number of streams is limited, so that
-        unary calls find a free thread.
+        """Run the body of a `with` statement as a streaming call, or refuse the call if too many
+        are open. Each one occupies a thread; the limit leaves threads for unary calls.
         """
         with self._lock:
             full = self._streams >= self._world.settings.max_streams
@@ -384,8 +384,8 @@ def _managed_fetch(request: pb.ManagedFetchRequest) -> ManagedFetch:
 
 
 def _message(reply: Reply, rest: pb.FetchResponse | pb.ManagedFetchResponse) -> bytes:
-    """Return an encoded response: the events of the reply's page, whose bytes other streams share,
-    followed by the remaining fields, which are set in `rest`.
+    """Return an encoded response: the events of the reply's page, which are already encoded, and
+    then the other fields, which this function sets in `rest`.
     """
     rest.latest_replay_id = reply.latest or b""
     rest.rpc_id = _rpc_id()

@@ -103,7 +103,8 @@ class EventStream(ABC, Generic[R]):
 
         Raises:
             Refused: The service ends the call.
-            Dropped: A fault or a reset of the bus ends the call, or a request cannot be parsed.
+            Dropped: A fault ends the call, `Positions.reset` or `Positions.move` was called, or a
+                request cannot be parsed.
         """
         arrivals, half_closed = self._first()
         if not arrivals:
@@ -134,7 +135,9 @@ class EventStream(ABC, Generic[R]):
 
     @abstractmethod
     def accept(self, arrival: Arrival[R]) -> None:
-        """Handle any request after a stream's first one: add its number of events to `pending`."""
+        """Handle any request after a stream's first one: add the number of requested events to
+        `pending`.
+        """
 
     def keys(self) -> list[str]:
         """Return the keys under which this stream is registered with `Bells`, which wakes it."""
@@ -144,8 +147,8 @@ class EventStream(ABC, Generic[R]):
         """If the stream must end at the time `now`, raise the error that ends it."""
 
     def answer(self, now: float, half_closed: bool) -> Reply | None:
-        """Return a reply without events if one is due, or None. Once the client has sent its last
-        request, every pending reply is due.
+        """Return a commit response if one is due, otherwise None. Once the client has sent its last
+        request (`half_closed`), all commit responses are due.
         """
         return None
 

@@ -20,7 +20,7 @@ _IDLE_S = 1.0
 
 
 class Workers(Executor):
-    """Runs up to `most` work items concurrently; the others wait in order.
+    """Runs up to `most` work items at a time; further items wait, in the order of their submission.
 
     Thread-safe. The threads are daemons, so that a stuck thread does not keep the process alive.
 

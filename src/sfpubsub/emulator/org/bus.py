@@ -299,8 +299,13 @@ class Bus(Positions):
         self._store.blocks.use(form)
 
     def put_block(self, topic: Topic, block: Block, losses: int) -> None:
-        """Store a block of a topic's events, unless events were deleted or renumbered since
-        `revision` returned `losses`: the block might then be out of date.
+        """Store a block of a topic's events, unless it is out of date.
+
+        Args:
+            topic: The topic.
+            block: The block.
+            losses: The first number that `revision` returned before the events were read. If it has
+                changed, events were deleted or renumbered, and the block is not stored.
         """
         with self._lock:
             self._purge()
@@ -309,7 +314,7 @@ class Bus(Positions):
 
     def block_after(self, topic: Topic, position: int) -> Block | None:
         """Return a block that contains the topic's first retained event after `position`, or None
-        if the event is not in a block.
+        if there is no such block.
 
         A killed process may have left blocks that contain deleted events; these are skipped.
         """

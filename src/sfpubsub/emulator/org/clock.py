@@ -35,7 +35,7 @@ class Clock:
         return self.outside() + self._jumped
 
     def outside(self) -> float:
-        """Return the time on a client's clock: in seconds since 1970 UTC, without jumps."""
+        """Return the real time, without jumps, in seconds since 1970 UTC."""
         return self._base + time.monotonic()
 
     def timeout(self, deadline: float | None) -> float | None:

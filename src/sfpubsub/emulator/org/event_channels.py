@@ -402,7 +402,7 @@ def _topic(name: str) -> str:
 
 
 def _member_name(channel: str, entity: str) -> str:
-    """Return the default name of a member, documented as ChannelName_EventName."""
+    """Return the default name of a member: ChannelName_EventName, as Salesforce documents it."""
     return f"{channel}_{entity}".replace("__", "_")
 
 

@@ -28,7 +28,7 @@ class Lag:
 
 
 class CommitHistory:
-    """The commits of each subscription, with their times. Thread-safe.
+    """The newest commits of each subscription (at most 2,000), with their times. Thread-safe.
 
     Args:
         before: For each subscription id, the position that was committed when the process started;

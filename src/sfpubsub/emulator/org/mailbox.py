@@ -68,7 +68,7 @@ class Mailbox(Generic[R]):
             self._stir()
 
     def wake(self) -> None:
-        """Make the next `wait` return, because state that the call depends on may have changed."""
+        """Make the next `wait` return: something on which the call depends may have changed."""
         with self._condition:
             self._stir()
 

@@ -3,7 +3,7 @@ protocols and of grpc.
 
 Records are kept in the store. Slots are kept in memory, so that no slot stays taken if the emulator
 is killed. Invariants: at most one stream occupies the slot of a subscription. The committed
-position only moves forward until STOP deletes it, and each position is retained when it is
+position only moves forward until STOP deletes it. A position that is no longer retained cannot be
 committed.
 
 As on the real service, some changes take effect with a delay. Only after `propagation_s` do streams
@@ -375,7 +375,9 @@ class ManagedSubscriptions:
         return None if self._bus.is_alive(record.committed) else record.error_recovery_replay
 
     def start_position(self, record: ManagedSubscription) -> int:
-        """Return the position after which a new stream starts."""
+        """Return the position after which a new stream starts: the committed position or, for a
+        preset of `start_preset`, the newest position (LATEST) or 0 (EARLIEST).
+        """
         preset = self.start_preset(record)
         if preset is None and record.committed is not None:
             return record.committed

@@ -2,8 +2,8 @@
 
 A position p is alive from its creation until it or a later position is deleted:
 `purged_through < p <= tip`, unless it was corrupted. Positions are deleted by age or by a fault.
-The fault is kept in memory until the process ends, so that clients that use such a position can be
-counted as having encountered the fault.
+The fault is kept in memory until the process ends, so that it can be counted each time a client
+uses such a position.
 
 Invariant: a deleted position never becomes alive again, and its replay id is never issued again.
 """
@@ -79,8 +79,8 @@ class Positions:
             return self._losses, self._tip
 
     def is_alive(self, position: int) -> bool:
-        """Return whether a position exists and is valid. Streams can start only after such a
-        position.
+        """Return whether a position exists and is valid. Clients cannot start a stream with the
+        replay id of any other position.
         """
         with self._lock:
             self._purge()

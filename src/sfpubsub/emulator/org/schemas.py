@@ -106,7 +106,8 @@ class Schema:
         values. Other missing nullable fields are null.
 
         Raises:
-            SchemaProblem: The schema does not have a field, or a value has the wrong type.
+            SchemaProblem: `values` has a field that the schema does not have, a required field is
+                missing, or a value has the wrong type.
         """
         unknown = sorted(set(values) - self._fields)
         if unknown:

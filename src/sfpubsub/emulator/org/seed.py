@@ -210,7 +210,9 @@ class _Reader:
         except OSError as error:
             raise self._error(error.strerror or "cannot be read", "use another file") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise self._error(f"not valid TOML: {error}", "correct the syntax") from error
+            raise self._error(
+                f"the file is not valid TOML: {error}", "correct the syntax"
+            ) from error
         return document
 
     def _rows(self, table: str, rows: object) -> list[dict[str, Any]]:
@@ -242,7 +244,9 @@ class _Reader:
     def _topic(self, row: dict[str, Any]) -> tuple[str, Schema, bool, bool]:
         name = self._topic_name(row["name"])
         if ("schema" in row) == ("schema_file" in row):
-            raise self._error(f"topic {name}", "set exactly one of schema and schema_file")
+            raise self._error(
+                f"topic {name} must have one schema", "set exactly one of schema and schema_file"
+            )
         text = row.get("schema")
         if text is None:
             text = self._beside(f"topic {name}", row, "schema_file")

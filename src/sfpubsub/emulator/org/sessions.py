@@ -239,9 +239,9 @@ class Sessions:
         return self.user_of(token) is not None
 
     def is_ours(self, token: str) -> bool:
-        """Return whether a token was issued by this org, and is valid or was valid at some time
-        since the process started. The admin endpoint accepts such a token even if it has expired,
-        so that the client can request a new one.
+        """Return whether this org issued a token and still knows it. Expired and revoked tokens are
+        known at least until the process ends, unless the org has too many tokens. The admin
+        endpoint accepts them, so that the client can request a new one.
         """
         with self._lock:
             return token in self._tokens

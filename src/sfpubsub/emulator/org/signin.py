@@ -1,8 +1,8 @@
 """Sign-in, which checks credentials and issues access tokens. Independent of the wire protocols.
 
 There is one method for each flow. It checks the app, then the credentials of the flow, then the
-user, and fails with the service's errors. Times in assertions are compared with the machine's
-clock without jumps, because the jumps do not affect the client that created the assertion.
+user, and fails with the service's errors. Times in assertions are compared with real time, not with
+the emulator's clock, because its jumps do not affect the client that created the assertion.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Store:
             return self._db.execute(sql, values).fetchall()
 
     def run(self, sql: str, *values: object) -> None:
-        """Execute one statement. Outside a transaction its changes are durable immediately."""
+        """Execute one statement. Outside a `transaction`, its changes are committed immediately."""
         with self._lock:
             self._db.execute(sql, values)
 
@@ -315,7 +315,9 @@ class Store:
 
 
 class Snapshot:
-    """A read-only snapshot of the database. Thread-safe. Its connection is open until `close`.
+    """A read-only snapshot of the database. Thread-safe.
+
+    It holds a connection to the database until `close` is called.
 
     Args:
         path: The database file.

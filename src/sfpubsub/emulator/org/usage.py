@@ -93,8 +93,9 @@ def used(store: Store, bus: Bus, now: float, *, since: float, every: int) -> lis
         store: Provides the published events.
         bus: Provides the names of events, and the counts of deliveries.
         now: The current time, in seconds since 1970 UTC.
-        since: Start of the reported period, in seconds since 1970 UTC. Deliveries are included from
-            the start of the segment that contains this time.
+        since: Start of the reported period, in seconds since 1970 UTC. Deliveries are counted
+            by segments of `SEGMENT_S` seconds, so the whole segment that contains this time is
+            included.
         every: Length of each interval in seconds; a multiple of `SEGMENT_S`.
     """
     names = {topic.name: topic.name.rpartition("/")[2] for topic in bus.topics() if topic.schema_id}

@@ -24,7 +24,7 @@ from sfpubsub.emulator.org.store import Store
 
 @dataclass(frozen=True)
 class World:
-    """The state and services of one emulator that request handlers use."""
+    """The state and services of one emulator, for its request handlers."""
 
     bus: Bus
     managed: ManagedSubscriptions

@@ -124,7 +124,7 @@ class Channels:
     # Events.
 
     def publish(self, path: str, events: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Publish events to a PushTopic or a generic channel, which is created if it does not
+        """Publish events to a PushTopic or a generic channel. The channel is created if it does not
         exist.
 
         Args:
@@ -150,8 +150,8 @@ class Channels:
         for event in events:
             if not set(event) <= known[kind] or not event:
                 raise EmulatorProblem(
-                    f"an event for {path} needs one or more of the keys"
-                    f" {', '.join(sorted(known[kind]))}, and no others"
+                    f"an event for {path} may have only the keys"
+                    f" {', '.join(sorted(known[kind]))}, and must have at least one of them"
                 )
         name = path if start == "/u/" else path.removeprefix(start)
         if all(item.name != name for item in self.records(kind)):

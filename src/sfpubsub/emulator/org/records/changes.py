@@ -111,8 +111,8 @@ class ChangeEvent:
 
 
 def settled(changes: Sequence[Change]) -> list[Change]:
-    """Merge the changes of a transaction into one for each record, from its initial to its final
-    state. A record that exists neither before nor after the transaction has no event.
+    """Merge the changes of a transaction, so that each record has one change, from its initial to
+    its final state. Records that exist neither before nor after the transaction are omitted.
     """
     first: dict[str, Change] = {}
     last: dict[str, Change] = {}
@@ -143,8 +143,8 @@ def events(
 
     Args:
         changes: The changes, in order.
-        commit: The values that the events share.
-        schema: Returns the schema of an object's events.
+        commit: The values that all of the events share.
+        schema: Function that returns the schema of an object's change events.
         most_records: Maximum number of records in one event.
         most_changes: Maximum number of changes that become regular events; each field that an
             update changed counts as one change.

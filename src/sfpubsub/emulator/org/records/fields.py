@@ -127,7 +127,7 @@ class Field:
         calculated: Whether this is a formula field.
         formula: The formula; blank if this is not a formula field.
         external_id: Whether records can be found and upserted by this field.
-        unique: Whether no two records can have the same value.
+        unique: Whether each value can occur in only one record.
         default: The value for new records that do not set one.
         compound: Name of the compound field to which this field belongs; blank for other fields.
         part: Name of this field within its compound field; blank for other fields.

@@ -132,11 +132,12 @@ class Records(Reading):
                 raise BadValue("INVALID_INPUT", problem.text, "filterExpression") from problem
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """From now on, publish change events for exactly the objects that `members` select.
+        """From now on, publish change events for the objects that `members` select, and no longer
+        for those that only `gone` selected.
 
         Args:
             members: All current members of channels.
-            gone: Members that were removed.
+            gone: The members that were removed.
         """
         events = {member.entity for member in members}
         for name in events | {member.entity for member in gone}:
@@ -207,8 +208,8 @@ class Records(Reading):
             The record's id, and whether it was created.
 
         Raises:
-            RecordProblem: Several records have the value, the field is not an external id, or the
-                values are not valid.
+            RecordProblem: There is no such object, the field is not an external id, no record has
+                the given Id, several records have the external id, or the values are not valid.
         """
         with self.transaction(user, origin) as changing:
             return changing.upsert(name, external_field, value, given)
@@ -293,7 +294,7 @@ class Records(Reading):
     # Internal.
 
     def _compute(self, of: SObject) -> None:
-        """Recompute the formula fields of all rows, without publishing events."""
+        """Recompute the formula fields of all rows of an object, without publishing events."""
         table = self.table(of.name)
         for start in range(0, self._numbers[of.name], _ROWS):
             with self._bus.together():

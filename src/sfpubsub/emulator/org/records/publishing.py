@@ -103,7 +103,9 @@ class Publishing:
         self._schemas = {**self._schemas, of.name: (layout, schema)}
 
     def select(self, members: Sequence[Member]) -> None:
-        """Set the members whose filters and enriched fields apply to later change events."""
+        """Set the members of channels, whose filters and enriched fields apply to later change
+        events.
+        """
         special: dict[str, tuple[_Special, ...]] = {}
         for member in members:
             if not (member.filter_expression or member.enriched):
@@ -191,7 +193,8 @@ class Publishing:
         self, event: changes.ChangeEvent, special: _Special, *, is_gap: bool
     ) -> list[changes.ChangeEvent]:
         """Return the events that a channel with a filter or enriched fields receives in place of
-        `event`: one event for each group of records that have the same enriched values.
+        `event`. Records that the filter rejects are omitted; the others share an event if they have
+        the same enriched values.
         """
         of, found = event.of, dict[str, changes.ChangeEvent]()
         enriches = event.header["changeType"] in ("UPDATE", "DELETE")
@@ -299,7 +302,7 @@ def _merged(added: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _fields_of(asked: soql.Condition) -> list[str]:
-    """Return the names of the fields that a condition uses, except those of the header."""
+    """Return the names of the fields that a condition uses, except fields of ChangeEventHeader."""
     if isinstance(asked, soql.Joined):
         return [name for item in asked.conditions for name in _fields_of(item)]
     return [] if asked.field.lower().startswith(_HEADER) else [asked.field]

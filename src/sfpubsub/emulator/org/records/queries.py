@@ -101,9 +101,9 @@ def plan(of: SObject, select: soql.Select, *, deleted: bool, owner: str | None =
     Args:
         of: The queried object.
         select: The query.
-        deleted: Whether to include deleted rows.
-        owner: Id of a user: the query returns only this user's rows, if the object's rows have
-            owners. None returns the rows of all users.
+        deleted: Whether to include rows in the Recycle Bin.
+        owner: Id of the only user whose rows are returned, if the object has the field OwnerId.
+            None returns the rows of all users.
 
     Raises:
         RecordProblem: The query uses a field that the object does not have, or uses a field in an

@@ -262,7 +262,8 @@ class Reading:
             deleted: Whether to include rows in the Recycle Bin.
 
         Raises:
-            RecordProblem: The query cannot be parsed, or uses an unknown object or field.
+            RecordProblem: The query cannot be parsed, uses an unknown object or field, or uses a
+                field in an unsupported way.
         """
         plan = self.plan(text, user, deleted=deleted)
         if plan.select.counts:

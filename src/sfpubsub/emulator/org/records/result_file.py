@@ -39,7 +39,7 @@ class ResultFile:
         self.header: bytes = self.line(columns)
 
     def line(self, texts: Sequence[str]) -> bytes:
-        """Return values as one line of the file in UTF-8, each in double quotes."""
+        """Return a line of the file, encoded as UTF-8, with each value in double quotes."""
         quoted = [text.replace('"', '""') if '"' in text else text for text in texts]
         return f'"{self._between.join(quoted)}{self._ending}'.encode()
 
@@ -52,7 +52,7 @@ class ResultFile:
         """Append rows to the file, in chunks, as the caller iterates over the result.
 
         Yields:
-            The number of rows appended so far, after each chunk.
+            After each chunk, the number of rows that this call has appended so far.
         """
         end = self._path.stat().st_size if self._path.exists() else 0
         count = 0

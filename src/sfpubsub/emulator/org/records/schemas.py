@@ -114,8 +114,8 @@ class ChangeSchema:
     Attributes:
         text: The Avro schema as JSON.
         places: Position of each top-level field in the schema, by field name.
-        parts: For each component of a compound field, by name: the position of the compound field,
-            and the position of the component within it.
+        parts: For each component of a compound field, by the component's name: the position of the
+            compound field in the schema, and that of the component within the compound field.
     """
 
     text: str

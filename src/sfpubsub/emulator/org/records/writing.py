@@ -141,8 +141,8 @@ class Transaction:
             The record's id, and whether it was created.
 
         Raises:
-            RecordProblem: Several records have the value, the field is not an external id, or the
-                values are not valid.
+            RecordProblem: There is no such object, the field is not an external id, no record has
+                the given Id, several records have the external id, or the values are not valid.
         """
         table = self._org.table(name)
         of = table.of
