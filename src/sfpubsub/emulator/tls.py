@@ -56,7 +56,7 @@ def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
             authority = trustme.CA.from_pem(ca_file.read_bytes(), key_file.read_bytes())
         except ValueError as error:
             raise EmulatorProblem(
-                f"{ca_file} or {key_file} is damaged: remove both and start again"
+                f"{ca_file} or {key_file} is damaged: remove both, and start the emulator again"
             ) from error
     else:
         authority = trustme.CA(organization_name="sfpubsub emulator")

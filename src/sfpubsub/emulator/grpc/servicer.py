@@ -311,7 +311,7 @@ def _feed(
     context: grpc.ServicerContext,
     on_end: Callable[[], None] = lambda: None,
 ) -> None:
-    """Read a call's requests into its mailbox, in a separate thread, until the call ends.
+    """Start a thread that puts a call's requests into its mailbox until the call ends.
 
     Args:
         mailbox: The mailbox of the call.

@@ -73,7 +73,8 @@ class Mailbox(Generic[R]):
             self._stir()
 
     def collect(self) -> tuple[list[Arrival[R]], bool]:
-        """Remove the pending requests, and return them and whether the client has half-closed.
+        """Remove and return the pending requests. Also return whether the client has half-closed
+        the stream.
 
         Raises:
             Exception: The failure that was passed to `fail`.
@@ -143,7 +144,7 @@ class Bells:
                 del self._listeners[key]
 
     def count(self, key: Hashable) -> int:
-        """Return how many listeners `key` has."""
+        """Return how many listeners are registered for `key`."""
         with self._lock:
             return len(self._listeners.get(key, ()))
 

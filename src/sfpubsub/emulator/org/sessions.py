@@ -149,7 +149,7 @@ class Sessions:
             return known.username if known and self._is_good(known) else None
 
     def end_all(self, *, expired: bool, cause: Fault | None = None) -> None:
-        """End all tokens.
+        """Invalidate all tokens.
 
         Args:
             expired: Whether the tokens expire, which ends open streams that use them. Otherwise
@@ -179,8 +179,8 @@ class Sessions:
         return self._end(lambda item, _known: item == token, _End(True, None))
 
     def on_end(self, listener: Callable[[], None]) -> None:
-        """Register a function to call whenever tokens become invalid, so that waiting streams
-        check theirs.
+        """Register a function to call whenever tokens are expired or revoked, so that waiting
+        streams check theirs. It is not called when the lifetime of a token ends.
         """
         with self._lock:
             self._on_end.append(listener)

@@ -110,7 +110,7 @@ class Channels:
         return Record(record_id, kind, name, fields)
 
     def records(self, kind: str) -> list[Record]:
-        """Return all PushTopic or all StreamingChannel records, sorted by name."""
+        """Return all records of a kind (PushTopic or StreamingChannel), sorted by name."""
         rows = self._store.rows(
             "SELECT id, kind, name, fields FROM streaming_records WHERE kind = ? ORDER BY name",
             kind,

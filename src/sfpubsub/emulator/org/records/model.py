@@ -325,8 +325,8 @@ class Records(Reading):
             self._tables = {**self._tables, of.name.lower(): table}
 
     def _topic(self, of: SObject, text: str) -> Schema:
-        """Return the schema for an object's topic. If the object has change events, create the
-        topic or, if the schema has changed, update it.
+        """Return the schema for an object's topic. If changes to the object are published, create
+        the topic or, if its schema has changed, update it.
 
         Args:
             of: The object.

@@ -202,7 +202,7 @@ def _includes(column: str, given: list[Any], *, negated: bool) -> tuple[str, lis
 
 
 def _value(field: Field, given: soql.Literal, sign: str) -> Any:
-    """Return a value of a condition in the stored format.
+    """Convert a value of a condition to the stored format or, for LIKE, to an SQL pattern.
 
     Raises:
         RecordProblem: The value does not have the type of the field.

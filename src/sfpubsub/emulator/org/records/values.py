@@ -21,12 +21,12 @@ _ID_LENGTHS = (15, 18)
 
 
 def moment(seconds: float) -> str:
-    """Return a time, given in seconds since 1970 UTC, in the stored format."""
+    """Convert a time in seconds since 1970 UTC to the stored format."""
     return _written(datetime.fromtimestamp(seconds, UTC))
 
 
 def keep(field: Field, value: Any) -> Any:
-    """Return a JSON value from a client in the stored format; None for an empty value.
+    """Convert a JSON value from a client to the stored format; None for an empty value.
 
     Raises:
         RecordProblem: The value is not valid for the field.

@@ -245,7 +245,7 @@ class Transaction:
         self.changes.append(Change(table.of, row["Id"], "UPDATE", row, new))
 
     def _kept(self, of: SObject, given: Mapping[str, Any], *, new: bool) -> Row:
-        """Return the values from a client in the stored format.
+        """Convert the values from a client to the stored format.
 
         Raises:
             RecordProblem: A field does not exist or cannot be set, or a value is not valid.
