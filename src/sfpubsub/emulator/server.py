@@ -325,7 +325,8 @@ class EmulatorServer:
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: An event does not match the schema; nothing is published.
+            SchemaProblem: `topic` is the name of a channel, or an event does not match the schema;
+                nothing is published.
         """
         return self.bus.publish_values(topic, events)
 
@@ -380,8 +381,8 @@ class EmulatorServer:
 
         Raises:
             Refused: The topic is unknown.
-            SchemaProblem: `topic` is the name of a channel, or the schema is not valid for an
-                event.
+            SchemaProblem: `topic` is the name of a channel, or the schema is not valid for an event
+                or belongs to another topic.
         """
         schema = Schema(schema_json)
         self.bus.change_schema(topic, schema)

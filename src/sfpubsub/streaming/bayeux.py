@@ -195,7 +195,7 @@ def advice_of(reply: Message) -> dict[str, Any]:
 def sorted_out(messages: Any) -> Answer | RemoteProtocolError:
     """Split a response into events and replies, or return an error if it is not valid Bayeux.
 
-    Whether a message has an id is not considered, because some servers send events with ids too.
+    Message ids are not used to distinguish them, because some servers send events with ids.
     """
     events: list[Message] = []
     replies: dict[tuple[str, str], Message] = {}

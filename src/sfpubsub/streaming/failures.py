@@ -116,9 +116,9 @@ def error_for(what: str, refusal: BayeuxError) -> errors.SfPubSubError:
 def what_next(refusal: BayeuxError) -> Next:
     """Return what to do after a refusal.
 
-    If the server is too busy, this is BUSY, whatever the advice. Otherwise, advice to retry or to
-    open a new session is followed. Without such advice, the codes in the failure reason and in the
-    error decide.
+    If the server is too busy, the result is BUSY, whatever the advice. Otherwise, advice to retry
+    or to open a new session is followed. Without such advice, the codes in the failure reason and
+    in the error decide.
     """
     if refusal.reason.startswith("503:"):
         return Next.BUSY  # the error may still say 401, and a sign-in would be useless

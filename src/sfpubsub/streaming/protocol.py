@@ -190,7 +190,7 @@ class StreamingProtocol:
 
     @property
     def deadline(self) -> float:
-        """When to call `tick` next, in seconds of its clock; infinite if no call is needed."""
+        """The value of *now* at which to call `tick` next; infinite if no call is needed."""
         return min(self._report_at, self._advance_at(), self._due())
 
     # Requests.

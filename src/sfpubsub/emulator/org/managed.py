@@ -375,8 +375,8 @@ class ManagedSubscriptions:
         return None if self._bus.is_alive(record.committed) else record.error_recovery_replay
 
     def start_position(self, record: ManagedSubscription) -> int:
-        """Return the position after which a new stream starts: the committed position or, for a
-        preset of `start_preset`, the newest position (LATEST) or 0 (EARLIEST).
+        """Return the position after which a new stream starts: the committed position or, if
+        `start_preset` returns a preset, the newest position (LATEST) or 0 (EARLIEST).
         """
         preset = self.start_preset(record)
         if preset is None and record.committed is not None:

@@ -180,7 +180,7 @@ class Sessions:
 
     def on_end(self, listener: Callable[[], None]) -> None:
         """Register a function to call whenever tokens are expired or revoked, so that waiting
-        streams check theirs. It is not called when the lifetime of a token ends.
+        streams check their tokens. It is not called when the lifetime of a token ends.
         """
         with self._lock:
             self._on_end.append(listener)

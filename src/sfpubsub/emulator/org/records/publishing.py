@@ -103,9 +103,7 @@ class Publishing:
         self._schemas = {**self._schemas, of.name: (layout, schema)}
 
     def select(self, members: Sequence[Member]) -> None:
-        """Set the members of channels, whose filters and enriched fields apply to later change
-        events.
-        """
+        """Set the channel members with the filters and enriched fields for later change events."""
         special: dict[str, tuple[_Special, ...]] = {}
         for member in members:
             if not (member.filter_expression or member.enriched):
