@@ -34,7 +34,8 @@ class Table:
             query has no ORDER BY.
         single: Columns that can be selected only if the query finds at most one row.
         first_version: API version that introduced the object.
-        path: URL path of its records after the version; empty if they have no URL.
+        path: The part of a record's URL path between the API version and the id; empty if the
+            records have no URL.
     """
 
     name: str
