@@ -108,7 +108,7 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
 @click.command()
 @of_an_emulator
 def topics(emulator: RemoteEmulator) -> None:
-    """List topics with their readers and their counts of published and delivered events."""
+    """List topics, with their counts of open streams and of published and delivered events."""
     _show_named(emulator.health()["topics"])
 
 

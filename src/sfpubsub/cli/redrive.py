@@ -181,7 +181,7 @@ class Table:
 
 
 def source_of(entry: QuarantinedEvent) -> Source:
-    """Return the source of an entry: topics begin with a slash, managed subscriptions do not."""
+    """Return the source of an entry: a topic (begins with a slash) or a managed subscription."""
     from sfpubsub.spark.raw.sources import Source
 
     name = entry.subscription
@@ -194,7 +194,7 @@ def redrive(
     """Decode *entries*, write their events to *sink*, and mark the entries as redriven.
 
     Returns:
-        The number of entries written, and the number of entries that stay in the quarantine.
+        The number of entries that were redriven, and the number that could not be redriven.
 
     Raises:
         WriteError: Entries could not be written or marked.
@@ -225,7 +225,7 @@ def redrive(
                 refusal = str(error)
         if refusal is not None:
             left += 1
-            click.echo(f"{entry.key} stays in the quarantine: {refusal}", err=True)
+            click.echo(f"{entry.key} was not redriven: {refusal}", err=True)
             continue
         keys.append(entry.key)
         done += 1

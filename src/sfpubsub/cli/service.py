@@ -82,7 +82,7 @@ def connected_client(
         schema_store: Store that is searched before a schema is requested from the service, and
             that keeps the schemas received; None for no store.
         sessions: Supplies the session; None to sign in with *options*.
-        options: Values of `service_options`.
+        options: Values of the options that `service_options` adds, by parameter name.
 
     Raises:
         ConfigurationError: A setting is missing or not valid.

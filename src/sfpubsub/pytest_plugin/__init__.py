@@ -92,7 +92,7 @@ def salesforce_clock() -> ManualClock:
 
 @pytest.fixture
 def salesforce_faults() -> Iterator[FaultPlan]:
-    """The fault plan of the test's org; the test fails if one of its faults did not occur."""
+    """The fault plan of the test's org; the test fails if one of the faults did not occur."""
     from sfpubsub.emulator.faults import FaultPlan
 
     plan = FaultPlan()
@@ -138,7 +138,7 @@ def _run(config: pytest.Config) -> EmulatorRun:
 
 
 def _point_at(environment: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:
-    """Set the environment variables in *environment*, and remove others that select an org."""
+    """Set the variables in *environment*, and remove other environment variables of sfpubsub."""
     from sfpubsub.pytest_plugin.run import KEPT
 
     for name in list(os.environ):

@@ -193,7 +193,7 @@ class FileQuarantine(Quarantine):
             ) from error
 
     def _sweep(self) -> None:
-        """Remove the temporary files of crashed processes. Later calls do nothing."""
+        """Remove the temporary files of crashed processes, in the first call only."""
         if self._is_swept:
             return
         for path in self._directory.glob("*.tmp"):
@@ -248,7 +248,7 @@ def _read(path: Path) -> QuarantinedEvent:
     except (ValueError, KeyError, TypeError, AttributeError):
         pass  # reported below
     raise ConfigurationError(
-        f"the quarantined event {path} is damaged: restore the file, or move it out of the directory"
+        f"the quarantined event {path} is damaged: restore the file, or move it elsewhere"
     )
 
 

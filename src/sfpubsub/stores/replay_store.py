@@ -26,7 +26,7 @@ class ReplayStore(ABC):
 
     `set` is called only while the application calls the subscription, for instance to ack. It is
     called at most once per `Timings.store_interval`, but immediately if the application requests a
-    batch and none is ready.
+    batch and none is ready, or when the subscription ends.
     """
 
     may_wait: bool = True

@@ -105,7 +105,7 @@ def schema_file_name(schema_id: str) -> str:
 
 
 def schema_text(schema_id: str, schema_json: str) -> str:
-    """Return the content of a schema's file: one line of JSON, with a hash."""
+    """Return the content of a schema's file: one line of JSON, including a hash of the schema."""
     document = {
         "schema_id": schema_id,
         "check": _check(schema_id, schema_json),

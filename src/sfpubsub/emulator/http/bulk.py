@@ -139,8 +139,8 @@ def results(call: Call) -> Answer:
 
 def ingested(call: Call) -> Answer:
     """GET …/jobs/ingest/<Id>/successfulResults, …/failedResults or …/unprocessedrecords: return
-    those rows of an ingest job that had this outcome, as CSV. The status is 204 if the job has not
-    ended or no rows were uploaded.
+    the successful, failed or unprocessed rows of an ingest job, as CSV. The status is 204 if the
+    job has not ended, or if no rows were uploaded.
     """
     job = _job(call)
     jobs = call.world.jobs

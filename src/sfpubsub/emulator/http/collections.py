@@ -156,7 +156,7 @@ def _check_all(results: list[dict[str, Any]]) -> None:
 
 
 def failed(problem: RecordProblem) -> dict[str, Any]:
-    """Return the entry for a rejected record in the response."""
+    """Return the entry of the response that reports a rejected record."""
     error = {"statusCode": problem.code, "message": problem.text, "fields": list(problem.fields)}
     return {"success": False, "errors": [error]}
 

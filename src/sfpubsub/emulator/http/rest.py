@@ -110,7 +110,7 @@ def resources(call: Call) -> Answer:
 
 
 def authorised(call: Call) -> int:
-    """Check the token of a request, and return the API version in its path.
+    """Check a request's token, and return the API version in the request's path.
 
     Raises:
         RestRefused: The token is not valid.
