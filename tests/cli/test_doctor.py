@@ -331,7 +331,7 @@ def test_the_way_goes_through_the_proxy(tmp_path, monkeypatch):
         (asked,), (credentials,) = proxy.asked, proxy.credentials
         assert f"CONNECT localhost:{host.port}" in asked
         assert "Basic dXNlcjpwYXNzIQ==" in credentials
-        with pytest.raises(probes.ProbeError, match="the proxy answered nothing"):
+        with pytest.raises(probes.ProbeError, match="the proxy responded with nothing"):
             probes.connect(way._replace(port=1))
         monkeypatch.setenv("https_proxy", proxy.url)
         assert probes.way_to(Settings(endpoint="other.example.com:1")).proxy == proxy.url

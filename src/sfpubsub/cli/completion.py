@@ -1,6 +1,6 @@
 """``sfpubsub completion``: shell completion for commands and options.
 
-Click generates the script. This module writes it to the directory that the shell searches.
+Click generates the script. This module writes it to the shell's directory for such scripts.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def show(shell: str | None) -> None:
 @completion.command()
 @shell_option
 def install(shell: str | None) -> None:
-    """Install the completion script in your home directory, where the shell finds it.
+    """Install the completion script for your user, and print its path.
 
-    Completion works in new shells. Installing again replaces the script.
+    Completion works in new shells; for zsh, first add the printed line to ~/.zshrc. Installing
+    again replaces the script.
     """
     shell = shell or _own_shell()
     path = _place(shell)

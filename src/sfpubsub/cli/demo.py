@@ -208,7 +208,7 @@ class _Demo:
 def _running(
     arguments: list[Any], env: dict[str, str], *, stdout: int
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run an sfpubsub command, print its stderr, and stop it when the block ends."""
+    """Run an sfpubsub command and print its stderr; stop the command when the block ends."""
     process = subprocess.Popen(  # noqa: S603  # our own command
         [sys.executable, "-m", "sfpubsub", *map(str, arguments)],
         stdout=stdout,

@@ -147,7 +147,7 @@ class _Report:
             click.echo()
 
     def add(self, name: str, result: Result, detail: str, cure: str = "") -> None:
-        """Print the result of a check, followed by *cure*, the suggested fix, if there is one."""
+        """Print the result of a check, and the suggested fix *cure* unless it is empty."""
         detail, cure = (self._hiding(text) for text in (detail, cure))
         self.failed = self.failed or result == "failed"
         if self._as_json:

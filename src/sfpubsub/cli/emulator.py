@@ -83,7 +83,9 @@ class _Commands(click.Group):
     help="Address to listen on. Other machines can reach the emulator only if you change this.",
 )
 @click.option(
-    "--tls", is_flag=True, help="Serve both ports with TLS. Clients must trust the printed ca_file."
+    "--tls",
+    is_flag=True,
+    help="Serve both ports with TLS. Clients must trust the `ca_file` printed at startup.",
 )
 @click.option(
     "--tls-name",
@@ -226,8 +228,8 @@ def _write_privately(path: Path, text: str) -> None:
 def _client_settings(server: EmulatorServer) -> str:
     """Return the content of a client's settings file, in TOML.
 
-    The client signs in with the default connected app if the org has that app, otherwise with
-    an access token.
+    The client signs in with the default connected app if the org has that app, with its default
+    secret; otherwise with an access token.
     """
     from sfpubsub.emulator.org.accounts import DEFAULT_APP
 

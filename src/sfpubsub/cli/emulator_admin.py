@@ -58,14 +58,14 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
         show_envvar=True,
         default=DEFAULT_URL,
         show_default=True,
-        help="URL of the emulator's HTTP port, which the emulator prints at startup as `http`.",
+        help="URL of the emulator's HTTP port. The emulator prints it at startup as `http`.",
     )
     @click.option(
         "--ca-file",
         envvar="SFPUBSUB_EMULATOR_CA_FILE",
         show_envvar=True,
-        help="PEM file of the certificate authority to trust, which the emulator prints at startup "
-        "as `ca_file`. Needed only if the emulator runs with --tls.",
+        help="PEM file of the certificate authority to trust. The emulator prints its path at "
+        "startup as `ca_file`. Needed only if the emulator runs with --tls.",
     )
     # Secrets are not options, because other users of a machine can see command lines.
     @click.option("--token", envvar="SFPUBSUB_EMULATOR_TOKEN", hidden=True, default="")
@@ -90,7 +90,7 @@ def of_an_emulator(command: Callable[..., None]) -> Callable[..., None]:
 )
 @of_an_emulator
 def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
-    """Publish the events of a JSON Lines file, on behalf of the org.
+    """Publish the events of a JSON Lines file as if the org itself published them.
 
     Each line is a JSON object with the fields of the topic's schema; CreatedDate, CreatedById and
     the members of a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this command can
@@ -108,7 +108,7 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
 @click.command()
 @of_an_emulator
 def topics(emulator: RemoteEmulator) -> None:
-    """List topics with their readers and their counts of published and delivered events."""
+    """List topics, with their counts of open streams and of published and delivered events."""
     _show_named(emulator.health()["topics"])
 
 

@@ -28,7 +28,7 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmat
 @click.command()
 @service_options
 def topics(**service: str | None) -> None:
-    """List all topics that you can subscribe to.
+    """List the topics that you can subscribe to.
 
     Prints a JSON line per topic: custom platform events, change events of the objects selected for
     change data capture, and channels with the names of their members. Standard platform events are
@@ -57,13 +57,15 @@ def channel() -> None:
     required=True,
     help="Kind of events in the channel: platform events (event) or change events (data).",
 )
-@click.option("--label", metavar="TEXT", help="Human-readable label.  [default: NAME]")
+@click.option(
+    "--label", metavar="TEXT", help="Human-readable label.  [default: NAME without __chn]"
+)
 @service_options
 def create(name: str, channel_type: str, label: str | None, **service: str | None) -> None:
     """Create a channel without members.
 
-    Prints the channel as a JSON line. The suffix __chn of NAME can be omitted. Name and type cannot
-    be changed later.
+    Prints the channel as a JSON line. The suffix __chn of NAME can be omitted. The name and the
+    type cannot be changed later.
     """
     _print(_channels(service).create(name, channel_type, label=label))
 
@@ -72,7 +74,7 @@ def create(name: str, channel_type: str, label: str | None, **service: str | Non
 @click.argument("name")
 @service_options
 def show(name: str, **service: str | None) -> None:
-    """Show a channel and its members as a JSON line; ChangeEvents is the standard channel."""
+    """Show a channel and its members as a JSON line. The standard channel is ChangeEvents."""
     _print(_channels(service).show(name))
 
 
@@ -160,7 +162,7 @@ def delete(name: str, yes: bool, **service: str | None) -> None:
 def usage(by_event: bool, **service: str | None) -> None:
     """Show how much of its event allocations the org has used, as reported by the org.
 
-    Prints a JSON line per allocation. The figures are several minutes old. --by-event requires
+    Prints a JSON line per allocation. The figures may be several minutes old. --by-event requires
     Enhanced Usage Metrics in the org and the View All Data permission.
     """
     usages = Usages(_org(service), API_VERSION)

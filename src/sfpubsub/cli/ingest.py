@@ -103,8 +103,8 @@ _MARKS = ("_table.json", "_delta_log", "metadata/*.metadata.json")
 @click.option(
     "--once",
     is_flag=True,
-    help="Stop when the service reports that all events have been read, or after --idle-timeout "
-    "without an event.",
+    help="Stop when the service reports that all events have been read, or when the time given by "
+    "--idle-timeout passes without an event.",
 )
 @click.option(
     "--batch-events",
@@ -185,7 +185,7 @@ def ingest(
     writes the events received so far, commits, and exits. Side tables contain schemas, gaps,
     commits and events that cannot be decoded.
 
-    Several sources can share the table, its writes and its deduplication window.
+    Several sources can be written to one table. They share its batches and deduplication keys.
     """
     if fallback is not None and not topic and not channel:
         raise click.UsageError(
@@ -252,7 +252,7 @@ def _sources(
     """Check the source options, and return the sources to read.
 
     Raises:
-        UsageError: No source was specified, or the same source twice.
+        UsageError: No source was specified, a name is empty, or a source was specified twice.
     """
     from sfpubsub.spark.raw.sources import Source
 
@@ -268,7 +268,7 @@ def _sources(
 
 
 def _table(sources: tuple[Source, ...], to: str, format_: str, staging: str | None) -> Destination:
-    """Check the options of the destination, and return the destination table.
+    """Check the options that describe the table to write, and return the table.
 
     Raises:
         ConfigurationError: The destination is not valid, or is inside another table.

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Open:
-    """What all sources of a run share: side tables, writer, session and client."""
+    """Objects that all sources of a run share: side tables, writer, session and client."""
 
     sidecars: Sidecars
     together: Together
@@ -62,7 +62,7 @@ class Run:
     Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
     The client is opened second, so that a missing topic does not leave a table behind. The table is
     opened third, because its positions determine where to subscribe. The subscriptions are opened
-    last, so that they are drained while the table is still leased.
+    last and closed first, so that they are drained before the table is closed.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Run:
         stop: StopRequest,
         http: Address | None = None,
     ) -> None:
-        """Open all resources, and read until every source has ended or *stop* is requested."""
+        """Open all resources, and read until every source has ended or a stop is requested."""
         from sfpubsub.spark.ingest.streams import Streams
 
         with ExitStack() as opened:

@@ -41,9 +41,9 @@ def lag(
 ) -> None:
     """Show the progress of `subscribe`, `ingest` and `mirror run` on this machine.
 
-    Each run writes a small status file, which remains until a later run of the same command
-    replaces it. This command reads those files and does not contact the service. It prints the
-    newest run first. If there are no runs, the exit code is 1.
+    Each run writes a small status file, which remains until a later run that reads the same source
+    replaces it. This command reads those files and does not contact the service. It prints the most
+    recently updated run first. If there are no matching runs, the exit code is 1.
     """
     given = {"managed": managed, "topic": topic, "channel": channel}
     meant = {kind: name for kind, name in given.items() if name is not None}

@@ -98,7 +98,7 @@ _active: LiveLine | None = None
 
 
 def echo(text: str) -> None:
-    """Print a message on stderr without breaking the status line."""
+    """Print a message on stderr, above the status line if one is shown."""
     if _active is None:
         click.echo(text, err=True)
     else:

@@ -21,7 +21,7 @@ _EVENT = re.compile(r"__e$|__chn$|ChangeEvents?$")
 @click.argument("name", type=Topic())
 @service_options
 def topic(name: str, **service: str | None) -> None:
-    """Show a topic: its schema, and whether you may publish and subscribe."""
+    """Show a topic: its schema id, and whether you may publish to it and subscribe to it."""
     with connected_client(None, **service) as client:
         click.echo(json_line(dataclasses.asdict(client.get_topic(name))), nl=False)
 

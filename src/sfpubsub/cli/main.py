@@ -49,7 +49,7 @@ COMMANDS = {
     "subscribe": ("sfpubsub.cli.subscribe", "Print events as JSON lines."),
     "tables": ("sfpubsub.cli.tables", "Build query tables from a raw table, with PySpark."),
     "topic": ("sfpubsub.cli.lookup", "Show a topic."),
-    "topics": ("sfpubsub.cli.event_channels", "List all topics that you can subscribe to."),
+    "topics": ("sfpubsub.cli.event_channels", "List the topics that you can subscribe to."),
     "usage": (
         "sfpubsub.cli.event_channels",
         "Show how much of its event allocations the org has used.",

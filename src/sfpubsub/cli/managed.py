@@ -41,8 +41,8 @@ _shown = "|".join(PRESETS)
 _wait_option = click.option(
     "--wait/--no-wait",
     default=True,
-    help="Wait until the service accepts the subscription, by subscribing briefly.  [default: "
-    "wait]",
+    help="Wait until the service accepts the subscription. The command checks this by subscribing "
+    "briefly.  [default: wait]",
 )
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
@@ -105,7 +105,7 @@ def show(name_or_id: str, **service: str | None) -> None:
     metavar=_shown,
     default="EARLIEST",
     show_default=True,
-    help="Where to continue if the position has expired.",
+    help="Where to continue if the committed position has expired.",
 )
 @_wait_option
 @service_options
@@ -159,7 +159,7 @@ def create(
     "--error-recovery-replay",
     type=_preset,
     metavar=_shown,
-    help="Where to continue if the position has expired.",
+    help="Where to continue if the committed position has expired.",
 )
 @service_options
 def update(
@@ -171,9 +171,9 @@ def update(
 ) -> None:
     """Change the label or a replay preset.
 
-    Prints the record as a JSON line. Name and topic cannot be changed; create another subscription
-    instead. A preset matters only when a stream starts without a valid position. The change may
-    take several minutes to take effect.
+    Prints the record as a JSON line. The name and the topic cannot be changed: create another
+    subscription instead. A preset matters only when a stream starts without a valid position. The
+    change may take several minutes to take effect.
     """
     if label is None and default_replay is None and error_recovery_replay is None:
         raise click.UsageError(

@@ -104,20 +104,21 @@ def mirror() -> None:
     type=Duration(),
     default="24h",
     show_default=True,
-    help="Time between rereads of objects with formula fields; 0 disables them.",
+    help="Time between rereads of objects with formula fields; 0 disables these rereads.",
 )
 @click.option(
     "--sweep",
     type=Duration(),
     default="7d",
     show_default=True,
-    help="Time between searches for records that were purged without an event; 0 disables them.",
+    help="Time between searches for records that were purged without an event; 0 disables the "
+    "searches.",
 )
 @click.option(
     "--batch-seconds",
     type=Seconds(min=0),
     metavar="S",
-    help="Write received events after at most S seconds.  [default: 10]",
+    help="Write a batch to the raw table at most S seconds after its first event.  [default: 10]",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: local[2]]")
 @spark_options

@@ -91,7 +91,7 @@ class MirrorRun:
         once: bool,
         address: Address | None = None,
     ) -> None:
-        """Run until *stop* is requested or, with *once*, until the tables match the org."""
+        """Run until a stop is requested. With *once*, also end when the tables match the org."""
         from sfpubsub.rest import OrgReader
         from sfpubsub.spark.mirror.job import Mirror
         from sfpubsub.spark.mirror.rights import check_rights

@@ -59,16 +59,16 @@ margin_option = click.option(
 @format_option
 @click.option("--reread", metavar="OBJECT", help="Reread the records of OBJECT from the org.")
 @click.option(
-    "--where", metavar="SOQL", help="With --reread: only records that match this condition."
+    "--where", metavar="SOQL", help="With --reread: reread only records that match this condition."
 )
 @click.option("--add", metavar="OBJECT", help="Also mirror OBJECT from now on.")
 @click.option(
     "--pause",
     is_flag=True,
-    help="Stop reading records and updating tables until a signal with --resume. Events are still "
-    "written to the raw table.",
+    help="Stop reading records and updating tables until a signal is sent with --resume. Events "
+    "are still written to the raw table.",
 )
-@click.option("--resume", is_flag=True, help="Resume after a signal with --pause.")
+@click.option("--resume", is_flag=True, help="Resume a mirror that was paused with --pause.")
 @spark_options
 def signal(
     target: str,

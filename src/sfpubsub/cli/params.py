@@ -88,9 +88,9 @@ class Channel(click.types.StringParamType):
 
 
 class ReadingCommand(click.Command):
-    """Command that takes its source as an option.
+    """Command whose source is an option such as --topic, not an argument.
 
-    A positional argument is rejected with an error that suggests the right option.
+    An argument is rejected with an error that suggests the right option.
     """
 
     allow_extra_args = True  # rejected here, with a better message than click's
@@ -116,7 +116,7 @@ def meant(name: str) -> str:
 
 
 def full_names(name: str) -> list[str]:
-    """Return the possible full topic names for *name*, which does not begin with a slash."""
+    """Return the full topic names that a short name, such as ``Order__e``, may stand for."""
     if name.startswith(("event/", "data/")):
         return [f"/{name}"]
     if re.search(r"ChangeEvents?$", name):

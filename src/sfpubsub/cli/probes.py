@@ -196,7 +196,7 @@ def _through_proxy(connection: socket.socket, way: Way) -> None:
     if not answer.startswith(b"HTTP/1.") or status != [b"200"]:
         said = status[0][:3].decode("ascii", "replace") if status else "nothing"
         raise ProbeError(
-            f"the proxy answered {said} and did not connect to {target}:{way.port}",
+            f"the proxy responded with {said} and did not connect to {target}:{way.port}",
             "allow the connection in the proxy, and check the username and password in "
             "SFPUBSUB_PROXY",
         )

@@ -132,8 +132,9 @@ def publish(
     {"a": "b"}}} sets the event's id, which stays the same if the event is resent, and its headers.
 
     Events are sent in the order of the lines, one request at a time. With --stream several requests
-    are in flight, and the service may publish them in any order. Unanswered events are resent with
-    the same id. An invalid line ends reading, as does Ctrl-C. A second Ctrl-C exits immediately.
+    are in flight, and the service may publish the events in any order. If there is no response,
+    events are resent with the same id. The command stops reading at an invalid line, or after
+    Ctrl-C. A second Ctrl-C exits immediately.
     """
     stop = StopRequest()
     with (
@@ -245,9 +246,9 @@ class _Enough(Exception):  # noqa: N818  # not an error, but the end of a wait
 
 
 def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple[str, str]]:
-    """Yield the location and the text of each line that is not blank, at the given pace.
+    """Yield the location and the text of each line that is not blank, at the rate of *pace*.
 
-    Stops at the end of the file, or when a signal arrives.
+    Stops at the end of the file, or when a stop is requested.
 
     Raises:
         ConfigurationError: The file is not valid UTF-8.
@@ -292,7 +293,11 @@ def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple
 
 
 def _event(line: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a line's field values, and its event id and headers as arguments of `send`."""
+    """Return a line's field values, and its event id and headers as arguments of `send`.
+
+    Raises:
+        ConfigurationError: The line is not valid.
+    """
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:

@@ -41,7 +41,7 @@ _dir_option = click.option(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
     required=True,
-    help="Directory of the quarantine. For the Parquet table DIR/NAME, this is "
+    help="Directory of the quarantine. For a Parquet table DIR/NAME, this is "
     "DIR/.NAME.sfpubsub/_quarantine.",
 )
 
@@ -111,7 +111,8 @@ def show(directory: Path, key: str) -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
     multiple=True,
-    help="Schema store to search; can be repeated.  [default: _schemas next to the quarantine]",
+    help="Directory of a schema store to search for missing schemas; can be repeated.  [default: "
+    "_schemas next to the quarantine]",
 )
 @click.option(
     "--fetch", is_flag=True, help="Request schemas from the service if they are missing locally."
@@ -135,8 +136,8 @@ def redrive(
 
     Without KEYs, all events are redriven. They are printed in the format of `subscribe` or, with
     --to, written to a table. An event is marked as redriven after its line or row is written, and
-    later runs skip it. An event that still cannot be decoded stays in the quarantine, and causes a
-    message on stderr and exit code 1.
+    later runs skip it. An event that still cannot be decoded, or whose source is not one of the
+    table's sources, is not marked. It causes a message on stderr and exit code 1.
     """
     if to is None and (format_ or master or conf or packages):
         raise click.UsageError("--format, --master, --conf and --packages require --to")
@@ -149,7 +150,7 @@ def redrive(
         if to is not None:
             first = next(entries, None)
             if first is None:
-                click.echo("0 redriven, 0 left", err=True)
+                click.echo("0 redriven, 0 left to redrive", err=True)
                 return
             entries = chain([first], entries)
             # Start Spark before the client, because Spark forks.
@@ -163,7 +164,7 @@ def redrive(
             sources.append(lambda schema_id: _asked(client.get_schema, schema_id))
         done, left = run_redrive(kept, entries, Decoder(sources), sink)
     had = f" ({sink.duplicates} already in the table)" if isinstance(sink, Table) else ""
-    click.echo(f"{done} redriven{had}, {left} left", err=True)
+    click.echo(f"{done} redriven{had}, {left} left to redrive", err=True)
     if left:
         click.get_current_context().exit(1)
 

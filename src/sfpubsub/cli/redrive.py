@@ -1,8 +1,8 @@
 """Decode the events in a quarantine, and write them as lines or to a raw table.
 
-The order matters: decode, write durably, and only then mark as redriven. So a marked event is never
-lost, and an event that was written but not marked is written again. A table drops the duplicate. A
-program that reads the lines must deduplicate them itself.
+An event is marked as redriven only after it was written durably, so a marked event is never lost.
+If the process is killed in between, the next run writes the event again: a table drops the
+duplicate, but a program that reads the lines must drop it itself.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Table:
         return str(self._writer.destination)
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
-        """Return an error message if the entry's source is not a source of the table, else None."""
+        """Return an error message if the entry's source is not among the table's, else None."""
         if entry.subscription in self._sources:
             return None
         owners = ", ".join(map(str, self._sources.values()))
@@ -181,7 +181,7 @@ class Table:
 
 
 def source_of(entry: QuarantinedEvent) -> Source:
-    """Return the source of an entry: topics begin with a slash, managed subscriptions do not."""
+    """Return the source of an entry: a topic (begins with a slash) or a managed subscription."""
     from sfpubsub.spark.raw.sources import Source
 
     name = entry.subscription
@@ -194,11 +194,11 @@ def redrive(
     """Decode *entries*, write their events to *sink*, and mark the entries as redriven.
 
     Returns:
-        The number of entries written, and the number of entries that stay in the quarantine.
+        The number of entries that were redriven, and the number that could not be redriven.
 
     Raises:
         WriteError: Entries could not be written or marked.
-        ConfigurationError: Some entries are damaged. Raised after all others were processed.
+        ConfigurationError: Some entries are damaged. It is raised after all others were processed.
     """
     done = left = 0
     keys: list[str] = []
@@ -225,7 +225,7 @@ def redrive(
                 refusal = str(error)
         if refusal is not None:
             left += 1
-            click.echo(f"{entry.key} stays in the quarantine: {refusal}", err=True)
+            click.echo(f"{entry.key} was not redriven: {refusal}", err=True)
             continue
         keys.append(entry.key)
         done += 1
@@ -236,12 +236,14 @@ def redrive(
 
 
 class Decoder:
-    """Decodes quarantine entries with their stored schemas, otherwise with schemas from *sources*.
+    """Decodes quarantine entries.
+
+    An entry is decoded with the schema stored in it. If that is missing or not valid, *sources* are
+    searched.
 
     Args:
         sources: Functions that return the schema with a given id, or None. They are called in order
-            until one returns a valid schema. The outcome is kept for later entries, even if no
-            schema was found.
+            until one returns a valid schema. Each is called at most once per id.
     """
 
     def __init__(self, sources: list[Callable[[str], str | None]]) -> None:

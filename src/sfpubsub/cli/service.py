@@ -1,4 +1,4 @@
-"""Options, client and signal handling of the commands that call the service."""
+"""Options, client and signal handling for the commands that call the service."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ CHOICES = {"insecure": ("1", "force"), "auth": tuple(AUTH_WAYS)}
 def service_options(command: Command) -> Command:
     """Add the options that select the service and the way to sign in.
 
-    The command receives them as ``**service``, for `connected_client` and `Settings.load`.
+    The command receives them as ``**service``, and passes them to `connected_client` or
+    `Settings.load`.
     """
     for name, (metavar, text) in reversed(OPTIONS.items()):
         spelled = f"--{name.replace('_', '-')}"
@@ -78,10 +79,10 @@ def connected_client(
     """Yield a client that has reached the service and is signed in.
 
     Args:
-        schema_store: Store that is searched before a schema is requested, and filled afterwards;
-            None for no store.
+        schema_store: Store that is searched before a schema is requested from the service, and
+            that keeps the schemas received; None for no store.
         sessions: Supplies the session; None to sign in with *options*.
-        options: Values of `service_options`.
+        options: Values of the options that `service_options` adds, by parameter name.
 
     Raises:
         ConfigurationError: A setting is missing or not valid.
@@ -135,7 +136,10 @@ class StopRequest:
 
     @contextmanager
     def installed(self) -> Iterator[StopRequest]:
-        """Handle SIGINT and SIGTERM within the block. Call this in the main thread only."""
+        """Treat SIGINT and SIGTERM as stop requests within the ``with`` block.
+
+        Call this in the main thread only.
+        """
         previous = {
             number: signal.signal(number, self._handle)
             for number in (signal.SIGINT, signal.SIGTERM)

@@ -15,14 +15,13 @@ def pairs(
 ) -> tuple[tuple[str, str], ...]:
     """Split option values of the form ``KEY=VALUE``. A click callback.
 
-    Errors do not quote the value, because it may be a secret, and without the ``=`` it is unclear
-    where the key ends.
+    Errors do not quote a malformed value, because it may be a secret.
     """
     found = []
     for value in values:
         key, equals, text = value.partition("=")
         if not equals or not key.strip():
-            raise click.BadParameter("use KEY=VALUE", param=parameter)
+            raise click.BadParameter("the value must have the form KEY=VALUE", param=parameter)
         found.append((key.strip(), text))
     return tuple(found)
 
@@ -30,7 +29,7 @@ def pairs(
 def spark_options(command: F) -> F:
     """Add the options ``--conf`` and ``--packages`` to a command.
 
-    The command receives them as ``conf`` and ``packages``, for `spark_settings`.
+    The command receives them as ``conf`` and ``packages``, and passes them to `spark_settings`.
     """
     for option in (
         click.option(

@@ -1,4 +1,4 @@
-"""Start Spark for a command so that Ctrl-C and SIGTERM are safe during the start."""
+"""Start Spark for a command, so that Ctrl-C and SIGTERM do not interrupt the start."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ _POLL = 0.2
 def start_spark(session: AbstractContextManager[SparkSession], stop: StopRequest) -> SparkSession:
     """Enter *session* in a separate thread, and return the Spark session.
 
-    *session* is a context manager that the caller must exit.
-
     In the main thread, PySpark would replace the command's signal handler, and Ctrl-C would
-    interrupt the start midway, after which the command has been observed to hang.
+    interrupt the start midway, which can leave the command stuck.
+
+    Args:
+        session: Context manager of the Spark session. The caller must exit it.
+        stop: If a stop is requested during the start, a message is printed and the start continues.
     """
     started: list[SparkSession | BaseException] = []
 

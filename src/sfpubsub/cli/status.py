@@ -94,7 +94,7 @@ class Status:
         return sum(recent(self.hours, now).values())
 
     def is_alive(self) -> bool | None:
-        """Return whether the process is still running; None if it runs on another machine."""
+        """Return whether the process is still running; None if unknown (on another machine)."""
         if self.ended_at is not None:
             return False
         if self.host != socket.gethostname():

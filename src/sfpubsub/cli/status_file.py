@@ -6,10 +6,10 @@ decision depends on it, it is not flushed to disk, and a failed write does not s
 contains no secrets and no event contents.
 
 Each run has its own file. Once a run has received a message from the service, it removes the files
-of earlier runs that have ended, and takes over their hourly event counts. A run that exits cleanly
-without receiving a message removes only the files of runs that received no message either. A run
-that the service never accepted, for instance because the name was misspelt or the sign-in failed,
-removes its own file when it exits.
+of ended runs that read the same source, and takes over their hourly event counts. A run that exits
+cleanly without receiving a message removes only the files of runs that received no message either.
+A run that the service never accepted, for instance because the name was misspelt or the sign-in
+failed, removes its own file when it exits.
 """
 
 from __future__ import annotations
@@ -220,11 +220,11 @@ def _key(kind: Kind, name: str, endpoint: str, org: str) -> str:
 
 
 def _remove_ended(directory: Path, key: str, *, silent: bool) -> Iterator[dict[str, int]]:
-    """Remove the files of a subscription's ended runs; yield the hourly event counts of each run.
+    """Remove the files of a subscription's ended runs; yield the hourly event counts of each.
 
     Args:
         directory: Directory of the files.
-        key: Key of the subscription.
+        key: Start of the file names, which identifies the subscription.
         silent: Whether to remove only files of runs that received no message from the service.
     """
     for path in directory.glob(f"{key}-*{SUFFIX}"):

@@ -67,8 +67,8 @@ _GRACE = 3.0
     "--idle-timeout",
     type=Seconds(min=0),
     metavar="S",
-    help="Stop after S seconds without an event. Time spent waiting for the network, or for "
-    "another client to release the managed subscription, does not count.",
+    help="Stop after S seconds without an event. Without --channel, time spent waiting for the "
+    "network, or for another client to release the managed subscription, does not count.",
 )
 @click.option(
     "--raw",
@@ -121,10 +121,11 @@ def subscribe(
 ) -> None:
     """Print events as JSON lines on stdout.
 
-    With --managed, the service stores the position; with --replay-store, a file does. An event is
-    acked once its line is written or, for a pipe, once the line has been read. The next run
-    continues after the last acked event. The command exits cleanly after Ctrl-C, or when the reader
-    closes the pipe, as `head` does. A second Ctrl-C exits immediately.
+    With --managed, the service stores the position; with --replay-store, a file does. In both
+    cases, the next run continues after the last acked event. An event is acked once its line is
+    written or, if stdout is a pipe, once the line has been read; with --channel, always once it is
+    written. The command exits cleanly after Ctrl-C, or when the reader closes the pipe, as `head`
+    does. A second Ctrl-C exits immediately.
     """
     if [managed, topic, channel].count(None) != 2:
         raise click.UsageError("use exactly one of --managed, --topic and --channel")

@@ -1,4 +1,4 @@
-"""``sfpubsub tables`` and ``sfpubsub derive``: build tables for querying from a raw table.
+"""``sfpubsub tables`` and ``sfpubsub derive``: build query tables from a raw table.
 
 This module parses options, starts the engine and prints messages. It needs neither the service nor
 credentials.

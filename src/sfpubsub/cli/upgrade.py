@@ -33,8 +33,9 @@ def upgrade(
 ) -> None:
     """Upgrade a raw table of an older version to the current columns and partitions.
 
-    Every row is rewritten. Older tables keep working without an upgrade. First stop all jobs that
-    read or write the table. If an upgrade is killed, the next run completes it.
+    Before you run this command, stop all jobs that read or write the table. Every row is
+    rewritten. If the command is killed, run it again to complete the upgrade. Older tables also
+    keep working without an upgrade.
     """
     for module in ("pyspark", "pyarrow"):
         if importlib.util.find_spec(module) is None:

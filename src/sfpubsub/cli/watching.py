@@ -70,7 +70,7 @@ def watching(
         address: Address for the HTTP server to listen on; None to start no server.
         timings: Timings of the client, from which the thresholds of the health check are derived;
             None for the defaults.
-        also: Returns additional text for the status line, which may be empty.
+        also: Returns additional text for the status line, or an empty string.
         ends: Whether to print the status line once more at the end.
 
     Raises:

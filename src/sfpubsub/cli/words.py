@@ -8,7 +8,7 @@ def counted(number: int, noun: str) -> str:
 
     Args:
         number: The count.
-        noun: A singular noun whose plural ends in -s, or in -es after -ch.
+        noun: The noun in the singular. Its plural must end in -s, or in -es if it ends in -ch.
     """
     if number == 1:
         return f"1 {noun}"

@@ -19,7 +19,7 @@ _STEP = "write"
 
 
 class WriteWatch:
-    """Reports the writes of one source. The job's thread calls `wrote`.
+    """Reports the writes of one source to a monitor. `wrote` is called in the job's thread.
 
     Args:
         monitor: Monitor to report to.

@@ -4,11 +4,11 @@ pytest loads this module in every run where sfpubsub is installed, so it imports
 until a fixture is used.
 
     salesforce_org          a fresh org for one test, in this process
-    salesforce_faults       the org's fault plan; the test fails if a fault did not happen
+    salesforce_faults       the org's fault plan; the test fails if a fault did not occur
     salesforce_clock        the org's clock; time stands still unless the test jumps ahead
-    salesforce_org_options  arguments of the org; override to change them
+    salesforce_org_options  arguments of the org; override the fixture to change them
     salesforce_emulator     one emulator for the whole run, shared by all xdist workers
-    salesforce_emulator_options   options of its command; override to change them
+    salesforce_emulator_options   options of the emulator; override the fixture to change them
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def salesforce_emulator_options() -> Sequence[str]:
-    """Options of `sfpubsub emulator` for `salesforce_emulator`; override this to change them."""
+    """Options of `sfpubsub emulator` for `salesforce_emulator`.
+
+    Override this fixture to change them.
+    """
     return ()
 
 
@@ -89,7 +92,7 @@ def salesforce_clock() -> ManualClock:
 
 @pytest.fixture
 def salesforce_faults() -> Iterator[FaultPlan]:
-    """The fault plan of the test's org; the test fails if one of the faults did not happen."""
+    """The fault plan of the test's org; the test fails if one of the faults did not occur."""
     from sfpubsub.emulator.faults import FaultPlan
 
     plan = FaultPlan()
@@ -135,7 +138,7 @@ def _run(config: pytest.Config) -> EmulatorRun:
 
 
 def _point_at(environment: Mapping[str, str], patch: pytest.MonkeyPatch) -> None:
-    """Set the variables in *environment*, and remove all others that select an org."""
+    """Set the variables in *environment*, and remove other environment variables of sfpubsub."""
     from sfpubsub.pytest_plugin.run import KEPT
 
     for name in list(os.environ):

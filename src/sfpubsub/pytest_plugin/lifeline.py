@@ -54,7 +54,7 @@ class EmulatorRun:
 
 
 def _ended(lock: Path) -> bool:
-    """Return whether the lock of a data directory becomes free within `_END_S` seconds."""
+    """Wait up to `_END_S` seconds for the emulator to release its lock; return whether it did."""
     deadline = time.monotonic() + _END_S
     with lock.open("rb") as file:
         while time.monotonic() < deadline:

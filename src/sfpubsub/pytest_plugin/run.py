@@ -1,8 +1,8 @@
 """The emulator for a whole pytest run: one process for all workers.
 
 The first process that needs the emulator starts it under a file lock, and saves the line of JSON
-that it prints when it is ready; the others read the saved line. `lifeline` creates the directory
-for this file, and ends the emulator with the run.
+that the emulator prints when it is ready. The other processes read the saved line. `lifeline`
+creates the directory of these files, and ends the emulator with the run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ class RunningEmulator(RemoteEmulator):
 
 
 def environment_of(emulator: EmulatorServer | RunningEmulator) -> dict[str, str]:
-    """Return the environment variables that point clients to an emulator, for all sign-in flows."""
+    """Return the environment variables that point clients to an emulator.
+
+    Clients sign in with the access token. The credentials of the default connected app and user are
+    included for tests of other sign-in flows.
+    """
     trust = {"INSECURE": "1"}
     if emulator.ca_file:
         trust = dict.fromkeys(("CA_FILE", "EMULATOR_CA_FILE"), str(emulator.ca_file))
@@ -128,9 +132,10 @@ def _start(directory: Path, options: Sequence[str]) -> str:
 
 
 def _first_line(output: IO[bytes]) -> str:
-    """Return the first line of the emulator's output; empty if it does not arrive in time.
+    """Return the first line of the emulator's output.
 
-    The emulator writes the line in one piece, so reading it does not block.
+    The line is empty if the emulator exits first, or writes nothing within `_START_S` seconds. The
+    emulator writes the line in one piece, so reading it does not block.
     """
     waiting, _, _ = select.select([output], [], [], _START_S)
     return output.readline().decode() if waiting else ""
@@ -138,7 +143,7 @@ def _first_line(output: IO[bytes]) -> str:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file in the ``with`` block, at most until this process ends."""
+    """Hold an exclusive lock on the file *path* in the ``with`` block."""
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

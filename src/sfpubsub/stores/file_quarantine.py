@@ -104,8 +104,8 @@ class FileQuarantine(Quarantine):
         """Yield all entries in order of arrival, including redriven ones.
 
         Raises:
-            ConfigurationError: Some entries are damaged or cannot be read. Raised after all others
-                were yielded.
+            ConfigurationError: The directory cannot be read, or some entries are damaged or cannot
+                be read. For entries, it is raised after all other entries were yielded.
         """
         order: list[tuple[float, int, str]] = []
         damaged: list[str] = []
@@ -135,7 +135,7 @@ class FileQuarantine(Quarantine):
 
         Args:
             keys: Keys of the entries.
-            destination: Where the events were written; recorded in the mark.
+            destination: Where the events were written; stored with the mark.
 
         Raises:
             WriteError: At least one entry could not be marked. Others may have been marked.
@@ -147,8 +147,8 @@ class FileQuarantine(Quarantine):
         except OSError as error:
             raise WriteError(
                 f"the quarantine {self._directory} cannot be written: {error.strerror}; "
-                f"events that were redriven but not marked will be written again by the next "
-                f"redrive: correct the cause, redrive again, and drop duplicate events (a raw "
+                f"the next redrive will write some events again, because they could not be marked "
+                f"as redriven: correct the cause, redrive again, and drop duplicate events (a raw "
                 f"table drops them itself)"
             ) from error
 
@@ -193,7 +193,7 @@ class FileQuarantine(Quarantine):
             ) from error
 
     def _sweep(self) -> None:
-        """Remove the temporary files of crashed processes. Later calls do nothing."""
+        """Remove the temporary files of crashed processes, in the first call only."""
         if self._is_swept:
             return
         for path in self._directory.glob("*.tmp"):
@@ -248,7 +248,7 @@ def _read(path: Path) -> QuarantinedEvent:
     except (ValueError, KeyError, TypeError, AttributeError):
         pass  # reported below
     raise ConfigurationError(
-        f"the quarantined event {path} is damaged: restore the file, or move it away"
+        f"the quarantined event {path} is damaged: restore the file, or move it elsewhere"
     )
 
 

@@ -20,17 +20,17 @@ class FileReplayStore(ReplayStore):
     """Stores positions in a small JSON file, with one writer at a time.
 
     Every `set` replaces the file with one rename, flushed before and after, so a crash at any
-    moment leaves either the old or the new positions. If the file was damaged in another way, such
-    as by a disk or an editor, an error is raised. Such a file is never treated as empty, because
-    starting over may lose events.
+    moment leaves either the old or the new positions. If the file was damaged in another way, for
+    instance by a disk or an editor, an error is raised: treating the file as empty could lose
+    events.
 
     Thread-safe. Use it as a context manager, or call `close`, to release the file for other
     processes.
 
     Args:
         path: The file; created when the first position is stored.
-        default: Where a topic without a stored position starts; None to use the subscription's
-            ``replay``.
+        default: Where a subscription starts if no position is stored for its topic; None to use the
+            subscription's ``replay``.
 
     Raises:
         ConfigurationError: The file is damaged, cannot be read, or is in use by another process.
@@ -49,7 +49,7 @@ class FileReplayStore(ReplayStore):
             raise
 
     def get(self, topic: str) -> StartPosition | None:
-        """Return the stored position of *topic*; the default, which may be None, if it has none."""
+        """Return the stored position of *topic*, or else the store's default, which may be None."""
         replay_id = self._positions.get(topic)
         return self._default if replay_id is None else StartPosition.after(replay_id)
 
@@ -57,7 +57,8 @@ class FileReplayStore(ReplayStore):
         """Store *replay_id* durably as the position of *topic*.
 
         Raises:
-            ConfigurationError: The file cannot be written, or the store is closed.
+            ConfigurationError: The file cannot be written, the store is closed, or this is a forked
+                child of the process that opened the store.
         """
         with self._writing:
             self._set(topic, replay_id)

@@ -1,4 +1,4 @@
-"""Replay stores: keep the positions of plain subscriptions, which the service does not store.
+"""Replay stores: keep the positions of subscriptions to topics, because the service does not.
 
 The synchronous client uses a store only in threads that iterate, ack, drain or close, never in the
 stream's own thread. That matters for stores that are tied to a thread, such as a shelve on Python
@@ -22,9 +22,11 @@ class ReplayStore(ABC):
 
     `set` is called only after every event up to the position was acked, so a new process that
     starts at the position from `get` misses no event. Events that were not acked, or were acked
-    after the last `set`, are redelivered. `set` is called only within the application's own calls,
-    such as acks: immediately if a batch is requested and none is ready, otherwise at most once per
-    `Timings.store_interval`.
+    after the last `set`, are redelivered.
+
+    `set` is called only while the application calls the subscription, for instance to ack. It is
+    called at most once per `Timings.store_interval`, but immediately if the application requests a
+    batch and none is ready, or when the subscription ends.
     """
 
     may_wait: bool = True
@@ -34,7 +36,7 @@ class ReplayStore(ABC):
 
     @abstractmethod
     def get(self, topic: str) -> StartPosition | None:
-        """Return where a subscription to *topic* starts; None to use ``replay``."""
+        """Return where a subscription to *topic* starts; None to use its ``replay``."""
 
     @abstractmethod
     def set(self, topic: str, replay_id: ReplayId) -> None:
@@ -83,7 +85,7 @@ class DefaultMappingReplayStore(MappingReplayStore):
 
     Args:
         mapping: See `MappingReplayStore`.
-        default: Where a topic without a stored position starts.
+        default: Where a subscription starts if no position is stored for its topic.
     """
 
     def __init__(self, mapping: MutableMapping[str, Any], default: Replay) -> None:
@@ -105,7 +107,7 @@ class AsyncReplayStore(ABC):
 
     @abstractmethod
     async def get(self, topic: str) -> StartPosition | None:
-        """Return where a subscription to *topic* starts; None to use ``replay``."""
+        """Return where a subscription to *topic* starts; None to use its ``replay``."""
 
     @abstractmethod
     async def set(self, topic: str, replay_id: ReplayId) -> None:
@@ -113,7 +115,7 @@ class AsyncReplayStore(ABC):
 
 
 def is_async(store: object) -> bool:
-    """Return whether any method of *store* is a coroutine function."""
+    """Return whether *store* is an `AsyncReplayStore`, or has coroutine functions as methods."""
     return isinstance(store, AsyncReplayStore) or (
         isinstance(store, ReplayStore)
         and (iscoroutinefunction(store.get) or iscoroutinefunction(store.set))
@@ -139,7 +141,7 @@ def start_and_store(
     Raises:
         ConfigurationError: *replay* and *replay_store* are both stores, or *replay_store* is not a
             store.
-        ValueError: *replay* is a string that does not name a position.
+        ValueError: *replay* is a string that is not a valid position.
     """
     if isinstance(replay, (MutableMapping, ReplayStore, AsyncReplayStore)):
         if replay_store is not None:
@@ -154,7 +156,7 @@ def as_store(store: object) -> AnyStore:
     """Return *store*, wrapped in a `MappingReplayStore` if it is a mapping.
 
     Raises:
-        ConfigurationError: *store* is not a mapping or a replay store.
+        ConfigurationError: *store* is neither a mapping nor a replay store.
     """
     if isinstance(store, MutableMapping):
         return MappingReplayStore(store)

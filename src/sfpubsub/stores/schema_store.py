@@ -40,12 +40,12 @@ class SchemaStore(ABC):
 
 
 class FileSchemaStore(SchemaStore):
-    """Stores schemas in a directory, one small JSON file each.
+    """Stores schemas in a directory, each in a small JSON file.
 
     Any number of threads and processes may share it: a file is written completely before it is
     renamed into place, and all writers of a schema write the same content. Each file contains a
-    hash of its content, so damage by a disk or an editor is detected, and the schema is fetched and
-    written again.
+    hash of its content, so damage by a disk or an editor is detected. The client then requests the
+    schema from the service and writes the file again.
 
     Args:
         directory: Directory of the files; created when the first schema is written.
@@ -105,7 +105,7 @@ def schema_file_name(schema_id: str) -> str:
 
 
 def schema_text(schema_id: str, schema_json: str) -> str:
-    """Return the content of a schema's file: one line of JSON, with a hash."""
+    """Return the content of a schema's file: one line of JSON, including a hash of the schema."""
     document = {
         "schema_id": schema_id,
         "check": _check(schema_id, schema_json),

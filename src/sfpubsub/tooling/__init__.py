@@ -144,7 +144,7 @@ class Tooling:
         position before the first confirmed commit, so a crash before that commit loses events.
 
         Args:
-            developer_name: Name of letters, digits and single underscores. Cannot be changed later.
+            developer_name: Letters, digits and single underscores. Cannot be changed later.
             topic_name: Full path of the topic. Cannot be changed later.
             label: Human-readable label; defaults to the name.
             default_replay: Where the subscription starts without a committed position: ``LATEST``
@@ -155,7 +155,7 @@ class Tooling:
         Raises:
             ConfigurationError: A name, topic or preset is not valid, or the name is taken.
             QuotaExceededError: The org has reached its limit of managed subscriptions.
-            StreamUnavailableError: There was no response; check whether the record was created.
+            StreamUnavailableError: There was no response. The record may have been created.
         """
         records.check_name(developer_name)
         records.check_topic(topic_name)
@@ -184,8 +184,8 @@ class Tooling:
     def stop(self, name_or_id: str) -> ManagedEventSubscription:
         """Set the state to STOP and return the record. Raises what `show` raises.
 
-        The service disconnects a running client and **deletes the committed position**: after a
-        restart, the subscription begins at its default replay.
+        The service disconnects the client that reads the subscription, and **deletes the committed
+        position**: after a restart, the subscription begins at its default replay.
         """
         return self._change(name_or_id, {"state": "STOP"})
 
@@ -200,7 +200,7 @@ class Tooling:
         """Change a record and return it. An argument of None leaves its field unchanged.
 
         Raises:
-            ConfigurationError: A preset is not valid.
+            ConfigurationError: *name_or_id* or a preset is not valid.
             SubscriptionNotFoundError: The org has no record with that name or id.
         """
         if default_replay is not None:
@@ -276,7 +276,7 @@ def wait_until(
     """Wait until *check* confirms that a change has reached the Pub/Sub API.
 
     Args:
-        what: The awaited condition, for the message, such as "Order_Sync is available".
+        what: The awaited condition, for the error message, such as "Order_Sync is available".
         check: Returns whether the change has arrived; may take a few seconds.
         timeout: Limit in seconds; *check* is called at least once.
         every: Seconds between checks.

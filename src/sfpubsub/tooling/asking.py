@@ -42,7 +42,7 @@ class Queries:
         api_version: Version of the REST API, such as ``60.0``.
 
     Attributes:
-        data: Path of the API version, ending with a slash.
+        data: URL path of the API version, such as ``/services/data/v60.0/``.
     """
 
     def __init__(self, org: OrgClient, api_version: str) -> None:
@@ -78,7 +78,8 @@ def explaining(permission: str, missing: SfPubSubError | None = None) -> Iterato
 
     Args:
         permission: Name of the permission that the request needs.
-        missing: Raised instead of the org's error if the record no longer exists.
+        missing: Error to raise instead of the org's error if the record no longer exists; None to
+            raise the org's error.
     """
     try:
         yield

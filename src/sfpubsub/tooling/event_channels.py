@@ -1,4 +1,4 @@
-"""Event channels of an org, the events selected for them, and all topics of the org.
+"""An org's event channels, the events selected for them, and the topics to subscribe to.
 
 Channels and their events are records of the Tooling API. A change takes up to a few minutes to
 reach the Pub/Sub API.
@@ -120,10 +120,10 @@ class EventChannels:
         raise _missing(wanted)
 
     def topics(self) -> list[EventTopic]:
-        """Return the topics of custom platform events, selected change events, and channels.
+        """Return the topics of custom platform events, of selected change events, and of channels.
 
-        Standard platform events are not included, because the org does not report which of them it
-        publishes.
+        A change event is selected if it is a member of the standard channel. Standard platform
+        events are not included, because the org does not report which of them it publishes.
         """
         rows = self._queries.rows(
             "SELECT QualifiedApiName, Label FROM EntityDefinition"
@@ -192,7 +192,7 @@ class EventChannels:
         channel = self.show(name)
         if channel.id is None:
             raise ConfigurationError(
-                f"the channel {STANDARD} cannot be deleted: remove its members"
+                f"the channel {STANDARD} cannot be deleted: remove its members instead"
             )
         for member in channel.members:
             self._remove(channel, member)
@@ -208,16 +208,20 @@ class EventChannels:
         filter_expression: str | None = None,
         enriched_fields: Sequence[str] = (),
     ) -> EventChannel:
-        """Add an event to a channel and return the channel. Raises what `show` raises.
+        """Add an event to a channel and return the channel.
 
         Args:
-            name: Name of the channel; adding to ``ChangeEvents`` turns on an object's change
+            name: Name of the channel. Adding an object to ``ChangeEvents`` turns on its change
                 events.
-            entity: Name of the event. On a channel of change events, the name of an object, such as
-                ``Account`` or ``Order__c``, selects its change event.
+            entity: Name of the event. For a channel of change events, this can also be the name of
+                an object, such as ``Account`` or ``Order__c``, whose change event is then added.
             filter_expression: SOQL condition, without WHERE, for the events to deliver; None for
                 all events.
-            enriched_fields: Fields to include in every event, whether or not they changed.
+            enriched_fields: Fields to include in every change event, whether or not they changed.
+
+        Raises:
+            ConfigurationError: A name is not valid, or the channel already contains the event.
+            TopicNotFoundError: The org has no channel with that name.
         """
         channel = self.show(name)
         event = _event_of(channel, entity)
@@ -236,7 +240,12 @@ class EventChannels:
         return self.show(name)
 
     def remove(self, name: str, entity: str) -> EventChannel:
-        """Remove an event from a channel and return the channel. Raises what `add` raises."""
+        """Remove an event from a channel and return the channel.
+
+        Raises:
+            ConfigurationError: A name is not valid.
+            TopicNotFoundError: The channel does not exist, or does not contain the event.
+        """
         channel = self.show(name)
         event = _event_of(channel, entity)
         for member in channel.members:
@@ -253,7 +262,7 @@ class EventChannels:
             self._org.delete(f"{self._records}Member/{member.id}")
 
     def _members(self) -> dict[str, list[ChannelMember]]:
-        """Return the members of all channels by channel name."""
+        """Return the members of each channel, by channel name."""
         # The columns EventChannel and SelectedEntity can be ids; names are in Metadata, which can
         # only be queried one row at a time.
         found: dict[str, list[ChannelMember]] = {}
@@ -290,7 +299,7 @@ def _member(member_id: str, metadata: dict[str, Any]) -> ChannelMember:
     enriched = metadata.get("enrichedFields") or []
     expression = metadata.get("filterExpression")
     if not isinstance(enriched, list) or not all(isinstance(item, dict) for item in enriched):
-        raise RemoteProtocolError("the org returned enriched fields that are not valid")
+        raise RemoteProtocolError("the org returned a channel member with malformed enrichedFields")
     return ChannelMember(
         member_id,
         _text(metadata, "selectedEntity"),
@@ -304,8 +313,11 @@ def _event_of(channel: EventChannel, entity: str) -> str:
 
     Args:
         channel: The channel.
-        entity: Name of an event. On a channel of change events, it can be the name of an object,
-            which is converted to the name of the object's change event.
+        entity: Name of an event. For a channel of change events, this can also be the name of an
+            object, which is converted to the name of the object's change event.
+
+    Raises:
+        ConfigurationError: *entity* is not a valid name.
     """
     if not _ENTITY.fullmatch(entity):
         raise ConfigurationError(f"{entity!r} is not a valid event or object name")

@@ -70,7 +70,8 @@ class PushTopics:
 
         Raises:
             ConfigurationError: The name is not valid.
-            RequestRefusedError: The org refused the query; the message contains the reason.
+            RequestRefusedError: The org refused the PushTopic, for instance because of its query.
+                The message contains the reason.
         """
         body: dict[str, Any] = {
             "Name": _checked(name),
@@ -91,7 +92,8 @@ class PushTopics:
         """Return the PushTopic *name*.
 
         Raises:
-            TopicNotFoundError: No PushTopic has that name.
+            ConfigurationError: *name* is not a valid name.
+            TopicNotFoundError: The org has no PushTopic with that name.
         """
         rows = self._rows(f"WHERE Name = '{_checked(name)}'")
         if not rows:
@@ -124,11 +126,11 @@ class GenericChannels:
         self._data = f"/services/data/v{api_version}"
 
     def push(self, channel: str, payload: str, user_ids: Sequence[str] = ()) -> int:
-        """Push one event; return the number of users who received it, or -1 for a broadcast.
+        """Push one event; return the number of users who received it, or -1 if *user_ids* is empty.
 
         Raises:
-            LocalProtocolError: The payload is too long, or a user id or the channel name is not
-                valid.
+            LocalProtocolError: The payload has more than `MAX_PAYLOAD` characters, or a user id or
+                the channel name is not valid.
             TopicNotFoundError: The org has no channel with that name.
         """
         if len(payload) > MAX_PAYLOAD:

@@ -45,7 +45,7 @@ class ManagedEventSubscription:
 
 
 def is_id(name_or_id: str) -> bool:
-    """Return whether *name_or_id* is a record id. Ids begin with a digit, which names cannot."""
+    """Return whether *name_or_id* is a record id, which begins with a digit, and not a name."""
     return _ID.fullmatch(name_or_id) is not None
 
 
@@ -141,7 +141,7 @@ def record_of(row: dict[str, Any]) -> ManagedEventSubscription:
 
 
 def check_id(record_id: Any) -> None:
-    """Check that *record_id* is valid, because it becomes part of a path.
+    """Check that *record_id* is valid, because it becomes part of a URL path.
 
     Raises:
         RemoteProtocolError: *record_id* is not valid.

@@ -55,7 +55,7 @@ class Usages:
         self._queries = Queries(org, api_version)
 
     def allocations(self) -> list[Allocation]:
-        """Return the org's event limits. The figures lag by up to five minutes."""
+        """Return the org's event limits. The figures may be up to five minutes old."""
         with explaining(TO_READ):
             answer = self._org.get(f"{self._queries.data}limits")
         if not isinstance(answer, dict):
@@ -85,7 +85,9 @@ class Usages:
         for row in rows:
             event, usage, count = row.get("EventName"), row.get("UsageType"), row.get("Value")
             if not isinstance(usage, str) or not isinstance(count, (int, float)):
-                raise RemoteProtocolError("the org returned an event usage metric without a value")
+                raise RemoteProtocolError(
+                    "the org returned an event usage metric without a valid UsageType or Value"
+                )
             found.setdefault(str(event), Counter())[usage] += int(count)
         return [
             EventUsage(event, counts["PUBLISH"], counts["DELIVERY"])

@@ -133,8 +133,8 @@ def test_what_cannot_go_into_the_table_stays(into_table, table, kept, capsys):
     assert into_table(entries=[quarantined(1), bad, other]) == (1, 2, 0)
     assert [row["event_id"] for row in rows_of(table)] == ["event-1"]
     err = capsys.readouterr().err
-    assert f"{bad.key} stays in the quarantine: event event-2" in err
-    assert f"{other.key} stays in the quarantine: the event belongs to {MANAGED}" in err
+    assert f"{bad.key} was not redriven: event event-2" in err
+    assert f"{other.key} was not redriven: the event belongs to {MANAGED}" in err
     left = {entry.key for entry in kept.entries() if not kept.is_redriven(entry.key)}
     assert left == {bad.key, other.key}
 

@@ -58,7 +58,7 @@ _APP: dict[str, type] = {
 
 
 def faults(call: Call) -> Answer:
-    """GET /admin/faults: return the faults of the plan, and how many times each has occurred."""
+    """GET /admin/faults: return the faults that were added, and how many times each occurred."""
     _authorise(call)
     return json_answer({"faults": call.world.faults.report()})
 
@@ -85,7 +85,7 @@ def changing(act: Callable[[World, Any], dict[str, Any]]) -> Callable[[Call], An
 
 
 def add_fault(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/faults: add a fault, or switch one off, and return its number in the plan."""
+    """POST /admin/faults: add a fault or switch one off, and return the fault's number."""
     try:
         if isinstance(body, dict) and set(body) == {"off"} and type(body["off"]) is int:
             world.faults.switch_off(body["off"])
@@ -131,8 +131,8 @@ def jump(world: World, body: Any) -> dict[str, Any]:
 
 
 def token(world: World, body: Any) -> dict[str, Any]:
-    """POST /admin/token: issue and return an access token; or expire one, and return whether it was
-    valid.
+    """POST /admin/token: issue and return a new access token; or expire a token, and return whether
+    it was valid.
     """
     if body == {}:
         return {"access_token": world.sessions.new_token()}

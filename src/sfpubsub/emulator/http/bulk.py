@@ -115,8 +115,8 @@ def upload(call: Call) -> Answer:
 
 
 def results(call: Call) -> Answer:
-    """GET …/jobs/query/<Id>/results?locator=…&maxRecords=…: return a page of a query's rows as CSV,
-    or status 204 if the job is not complete.
+    """GET …/jobs/query/<Id>/results?locator=…&maxRecords=…: return a page of a query's rows as CSV.
+    The status is 204 if the job is not complete.
     """
     job = _job(call)
     if job.facts["apiVersion"] != int(call.parts["version"]):
@@ -138,9 +138,9 @@ def results(call: Call) -> Answer:
 
 
 def ingested(call: Call) -> Answer:
-    """GET …/jobs/ingest/<Id>/successfulResults, …/failedResults or …/unprocessedrecords: return the
-    rows of an ingest job with this outcome as CSV, or status 204 if the job has not ended or has no
-    uploaded rows.
+    """GET …/jobs/ingest/<Id>/successfulResults, …/failedResults or …/unprocessedrecords: return
+    the successful, failed or unprocessed rows of an ingest job, as CSV. The status is 204 if the
+    job has not ended, or if no rows were uploaded.
     """
     job = _job(call)
     jobs = call.world.jobs
@@ -177,8 +177,8 @@ def _job(call: Call) -> Job:
 
 
 def _may_see(job: Job, user: User) -> bool:
-    """Return whether a user may see a job. Only its owner and users who may view all records may,
-    because the results contain the rows that the owner can see.
+    """Return whether a user may see a job: its owner may, and so may users who may view all
+    records. Others may not, because the results contain the rows that the owner can see.
     """
     return user.view_all or job.facts["user"] == user.username
 
@@ -215,8 +215,8 @@ def _checked(kind: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(job: Job, *, created: bool = False) -> dict[str, Any]:
-    """Return a job as the JSON object of a response. With `created`, the counts and the job type
-    are omitted.
+    """Return a job as the JSON object of a response. If `created` is true, the object omits the
+    counts and the job type, as in the response that creates a job.
     """
     facts = {
         name: value

@@ -1,5 +1,5 @@
-"""The collection resources of the REST API. One request changes up to 200 records, in one
-transaction and with a result for each record, or reads up to 2,000.
+"""The collection resources of the REST API. One request reads up to 2,000 records, or changes up to
+200 records in one transaction and returns a result for each.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _check_all(results: list[dict[str, Any]]) -> None:
 
 
 def failed(problem: RecordProblem) -> dict[str, Any]:
-    """Return the entry in the response for a record that was rejected."""
+    """Return the entry of the response that reports a rejected record."""
     error = {"statusCode": problem.code, "message": problem.text, "fields": list(problem.fields)}
     return {"success": False, "errors": [error]}
 

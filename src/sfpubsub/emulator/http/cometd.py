@@ -184,8 +184,8 @@ class _Exchange:
             The messages to send together with the reply to the connect message.
 
         Raises:
-            _Instead: Another response is sent, because of a newer connect message, a fault or the
-                end of the emulator.
+            _Instead: Another HTTP response must be sent, because of a newer connect message or a
+                fault, or because the emulator is stopping.
             Refusal: The session or the token has ended.
         """
         deadline = self._world.clock.now() + self._settings.streaming_timeout_s

@@ -23,11 +23,11 @@ class Call:
         path: The path, without the query.
         query: The query string, undecoded.
         headers: The headers as sent.
-        body: The body as sent, without chunk framing.
+        body: The body as bytes, without chunk framing.
         url: The URL of the emulator, as announced to clients.
         named: The URL that the client used, from its Host header.
         hold: Extends the time limit of the request by a number of seconds.
-        parts: The text matched by each named group of the route's pattern.
+        parts: The text that each named group of the route's pattern matched, by group name.
     """
 
     world: World
@@ -43,7 +43,7 @@ class Call:
 
     @property
     def bearer(self) -> str:
-        """The token in the Authorization header; empty if the request has no such header."""
+        """The access token in the Authorization header; empty if there is none."""
         kind, _, token = self.headers.get("Authorization", "").partition(" ")
         return token.strip() if kind.lower() in ("bearer", "oauth") else ""
 
@@ -68,7 +68,7 @@ class Answer:
         text: The body.
         headers: Additional headers, by name.
         drip_s: Seconds between sending the first and the second half of `text`.
-        reset: Whether to reset the connection instead of answering.
+        reset: Whether to reset the connection instead of sending a response.
         stream: Used instead of `text` for a body that continues until the client or the emulator
             ends it.
         pieces: Used instead of `text` for a large body: its bytes, in chunks.
@@ -108,7 +108,7 @@ def route(path: str, **methods: Handler) -> Route:
 
 
 class Problem(Exception):  # noqa: N818 - an answer, not a bug
-    """Raised to answer a request with an error. `routing` formats the error for the request's path.
+    """Raised to respond with an error. `routing` formats the error for the request's path.
 
     Args:
         status: The HTTP status.
@@ -123,7 +123,7 @@ class Problem(Exception):  # noqa: N818 - an answer, not a bug
 def json_answer(
     value: object, status: HTTPStatus = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Answer:
-    """Return an answer whose body is `value` as JSON."""
+    """Return a response whose body is `value` as JSON."""
     text = json.dumps(value, indent=2) + "\n"
     return Answer(status, "application/json;charset=UTF-8", text, headers or {})
 

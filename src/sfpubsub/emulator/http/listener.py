@@ -177,8 +177,8 @@ class _Server(ThreadingHTTPServer):
 
     def expect_request(self, held_s: float = 0.0) -> None:
         """Restart the time limit of the calling thread's connection, for the next request or for
-        the remainder of the current one. For a deliberately delayed answer, the limit is
-        extended by `held_s` seconds.
+        the remainder of the current one. `held_s` extends the limit by a number of seconds, for
+        a response that is delayed on purpose.
         """
         with self._lock:
             if self._own.request in self._due:
@@ -200,7 +200,9 @@ class _Server(ThreadingHTTPServer):
             self._streams.pop(stream, None)
 
     def end_streams(self) -> None:
-        """End all streams, and wait up to `_STREAM_END_S` for each to stop reading from the org."""
+        """End all streams, and wait up to `_STREAM_END_S` seconds for each to stop reading from
+        the org.
+        """
         with self._lock:
             streams = dict(self._streams)
         for stream in streams:
@@ -271,8 +273,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PATCH = do_PUT = do_DELETE = do_OPTIONS = do_GET  # noqa: N815 - http.server's names
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a request that http.server cannot parse, in the error format of its path, and
-        close the connection.
+        """Respond with an error to a request that http.server cannot parse, and close the
+        connection. The error has the format of the API to which the path belongs.
         """
         self.close_connection = self.unread = True
         # Otherwise http.server would send no status line for an unknown HTTP version.
@@ -321,7 +323,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._read(_number(length, 10, "the Content-Length"))
 
     def _chunks(self) -> bytes:
-        """Return a chunked body, without its chunk extensions and trailers, which are ignored.
+        """Read and return a chunked body. Chunk extensions and trailers are ignored.
 
         Raises:
             Problem: The body is malformed or too large.

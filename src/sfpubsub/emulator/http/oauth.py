@@ -29,7 +29,7 @@ def token(call: Call) -> Answer:
 
 
 def revoke(call: Call) -> Answer:
-    """POST /services/oauth2/revoke: revoke a token, and return status 200 without a body."""
+    """POST /services/oauth2/revoke: revoke a token. The response has status 200 and no body."""
     form = _form(call)
     if not form.get("token"):
         raise SignInRefused("parameter")
@@ -108,7 +108,8 @@ def _form(call: Call) -> dict[str, str]:
     """Return the parameters of a form, including the credentials in a Basic Authorization header.
 
     Raises:
-        SignInRefused: The body is not a form, or contains a parameter twice.
+        SignInRefused: The body is not a form or contains a parameter twice, or the Basic header is
+            malformed.
     """
     if call.headers.get_content_type() != "application/x-www-form-urlencoded":
         raise SignInRefused("form")

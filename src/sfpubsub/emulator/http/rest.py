@@ -63,7 +63,7 @@ def refusal(refused: RestRefused) -> Answer:
 
 
 def problem(status: HTTPStatus, text: str) -> Answer:
-    """Return an error unrelated to the content of the request, in the format of the REST API."""
+    """Return an error response of the REST API, with an errorCode derived from `status`."""
     if status == HTTPStatus.NOT_FOUND:
         text = f"The requested resource does not exist: {text}"
     return json_answer([{"message": text, "errorCode": _CODES.get(status, "BAD_REQUEST")}], status)
@@ -110,11 +110,11 @@ def resources(call: Call) -> Answer:
 
 
 def authorised(call: Call) -> int:
-    """Check the token of a request, and return its API version.
+    """Check a request's token, and return the API version in the request's path.
 
     Raises:
         RestRefused: The token is not valid.
-        Problem: The version is not served.
+        Problem: The emulator does not serve this API version.
     """
     sessions = call.world.sessions
     if not sessions.knows(call.bearer):

@@ -154,8 +154,8 @@ _AREAS: tuple[tuple[str, Callable[[HTTPStatus, str], Answer]], ...] = (
 
 
 def answer(call: Call, pages: Sequence[Route] = ()) -> Answer:
-    """Return the answer to a request. An error has the format of the API to which the path belongs:
-    OAuth, REST, SOAP or admin.
+    """Return the response to a request. An error has the format of the API to which the path
+    belongs: OAuth, REST, SOAP or admin.
 
     Args:
         call: The request.
@@ -215,7 +215,7 @@ def _line(call: Call) -> str:
 
 
 def _count(call: Call) -> None:
-    """Count an API call against the daily limit. Calls without a valid session do not count.
+    """Count an API call against the daily limit. Calls without a valid session are not counted.
 
     Raises:
         RestRefused: The limit has been reached.

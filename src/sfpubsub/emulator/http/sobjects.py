@@ -107,8 +107,8 @@ def delete_by(call: Call) -> Answer:
 
 
 def query(call: Call) -> Answer:
-    """GET …/query?q=… or …/queryAll?q=…: return the first page of a query. `streaming` answers
-    queries for objects that `org.records` does not store.
+    """GET …/query?q=… or …/queryAll?q=…: return the first page of a query. Queries for
+    objects that `org.records` does not store are passed to `streaming`.
     """
     user = user_of(call)
     text = _asked(call).get("q", "")
@@ -134,7 +134,7 @@ def user_of(call: Call) -> User:
 
     Raises:
         RestRefused: The token is not valid.
-        Problem: The API version is not served.
+        Problem: The emulator does not serve this API version.
     """
     authorised(call)
     return call.world.accounts.holder(call.world.sessions.user_of(call.bearer) or "")

@@ -99,7 +99,7 @@ def online(call: Call) -> Answer:
 
 def push(call: Call) -> Answer:
     """POST …/sobjects/StreamingChannel/<Id>/push: publish events to a generic channel. For each
-    event, return how many of its named recipients are subscribed, or -1 if it names none.
+    event, return the number of its recipients who are subscribed, or -1 if it names no recipients.
     """
     authorised(call)
     record, events = _record(call), body_of(call).get("pushEvents")

@@ -15,7 +15,7 @@ def as_json(call: Call) -> Answer:
 
 
 def problem(status: HTTPStatus, text: str) -> Answer:
-    """Return an error in the format of /health and of the admin endpoint."""
+    """Return an error response in the format of /health and the admin endpoint."""
     return json_answer({"error": text}, status)
 
 

@@ -34,7 +34,8 @@ class Table:
             query has no ORDER BY.
         single: Columns that can be selected only if the query finds at most one row.
         first_version: API version that introduced the object.
-        path: URL path of its records after the version; empty if they have no URL.
+        path: The part of a record's URL path between the API version and the id; empty if the
+            records have no URL.
     """
 
     name: str
@@ -116,7 +117,7 @@ def parsed(call: Call) -> soql.Query:
 
 
 def find(tables: Iterable[Table], asked: soql.Query, version: int) -> Table | None:
-    """Return the table that a query names, or None if this API version has no such table."""
+    """Return the table that a query names, or None if there is none in this API version."""
     for table in tables:
         if table.name.lower() == asked.of.lower() and version >= table.first_version:
             return table

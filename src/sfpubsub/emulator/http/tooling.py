@@ -1,7 +1,7 @@
 """The Tooling API: queries, and the records of managed subscriptions.
 
 The RPC ManagedSubscribe uses the same records. As in the real API, a PATCH replaces the whole
-Metadata: members that it omits are reset to their defaults. The state is an exception and is kept.
+Metadata: members that it omits are reset to their defaults, except the state, which is kept.
 """
 
 from __future__ import annotations
