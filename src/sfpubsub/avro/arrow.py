@@ -235,7 +235,7 @@ class _Group:
         return picked
 
     def record_batch(self, rejected: list[Rejected], native: bool) -> Iterator[pa.RecordBatch]:
-        """Yield the events as one record batch, or nothing if their schema is unavailable.
+        """Yield one record batch of the decodable events; nothing if the schema is unavailable.
 
         Args:
             rejected: The list to which undecodable events are added.

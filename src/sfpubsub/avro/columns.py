@@ -121,7 +121,10 @@ def _inside(shape: Shape) -> Shape:
 
 
 def _wide(shape: Shape, times: Times | None) -> pa.DataType:
-    """Return a column type that Parquet and Spark support, wide enough for later versions."""
+    """Return a column type that Parquet and Spark support.
+
+    Numbers are widened to 64 bits, because a later version of the schema may widen the field.
+    """
     shape = _inside(shape)
     if shape.kind in ("record", "union"):
         # For a union of records, it is unknown which record the times belong to.

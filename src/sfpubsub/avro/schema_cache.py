@@ -68,7 +68,8 @@ class SchemaCache:
         fetch: Fetches a schema from the service by id. Its errors are raised in every caller that
             waited for this fetch, and are not cached.
         max_schemas: Maximum number of cached schemas.
-        store: Checked before *fetch*. Fetched schemas are stored in it before they are returned.
+        store: Checked before *fetch*, if given. A fetched schema is stored in it before it is
+            returned.
     """
 
     def __init__(

@@ -117,7 +117,10 @@ PREFIXES = tuple({layout.prefix: None for layout in LAYOUTS.values()})
 
 
 def layout_with(columns: Collection[str]) -> Layout:
-    """Return the layout of a table that does not record it, inferred from its columns."""
+    """Return the layout of a table with these columns, for callers that cannot read its number.
+
+    Layouts 1 and 2 have the same columns, and are both returned as layout 1.
+    """
     return LAYOUTS[1] if LAYOUTS[1].partition in columns else NEWEST
 
 

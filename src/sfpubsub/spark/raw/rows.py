@@ -210,7 +210,7 @@ class EventRows:
         return self._count
 
     def table(self) -> pa.Table:
-        """Return all rows as an Arrow table, in which ``ingest_seq`` is only a placeholder."""
+        """Return all rows as an Arrow table. Its ``ingest_seq`` is a placeholder; see `renumbered`."""
         if self._events or not self._pieces:
             self._cut()
         return pa.concat_tables(self._pieces)
