@@ -289,7 +289,7 @@ class Ledger:
         return [expected] == event_keys((first,))
 
     def holds(self, event: RawEvent) -> bool:
-        """Return whether *event* has an entry."""
+        """Return whether *event* has an entry in the ledger."""
         return self._find(*event_keys((event,))) is not None
 
     @property

@@ -11,14 +11,14 @@ reported as a gap with reason ``repositioned``.
 Until a commit is confirmed, the service may have a position from an earlier process, or none.
 Without a position, streams begin at the subscription's defaultReplay, which the API does not
 reveal. With LATEST, events published between two streams are lost. So the beginning of the next
-stream is checked:
+stream is compared with the ledger, which contains the received events that are not confirmed:
 
-- it begins with the oldest pending event, or with the event after an unanswered commit: the service
-  went back, which LATEST never does. Nothing is lost, now or on later streams (*anchored*);
-- it begins with another pending event, or with a keepalive at the last position received: no event
-  was published in between, so nothing is lost;
-- anything else, including when nothing was received before: events may have been lost. This cannot
-  be determined, so it is reported as a gap with reason ``unanchored``.
+- It begins with the ledger's oldest event, or with the event after an unanswered commit: the
+  service went back, which LATEST never does. Nothing is lost, now or on later streams (*anchored*).
+- It begins with another event of the ledger, or with a keepalive at the last position received: no
+  event was published in between, so nothing is lost.
+- Anything else, including a stream before which nothing was received: events may have been lost.
+  This cannot be determined, so it is reported as a gap with reason ``unanchored``.
 """
 
 from __future__ import annotations

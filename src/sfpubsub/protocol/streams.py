@@ -90,7 +90,7 @@ class Streams:
 
         Args:
             now: The current time, in seconds.
-            position: Where a plain subscription starts, replacing the position given on
+            position: Where a plain subscription starts; by default, at the position given on
                 construction.
 
         Raises:

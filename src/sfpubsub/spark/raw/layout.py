@@ -117,9 +117,9 @@ PREFIXES = tuple({layout.prefix: None for layout in LAYOUTS.values()})
 
 
 def layout_with(columns: Collection[str]) -> Layout:
-    """Return the layout of a table with these columns, for callers that cannot read its number.
+    """Infer a table's layout from its columns.
 
-    Layouts 1 and 2 have the same columns, and are both returned as layout 1.
+    Layouts 1 and 2 have the same columns; layout 1 is returned for both.
     """
     return LAYOUTS[1] if LAYOUTS[1].partition in columns else NEWEST
 

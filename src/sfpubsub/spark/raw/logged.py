@@ -67,7 +67,7 @@ class LoggedTable(RawTable):
     Args:
         spark: Session from which the writing session is created; its settings are not changed.
         place: Location of the table.
-        sources: Sources of its events.
+        sources: Sources whose events will be written.
         properties: Properties to set if the table has to be created.
 
     Raises:
