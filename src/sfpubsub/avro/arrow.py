@@ -113,8 +113,8 @@ def arrow_type(schema_json: str) -> pa.StructType:
         schema_json: The schema as JSON text.
 
     Raises:
-        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form because it
-            is recursive or contains a record without fields.
+        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form, for example
+            because it is recursive or contains a record without fields.
     """
     return shape_of(schema_json).type
 

@@ -225,8 +225,8 @@ def shape_of(schema_json: str) -> Shape:
         schema_json: The schema as JSON text.
 
     Raises:
-        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form because it
-            is recursive or contains a record without fields.
+        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form, for example
+            because it is recursive or contains a record without fields.
     """
     try:
         shape = _Mapper().shape(json.loads(schema_json))

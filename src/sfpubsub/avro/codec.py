@@ -274,7 +274,7 @@ class Codec:
 
         Raises:
             EncodeError: A field is unknown, missing without a default, or of the wrong type. The
-                message names the field's path and the expected and actual types.
+                message names the field's path and, for a wrong type, the expected and actual types.
         """
         if not isinstance(value, Mapping):
             raise EncodeError(f"{self.name} must be a mapping, not {type(value).__name__}")

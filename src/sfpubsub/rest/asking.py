@@ -149,7 +149,11 @@ class Asker:
                 if not error.retryable or attempt == most or delay is None:
                     raise
                 logger.info(
-                    "starting attempt %d of %d in %.1f s: %s", attempt + 1, most, delay, error
+                    "attempt %d of %d starts in %.1f s; the last failure: %s",
+                    attempt + 1,
+                    most,
+                    delay,
+                    error,
                 )
             self.sleep(delay)
         raise AssertionError("bug in sfpubsub: the last attempt neither returned nor raised")
