@@ -2,7 +2,7 @@
 
 `shape_of` is a pure function of the schema and does not read payloads. The resulting Arrow type has
 no unions, and all its fields are nullable, so Parquet and Spark support it. The exception is a
-field of type null: it has Arrow's null type, which `columns` replaces.
+field of type null: it has Arrow's null type, which `sfpubsub.avro.columns` replaces.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A `ChangeEvent` reads a value that `Codec.decode` returned; `sfpubsub.avro.bitmaps` expands its
 bitmaps to names. Nothing here decodes payloads, modifies a decoded value or does I/O. Invariant: if
-an event does not contain a field's state, the state is `FieldState.UNKNOWN`, never "unchanged".
+an event does not show what happened to a field, the field's state is `FieldState.UNKNOWN`, never
+`FieldState.UNCHANGED`.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Column:
 
 
 def columns_of(schema_json: str) -> pa.Schema:
-    """Return the columns for events of one Avro schema, without those of the envelope.
+    """Return the columns for events of one Avro schema, without those of `ENVELOPE`.
 
     A change event's header is flattened (``change_type``, ``record_ids``, and so on), and its
     bitmaps become lists of field names. Integers are 64 bits wide and floats are doubles, so that a

@@ -127,7 +127,7 @@ class SendEvents:
 
 @dataclass(frozen=True, slots=True)
 class SettleEvents:
-    """Report the outcome of each of these events, given by its ticket, to the sender."""
+    """Report the outcomes of events, identified by their tickets, to the sender."""
 
     outcomes: tuple[tuple[int, PublishResult], ...]
 

@@ -150,7 +150,7 @@ class OrgReader:
         return summaries_of(self._asker.get(f"{self._data}sobjects"))
 
     def can_view_all(self, object_name: str) -> bool:
-        """Return whether the user is known to see every record of an object.
+        """Return whether the user is known to have access to every record of an object.
 
         This is the case if the user has View All Data or Modify All Data, or if a profile or
         permission set assigned to the user grants View All for the object. Access through the org's
@@ -199,7 +199,7 @@ class OrgReader:
                 ten queries per user open.
         """
         if batch_size not in _BATCH:
-            raise LocalProtocolError(f"batch_size must be 200 to 2,000, not {batch_size}")
+            raise LocalProtocolError(f"batch_size must be from 200 to 2,000, not {batch_size}")
         path = f"{self._data}query{'All' if all_rows else ''}"
         query: Mapping[str, str] = {"q": soql}
         while True:

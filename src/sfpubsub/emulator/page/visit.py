@@ -1,4 +1,4 @@
-"""A browser's request, as the handlers of the pages receive it, and functions for the response."""
+"""A browser's request, as the pages' handlers receive it, and functions that build the response."""
 
 from __future__ import annotations
 

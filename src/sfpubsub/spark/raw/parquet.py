@@ -4,7 +4,7 @@
 
     orders/_table.json                                         the sources and the layout
     orders/_lease                                              the active writer (lease.py)
-    orders/_position                                           positions newer than those of batches
+    orders/_position                                           positions stored without rows
     orders/ingest_date=2026-11-20/batch=b…042/part-….parquet   the rows of a batch
     orders/ingest_date=2026-11-20/batch=b…042/_position        positions after these rows
     orders/ingest_date=2026-11-20/batch=b…042/_name            the batch's name, if it has one

@@ -90,8 +90,8 @@ def check_rows(rows: pa.Table) -> pa.Table:
     """Check rows, and return them with exactly the columns of `SCHEMA`.
 
     In the result, ``ingest_seq`` is only a placeholder; see `renumbered`. *rows* may lack
-    ``ingest_seq`` and the columns added after layout 2, which become null. The columns of the
-    partition, `BATCH_COLUMN` and `SCHEMA_JSON` are dropped if present.
+    ``ingest_seq`` and the columns added after layout 2, which become null. Partition
+    columns, `BATCH_COLUMN` and `SCHEMA_JSON` are dropped if present.
 
     Raises:
         LocalProtocolError: A column is missing, is unknown or has the wrong type, or a dedupe key
