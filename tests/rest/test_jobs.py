@@ -191,7 +191,7 @@ def test_jobs_that_cannot_be(org, reader, file):
     before = reader.calls
     with pytest.raises(LocalProtocolError, match="not a valid id for a job"):
         reader.jobs.results("../750", file, columns=["Id"])
-    with pytest.raises(LocalProtocolError, match="at least 1 record"):
+    with pytest.raises(LocalProtocolError, match="max_records must be at least 1"):
         reader.jobs.results(JOB, file, columns=["Id"], max_records=0)
     assert reader.calls == before
 

@@ -113,8 +113,8 @@ def arrow_type(schema_json: str) -> pa.StructType:
         schema_json: The schema as JSON text.
 
     Raises:
-        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form because it
-            is recursive or contains a record without fields.
+        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form, for example
+            because it is recursive or contains a record without fields.
     """
     return shape_of(schema_json).type
 
@@ -235,7 +235,7 @@ class _Group:
         return picked
 
     def record_batch(self, rejected: list[Rejected], native: bool) -> Iterator[pa.RecordBatch]:
-        """Yield the events as one record batch, or nothing if their schema is unavailable.
+        """Yield one record batch of the decodable events; nothing if the schema is unavailable.
 
         Args:
             rejected: The list to which undecodable events are added.

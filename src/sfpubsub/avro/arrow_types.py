@@ -2,7 +2,7 @@
 
 `shape_of` is a pure function of the schema and does not read payloads. The resulting Arrow type has
 no unions, and all its fields are nullable, so Parquet and Spark support it. The exception is a
-field of type null: it has Arrow's null type, which `columns` replaces.
+field of type null: it has Arrow's null type, which `sfpubsub.avro.columns` replaces.
 """
 
 from __future__ import annotations
@@ -225,8 +225,8 @@ def shape_of(schema_json: str) -> Shape:
         schema_json: The schema as JSON text.
 
     Raises:
-        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form because it
-            is recursive or contains a record without fields.
+        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form, for example
+            because it is recursive or contains a record without fields.
     """
     try:
         shape = _Mapper().shape(json.loads(schema_json))

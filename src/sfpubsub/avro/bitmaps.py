@@ -91,8 +91,8 @@ class ChangeSchema:
             entries: The value of ``changedFields``, ``nulledFields`` or ``diffFields``.
 
         Raises:
-            DecodeError: An entry is not a bitmap, or refers to a field that the schema does not
-                have.
+            DecodeError: An entry is neither a bitmap nor a field name, or its bitmap refers to a
+                field that the schema does not have.
         """
         if not entries:
             return ()

@@ -2,7 +2,8 @@
 
 A `ChangeEvent` reads a value that `Codec.decode` returned; `sfpubsub.avro.bitmaps` expands its
 bitmaps to names. Nothing here decodes payloads, modifies a decoded value or does I/O. Invariant: if
-an event does not contain a field's state, the state is `FieldState.UNKNOWN`, never "unchanged".
+an event does not show what happened to a field, the field's state is `FieldState.UNKNOWN`, never
+`FieldState.UNCHANGED`.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class ChangeEvent:
 
     @property
     def is_gap(self) -> bool:
-        """Whether the service could not determine what changed.
+        """Whether this is a gap event, which does not contain the changes.
 
         If so, read the records from the org.
         """
@@ -139,7 +140,7 @@ class ChangeEvent:
 
     @property
     def record_ids(self) -> tuple[str, ...]:
-        """Ids of the changed records; ``001*`` means all records of the object."""
+        """Ids of the changed records; an entry such as ``001*`` means all records of the object."""
         return tuple(self._fact("recordIds", list))
 
     @property
@@ -191,13 +192,14 @@ class ChangeEvent:
         """Return what happened to one field.
 
         The state depends on the change type. A CREATE changes every field that has a value and
-        leaves the others unchanged. An UPDATE changes or nulls the fields in its lists. A DELETE
-        nulls every field. An UNDELETE changes every field that has a value and nulls the others.
-        For any other type, the state is unknown. A compound field is changed if any of its
-        components is, and nulled if all its components were set to null.
+        leaves the others unchanged. An UPDATE changes or nulls the fields in its lists and
+        leaves the others unchanged. A DELETE nulls every field. An UNDELETE changes every field
+        that has a value and nulls the others. For any other type, the state is unknown. A compound
+        field is changed if any of its components is, and nulled if all its components were set to
+        null.
 
         Args:
-            name: A field, or ``Parent.Child``.
+            name: A field, or ``Parent.Child`` for a component of a compound field.
 
         Raises:
             LocalProtocolError: The event's schema has no such field, or the subscription's
@@ -207,7 +209,7 @@ class ChangeEvent:
         if name not in self._schema.names:
             raise LocalProtocolError(
                 f"{self._schema.name} has no field {name!r} in schema {self._schema.schema_id}: "
-                f"use the API name of a field, or Parent.Child"
+                f"use the API name of a field, or Parent.Child for a component of a compound field"
             )
         if self._wanted is not None and name.partition(".")[0] not in self._wanted:
             raise LocalProtocolError(

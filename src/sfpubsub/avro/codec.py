@@ -6,9 +6,9 @@ garbage, so a `Codec` is looked up by the event's own ``schema_id`` and checks t
 used.
 
 A generated function does the decoding (`sfpubsub.avro.decoder`). If it does not support a schema or
-payload, the guard first validates the payload and fastavro then decodes it, with the same result.
-Since the guard has checked every length and count, a malicious payload cannot make fastavro hang or
-allocate without bound. Thread-safe.
+payload, `sfpubsub.avro.guard` first validates the payload and fastavro then decodes it, with the
+same result. Since the guard has checked every length and count, a malicious payload cannot make
+fastavro loop or allocate without bound. Thread-safe.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ class Codec:
 
     @property
     def always_read(self) -> tuple[str, ...]:
-        """Names of the fields that are always decoded; at most one.
+        """A tuple with the name of the field that is always decoded.
 
-        It is the header of a change event, or ``CreatedDate`` of any other event. The tuple is
-        empty if the schema does not have that field.
+        The field is the header of a change event, or ``CreatedDate`` of any other event. The tuple
+        is empty if the schema does not have that field.
         """
         name = CHANGE_EVENT_HEADER if self.is_change_event else CREATED_DATE
         return (name,) if name in self.fields else ()
@@ -227,7 +227,11 @@ class Codec:
 
     @property
     def times(self) -> Times:
-        """The fields that the schema documents as ``DateTime``, and records that contain one."""
+        """The fields that the schema documents as ``DateTime``, also those within records.
+
+        A ``DateTime`` field is paired with None, and a field of a record type with the `Times` of
+        that record.
+        """
         if self._times is None:
             self._times = _times(self._schema, self._named, {})
         return self._times
@@ -270,7 +274,7 @@ class Codec:
 
         Raises:
             EncodeError: A field is unknown, missing without a default, or of the wrong type. The
-                message names the field's path and the expected and actual types.
+                message names the field's path and, for a wrong type, the expected and actual types.
         """
         if not isinstance(value, Mapping):
             raise EncodeError(f"{self.name} must be a mapping, not {type(value).__name__}")
@@ -349,7 +353,7 @@ def _parse(text: str, named: dict[str, Any]) -> Any:
             for item in (parent.values() if isinstance(parent, dict) else parent)
         ]
     if layer:
-        raise ValueError(f"nested more than {MAX_SCHEMA_DEPTH} levels deep")
+        raise ValueError(f"its JSON is nested more than {MAX_SCHEMA_DEPTH} levels deep")
     if isinstance(value, dict):
         value.pop("__fastavro_parsed", None)  # would make fastavro skip its checks
         value.pop("__named_schemas", None)

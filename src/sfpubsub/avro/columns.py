@@ -62,7 +62,7 @@ class Column:
 
 
 def columns_of(schema_json: str) -> pa.Schema:
-    """Return the columns for events of one Avro schema, without those of the envelope.
+    """Return the columns for events of one Avro schema, without those of `ENVELOPE`.
 
     A change event's header is flattened (``change_type``, ``record_ids``, and so on), and its
     bitmaps become lists of field names. Integers are 64 bits wide and floats are doubles, so that a
@@ -121,7 +121,10 @@ def _inside(shape: Shape) -> Shape:
 
 
 def _wide(shape: Shape, times: Times | None) -> pa.DataType:
-    """Return a column type that Parquet and Spark support, wide enough for later versions."""
+    """Return a column type that Parquet and Spark support.
+
+    Numbers are widened to 64 bits, because a later version of the schema may widen the field.
+    """
     shape = _inside(shape)
     if shape.kind in ("record", "union"):
         # For a union of records, it is unknown which record the times belong to.

@@ -5,9 +5,9 @@ faster than fastavro's C code, which reads every byte through a file object.
 
 The source text depends only on the structure of the schema. Names, symbols and sizes come from the
 network, so they never become part of the text: they are passed in as values of globals. The
-function does not handle rare cases: it raises for anything unexpected, and the caller decodes the
-payload again with the guard and fastavro (`sfpubsub.avro.codec`). So any result that it returns is
-correct.
+function does not handle rare cases: it raises an exception for anything unexpected, and the caller
+(`sfpubsub.avro.codec`) then checks the payload with `sfpubsub.avro.guard` and decodes it with
+fastavro. So any result that the function returns is correct.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class _Source:
             self.add(pad, store.format(found))
 
     def may_be_empty(self, schema: Any) -> bool:
-        """Return whether the encoding of a value of *schema* can have zero bytes."""
+        """Return whether a value of *schema* can be encoded in zero bytes."""
         if isinstance(schema, list):
             return False
         kind = schema["type"] if isinstance(schema, dict) else schema

@@ -11,7 +11,10 @@ ODD = 0x81  # mask for a first byte: set if the number continues or is negative
 
 
 class Odd(Exception):  # noqa: N818 - see above
-    """The generated decoder does not handle this payload; decode it with the guard and fastavro."""
+    """Raised if the generated decoder does not handle a payload.
+
+    The payload is then checked by `sfpubsub.avro.guard` and decoded by fastavro.
+    """
 
 
 # By the first byte of a length: the size of the length and its data in bytes, or 0 if the length

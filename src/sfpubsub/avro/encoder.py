@@ -40,8 +40,8 @@ class Encoder:
         """Return the Avro bytes of *value*.
 
         Raises:
-            EncodeError: The value does not match the schema; the message names the field, its type
-                and the given value.
+            EncodeError: The value does not match the schema. The message names the field and, for a
+                value of the wrong type, the expected type and the value.
         """
         out = io.BytesIO()
         try:

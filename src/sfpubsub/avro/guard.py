@@ -26,7 +26,10 @@ _SIZES = {"float": 4, "double": 8}
 
 
 class Misfit(ValueError):  # noqa: N818 - a report about data; Codec turns it into a DecodeError
-    """A payload does not match its schema. The message names the field, the byte and the reason."""
+    """Raised if a payload does not match its schema.
+
+    The message states the field, the byte offset in the payload, and the reason.
+    """
 
 
 def check_payload(payload: bytes, schema: Any, named: Mapping[str, Any]) -> None:

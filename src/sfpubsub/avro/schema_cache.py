@@ -1,8 +1,8 @@
 """A cache of schemas by id. A schema is fetched again only after it has been evicted.
 
-A schema id identifies its content (it is a hash of the schema), so an entry never becomes stale.
-Events of one stream may have different ids around a schema change, so the key is the event's own id
-and never the topic. Thread-safe.
+A schema id is a hash of the schema, so an entry never becomes stale. Around a schema change, the
+events of one stream may have different schemas, so a schema is looked up by the schema id of the
+event, never by the topic. Thread-safe.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class SchemaCache:
         fetch: Fetches a schema from the service by id. Its errors are raised in every caller that
             waited for this fetch, and are not cached.
         max_schemas: Maximum number of cached schemas.
-        store: Checked before *fetch*. Fetched schemas are stored in it before they are returned.
+        store: Checked before *fetch*, if given. A fetched schema is stored in it before it is
+            returned.
     """
 
     def __init__(

@@ -127,7 +127,7 @@ class SendEvents:
 
 @dataclass(frozen=True, slots=True)
 class SettleEvents:
-    """Report the outcome of these events to their sender, by ticket."""
+    """Report the outcomes of events, identified by their tickets, to the sender."""
 
     outcomes: tuple[tuple[int, PublishResult], ...]
 

@@ -9,7 +9,7 @@ The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
    position is sent, even if it is unchanged. If commits keep failing for `Timings.commit_budget`
    seconds, the subscription ends. The number of failures does not matter: a service may reject many
    commits in a short time. Time without a stream does not count.
-4. A commit without an answer may have taken effect. It stays *in doubt* until the beginning of the
+4. A commit without a response may have taken effect. It stays *in doubt* until the beginning of the
    next stream shows the position, or a later commit is confirmed.
 5. Commits are sent at intervals of at least `Timings.commit_pause`, so that each covers more acks.
    An explicit `commit` does not wait for this interval.
@@ -129,7 +129,7 @@ class Commits:
 
         Returns:
             The number (`Entry.order`) of the newest ledger entry that is now confirmed; 0 if the
-            commit repeated a confirmed position; None if the commit failed.
+            commit repeated a confirmed position; None if the commit failed or is unknown.
         """
         sent = self.unanswered
         if sent is not None and (
@@ -206,7 +206,7 @@ class Commits:
         )
 
     def deadline(self, candidate: Entry | None) -> float | None:
-        """Return when to call `check_timeout` and `next_request` next; None if nothing is due."""
+        """Return when to call `check_timeout` and `next_request`; None if no call is necessary."""
         if self.unanswered is not None:
             return self.unanswered.at + self._timings.commit_timeout
         if candidate is not None:
@@ -236,7 +236,7 @@ class Commits:
         return [SettleCommit(ticket, self.receipt) for ticket in ready]
 
     def settle_refused(self) -> list[SettleCommit]:
-        """Return the commands that settle the tickets whose position was just rejected."""
+        """Return the commands that settle the tickets of rejected positions with an error."""
         ready = [ticket for ticket, wanted in self._tickets.items() if wanted <= self.refused_up_to]
         error = CommitError(f"the commit was refused: {self.last_error}")
         for ticket in ready:

@@ -51,7 +51,7 @@ class Intake:
 
     @property
     def confirmed(self) -> int:
-        """Number of acked events whose position was committed or passed to the store."""
+        """Number of acked events whose position was committed, or passed to the replay store."""
         return 0 if self._ledger is None else self._ledger.confirmed_events
 
     @property

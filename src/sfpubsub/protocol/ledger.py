@@ -201,7 +201,10 @@ class Ledger:
 
     @property
     def candidate(self) -> Entry | None:
-        """The newest entry in the acked prefix among those received on this stream, or None."""
+        """The newest entry of the acked prefix that was seen on the current stream, or None.
+
+        An entry of an earlier stream counts as seen once it has been redelivered.
+        """
         return self._candidate
 
     @property
@@ -219,7 +222,10 @@ class Ledger:
 
     @property
     def awaits_redelivery(self) -> bool:
-        """Whether the current stream has not yet redelivered the newest acked event."""
+        """Whether the acked prefix's newest event is yet to be redelivered on the current stream.
+
+        False if the event was received on the current stream, or if the prefix has no event.
+        """
         newest = self.newest_done_event
         if newest is None or newest.order > self._before_stream:
             return False
@@ -261,7 +267,7 @@ class Ledger:
     # Start of a stream.
 
     def event_after(self, order: int) -> EventKey | None:
-        """Return the key of the first event after entry number *order*; None for no event."""
+        """Return the key of the first event after entry number *order*; None if there is none."""
         for run in self._runs:
             place = max(run.confirmed, order + 1 - run.first_order)
             if place < len(run):
@@ -273,8 +279,8 @@ class Ledger:
 
         Args:
             order: Arrival number of the entry; 0 means the last confirmed position.
-            first: The stream's first event; None when it began with a keepalive, which the service
-                sends only when there is nothing to deliver.
+            first: The stream's first event; None if it began with a keepalive, which the service
+                sends only if there is nothing to deliver.
         """
         expected = self.event_after(order)
         if first is None or expected is None:
@@ -283,7 +289,7 @@ class Ledger:
         return [expected] == event_keys((first,))
 
     def holds(self, event: RawEvent) -> bool:
-        """Return whether *event* has an entry."""
+        """Return whether *event* has an entry in the ledger."""
         return self._find(*event_keys((event,))) is not None
 
     @property

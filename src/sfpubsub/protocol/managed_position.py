@@ -11,14 +11,14 @@ reported as a gap with reason ``repositioned``.
 Until a commit is confirmed, the service may have a position from an earlier process, or none.
 Without a position, streams begin at the subscription's defaultReplay, which the API does not
 reveal. With LATEST, events published between two streams are lost. So the beginning of the next
-stream is checked:
+stream is compared with the ledger, which contains the received events that are not confirmed:
 
-- it begins with the oldest pending event, or with the event after an unanswered commit: the service
-  went back, which LATEST never does. Nothing is lost, now or on later streams (*anchored*);
-- it begins with another pending event, or with a keepalive at the last position received: no event
-  was published in between, so nothing is lost;
-- anything else, including when nothing was received before: events may have been lost. This cannot
-  be determined, so it is reported as a gap with reason ``unanchored``.
+- It begins with the ledger's oldest event, or with the event after an unanswered commit: the
+  service went back, which LATEST never does. Nothing is lost, now or on later streams (*anchored*).
+- It begins with another event of the ledger, or with a keepalive at the last position received: no
+  event was published in between, so nothing is lost.
+- Anything else, including a stream before which nothing was received: events may have been lost.
+  This cannot be determined, so it is reported as a gap with reason ``unanchored``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class ManagedPosition:
             last: The last position received before this stream.
 
         Returns:
-            Commands that settle callers of `commit`, and the gap (None if there is no gap).
+            Commands that settle the tickets of `commit` calls, and the gap (None if there is no
+            gap).
         """
         if not self.is_fresh or response.position is None:
             return [], None
@@ -138,9 +139,9 @@ class ManagedPosition:
     ) -> CommitRequest | None:
         """Return the commit to send now, or None if no commit is due.
 
-        The commit contains the newest of the acked prefix's positions that were received on this
-        stream. Without such a position, the last confirmed one is committed again once
-        `Timings.commit_interval` has passed.
+        It commits the newest position in the acked prefix that was received on this stream. If
+        there is none, it repeats the last confirmed position, at intervals of
+        `Timings.commit_interval` (rule 6 in commits.py).
 
         Args:
             now: The current time, in seconds.
@@ -166,7 +167,7 @@ class ManagedPosition:
         return self._commits.next_request(newest, now, again=again or newer, at_once=True)
 
     def answered(self, answer: CommitAnswer, now: float) -> list[SettleCommit]:
-        """Handle a commit response; return the commands that settle callers of `commit`."""
+        """Handle a commit response; return the commands that settle tickets of `commit` calls."""
         order = self._commits.answered(answer, now)
         if order is None:
             return self._commits.settle_refused()
@@ -176,7 +177,10 @@ class ManagedPosition:
 
     @property
     def commit_at(self) -> float | None:
-        """When a commit times out or must be sent; None if no commit is pending."""
+        """When the commit in flight times out or, if there is none, the next one is due.
+
+        None if no commit is in flight or due.
+        """
         return self._commits.deadline(self._ledger.candidate)
 
     def check_timeout(self, now: float) -> None:

@@ -29,7 +29,7 @@ class Outgoing:
         return self.window.open(room)
 
     def received(self, response: Response, now: float) -> None:
-        """Update the credit for a received response."""
+        """Update the credit after a response."""
         answer = response.commit
         if answer is None or response.events:
             self.last_figure = now

@@ -105,7 +105,7 @@ class PublishProtocol:
         return [self._events.add(event, expires_at) for event in events], self._send(now)
 
     def drain(self, now: float) -> list[Command]:
-        """Reject further events, and end once all events have results."""
+        """Reject new events, and end once all pending events have results."""
         self._draining = True
         return self._send(now)
 
@@ -228,7 +228,7 @@ class PublishProtocol:
         return min(times, default=None)
 
     def timer(self, now: float, jitter: float) -> list[Command]:
-        """Handle all timers that are due at *now*: expired events, delays and missing answers."""
+        """Handle all timers that are due at *now*: expired events, delays and late responses."""
         out: list[Command] = []
         expired = self._events.expired(now)
         if expired:
@@ -336,7 +336,7 @@ class PublishProtocol:
         return [*out, Finish(error)]
 
     def counts(self) -> PublishCounts:
-        """Return the number of events so far, by outcome."""
+        """Return the number of events so far, by outcome, and of resends and streams."""
         again = sum(max(0, entry.attempts - 1) for entry in self._events.entries())
         return PublishCounts(
             accepted=self._accepted,

@@ -1,9 +1,9 @@
 """Decide what to do when a stream ends: when to retry, or with which error to give up.
 
 Each budget limits the time for which one kind of failure may last. The first response on a stream
-resets all budgets. Opening a stream does not, because a service that accepts calls and then fails
-them would then be retried forever. A stream without a response resets them only after it has been
-open for long enough that a dead connection would have been detected.
+resets all budgets. Opening a stream does not: otherwise, a service that accepts calls and then
+fails them would be retried forever. A stream without a response resets them only after it has been
+open for so long that a dead connection would have been detected.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Run:
 
     @property
     def takes_more(self) -> bool:
-        """Whether events can still be appended."""
+        """Whether events can still be appended to the run."""
         return self.keepalive is None and len(self.positions) < FULL
 
     def entry(self, place: int) -> Entry:
@@ -112,7 +112,11 @@ class Run:
         return count
 
     def finish(self) -> int:
-        """Add the acked events at the front to the acked prefix; return how many were added."""
+        """Add the acked events at the front of the run to the ledger's acked prefix.
+
+        Returns:
+            How many events were added.
+        """
         count = self._acked - self.done
         if count:
             self.done = self._acked
@@ -123,7 +127,7 @@ class Run:
 
     @property
     def is_done(self) -> bool:
-        """Whether all events belong to the acked prefix."""
+        """Whether all events of the run belong to the ledger's acked prefix."""
         return self.done == len(self.positions)
 
     def confirm(self, order: int) -> range:

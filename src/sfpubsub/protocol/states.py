@@ -11,22 +11,24 @@ A subscription has a sequence of streams. It starts in NEW. The states are:
 - WAITING: no stream; a randomised backoff runs before the next one. Reasons: the stream was lost
   (BROKEN) or silent for too long (STALLED), the managed subscription is in use by another
   connection (BUSY), or the position was rejected and replaced (MOVED).
-- RENEWING: no stream; the session expired and a new one is being fetched. If it arrives during a
-  backoff, reopening is POSTPONED.
+- RENEWING: no stream; the session expired and a new one is being fetched. If the new session
+  arrives during a backoff, reopening is POSTPONED.
 - PAUSED: no stream; it was closed because the application has too many unread events. It reopens
   when there is ROOM.
 
-A subscription can end in three ways. ABORT ends it immediately. DRAIN is graceful: DRAINING commits
-the acked events and waits for the answer; CLOSING has half-closed the stream and waits for the
-service to end it. SAVE is a DRAIN with acked events that cannot be committed yet because the
-current stream has not redelivered them. Unless a stream is already opening, one is opened for them;
-SAVING waits for the session that it needs. A stream that ends while draining ends the subscription.
-FATAL is a failure that retries cannot fix; the subscription's error states the cause. CLOSED is
-final.
+A subscription can end in three ways; CLOSED is final:
 
-The table contains exactly the pairs that can occur. Messages of an earlier call may arrive at any
-time; they are recognised by their stream number and never become a signal. Any other pair raises an
-error and leaves the state unchanged.
+- ABORT ends it immediately.
+- DRAIN is graceful. DRAINING commits the acked events and waits for the response; CLOSING has
+  half-closed the stream and waits for the service to end it. A stream that ends during this ends
+  the subscription. SAVE replaces DRAIN if there are acked events to commit, but no stream on which
+  responses arrive. They can be committed only after a stream has redelivered them, so a stream is
+  opened unless one is already opening; SAVING waits for the session that it needs.
+- FATAL is a failure that retries cannot fix; the subscription's error states the cause.
+
+The table contains exactly the pairs of a state and a signal that can occur. Any other pair raises
+an error and leaves the state unchanged. Messages of an earlier call may arrive at any time; they
+are recognised by their stream number and never become a signal.
 """
 
 from __future__ import annotations

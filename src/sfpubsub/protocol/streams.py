@@ -90,7 +90,7 @@ class Streams:
 
         Args:
             now: The current time, in seconds.
-            position: Where a plain subscription starts, replacing the position given on
+            position: Where a plain subscription starts; by default, at the position given on
                 construction.
 
         Raises:
@@ -108,7 +108,7 @@ class Streams:
 
         Args:
             stream: Number of the stream.
-            failure: The reason; None if the service ended it with OK.
+            failure: The reason; None if the service ended the stream with status OK.
             now: The current time, in seconds.
             jitter: A uniform random number in [0, 1).
         """

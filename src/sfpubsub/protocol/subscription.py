@@ -2,8 +2,9 @@
 
 `SubscriptionProtocol` combines the other modules: `states` defines the transitions, `streams` opens
 and replaces calls, `intake` finds the new events, `appetite` computes the room for more, `ledger`
-tracks acks, `outgoing` sends requests, `resume` (plain) and `managed` (managed) track positions,
-and `retries` and `alarms` decide when to act.
+tracks acks, and `outgoing` decides which requests to send. `resume` tracks the position of a plain
+subscription, and `managed_position` that of a managed one. `retries` and `alarms` decide when to
+act.
 
 Each input is a method call with the current time in seconds of any monotonic clock, and returns
 commands to carry out in order. After each input, `deadline` returns when `timer` must be called.
@@ -114,7 +115,7 @@ class SubscriptionProtocol(Streams):
         return newest.replay_id
 
     def drain(self, now: float) -> list[Command]:
-        """Shut down cleanly: deliver no more events, commit everything acked, and half-close."""
+        """Shut down cleanly: drop all unread events, commit everything acked, and half-close."""
         if self.state in {State.SAVING, State.DRAINING, State.CLOSING, State.CLOSED}:
             return []
         had_stream = self.state in ALIVE

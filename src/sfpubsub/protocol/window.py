@@ -8,12 +8,13 @@ bytes and acks.
 1. *Opening*: request as many events as there is room for; at least 1, because the first request of
    a stream must request something.
 2. *Receiving*: each received event is owed back as credit. Credit is requested once 50 events are
-   owed, or half of the room left after the application reads all waiting events, if that is less.
-   So a busy stream costs one request per 50 events, even if the application is slower than the
-   service and makes room for one event at a time. Once the application has read everything and
-   nothing is outstanding, the whole room is owed, so a stream never stalls.
-3. *No room*: nothing is requested. But the service closes a stream with nothing pending after 60 s,
-   so 1 event is requested within 50 s: the *reserve*.
+   owed. If the application has room for fewer than 100 events even after reading all waiting ones,
+   half of that room is enough. So a busy stream costs one request per 50 events, even if the
+   application is slower than the service and makes room for one event at a time. Once the
+   application has read everything and nothing is outstanding, the whole room is owed, so a stream
+   never stalls.
+3. *No room*: nothing is requested. But the service closes a stream that has had nothing pending for
+   60 s, so 1 event is requested within 50 s: the *reserve*.
 4. *Disagreement*: if the service reports that nothing is pending while we count events as
    outstanding, either one side is wrong, or our request was still in flight. The reserve requests 1
    event here too, and the number in its response is adopted. Otherwise, credit that the service has
@@ -42,12 +43,12 @@ class Window:
         return self.outstanding
 
     def received(self, count: int, pending: int | None) -> None:
-        """Update the credit for a response.
+        """Update the credit after a response.
 
         Args:
             count: Number of events in the response.
-            pending: Number of pending events that the service reports; None if it is not reliable,
-                as in commit responses.
+            pending: How many requested events the service has yet to send, according to the
+                response; None for a commit response, whose number is not reliable.
         """
         # A service that sends more than was requested costs memory; refusing it would not help.
         self.outstanding = max(0, self.outstanding - count)
@@ -82,7 +83,7 @@ class Window:
 
     @property
     def starving(self) -> bool:
-        """Whether the service will close the stream unless events are requested."""
+        """Whether the service will close the stream unless events are requested soon."""
         return self.outstanding == 0 or self._dry
 
     def reserve(self) -> int:

@@ -1,4 +1,4 @@
-"""REST requests that are retried on transient errors, with exact decimal numbers.
+"""Send REST requests, retry them on transient errors, and parse numbers as exact decimals.
 
 Retries are bounded, and only requests that are safe to repeat are retried.
 """
@@ -42,17 +42,18 @@ _OLDEST = 50.0
 
 
 class Asker:
-    """Makes and counts the requests of one API version. Thread-safe.
+    """Makes and counts REST requests, all for one API version. Thread-safe.
 
     Args:
         sessions: Supplies the session.
-        http: Makes the requests; its size and time limits are replaced.
+        http: Makes the requests. Its time limits are replaced by those of *timings*, and its size
+            limit by `MAX_JSON`, or for bulk results by `MAX_PAGE`.
         api_version: Version of the REST API, such as ``60.0``.
         timings: Timeouts, delays and the number of attempts.
         sleep: Pauses for the given number of seconds; may raise an error to end the retries.
 
     Attributes:
-        data: Path of the API version, ending with a slash.
+        data: URL path of the API version, such as ``/services/data/v60.0/``.
 
     Raises:
         ConfigurationError: *api_version* is not valid, or too old.
@@ -148,7 +149,11 @@ class Asker:
                 if not error.retryable or attempt == most or delay is None:
                     raise
                 logger.info(
-                    "starting attempt %d of %d in %.1f s: %s", attempt + 1, most, delay, error
+                    "attempt %d of %d starts in %.1f s; the last failure: %s",
+                    attempt + 1,
+                    most,
+                    delay,
+                    error,
                 )
             self.sleep(delay)
         raise AssertionError("bug in sfpubsub: the last attempt neither returned nor raised")
@@ -156,8 +161,7 @@ class Asker:
     def _delay(self, error: SfPubSubError, attempt: int) -> float | None:
         """Return the delay before a retry, in seconds.
 
-        Returns:
-            At most `RestTimings.backoff_max`; None if the service asks for a longer delay.
+        Return None if the service asks for a longer delay than `RestTimings.backoff_max`.
         """
         longest = self.timings.backoff_max
         if isinstance(error, StreamUnavailableError) and error.retry_after is not None:

@@ -198,5 +198,5 @@ class _Part:
 def _items(found: Any, member: str, what: str) -> list[Any]:
     items = found.get(member) if isinstance(found, dict) else None
     if not isinstance(items, list):
-        raise RemoteProtocolError(f"the org's describe response for {what} has no list {member}")
+        raise RemoteProtocolError(f"the org's describe response for {what} has no {member} list")
     return items

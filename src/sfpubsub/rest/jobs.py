@@ -168,7 +168,7 @@ class QueryJobs:
             OSError: The file could not be written.
         """
         if max_records < 1:
-            raise LocalProtocolError(f"a page must have at least 1 record, not {max_records}")
+            raise LocalProtocolError(f"max_records must be at least 1, not {max_records}")
         query = {"maxRecords": str(max_records), **({"locator": locator} if locator else {})}
         with _expiring(job_id):
             return fetch(self._asker, f"{self._path(job_id)}/results", query, columns, file)

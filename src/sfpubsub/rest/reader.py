@@ -150,7 +150,7 @@ class OrgReader:
         return summaries_of(self._asker.get(f"{self._data}sobjects"))
 
     def can_view_all(self, object_name: str) -> bool:
-        """Return whether the user is known to see every record of an object.
+        """Return whether the user is known to have access to every record of an object.
 
         This is the case if the user has View All Data or Modify All Data, or if a profile or
         permission set assigned to the user grants View All for the object. Access through the org's
@@ -186,7 +186,8 @@ class OrgReader:
     ) -> Iterator[QueryPage]:
         """Yield the rows of a query, page by page.
 
-        The org refuses requests of more than 16,384 bytes with 414: use `jobs` for wide objects.
+        If the request's URL exceeds 16,384 bytes, the org refuses it with HTTP status 414. So query
+        wide objects with `jobs` instead.
 
         Args:
             soql: The query.
@@ -198,7 +199,7 @@ class OrgReader:
                 ten queries per user open.
         """
         if batch_size not in _BATCH:
-            raise LocalProtocolError(f"a page must have 200 to 2,000 rows, not {batch_size}")
+            raise LocalProtocolError(f"batch_size must be from 200 to 2,000, not {batch_size}")
         path = f"{self._data}query{'All' if all_rows else ''}"
         query: Mapping[str, str] = {"q": soql}
         while True:
@@ -226,7 +227,8 @@ class OrgReader:
 
         Returns:
             A row per id, keyed by the id as passed; None if the record does not exist or the user
-            may not see it. For a record in the Recycle Bin, None is observed but not documented.
+            may not see it. A record in the Recycle Bin was observed to give None as well, which is
+            not documented.
 
         Raises:
             RequestRefusedError: A field does not exist, or is not visible to the user

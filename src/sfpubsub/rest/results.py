@@ -52,7 +52,8 @@ class ResultPage:
         A null and an empty string are both ``""``, because the org does not distinguish them.
 
         Raises:
-            RemoteProtocolError: The file is not valid CSV, or its rows differ in length.
+            RemoteProtocolError: The file is not valid CSV, or a row does not have one value per
+                column.
         """
         lines = _lines(self.file)
         if self.has_header:

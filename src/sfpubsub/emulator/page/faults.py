@@ -163,7 +163,7 @@ def _fault(entered: Mapping[str, str]) -> Fault:
 
 
 def _read(kind: str, name: str, text: str, default: object) -> Any:
-    """Convert the text of a form control to the type of the parameter's default.
+    """Convert the text of a form control to the type of the fault parameter's default.
 
     Raises:
         ValueError: The text is not a value of this type.

@@ -31,7 +31,7 @@ _EXAMPLES = {_HEADER: {"changeType": "CREATE", "recordIds": ["001SB0000000001AAA
 
 
 class Unreadable(ValueError):  # noqa: N818 - an answer to a person
-    """Raised if the text in a form control is not valid. The message names the field."""
+    """Raised if the text in a form control is not valid. The message is shown to the user."""
 
 
 @dataclass(frozen=True)

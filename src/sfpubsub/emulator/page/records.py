@@ -333,9 +333,7 @@ def _count(visit: Visit, of: SObject) -> int:
 
 
 def _user(visit: Visit) -> User:
-    """Return the user to whom the emulator's own token belongs. This user makes all changes on the
-    record pages.
-    """
+    """Return the org's first user, who makes all changes on the record pages."""
     return visit.world.accounts.holder("")
 
 

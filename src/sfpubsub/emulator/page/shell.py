@@ -43,7 +43,7 @@ def document(
     live: str = "",
     status: HTTPStatus = HTTPStatus.OK,
 ) -> Answer:
-    """Return a complete HTML page as an answer.
+    """Return a response with a complete HTML page.
 
     Args:
         title: The heading.

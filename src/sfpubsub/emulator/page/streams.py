@@ -1,4 +1,4 @@
-"""The page that lists the open streams, and how many requested events each has yet to send."""
+"""The page that lists the open streams, with the number of requested events still to be sent."""
 
 from __future__ import annotations
 

@@ -93,7 +93,9 @@ def topic(visit: Visit) -> Answer:
 
 
 def publish(visit: Visit) -> Answer:
-    """POST /ui/topic: publish the events in the form, as the org itself would."""
+    """POST /ui/topic: publish the events in the form on behalf of the org, even if clients cannot
+    publish to the topic.
+    """
     entered = visit.guard.form(visit.call)
     found = _topic(visit, entered.pop(_NAME, ""))
     try:
@@ -126,7 +128,7 @@ def topic_live(visit: Visit) -> Answer:
 
 
 def stream(source: Live) -> Answer:
-    """Return an answer that sends the updates of `source` as server-sent events."""
+    """Return a response that sends the updates of `source` as server-sent events."""
     return Answer(HTTPStatus.OK, "text/event-stream", headers=HEADERS, stream=source)
 
 

@@ -1,4 +1,4 @@
-"""A browser's request, as the handlers of the pages receive it, and functions to answer it."""
+"""A browser's request, as the pages' handlers receive it, and functions that build the response."""
 
 from __future__ import annotations
 
@@ -81,14 +81,14 @@ class Visit:
         live: str = "",
         status: HTTPStatus = HTTPStatus.OK,
     ) -> Answer:
-        """Return a page as an answer. With a `problem`, the status is 400 unless `status` is set.
+        """Return a response with a page.
 
         Args:
             title: The heading.
             *parts: The content below the heading.
             problem: Message about a failed change; blank if no change failed.
             live: URL of the page's updates; blank if the page is not updated while it is open.
-            status: The HTTP status.
+            status: The HTTP status. With a `problem`, 200 becomes 400.
         """
         return document(
             title,

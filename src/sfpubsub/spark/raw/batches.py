@@ -129,7 +129,7 @@ class RawBatches:
         return after
 
     def named(self, ids: Collection[str], version: str | None = None) -> list[RawBatch]:
-        """Return the batches of the table with the given ids, in the order of writing.
+        """Return the table's batches that have the given ids, in the order of writing.
 
         Args:
             ids: Ids of the batches.
@@ -224,7 +224,10 @@ class RawBatches:
 
 
 def _batches(frame: DataFrame) -> list[RawBatch]:
-    """Return the distinct batches of the rows in *frame*, of any layout, in no particular order."""
+    """Return the distinct batches that the rows in *frame* belong to, in no particular order.
+
+    The rows may have any layout.
+    """
     day = f.substring(frame[layout_with(frame.columns).partition].cast("string"), 1, _DATE)
     found = frame.select(BATCH_COLUMN, day.alias("date")).distinct().collect()
     return [RawBatch(row[BATCH_COLUMN], row["date"]) for row in found]
@@ -233,7 +236,7 @@ def _batches(frame: DataFrame) -> list[RawBatch]:
 def _between(frame: DataFrame, layout: Layout, first: str, last: str | None) -> Column:
     """Return a condition that limits rows to the partitions of the days *first* to *last*.
 
-    If *last* is None, there is no upper limit. Spark does not read other partitions.
+    If *last* is None, there is no upper limit. Spark reads only the partitions of these days.
     """
     column = frame[layout.partition]
     from_day = f.lit(first).cast("date") if layout is NEWEST else f.lit(first)

@@ -186,10 +186,11 @@ class DeltaTable(LoggedTable):
         )
 
     def _add(self, frame: DataFrame, state: State) -> None:
-        """Commit as Delta's writer does, unless the table already has this number or a higher one.
+        """Commit the transaction, unless the table already has its number or a higher one.
 
-        Delta's writer looks up the number in the complete state of the table. Delta recomputes that
-        state after each commit with three Spark jobs, whereas the write itself needs only one job.
+        The result is that of Delta's own writer, but faster. Delta's writer looks up the number in
+        the complete state of the table, which Delta recomputes after each commit with three Spark
+        jobs, whereas the write itself needs only one job.
         """
         spark, application = self._spark, state.application
         delta = "org.apache.spark.sql.delta"

@@ -142,7 +142,7 @@ def check_raw_table(table: Destination) -> None:
     """Check, as far as possible without Spark, that *table* is a raw table.
 
     Raises:
-        ConfigurationError: *table* is not a raw table, or has another format.
+        ConfigurationError: *table* is not a raw table, or not in the format `table.format`.
     """
     path = table.local
     if path is None:

@@ -162,7 +162,7 @@ class HadoopFiles(Files):
             self._files = fs.FileContext.getFileContext(self._path.toUri(), configuration)
         except SPARK_ERRORS as error:
             raise ConfigurationError(
-                f"spark cannot use the file system of {directory}: {first_line(error)}"
+                f"Spark cannot use the file system of {directory}: {first_line(error)}"
             ) from error
 
     @property
@@ -185,7 +185,7 @@ class HadoopFiles(Files):
                     raise ConfigurationError(
                         f"{path} cannot be read: {first_line(error)}"
                     ) from error
-        raise AssertionError("the last attempt must return or raise")
+        raise AssertionError("bug in sfpubsub: the last attempt neither returned nor raised")
 
     def _text(self, path: Any) -> str | None:
         if not self._files.util().exists(path):

@@ -143,7 +143,7 @@ class IcebergTable(LoggedTable):
         return None
 
     def _is_rolled_back(self, metadata: Any) -> bool:
-        """Return whether the table was rolled back to before our first snapshot.
+        """Return whether the table was rolled back to a version before our first snapshot.
 
         Then the main branch has no state, although the snapshot named by the table's property still
         exists.

@@ -117,7 +117,10 @@ PREFIXES = tuple({layout.prefix: None for layout in LAYOUTS.values()})
 
 
 def layout_with(columns: Collection[str]) -> Layout:
-    """Return the layout of a table that does not record it, inferred from its columns."""
+    """Infer a table's layout from its columns.
+
+    Layouts 1 and 2 have the same columns; layout 1 is returned for both.
+    """
     return LAYOUTS[1] if LAYOUTS[1].partition in columns else NEWEST
 
 

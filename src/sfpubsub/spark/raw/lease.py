@@ -49,8 +49,8 @@ class Lease:
             patience: Seconds to wait for the previous writer's processes to exit.
 
         Raises:
-            ConfigurationError: Another writer is alive, the JVM of a killed writer did not exit in
-                time, or the file system does not support locks.
+            ConfigurationError: Another writer holds the lease, the JVM of a killed writer did not
+                exit in time, or the file system does not support locks.
             WriteError: The JVM *jvm_pid* has exited.
         """
         jvm = Process.of(jvm_pid)

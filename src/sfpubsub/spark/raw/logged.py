@@ -67,7 +67,7 @@ class LoggedTable(RawTable):
     Args:
         spark: Session from which the writing session is created; its settings are not changed.
         place: Location of the table.
-        sources: Sources of its events.
+        sources: Sources whose events will be written.
         properties: Properties to set if the table has to be created.
 
     Raises:
@@ -163,10 +163,11 @@ class LoggedTable(RawTable):
 
         First, temporary files left by a failed write are removed. Then:
 
-        1. Read the newest state in the log; if the table was restored, report it.
+        1. Read the newest state in the log.
         2. If this writer had already started and the state belongs to another writer, raise
            WriteError: that writer has taken over the table.
-        3. Commit an empty transaction on top of that state. After that, no earlier write can be
+        3. If the table was restored to an older version, call `on_restored`.
+        4. Commit an empty transaction on top of that state. After that, no earlier write can be
            committed: neither one of an older writer, nor a failed one of this writer that Spark is
            still executing.
         """
@@ -201,7 +202,7 @@ class LoggedTable(RawTable):
         now: float,
         name: str | None = None,
     ) -> str:
-        """See `RawTable`. One transaction, which the format commits atomically."""
+        """See `RawTable`. The format commits the batch and the positions atomically."""
         batch = f"b{self.next_seq:019d}"
         layout = self._known.layout
         rows = rows.select(layout.columns.names)
@@ -235,7 +236,7 @@ class LoggedTable(RawTable):
                 yield from self._keys(some)
 
     def _keys(self, rows: pa.Table) -> Iterator[tuple[float, bytes]]:
-        """Yield the time and the concatenated keys of each partition, oldest first."""
+        """Yield the pairs of `keys_since`, one for each partition in *rows*, oldest first."""
         layout = self._known.layout
         column = rows[layout.partition]
         for value in sorted(pc.unique(column).to_pylist()):

@@ -4,7 +4,7 @@
 
     orders/_table.json                                         the sources and the layout
     orders/_lease                                              the active writer (lease.py)
-    orders/_position                                           positions newer than those of batches
+    orders/_position                                           positions stored without rows
     orders/ingest_date=2026-11-20/batch=b…042/part-….parquet   the rows of a batch
     orders/ingest_date=2026-11-20/batch=b…042/_position        positions after these rows
     orders/ingest_date=2026-11-20/batch=b…042/_name            the batch's name, if it has one
@@ -115,8 +115,8 @@ class ParquetTable(RawTable):
     Args:
         spark: Session from which the writing session is created; its settings are not changed.
         path: The table's directory, which must exist and be leased to this process.
-        place: Directory for staging, from `sfpubsub.spark.raw.ownership.claim_table`.
-        layout: Layout of the table, from the same function.
+        place: Directory for staging, as returned by `sfpubsub.spark.raw.ownership.claim_table`.
+        layout: Layout of the table, as returned by the same function.
     """
 
     def __init__(self, spark: SparkSession, path: Path, place: Path, layout: Layout) -> None:
@@ -146,7 +146,7 @@ class ParquetTable(RawTable):
 
     @property
     def newest_time(self) -> float:
-        """See `RawTable`. The start of the newest batch's partition."""
+        """See `RawTable`. This is the start of the newest batch's partition."""
         return self._start_of(self._newest.path.parent) if self._newest else 0.0
 
     @property
@@ -194,7 +194,7 @@ class ParquetTable(RawTable):
                     for keys in _scan_keys(_files(partition, after)):
                         yield end, keys
         except (*_READ_ERRORS, ValueError) as error:
-            raise WriteError(f"the keys of {self.path} cannot be read: {error}") from error
+            raise WriteError(f"the dedupe keys of {self.path} cannot be read: {error}") from error
 
     def key_of(self, seq: int, written_at: float) -> bytes | None:
         """See `RawTable`."""
@@ -208,7 +208,7 @@ class ParquetTable(RawTable):
                 if len(rows):
                     return bytes(rows["dedupe_key"][0].as_py())
         except (*_READ_ERRORS, ValueError) as error:
-            raise WriteError(f"the keys of {self.path} cannot be read: {error}") from error
+            raise WriteError(f"the dedupe keys of {self.path} cannot be read: {error}") from error
         return None
 
     def rows_with(
@@ -229,7 +229,7 @@ class ParquetTable(RawTable):
             return rows_among(self._spark, rows, keys)
         except SPARK_ERRORS as error:
             raise WriteError(
-                f"the keys of {self.path} cannot be read: {first_line(error)}"
+                f"the dedupe keys of {self.path} cannot be read: {first_line(error)}"
             ) from error
 
     def append(
@@ -251,7 +251,8 @@ class ParquetTable(RawTable):
            the whole batch, including the positions.
         6. Flush the source and target directories; only now is the batch durable.
 
-        A failure after step 5 leaves the batch in the table, so the caller has to call `recover`.
+        If step 6 fails, the batch is in the table nevertheless. So after any failure, the caller
+        has to call `recover`.
         """
         batch = f"b{self._next_seq:019d}"
         staged = self._staging / f"{batch}.{uuid.uuid4().hex}"
@@ -362,7 +363,7 @@ def _check(staged: Path, expected: int) -> None:
     found = _Batch(staged).rows
     if not (staged / "_SUCCESS").exists() or found != expected:
         raise WriteError(
-            f"spark wrote {found} of {expected} events to {staged}: check that its executors share "
+            f"Spark wrote {found} of {expected} events to {staged}: check that its executors share "
             f"this file system"
         )
 

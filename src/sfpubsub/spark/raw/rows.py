@@ -22,7 +22,7 @@ _PIECE = 1000
 
 @runtime_checkable
 class TimedEvents(Protocol):
-    """The part of an `EventBatch` that the writer needs."""
+    """The part of an `EventBatch` that `EventWriter.write` needs."""
 
     @property
     def received_at(self) -> float:
@@ -210,7 +210,10 @@ class EventRows:
         return self._count
 
     def table(self) -> pa.Table:
-        """Return all rows as an Arrow table, in which ``ingest_seq`` is only a placeholder."""
+        """Return all rows as an Arrow table.
+
+        Its ``ingest_seq`` is only a placeholder; see `sfpubsub.spark.raw.schema.renumbered`.
+        """
         if self._events or not self._pieces:
             self._cut()
         return pa.concat_tables(self._pieces)

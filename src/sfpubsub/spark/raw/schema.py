@@ -89,12 +89,13 @@ COMMENTS = {
 def check_rows(rows: pa.Table) -> pa.Table:
     """Check rows, and return them with exactly the columns of `SCHEMA`.
 
-    In the result, ``ingest_seq`` is only a placeholder. *rows* may lack ``ingest_seq`` and the
-    columns added after layout 1. Columns that the table generates are dropped if present, and so is
-    `SCHEMA_JSON`.
+    In the result, ``ingest_seq`` is only a placeholder; see `renumbered`. *rows* may lack
+    ``ingest_seq`` and the columns added after layout 2, which become null. Partition
+    columns, `BATCH_COLUMN` and `SCHEMA_JSON` are dropped if present.
 
     Raises:
-        LocalProtocolError: Columns are missing, unknown or have wrong types, or a key is not valid.
+        LocalProtocolError: A column is missing, is unknown or has the wrong type, or a dedupe key
+            does not have the right length.
     """
     made = {"ingest_hour", "ingest_date", BATCH_COLUMN, SCHEMA_JSON}
     names = set(rows.column_names) - made

@@ -80,7 +80,7 @@ def location_of(spark: SparkSession, destination: Destination) -> str:
 
 
 class SidecarSchemas(SchemaStore):
-    """A schema store like `FileSchemaStore`, with the same files, on any file system."""
+    """A schema store that writes the same files as `FileSchemaStore`, on any file system."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -97,7 +97,7 @@ class SidecarSchemas(SchemaStore):
 
 
 class SidecarQuarantine(Quarantine):
-    """A quarantine like `FileQuarantine`, with the same files, on any file system.
+    """A quarantine that writes the same files as `FileQuarantine`, on any file system.
 
     Only `put` is supported.
     """

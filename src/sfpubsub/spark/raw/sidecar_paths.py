@@ -100,7 +100,7 @@ def check_place(table: Path, staging: Path | None) -> None:
 
 
 def prepare(table: Path, place: Path) -> None:
-    """Create *place*, record its table, and check that its files can be renamed into the table.
+    """Create *place*, record its table, and check that files can be renamed from it into the table.
 
     Raises:
         ConfigurationError: The directory and the table are on different file systems.

@@ -31,7 +31,7 @@ class State:
     """The state of a table after one of our transactions."""
 
     sources: tuple[Source, ...]
-    """All sources that were ever written to the table."""
+    """All sources of the table, including those of earlier writers."""
     writer: str
     """Random id of the writer that committed this state; unique per `EventWriter`."""
     attempt: str

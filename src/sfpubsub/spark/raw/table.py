@@ -58,7 +58,7 @@ class RawTable(ABC):
     @property
     @abstractmethod
     def sources(self) -> tuple[Source, ...]:
-        """All sources that were ever written to the table."""
+        """All sources of the table: those of the current writer, and those of earlier ones."""
 
     @property
     @abstractmethod
@@ -68,8 +68,9 @@ class RawTable(ABC):
     @property
     @abstractmethod
     def newest_time(self) -> float:
-        """Lower bound for the time of the newest batch (*now* of `append`), in seconds since 1970
-        UTC; 0 if there are no batches.
+        """Lower bound for the time at which the newest batch was written.
+
+        In seconds since 1970 UTC, like *now* of `append`; 0 if there are no batches.
         """
 
     @property
@@ -95,12 +96,13 @@ class RawTable(ABC):
 
         Args:
             oldest: Time in seconds since 1970 UTC.
-            after: ``ingest_seq`` of the last row of a batch; only later rows are read.
+            after: ``ingest_seq`` of the last row of a batch. Only later rows are read; by default,
+                all rows.
 
         Yields:
-            Pairs of a time and concatenated keys. The time, in seconds since 1970 UTC, is when the
-            rows were written or up to `sfpubsub.spark.raw.layout.LONGEST_PARTITION` later. Times do
-            not decrease.
+            Pairs of a time and the concatenated keys of some rows. The time, in seconds since 1970
+            UTC, is when the rows were written, or at most
+            `sfpubsub.spark.raw.layout.LONGEST_PARTITION` later. Times do not decrease.
 
         Raises:
             WriteError: The table cannot be read.
@@ -122,7 +124,9 @@ class RawTable(ABC):
     def rows_with(
         self, keys: Collection[bytes], spans: Sequence[tuple[float, float]]
     ) -> Mapping[bytes, StoredRow]:
-        """Find rows by dedupe key among those written in *spans*; others may be searched as well.
+        """Find rows by dedupe key among those written in *spans*.
+
+        Rows written at other times may be found as well.
 
         Args:
             keys: Any number of dedupe keys.

@@ -65,7 +65,7 @@ def upgrade_table(spark: SparkSession, table: Destination) -> bool:
 
         return IcebergTable.of_any_source(spark, table).upgrade()
     if table.local is None:
-        raise AssertionError("a parquet table must be a local directory")
+        raise AssertionError("bug in sfpubsub: a parquet table that is not a local directory")
     lease = Lease.acquire(table.local, jvm_of(spark).pid)
     try:
         return _upgrade_files(spark, table, table.local)
@@ -87,7 +87,7 @@ def _upgrade_files(spark: SparkSession, table: Destination, path: Path) -> bool:
     """
     directory = table.sidecar_directory
     if directory is None:
-        raise AssertionError("a parquet table must have a directory for its sidecars")
+        raise AssertionError("bug in sfpubsub: a parquet table without a sidecar directory")
     place = directory / UPGRADE_NAME
     try:
         if not (place / _READY_NAME).exists():
