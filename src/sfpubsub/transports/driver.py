@@ -151,13 +151,13 @@ class StreamDriver(CallDriver[OpenStream]):
             return self._protocol.storable()
 
     def commit(self, timeout: float) -> CommitReceipt:
-        """Commit the acked events and wait for the service's answer.
+        """Commit the acked events, and wait until the service confirms it.
 
         Args:
             timeout: Longest wait, in seconds.
 
         Raises:
-            CommitError: The commit was rejected, or not answered in time.
+            CommitError: The commit was rejected, or not confirmed within *timeout* seconds.
             LocalProtocolError: There is nothing to commit, or the subscription is plain or closed.
             SfPubSubError: The subscription failed during the wait.
         """

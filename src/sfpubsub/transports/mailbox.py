@@ -16,7 +16,7 @@ from sfpubsub.protocol.commands import Deliver, Finish
 
 
 class Arrival(NamedTuple):
-    """A received response that waits to be delivered to the application."""
+    """A received response, queued for delivery to the application."""
 
     batch: Deliver
     received_at: float

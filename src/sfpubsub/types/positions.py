@@ -113,7 +113,7 @@ class StartPosition:
 
     @classmethod
     def latest(cls) -> StartPosition:
-        """Return the position that begins with the events published from now on."""
+        """Return the position for events that are published after the stream opens."""
         return cls(ReplayPreset.LATEST)
 
     @classmethod

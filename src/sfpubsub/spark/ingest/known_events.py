@@ -75,7 +75,7 @@ class KnownEvents:
         return now
 
     def marks(self, rows: pa.Table, now: float) -> list[int]:
-        """Return the mark of each row for a write at *now*, in seconds since 1970 UTC."""
+        """Return the marks for *rows* written at *now*; see `dedupe.Marker.marks`."""
         return self._marker.marks(rows, now)
 
     def judge(self, rows: pa.Table, marks: list[int], now: float, *, is_live: bool) -> Verdict:

@@ -120,7 +120,7 @@ def _part(
 
 
 def _share(verdict: Verdict, start: int, count: int) -> Verdict:
-    """Return the verdict for *count* rows from *start* on, with indexes relative to *start*."""
+    """Return the part of *verdict* for *count* rows from *start*, with indexes from *start*."""
     end = start + count
     return Verdict(
         [index - start for index in verdict.new if start <= index < end],
