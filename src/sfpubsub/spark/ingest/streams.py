@@ -126,7 +126,7 @@ class Streams:
     def join(self) -> None:
         """Wait for the jobs' threads to end, at most `_ABORT_TIMEOUT` seconds for each.
 
-        Call it after the subscriptions have been aborted. Threads that are still running then are
+        Call it after the subscriptions have been aborted. Threads that have not ended by then are
         abandoned.
         """
         for thread in self._threads:

@@ -290,7 +290,9 @@ class Mirror:
             try:
                 self._answer(signal)
             except (ConfigurationError, RequestRefusedError, PermissionDeniedError) as error:
-                _log.warning("a signal to the mirror cannot be carried out and is skipped: %s", error)
+                _log.warning(
+                    "a signal to the mirror cannot be carried out and is skipped: %s", error
+                )
             self._signals.done(signal)
 
     def _answer(self, signal: Signal) -> None:
