@@ -130,7 +130,7 @@ class StreamDriver(CallDriver[OpenStream]):
         return self._mailbox.discarded
 
     def pause(self) -> None:
-        """Stop requesting events until `resume`, except single ones that keep the stream open."""
+        """Until `resume` is called, request only the single events that keep the stream open."""
         self._apply(self._protocol.pause)
 
     def resume(self) -> None:

@@ -282,7 +282,7 @@ class ChannelSubscription:
         )
 
     def _receive(self, timeout: float | None) -> StreamingMessage | None:
-        """Return the next message; None after a timeout, a lost connection or a new epoch.
+        """Return the next message; None on a timeout, a lost connection or a new epoch.
 
         An epoch starts when the position is rejected and there is a fallback; without a fallback, a
         rejection raises ReplayIdRejectedError.

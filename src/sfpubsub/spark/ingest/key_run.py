@@ -76,7 +76,7 @@ class Sought:
         joined = b"".join(keys)
         if len(joined) != len(keys) * KEY_BYTES:
             raise ValueError(
-                f"a dedupe key must have {KEY_BYTES} bytes: {len(keys)} keys have {len(joined)}"
+                f"a dedupe key must have {KEY_BYTES} bytes, but {len(keys)} keys have {len(joined)}"
             )
         halves = np.frombuffer(joined, "<u8").reshape(-1, 2)
         self.heads: Numbers = np.ascontiguousarray(halves[:, 0])

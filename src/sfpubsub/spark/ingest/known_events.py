@@ -55,8 +55,8 @@ class KnownEvents:
         """Return the time to record for a write of *rows*, in seconds since 1970 UTC.
 
         The time never decreases, because the day of a write determines where its rows are looked
-        up. If the time is well before the last recovery, because the clock was ahead then, the
-        window is loaded again.
+        up. If the time is well before that of the last `recover`, because the clock was ahead then,
+        the window is loaded again.
 
         Args:
             rows: Rows of a raw table.

@@ -1,6 +1,7 @@
 """Select which events of several sources to write.
 
-Duplicates and conflicts are dropped, and the policy for undecodable events is applied.
+Duplicates are dropped, conflicts are returned separately, and the policy for undecodable events is
+applied.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Screened:
 
 
 def screen(parts: Sequence[Part], known: KnownEvents, undecodable: Undecodable) -> Screened:
-    """Select the rows of *parts* to write. Undecodable events are quarantined or logged here.
+    """Select the rows of *parts* to write, and apply the policy for undecodable events.
 
     Raises:
         WriteError: The table could not be read, or the quarantine could not be written.

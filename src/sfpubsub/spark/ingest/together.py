@@ -71,7 +71,7 @@ class PartsWriter(Protocol):
 
 @dataclass(eq=False)
 class _Waiting:
-    """A source's `screening.Part` that is waiting to be written, and later the result."""
+    """A source's `screening.Part` that is waiting to be written and, once written, its result."""
 
     part: Part
     since: float

@@ -270,8 +270,8 @@ class EventWriter:
                 source. They may come from any subscription.
             name: A streaming query's name for these rows. It becomes part of the transaction. If
                 one of the table's last 32 batches has the same name, nothing is written, because
-                the rows are already in the table. Rows without a name may be of any age, so a
-                larger part of the table is searched for them.
+                the rows are already in the table. Without a name, the rows may be of any age, so
+                a larger part of the table is searched for them.
             schemas: The Avro schemas of the rows as JSON text, by id. They are stored durably
                 before the rows. Rows whose schema is neither here nor in ``schema_json`` nor in the
                 sidecar are written with a warning, because typed tables need the schema.

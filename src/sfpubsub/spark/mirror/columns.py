@@ -30,7 +30,7 @@ from sfpubsub.spark.tables.records import Fields
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one object, except its id. Immutable."""
+    """The columns of one object's table, except for the record id. Immutable."""
 
     entity: str
     columns: tuple[Column, ...]

@@ -47,7 +47,7 @@ class Mirrored:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The new state of one record, and the changes to the queue."""
+    """The new state of one record, and the changes to the reread queue."""
 
     mirrored: Mirrored | None
     """The new state; None if nothing is known about the record."""
@@ -76,7 +76,7 @@ def lay(
         record_id: Id of the record.
         mirrored: The state known so far; None for an unknown record.
         changes: The record's changes, in order of arrival.
-        about_all: Cues from the same raw rows that concern all records, including this one.
+        about_all: Reasons, found in the same raw rows, to reread all records, including this one.
         newest: See `is_outdated`. A change older than this read is late even if the read did not
             return the record, because the record may have been deleted.
     """

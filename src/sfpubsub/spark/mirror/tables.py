@@ -263,7 +263,7 @@ class MirrorTables:
         entries: Sequence[Mapping[str, Any]],
         _plan: Plan | None,
     ) -> tuple[DataFrame | None, DataFrame | None]:
-        """Return the merge results for records missing from an object's read; see `_returned`."""
+        """Return the merge results for records missing from a read, in the form of `_returned`."""
         as_of = note.read.as_of
         before = (
             f"`_read` IS NULL OR `_read`.ingest_seq < {as_of.ingest_seq} OR "
