@@ -151,7 +151,7 @@ class StreamDriver(CallDriver[OpenStream]):
             return self._protocol.storable()
 
     def commit(self, timeout: float) -> CommitReceipt:
-        """Commit the acked events, and wait until the service confirms it.
+        """Commit the acked events, and wait for the service's confirmation.
 
         Args:
             timeout: Longest wait, in seconds.

@@ -212,7 +212,7 @@ class KeyWindow:
                 self._drop_surplus()
 
     def loaded(self, last: Covered | None, since: float) -> None:
-        """Finish loading: the window has the keys of all rows written since *since*, up to *last*.
+        """Finish loading: the window now has the keys of all rows from the time *since* to *last*.
 
         Args:
             last: The last row; None if unknown, in which case the next process loads the table

@@ -121,7 +121,7 @@ def _part(
 
 
 def _share(verdict: Verdict, start: int, count: int) -> Verdict:
-    """Return the part of *verdict* for *count* rows from *start*, with indexes from *start*."""
+    """Return the part of *verdict* for *count* rows from *start*; its indexes begin at 0."""
     end = start + count
     return Verdict(
         [index - start for index in verdict.new if start <= index < end],

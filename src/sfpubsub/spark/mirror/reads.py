@@ -59,8 +59,8 @@ def as_of(notes: Iterable[Noted], sent: float, margin: float) -> AsOf | None:
 
     Args:
         notes: The states that this process has recorded, with their times.
-        sent: When the read's request is sent, or its Bulk job is created, on the clock of the
-            times in *notes*.
+        sent: When the read's request is sent or its Bulk job is created, on the same clock as
+            `Noted.time`.
         margin: Maximum time in seconds by which responses lag behind the event bus.
 
     Returns:

@@ -55,7 +55,7 @@ def flags_of(texts: pa.ChunkedArray | None, count: int) -> pa.Array:
 def of_csv(
     columns: Columns, file: BinaryIO, names: Sequence[str], *, has_header: bool
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Convert a page of Bulk results block by block; the first column is ``record_id``.
+    """Convert a page of Bulk results to tables, block by block, with ``record_id`` first.
 
     Args:
         columns: The table's columns.

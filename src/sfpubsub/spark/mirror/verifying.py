@@ -276,7 +276,7 @@ class _Sides:
         return datetime.fromisoformat(changed) >= self.recent_since
 
     def _gone(self, record_id: str) -> Why | None:
-        """Return why the org does not return a record of the table: it was purged or just changed.
+        """Return why the org lacks a record of the table: it was purged, or was changed recently.
 
         None if neither is the case: it is in the Recycle Bin, and its last change is not recent.
         """
