@@ -63,7 +63,7 @@ def test_vv_shows_every_request_and_response_by_its_counts(emulator, capsys):
     assert [line for line in requests if "; commit up to 00" in line]
     assert [line for line in said if line.endswith("; commit: confirmed")]
     assert run(["-vv", "topic", TOPIC]) == 0
-    assert f"topic {TOPIC}: answered after " in capsys.readouterr().err
+    assert f"topic {TOPIC}: response after " in capsys.readouterr().err
 
 
 def test_every_line_with_arguments_is_read_and_none_has_a_secret(emulator, capsys, caplog):

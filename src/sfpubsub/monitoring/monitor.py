@@ -121,7 +121,7 @@ class Monitor:
     def follow_counts(self, read: Reader) -> None:
         """Monitor the counts that *read* returns, such as the number of rows written.
 
-        *read* is called for each request for the page or the metrics.
+        *read* is called whenever the page is rendered or the metrics are collected.
         """
         self._counts = [*self._counts, read]
         self.registry.read(read)
@@ -138,7 +138,7 @@ class Monitor:
         *,
         of: str = "",
     ) -> None:
-        """Monitor steps that may hang.
+        """Monitor the steps of one kind, and detect stuck ones.
 
         Args:
             kind: Kind of step, such as ``write`` or ``table step``.
@@ -194,9 +194,10 @@ class Monitor:
             update()
 
     def _running(self) -> dict[str, float | None]:
-        """Return how long the current step of each kind has been running, in seconds, or None.
+        """Return how long the current step of each kind has been running, in seconds.
 
-        If no step is running, the current iteration of each subscription's loop is included.
+        The value is None for a kind that has no running step. If none has one, the current
+        iteration of each subscription's loop is included.
         """
         running = self.steps.running()
         if all(seconds is None for seconds in running.values()):

@@ -23,7 +23,7 @@ RETENTION = 72 * 3600.0
 
 @dataclass(frozen=True)
 class Bounds:
-    """Limits for `problems`, in seconds."""
+    """The time limits that `problems` applies, in seconds."""
 
     silence: float = 330.0
     """Maximum time without a message from the service. The service sends one every 270 s while

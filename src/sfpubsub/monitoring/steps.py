@@ -1,4 +1,4 @@
-"""Track steps that may hang: the durations of running steps, and a list of finished steps."""
+"""Track steps, to detect stuck ones: how long each has been running, and which have finished."""
 
 from __future__ import annotations
 

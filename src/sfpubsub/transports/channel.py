@@ -152,7 +152,7 @@ class GrpcTransport(Transport):
             answer = method(request, timeout=UNARY_TIMEOUT, metadata=_traced(self._headers()))
         except grpc.RpcError as error:
             raise classify(what, error).error from error
-        logger.debug("%s: answered after %.3f s", what, time.monotonic() - begun)
+        logger.debug("%s: response after %.3f s", what, time.monotonic() - begun)
         return answer
 
     def get_topic(self, name: str) -> TopicInfo:

@@ -111,7 +111,7 @@ class DirectCall:
             received: Called with each message in gRPC's thread. Must not block or raise, because
                 that thread also serves the other calls of the channel.
             ended: Called once, after the last message and the status have arrived, in gRPC's thread
-                or the calling one.
+                or the calling thread.
         """
         self._received, self._ended = received, ended
         state = self._state

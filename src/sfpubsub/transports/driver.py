@@ -130,7 +130,7 @@ class StreamDriver(CallDriver[OpenStream]):
         return self._mailbox.discarded
 
     def pause(self) -> None:
-        """Stop requesting events until `resume`, except single ones that keep the stream open."""
+        """Until `resume` is called, request only the single events that keep the stream open."""
         self._apply(self._protocol.pause)
 
     def resume(self) -> None:
@@ -151,13 +151,13 @@ class StreamDriver(CallDriver[OpenStream]):
             return self._protocol.storable()
 
     def commit(self, timeout: float) -> CommitReceipt:
-        """Commit the acked events and wait for the service's answer.
+        """Commit the acked events, and wait for the service's confirmation.
 
         Args:
             timeout: Longest wait, in seconds.
 
         Raises:
-            CommitError: The commit was rejected, or not answered in time.
+            CommitError: The commit was rejected, or not confirmed within *timeout* seconds.
             LocalProtocolError: There is nothing to commit, or the subscription is plain or closed.
             SfPubSubError: The subscription failed during the wait.
         """

@@ -16,7 +16,7 @@ from sfpubsub.protocol.commands import Deliver, Finish
 
 
 class Arrival(NamedTuple):
-    """A received response that waits to be delivered to the application."""
+    """A received response, queued for delivery to the application."""
 
     batch: Deliver
     received_at: float
@@ -24,7 +24,7 @@ class Arrival(NamedTuple):
 
 
 class Mailbox:
-    """The queue of one subscription. Thread-safe."""
+    """The queue of received responses of one subscription. Thread-safe."""
 
     def __init__(self) -> None:
         # Not a condition, whose wait is a lot of Python code that Ctrl-C can interrupt half-way.

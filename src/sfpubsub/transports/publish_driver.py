@@ -82,7 +82,7 @@ class PublishDriver(CallDriver[OpenPublish]):
 
         Args:
             events: Events with their ids.
-            taken: Called with one ticket per event, before any of the events can be settled.
+            taken: Called with a list of tickets, one per event, before any event can be settled.
 
         Raises:
             SfPubSubError: The publisher has failed or was closed.

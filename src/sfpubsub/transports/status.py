@@ -4,7 +4,7 @@ The service names the cause in the ``error-code`` trailer, whose value is always
 ``sfdc.platform.eventbus.grpc.<suffix>``. The gRPC status is less precise. It is used only if the
 trailer is missing, which means that something between client and service failed (Salesforce
 documentation, handling errors). An unknown suffix is classified by the status, except that the
-reaction TURNED_AWAY is replaced by STOP, because the answer came from the service itself.
+reaction TURNED_AWAY is replaced by STOP, because the response came from the service itself.
 """
 
 from __future__ import annotations

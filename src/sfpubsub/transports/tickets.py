@@ -1,4 +1,4 @@
-"""Futures of the commits that the service has not answered yet."""
+"""Futures of the commits that the service has neither confirmed nor rejected yet."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class StartPosition:
 
     @classmethod
     def latest(cls) -> StartPosition:
-        """Return the position that begins with the events published from now on."""
+        """Return the start position for events that are published after the stream opens."""
         return cls(ReplayPreset.LATEST)
 
     @classmethod
@@ -123,7 +123,7 @@ class StartPosition:
 
     @classmethod
     def after(cls, replay_id: ReplayId) -> StartPosition:
-        """Return the position that begins with the first event after *replay_id*."""
+        """Return the start position immediately after *replay_id*."""
         return cls(ReplayPreset.CUSTOM, replay_id)
 
     def __str__(self) -> str:

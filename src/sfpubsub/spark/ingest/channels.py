@@ -94,7 +94,7 @@ class ChannelEvent(Event):
         return _milliseconds(self._message.created_date)
 
     def facts_and_json(self) -> tuple[int | None, None, str]:
-        """Return `event_time`, None in place of a change event header, and the JSON payload."""
+        """Return `event_time`, None (there is no change event header), and the JSON payload."""
         return self.event_time, None, self.raw.payload.decode()
 
     @property
@@ -282,7 +282,7 @@ class ChannelSubscription:
         )
 
     def _receive(self, timeout: float | None) -> StreamingMessage | None:
-        """Return the next message; None after a timeout, a lost connection or a new epoch.
+        """Return the next message; None on a timeout, a lost connection or a new epoch.
 
         An epoch starts when the position is rejected and there is a fallback; without a fallback, a
         rejection raises ReplayIdRejectedError.

@@ -122,11 +122,10 @@ class IngestJob:
             its own ``with`` block has drained it, `settle` records what the drain committed.
         writer: Writer of the table.
         sidecars: Stores gaps and commits; None to store neither.
-        batch_events: Number of events at which a batch is written. The last response of the batch
-            may exceed it.
-        batch_bytes: Payload bytes at which a batch is written. The last response of the batch may
-            exceed this number.
-        batch_seconds: Seconds after the first event of a batch at which the batch is written.
+        batch_events: A batch is written once it has at least this many events. Responses are not
+            split, so it may have more.
+        batch_bytes: A batch is also written once its payloads have at least this many bytes.
+        batch_seconds: A batch is also written this many seconds after its first event.
         max_events: Stop after exactly this many received events, including duplicates; None means
             no limit. Further events of the last response are not acked and will be redelivered.
         idle_timeout: Stop when the open stream has received nothing for this many seconds; None for
@@ -401,7 +400,7 @@ class IngestJob:
             _log.warning("%s", second)
 
     def _note_confirmed(self, health: Health) -> None:
-        """Add the writes whose position is now safe to the commit log."""
+        """Add to the commit log the writes whose position is now safe."""
         commit = self._unconfirmed.confirmed(health.confirmed, health.committed)
         if commit is not None and self._sidecars is not None:
             self._sidecars.keep_commit(commit)

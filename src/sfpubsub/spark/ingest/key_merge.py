@@ -35,7 +35,7 @@ def runs_to_merge(runs: Sequence[KeyRun], *, most: int, longest: float) -> list[
 
 
 def _split(runs: Sequence[KeyRun], size: int) -> list[list[KeyRun]]:
-    """Split *runs* at those in a size class above *size*; return the groups between them."""
+    """Return the groups of adjacent *runs* whose size class is at most *size*."""
     parts: list[list[KeyRun]] = [[]]
     for run in runs:
         if _size_class(run) <= size:
@@ -71,7 +71,7 @@ def _size_class(run: KeyRun) -> int:
 
 
 class Merge:
-    """Merges several `KeyRun` files into one in steps, each for the next part of the key range."""
+    """Merges several `KeyRun` files into one. Each step merges the next part of the key range."""
 
     def __init__(self, inputs: list[KeyRun], output: RunWriter) -> None:
         self.inputs = inputs

@@ -76,7 +76,7 @@ class Sought:
         joined = b"".join(keys)
         if len(joined) != len(keys) * KEY_BYTES:
             raise ValueError(
-                f"a dedupe key must have {KEY_BYTES} bytes: {len(keys)} keys have {len(joined)}"
+                f"a dedupe key must have {KEY_BYTES} bytes, but {len(keys)} keys have {len(joined)}"
             )
         halves = np.frombuffer(joined, "<u8").reshape(-1, 2)
         self.heads: Numbers = np.ascontiguousarray(halves[:, 0])
@@ -99,12 +99,12 @@ class RunEntry:
 
     @property
     def start(self) -> float:
-        """Start of the first hour of the run's keys, in seconds since 1970 UTC."""
+        """Start of the hour of the oldest row in the run, in seconds since 1970 UTC."""
         return self.first_hour * HOUR
 
     @property
     def end(self) -> float:
-        """End of the last hour of the run's keys, in seconds since 1970 UTC."""
+        """End of the hour of the newest row in the run, in seconds since 1970 UTC."""
         return (self.last_hour + 1) * HOUR
 
 
@@ -154,7 +154,10 @@ class _Index:
 
 
 class KeyRun:
-    """One run, open for lookups. Not thread-safe. Create it with `RunWriter` or `open`."""
+    """A run (a sorted file of dedupe keys) that is open for lookups. Not thread-safe.
+
+    Create it with `RunWriter.finish` or `open`.
+    """
 
     def __init__(self, path: Path, entry: RunEntry, index: _Index, *, is_sure: bool) -> None:
         self.path = path
@@ -222,7 +225,7 @@ class KeyRun:
     def _compare(
         self, sought: Sought, candidates: npt.NDArray[np.intp]
     ) -> tuple[npt.NDArray[np.intp], Numbers]:
-        """Return the candidates found in the file, as indexes into *sought*, and their marks."""
+        """Return those *candidates* (indexes in *sought*) that are in the file, and their marks."""
         starts, ends = self._index.spans(sought.tops[candidates])
         # Compare all records that may match a key, and a few more. This is one read, whereas a
         # binary search would take seven steps that cost as much as one read each.
@@ -239,7 +242,8 @@ class KeyRun:
         If there is no such record, return the number of records.
 
         Args:
-            head: First half of a key as a number, or `HEADS`, which is greater than all of these.
+            head: First half of a key as a number. `HEADS` is greater than the first half of any
+                key.
         """
         if head >= HEADS:
             return len(self)

@@ -69,7 +69,7 @@ _MERGED_AT_ONCE = 1 << 16
 
 
 class Known(NamedTuple):
-    """The window's entry for a key."""
+    """What a `KeyWindow` stores for a key."""
 
     mark: int
     sure: bool
@@ -141,7 +141,7 @@ class KeyWindow:
 
     @property
     def covered(self) -> Covered | None:
-        """The newest row whose key is in the runs; None if unknown."""
+        """The newest row whose key is in the sorted runs on disk; None if unknown."""
         return self._covered
 
     @property
@@ -186,7 +186,7 @@ class KeyWindow:
         self._drop_merge()
 
     def load(self, keys: bytes, now: float) -> None:
-        """Add keys of existing rows while the table is loaded. Their marks contain only the hour.
+        """Add keys of rows that are read from the table. Their marks contain only the hour.
 
         Args:
             keys: The keys, concatenated.
@@ -212,12 +212,12 @@ class KeyWindow:
                 self._drop_surplus()
 
     def loaded(self, last: Covered | None, since: float) -> None:
-        """Finish loading: all keys up to the row *last* are in the window.
+        """Finish loading: the window now has the keys of all rows from the time *since* to *last*.
 
         Args:
             last: The last row; None if unknown, in which case the next process loads the table
                 again. Ignored unless `needs_cover` is true.
-            since: Rows written before this time were not loaded; seconds since 1970 UTC.
+            since: Rows written before this time were not loaded, in seconds since 1970 UTC.
 
         Raises:
             WriteError: The disk is full or failed.
@@ -402,7 +402,7 @@ class KeyWindow:
 
 
 def hour_of(time: float) -> int:
-    """Convert a time in seconds since 1970 UTC to whole hours since then."""
+    """Convert seconds since 1970 UTC to whole hours since 1970 UTC."""
     return int(time // HOUR)
 
 

@@ -55,8 +55,8 @@ class KnownEvents:
         """Return the time to record for a write of *rows*, in seconds since 1970 UTC.
 
         The time never decreases, because the day of a write determines where its rows are looked
-        up. If the time is well before the last recovery, because the clock was ahead then, the
-        window is loaded again.
+        up. If the time is well before that of the last `recover`, because the clock was ahead then,
+        the window is loaded again.
 
         Args:
             rows: Rows of a raw table.
@@ -75,7 +75,7 @@ class KnownEvents:
         return now
 
     def marks(self, rows: pa.Table, now: float) -> list[int]:
-        """Return the mark of each row for a write at *now*, in seconds since 1970 UTC."""
+        """Return the marks for *rows* written at *now*; see `dedupe.Marker.marks`."""
         return self._marker.marks(rows, now)
 
     def judge(self, rows: pa.Table, marks: list[int], now: float, *, is_live: bool) -> Verdict:

@@ -13,7 +13,7 @@ Ending: TypeAlias = Literal["idle", "caught-up", "max-events", "stopped"]
 
 @dataclass(frozen=True)
 class Progress:
-    """Counts and position of a job so far. The counts start at 0 when the job starts."""
+    """What a job has done since it started: counts, and the last position stored."""
 
     received: int = 0
     """Events processed: the sum of `rows`, `duplicates`, `set_aside` and `conflicts`."""

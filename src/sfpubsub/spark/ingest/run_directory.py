@@ -155,7 +155,10 @@ class RunDirectory:
             self._temporary = None
 
     def _writable(self) -> Path:
-        """Return the directory, creating and locking it if necessary."""
+        """Return the directory, creating and locking it if necessary.
+
+        If it cannot be used, return a temporary directory instead.
+        """
         if self._lock is None:
             try:
                 make_directory(self.path)

@@ -1,6 +1,7 @@
 """Select which events of several sources to write.
 
-Duplicates and conflicts are dropped, and the policy for undecodable events is applied.
+Duplicates are dropped, conflicts are returned separately, and the policy for undecodable events is
+applied.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Screened:
 
 
 def screen(parts: Sequence[Part], known: KnownEvents, undecodable: Undecodable) -> Screened:
-    """Select the rows of *parts* to write. Undecodable events are quarantined or logged here.
+    """Select the rows of *parts* to write, and apply the policy for undecodable events.
 
     Raises:
         WriteError: The table could not be read, or the quarantine could not be written.
@@ -120,7 +121,7 @@ def _part(
 
 
 def _share(verdict: Verdict, start: int, count: int) -> Verdict:
-    """Return the verdict for *count* rows from *start* on, with indexes relative to *start*."""
+    """Return the part of *verdict* for *count* rows from *start*; its indexes begin at 0."""
     end = start + count
     return Verdict(
         [index - start for index in verdict.new if start <= index < end],

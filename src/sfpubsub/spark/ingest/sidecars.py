@@ -219,7 +219,7 @@ class Sidecars:
                 files.replace(name, _line(record))
 
     def keep_commit(self, commit: Commit) -> None:
-        """Add a line to the commit log; do nothing if `open` was not called yet.
+        """Add a line to the commit log; do nothing if `open` has not been called.
 
         The line becomes durable within `COMMITS_EVERY` seconds if `flush_due` is called regularly,
         otherwise when `close` is called.

@@ -35,7 +35,7 @@ class Watched(Protocol):
     """The part of a subscription that progress messages need."""
 
     def health(self) -> Health:
-        """Return the subscription's current health, or the last one if it has ended."""
+        """Return the subscription's current health, or its last health if it has ended."""
         ...
 
 
@@ -93,8 +93,8 @@ class Streams:
 
         Raises:
             SfPubSubError: The error of the first job that failed. With several sources, the message
-                names the job's source. It is raised after all other jobs have ended. They are
-                stopped, unless *on_failure* is ``continue``, and their errors are logged.
+                names the job's source. It is raised after all jobs have ended. Depending on
+                *on_failure*, the first failure stops the other jobs. Their errors are logged.
         """
         for stream, thread in zip(self._streams, self._threads, strict=True):
             stream.is_running = True
@@ -126,7 +126,8 @@ class Streams:
     def join(self) -> None:
         """Wait for the jobs' threads to end, at most `_ABORT_TIMEOUT` seconds for each.
 
-        Call it after the subscriptions were aborted. Threads that are still running are abandoned.
+        Call it after the subscriptions have been aborted. Threads that have not ended by then are
+        abandoned.
         """
         for thread in self._threads:
             if thread.ident is not None:  # it was started

@@ -71,7 +71,7 @@ class PartsWriter(Protocol):
 
 @dataclass(eq=False)
 class _Waiting:
-    """A source's `screening.Part` that is waiting to be written, and later the result."""
+    """A source's `screening.Part` that is waiting to be written and, once written, its result."""
 
     part: Part
     since: float
@@ -80,7 +80,7 @@ class _Waiting:
 
 @dataclass
 class _Moves:
-    """Positions to store without events, which are waiting for the next write."""
+    """Positions without events that are waiting to be stored with the next write."""
 
     positions: dict[str, ReplayId] = field(default_factory=dict)
     since: float = 0.0
@@ -161,7 +161,7 @@ class Together:
             self._moves.positions[source] = position
 
     def flush_due(self) -> None:
-        """Write the recorded positions if the oldest was recorded `MOVE_AFTER` seconds ago.
+        """Write the recorded positions if the oldest is at least `MOVE_AFTER` seconds old.
 
         Otherwise the call is cheap. If another thread is writing, the positions are written by the
         next call or with the next write.

@@ -42,9 +42,9 @@ class Undecodable:
         self._quarantine = quarantine
 
     def keeps(self, bad: Sequence[Row]) -> bool:
-        """Apply the policy, and return whether to write the rows of *bad*, without JSON.
+        """Apply the policy to undecodable rows. Return whether to write them, without JSON.
 
-        If the result is False, the events were quarantined or skipped. Each event is logged as an
+        If the result is False, their events were quarantined or skipped. Each event is logged as an
         error.
 
         Raises:

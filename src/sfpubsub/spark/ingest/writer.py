@@ -71,7 +71,8 @@ class EventWriter:
             bytes of disk. If there are more, the oldest are dropped. Events as old as those are
             looked up in the table, which takes longer.
         staging: With parquet: directory for staging and sidecars, on the table's file system and
-            outside the table. None keeps the current directory, or for a new table the default one.
+            outside the table. None keeps the directory of an existing table, and selects the
+            default for a new one.
         clock: Returns the time in seconds since 1970 UTC, which determines the window and the day
             of a batch.
         on_undecodable: What to do with an event that cannot be decoded. ``keep``: write its row
@@ -151,8 +152,9 @@ class EventWriter:
         """Write the events of *batches* durably, each exactly once.
 
         1. Decode the events.
-        2. Drop duplicates, which are found within these batches, in the window, or in the table. A
-           single lookup in the table covers all events that the window cannot classify (dedupe.py).
+        2. Drop duplicates, which are found within these batches, in the dedupe window, or in the
+           table. A single lookup in the table covers all events that the window cannot classify
+           (dedupe.py).
         3. Apply *on_undecodable* to the events that cannot be decoded: by default, their rows have
            no JSON; with ``quarantine``, they are stored durably in *quarantine*, not in the table.
         4. Store conflicts (the id of another event, but a different payload) durably in their
@@ -268,8 +270,8 @@ class EventWriter:
                 source. They may come from any subscription.
             name: A streaming query's name for these rows. It becomes part of the transaction. If
                 one of the table's last 32 batches has the same name, nothing is written, because
-                the rows are already in the table. Rows without a name may be of any age, so a
-                larger part of the table is searched for them.
+                the rows are already in the table. Without a name, the rows may be of any age, so
+                a larger part of the table is searched for them.
             schemas: The Avro schemas of the rows as JSON text, by id. They are stored durably
                 before the rows. Rows whose schema is neither here nor in ``schema_json`` nor in the
                 sidecar are written with a warning, because typed tables need the schema.
@@ -474,8 +476,8 @@ class EventWriter:
     def _note_restored(self, sources: Sequence[Source], last: Mapping[str, ReplayId]) -> None:
         """Log that the table was restored, and record a gap for each managed subscription.
 
-        The service does not deliver the removed events of managed subscriptions again. Other
-        sources resume after their newest remaining rows.
+        The service does not redeliver the removed events of managed subscriptions. Other sources
+        resume after their newest remaining rows.
         """
         gaps = [
             Gap("restored", source.name, after=last.get(source.name))

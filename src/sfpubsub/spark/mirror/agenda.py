@@ -25,7 +25,8 @@ class Agenda:
     Args:
         refresh_formulas: Interval in seconds at which objects with formula fields are reread; 0 for
             never.
-        sweep: Interval in seconds at which the ids in org and table are compared; 0 for never.
+        sweep: Interval in seconds at which the ids in the org and the table are compared; 0 for
+            never.
     """
 
     def __init__(self, refresh_formulas: float, sweep: float) -> None:
@@ -61,9 +62,7 @@ class Agenda:
     def to_sweep(self, accounts: Iterable[tuple[str, Account]], now: float) -> str | None:
         """Return the name of an object whose ids are due for comparison with the org.
 
-        Return None if there is no such object.
-
-        A read of the whole object counts as a comparison.
+        Return None if no object is due. A read of the whole object counts as a comparison.
 
         Args:
             accounts: Names of the objects, each with its progress.

@@ -30,7 +30,7 @@ from sfpubsub.spark.tables.records import Fields
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of one object, except its id. Immutable."""
+    """The columns of one object's table, except for the record id. Immutable."""
 
     entity: str
     columns: tuple[Column, ...]
@@ -151,7 +151,7 @@ class Columns:
         return cls(found["entity"], tuple(columns))
 
     def _of(self, field: str) -> list[Column]:
-        """Return the columns of a field, beginning with those from the describe result."""
+        """Return the columns of a field; those from the describe result come first."""
         own = [each for each in self.columns if each.field.lower() == field.lower()]
         return sorted(own, key=lambda each: not each.described)
 
@@ -161,7 +161,7 @@ def _metadata(column: Column) -> dict[str, str] | None:
 
 
 def _take(columns: list[Column], new: Column) -> None:
-    """Add the column *new*, or update the existing column that can store its values."""
+    """Add the column *new*, or extend a column of the same field to store its values too."""
     for name in names_of(pa.field(new.name, new.type)):
         number = number_of(columns, name)
         if number is None:

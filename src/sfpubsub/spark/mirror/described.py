@@ -81,7 +81,7 @@ class Column:
 
 
 def described(description: ObjectDescription) -> Iterator[Column]:
-    """Yield the columns of all readable fields; components of a compound field share one."""
+    """Yield the columns of all readable fields; a compound field's components share a column."""
     parts: dict[str, list[FieldDescription]] = {}
     for field in description.fields:
         if compound := _compound_of(description, field):

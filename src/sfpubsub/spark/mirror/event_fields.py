@@ -31,7 +31,7 @@ class Source:
 
     @property
     def whole(self) -> tuple[tuple[str, ...], pa.DataType] | None:
-        """Path and type of the field's undivided value; None if it has only components.
+        """Path and type of the field's single value; None if it is stored only as components.
 
         For a union, such as a name that is a text or a struct, this is the first member that is not
         a struct.
@@ -191,7 +191,7 @@ def sql_of(column: Column, source: Source) -> str:
 
 def _whole(source: Source) -> tuple[tuple[str, ...], pa.DataType]:
     if source.whole is None:
-        raise AssertionError(f"{source.name} has only components, so it has no undivided value")
+        raise AssertionError(f"{source.name} is stored only as components")
     return source.whole
 
 

@@ -44,7 +44,7 @@ class Fetching:
     """Runs at most one read at a time in a background thread. A context manager; not thread-safe.
 
     Args:
-        stopping: Event that is set when the job stops, by the caller or by leaving the context.
+        stopping: Event that stops the reads. It is set by the caller, or when the context is left.
     """
 
     def __init__(self, stopping: threading.Event) -> None:
@@ -91,11 +91,11 @@ class Fetching:
         self._last.pop(entity, None)
 
     def left(self, entity: str, markers: Iterable[Marker], merged: int) -> None:
-        """Restore the state of an object's reads that an earlier process left in the object's log.
+        """Restore the state of an object's reads from the log that an earlier process left.
 
         Args:
             entity: The object.
-            markers: Markers of all pieces in its log, in order.
+            markers: Markers of all pieces in the object's log, in order.
             merged: Number of the newest piece that is already merged.
         """
         for marker in markers:
@@ -136,7 +136,7 @@ class Fetching:
         """Remove the waiting pieces of one read; return its object and the markers of the pieces.
 
         All waiting pieces of the read are returned, because merging several pieces costs little
-        more than merging one. None is returned if no pieces are waiting.
+        more than merging one. Return None if no pieces are waiting.
         """
         if not self._ready:
             return None

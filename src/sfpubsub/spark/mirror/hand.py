@@ -83,7 +83,8 @@ class Hand:
         """Apply the next events, and return whether there were any.
 
         Args:
-            written: A counter that increases with each write to the raw table.
+            written: Counter that increases with each write to the raw table. After a call that
+                found no events, the table is usually not read until the counter changes.
 
         Raises:
             WriteError: The step failed.
@@ -123,7 +124,7 @@ class Hand:
         return written == self._written and not self._engine.is_waiting
 
     def worth(self) -> AsOf | None:
-        """Return the as-of of a read that would begin now; None if it has to wait (`as_of`)."""
+        """Return the as-of of a read that begins now; None if it is too early for one (`as_of`)."""
         return as_of(self._notes, self._clock(), self._margin)
 
     def laid(self) -> int:

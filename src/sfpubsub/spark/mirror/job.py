@@ -204,7 +204,10 @@ class Mirror:
             self._stopping.wait(_POLL)
 
     def begin(self) -> None:
-        """Complete a crashed process's unfinished step, and queue its reads' unmerged pieces."""
+        """Resume the work of an earlier process.
+
+        Complete its unfinished step, and queue the pieces of its reads that are not merged yet.
+        """
         self._hand.finish()
         for name in self._objects:
             markers = self._logs[name].markers()
@@ -287,7 +290,9 @@ class Mirror:
             try:
                 self._answer(signal)
             except (ConfigurationError, RequestRefusedError, PermissionDeniedError) as error:
-                _log.warning("the signal cannot be carried out and is skipped: %s", error)
+                _log.warning(
+                    "a signal to the mirror cannot be carried out and is skipped: %s", error
+                )
             self._signals.done(signal)
 
     def _answer(self, signal: Signal) -> None:
@@ -428,7 +433,10 @@ class Mirror:
         _log.warning("retrying requests to the org in %.0f s: %s", seconds, error)
 
     def _merge_next(self) -> bool:
-        """Merge the waiting pieces of one read. Return whether there were any."""
+        """Merge the waiting pieces of one read, or compare the ids of a complete sweep.
+
+        Return whether any pieces were waiting.
+        """
         found = self._fetching.take()
         if found is None:
             return False

@@ -22,7 +22,7 @@ from sfpubsub.spark.tables.target import Target
 
 @dataclass
 class Account:
-    """The progress of one object."""
+    """The progress of one object: its last merged read and its last comparison with the org."""
 
     merged: int = 0
     """Number of the newest log piece that was merged."""
@@ -36,17 +36,20 @@ class Account:
     """Time of the last comparison of ids, in seconds since 1970 UTC; None before the first."""
 
     def is_through(self, last: Marker) -> bool:
-        """Return whether a read is complete, assuming that all its pieces are merged.
+        """Return whether nothing is left to do for a read whose pieces are all merged.
+
+        After the final piece of a read of the whole object, one more step handles the records that
+        the read did not return.
 
         Args:
-            last: Marker of the read's last piece.
+            last: Marker of the read's newest piece.
         """
         if last.kind != "object" or not last.is_last:
             return True
         return self.newest is not None and self.newest.as_of == last.as_of
 
     def take(self, note: Note) -> None:
-        """Update the progress from *note*, the note of the object's next step."""
+        """Update the progress from a note about the object. Pass notes in order of their steps."""
         if isinstance(note, Merge):
             self.merged = max(self.merged, note.last)
             if note.is_last:
@@ -73,10 +76,11 @@ class Ledger:
             self.take(note_of(json.loads(row["plan"])["note"]))
 
     def calls(self, since: float) -> list[tuple[float, int]]:
-        """Return pairs of a time, in seconds since 1970 UTC, and a number of requests to the org.
+        """Return the requests made to the org, as pairs of a time and a number of requests.
 
         Args:
-            since: Only requests recorded after this time, in seconds since 1970 UTC.
+            since: Only requests recorded after this time are returned. All times are in seconds
+                since 1970 UTC.
         """
         if not self._steps.exists():
             return []
@@ -88,9 +92,12 @@ class Ledger:
         return [(row["at"], row["calls"]) for row in found]
 
     def of(self, entity: str) -> Account:
-        """Return the account of an object, which is empty if no step has recorded progress."""
+        """Return the progress of an object; an empty `Account` if no step has recorded any."""
         return self._accounts.setdefault(entity, Account())
 
     def take(self, note: Note) -> None:
-        """Update the progress of the object named in *note*, the note of the next step."""
+        """Update the progress of the object that *note* names.
+
+        Pass the notes in order of their steps.
+        """
         self.of(note.entity).take(note)

@@ -49,7 +49,7 @@ _FACTS = {"kind": "reads"}
 
 @dataclass(frozen=True)
 class Marker:
-    """Metadata of a piece, such as its as-of and the position at which its read continues."""
+    """Metadata of a piece of a read, such as its as-of and where the read continues after it."""
 
     read: int
     """Number of the read's first piece, which identifies the read."""
@@ -166,7 +166,7 @@ class ReadLog:
         return self._table.columns()
 
     def clear(self, last: int) -> None:
-        """Remove all pieces up to and including *last*, unless they were already removed."""
+        """Remove the pieces up to number *last* (inclusive), unless they were already removed."""
         if last <= self._cleared or not self._table.exists():
             return
         if self._table.read().where(f.col("_piece") <= last).limit(1).count():

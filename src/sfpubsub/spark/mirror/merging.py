@@ -11,9 +11,9 @@ event that the row already contains is harmless: each of its fields is set again
 that changed the field, up to the value in the row. A text diff that the row already contains does
 not match, and is skipped.
 
-**An entry.** Changes that events do not name can be reverted this way, because the row may be
-older. Every such change has a queue entry, which is closed only by a read that began one margin
-after it (`reads.heals`).
+**An entry.** Events do not name the fields of every change. A read's row that is older than such a
+change reverts it. So every such change has a queue entry, which is closed only by a read that began
+at least one margin later (`reads.heals`).
 
 **Absence.** A record that a read does not return counts as deleted only if no event about it
 arrived after the as-of. Otherwise it may have been created or restored since.
@@ -47,7 +47,7 @@ class Mirrored:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The new state of one record, and the changes to the queue."""
+    """The new state of one record, and the changes to the reread queue."""
 
     mirrored: Mirrored | None
     """The new state; None if nothing is known about the record."""
@@ -76,7 +76,7 @@ def lay(
         record_id: Id of the record.
         mirrored: The state known so far; None for an unknown record.
         changes: The record's changes, in order of arrival.
-        about_all: Cues from the same raw rows that concern all records, including this one.
+        about_all: Reasons, found in the same raw rows, to reread all records, including this one.
         newest: See `is_outdated`. A change older than this read is late even if the read did not
             return the record, because the record may have been deleted.
     """
@@ -107,8 +107,8 @@ def merge_row(
         mirrored: The state known so far; None for an unknown record.
         read: The read.
         row: The returned row.
-        changes: All changes of the record that arrived after the read's as-of point and were
-            already applied, in order of arrival. The caller must repeat the read instead if some of
+        changes: All changes of the record that arrived after the read's as-of and were already
+            applied, in order of arrival. The caller must repeat the read instead if some of
             their raw rows no longer exist.
         entries: Open entries that concern the record.
         newest: See `is_outdated`.
@@ -208,8 +208,8 @@ def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
     """Return *record* with its position in the order of changes (`Change.order`).
 
     It is the position of *read* or, if that is later, the record's previous position in *mirrored*.
-    The previous position is ignored if it is that of an event after the as-of, because such events
-    are applied again. A change that arrives later but precedes the position is late.
+    The previous position is ignored if it is that of an event after the read's as-of, because such
+    events are applied again. A change that precedes the position but arrives later is late.
     """
     placed = replace(
         record,

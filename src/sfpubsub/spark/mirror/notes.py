@@ -1,8 +1,8 @@
-"""Notes: instructions for a mirror's steps that process no raw rows, stored in the steps' plans.
+"""Notes: the instructions for those steps of a mirror that process no raw rows.
 
-See `StepPlan.note` (tables/steps.py). This module is pure: no Spark, no I/O. A note contains
-everything that the outcome of a step depends on, except the tables. The next process can therefore
-repeat an interrupted step.
+The plan of such a step stores its note (`StepPlan.note` in tables/steps.py). The note contains
+everything that the outcome of the step depends on, except the tables. The next process can
+therefore repeat an interrupted step. This module is pure: no Spark, no I/O.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from sfpubsub.spark.tables.records import Reason
 class Merge:
     """Note of a step that merges some pieces of a read from the read log (log.py).
 
-    After all pieces, one more note, with `is_last`, handles the records that the read did not
-    return: they may have been deleted.
+    After all pieces of a read of a whole object, one more note, with `is_last`, handles the records
+    that the read did not return: they may have been deleted.
     """
 
     entity: str
@@ -49,7 +49,7 @@ class Merge:
     """With `is_last`: the fields that the read selected."""
 
     def to_note(self) -> dict[str, Any]:
-        """Return the note in the form stored in a plan."""
+        """Convert the note to the dictionary that the step's plan stores (`StepPlan.note`)."""
         return {
             **vars(self),
             "do": "merge",
@@ -72,7 +72,7 @@ class Ask:
     calls: int = 0
 
     def to_note(self) -> dict[str, Any]:
-        """Return the note in the form stored in a plan."""
+        """Convert the note to the dictionary that the step's plan stores (`StepPlan.note`)."""
         return {**vars(self), "do": "ask", "reason": str(self.reason)}
 
 
@@ -91,7 +91,7 @@ class Sweep:
     calls: int = 0
 
     def to_note(self) -> dict[str, Any]:
-        """Return the note in the form stored in a plan."""
+        """Convert the note to the dictionary that the step's plan stores (`StepPlan.note`)."""
         return {**vars(self), "do": "sweep"}
 
 
@@ -99,7 +99,7 @@ Note = Merge | Ask | Sweep
 
 
 def note_of(found: Mapping[str, Any]) -> Note:
-    """Parse a note stored in a plan."""
+    """Convert a dictionary stored in a step's plan (`StepPlan.note`) to a note."""
     values = {name: value for name, value in found.items() if name != "do"}
     if found["do"] == "merge":
         values["read"] = _read_of(values["read"])

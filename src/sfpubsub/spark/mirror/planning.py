@@ -35,12 +35,13 @@ def next_read(
     objects: Sequence[str],
     as_of: AsOf | None,
 ) -> Wanted | None:
-    """Return a read that would close a queue entry if it began now; None if no read would.
+    """Return a read that would close a queue entry if it began now; None if there is none.
 
     Args:
         entries: Open entries by object.
         objects: Objects in the order of reading.
-        as_of: As-of of a read that begins now; None if the margin has not passed yet.
+        as_of: What a read that begins now is guaranteed to contain (`reads.as_of`); None if it is
+            too early for a read.
     """
     if as_of is None:
         return None

@@ -1,7 +1,7 @@
 """The reread queue of a mirror, which contains only open entries.
 
 An entry is a reason to read one or more records again from the org (`reads.Entry`). It is durable
-before the row that it concerns is changed, and is removed only after a read that closes it was
+before the row that it concerns is changed, and is removed only after a read that closes it has been
 merged. So a crash can leave an extra entry, but never lose one. A step (tables/steps.py) changes
 the table at most twice, with the version numbers 2 * step and 2 * step + 1. This module only stores
 the queue: its callers decide which entries to add and remove.
@@ -118,7 +118,7 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
 def entry_row(
     entity: str, record_id: str | None, cue: Cue, step: int, *, asked: bool = False
 ) -> dict[str, Any]:
-    """Return the queue row for *cue*.
+    """Return a row of the reread queue.
 
     Args:
         entity: The object.

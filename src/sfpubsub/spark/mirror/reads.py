@@ -29,7 +29,10 @@ _NO_DOUBT = (Reason.ASKED, Reason.FORMULA, Reason.SWEEP)
 
 @dataclass(frozen=True, slots=True, order=True)
 class AsOf:
-    """The state that had been applied at one moment. Later states compare as greater or equal."""
+    """How far the mirror's tables had been updated at one moment.
+
+    A later `AsOf` never compares as less than an earlier one.
+    """
 
     ingest_seq: int
     """``ingest_seq`` of the newest raw row that had been applied; -1 before the first."""
@@ -52,11 +55,12 @@ class Noted:
 
 
 def as_of(notes: Iterable[Noted], sent: float, margin: float) -> AsOf | None:
-    """Return the as-of of a read: the newest state that was durable one margin before the request.
+    """Return the as-of of a read: the newest state that was durable *margin* seconds before it.
 
     Args:
         notes: The states that this process has recorded, with their times.
-        sent: When the request is sent, or a Bulk job is created, by the clock of *notes*.
+        sent: When the read's request is sent or its Bulk job is created, on the same clock as
+            `Noted.time`.
         margin: Maximum time in seconds by which responses lag behind the event bus.
 
     Returns:
@@ -113,7 +117,7 @@ class Entry:
 
     @property
     def is_about_all(self) -> bool:
-        """Whether the entry concerns all records of the object, or all with an id prefix."""
+        """Whether the entry concerns all records of the object, or all whose ids have a prefix."""
         return self.record_id is None or self.record_id.endswith("*")
 
     @property
@@ -122,7 +126,7 @@ class Entry:
         return self.cue.reason not in _NO_DOUBT
 
     def concerns(self, record_id: str) -> bool:
-        """Return whether the entry concerns a record, alone or among others."""
+        """Return whether the entry concerns the record *record_id*, alone or among others."""
         if self.is_about_all:
             return record_id.startswith((self.record_id or "").rstrip("*"))
         return self.record_id == record_id

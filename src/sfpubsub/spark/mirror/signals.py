@@ -16,7 +16,7 @@ class Signals:
 
     Args:
         mailbox: Mailbox with the signals.
-        reader: Finds the records that match a condition.
+        reader: Finds the records that match the condition of a signal.
     """
 
     def __init__(self, mailbox: Mailbox, reader: OrgReader) -> None:
@@ -50,7 +50,8 @@ class Signals:
     def ids(self, signal: Signal) -> tuple[str, ...] | None:
         """Return the ids of the records that a signal concerns; None for all records of the object.
 
-        If the condition matches more than `MOST_IDS` records, all records are reread.
+        If the signal's condition matches more than `MOST_IDS` records, None is returned, so all
+        records are reread.
         """
         if signal.where is None:
             return None

@@ -18,8 +18,8 @@ _ORDER = ("commit_timestamp", "commit_number", "sequence_number")
 class Since:
     """Finds the greatest `Change.order` of an object's events up to a raw row. Not thread-safe.
 
-    Scans only events added since the previous call, so the cost depends on the number of new
-    events.
+    Usually scans only the events added since the previous call, so the cost depends on their
+    number.
     """
 
     def __init__(self, tables: MirrorTables) -> None:
@@ -27,7 +27,7 @@ class Since:
         self._known: dict[str, tuple[int, Order | None]] = {}
 
     def of(self, entity: str, last: int) -> Order | None:
-        """Return the greatest `Change.order` of an object's events; None if it has no events.
+        """Return the greatest `Change.order` of an object's events; None if no event has one.
 
         Args:
             entity: The object.

@@ -276,6 +276,10 @@ class _AnchoredStore(TableReplayStore):
     """Stores positions in the raw table.
 
     Makes the first position durable immediately, because the mirror waits for it.
+
+    Args:
+        member: The writer of the source's events.
+        start: Where to start if the table has no position yet.
     """
 
     def __init__(self, member: Member, start: StartPosition) -> None:
@@ -284,13 +288,13 @@ class _AnchoredStore(TableReplayStore):
         self._start = start
 
     def get(self, topic: str) -> StartPosition:
-        """See `TableReplayStore`."""
+        """Return where to resume: after the stored position, or else at the given start."""
         if self._member.positions.get(topic) is None:
             return self._start
         return super().get(topic)
 
     def set(self, topic: str, replay_id: ReplayId) -> None:
-        """See `TableReplayStore`."""
+        """Like `TableReplayStore.set`, but the first position is durable on return."""
         is_first = self._member.positions.get(topic) is None
         super().set(topic, replay_id)
         if is_first:

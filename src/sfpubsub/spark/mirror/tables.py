@@ -263,7 +263,7 @@ class MirrorTables:
         entries: Sequence[Mapping[str, Any]],
         _plan: Plan | None,
     ) -> tuple[DataFrame | None, DataFrame | None]:
-        """Return the merge results for records missing from an object's read; see `_returned`."""
+        """Return the merge results for records missing from a read, in the form of `_returned`."""
         as_of = note.read.as_of
         before = (
             f"`_read` IS NULL OR `_read`.ingest_seq < {as_of.ingest_seq} OR "
@@ -315,7 +315,7 @@ class MirrorTables:
             self._take(found, number, merged=found.marked(f.lit(str(note.reason))))
 
     def _sweep(self, note: Sweep, number: int) -> None:
-        """Queue the records that are only in the table or only in the org."""
+        """Queue for rereading the records that are only in the table or only in the org."""
         found = self._objects[note.entity]
         swept = self.log(note.entity).rows(note.first, note.last).select("record_id")
         live = found.table.read().where("NOT _is_deleted").select("record_id")
@@ -416,6 +416,6 @@ def _cue_rows(entity: str, merged: DataFrame, number: int) -> list[dict[str, Any
 
 
 def _row_about(entity: str, about: ObjectCue, number: int) -> dict[str, Any]:
-    """Return the queue row for a cue that concerns many records."""
+    """Return the queue row for *about*, a reason to reread many records."""
     record_id = f"{about.prefix}*" if about.prefix else None
     return entry_row(entity, record_id, about.cue, number)

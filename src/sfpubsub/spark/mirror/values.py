@@ -29,7 +29,7 @@ _BLOCK = 16 * 1024 * 1024
 
 
 def of_json(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Convert rows of a query or of a read by id to a table with ``record_id`` first.
+    """Convert the rows of a query or a read by id to a table; its first column is ``record_id``.
 
     Args:
         columns: The table's columns.
@@ -55,7 +55,7 @@ def flags_of(texts: pa.ChunkedArray | None, count: int) -> pa.Array:
 def of_csv(
     columns: Columns, file: BinaryIO, names: Sequence[str], *, has_header: bool
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Convert a page of Bulk results block by block to tables with ``record_id`` first.
+    """Convert a page of Bulk results to tables, block by block, with ``record_id`` first.
 
     Args:
         columns: The table's columns.

@@ -276,9 +276,9 @@ class _Sides:
         return datetime.fromisoformat(changed) >= self.recent_since
 
     def _gone(self, record_id: str) -> Why | None:
-        """Return why the org does not return a record: it was purged, or deleted recently.
+        """Return why the org lacks a record of the table: it was purged, or was changed recently.
 
-        None if the record is in the Recycle Bin but was not changed recently.
+        None if neither is the case: it is in the Recycle Bin, and its last change is not recent.
         """
         if record_id not in self._deleted:
             return Why.PURGED
@@ -340,7 +340,7 @@ def _chunks(ids: Sequence[str], size: int) -> Iterator[list[str]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a compound value without unset members."""
+    """Return a value; if it is a compound value, without its null members."""
     if isinstance(value, dict):
         return none_if_empty({name: each for name, each in value.items() if each is not None})
     return value
