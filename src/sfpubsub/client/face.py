@@ -35,7 +35,7 @@ COMMIT_TIMEOUT = 60.0
 
 
 class Stoppable(Protocol):
-    """The part of a handler's run that `drain` uses."""
+    """A run of a handler, as far as `drain` needs to know it: a `Runner` or an `AsyncRunner`."""
 
     def check_caller(self) -> None:
         """Raise an error if the current thread or task belongs to the run.
@@ -181,7 +181,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """In the ``with`` block, suppress the subscription's failure if it was raised before."""
+        """In the ``with`` block, suppress the subscription's failure if it was already raised."""
         told = self._failure_is_told
         try:
             yield

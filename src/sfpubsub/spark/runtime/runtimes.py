@@ -215,10 +215,10 @@ def check_file_system(spark: SparkSession, url: str) -> None:
     except Py4JJavaError as error:
         artifact = _FILE_SYSTEMS.get(scheme)
         version = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
-        jars = f"--packages {artifact}:{version}" if artifact else "--packages with its jars"
+        jars = f"--packages {artifact}:{version}" if artifact else "--packages and the jars for it"
         raise ConfigurationError(
-            f"spark has no file system for {scheme} ({error.java_exception.toString()}): add "
-            f"{jars}, or set spark.jars.packages in your own session"
+            f"spark has no file system for {scheme} ({error.java_exception.toString()}): start "
+            f"spark-submit with {jars}, or set spark.jars.packages in your own session"
         ) from error
 
 

@@ -160,10 +160,10 @@ class Feed:
 class Horizon:
     """Detects when all events published before its creation have been read.
 
-    This works even if events keep arriving. A second stream is opened at LATEST. The first event on
-    that stream was published later, and the reading stream receives the same event. If nothing more
-    is published, the second stream receives no event; then the reading stream becomes idle or
-    receives a keepalive.
+    This works even if events keep arriving. A second stream is opened at LATEST, whose first event
+    was therefore published later. Reading is complete once the stream that is being read receives
+    the same event. If nothing more is published, the second stream receives no event; then the
+    stream that is being read becomes idle or receives a keepalive.
 
     Args:
         client: The client; `close` leaves it open.

@@ -155,7 +155,7 @@ def refuse_credential(name: str, value: str) -> None:
     """Check that an option is neither a credential nor a connection setting.
 
     Raises:
-        ConfigurationError: The name or value looks like a credential, or the name is that of a
+        ConfigurationError: The name or value looks like a credential, or the option is a
             connection setting.
     """
     plain = re.sub(r"[^a-z0-9]", "", name.lower())

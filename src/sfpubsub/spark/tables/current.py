@@ -305,9 +305,10 @@ def _nulls(names: Iterable[str]) -> list[str]:
 
 
 def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
-    """Return, for each object, the reasons to reread all its records or those with an id prefix.
+    """Return, for each object, the reasons to reread many of its records.
 
-    This runs one Spark job.
+    A reason applies to all records, or to those whose ids begin with a prefix. This runs one Spark
+    job.
 
     Args:
         rows: The typed rows of each object, or None for an object whose result is to be empty.
@@ -332,10 +333,10 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
 
 
 def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
-    """Return cues for the change events of a step that could not be decoded, by event type.
+    """Return reasons to reread records, because change events of a step could not be decoded.
 
-    There is one cue for each event. It concerns all records of the object, because the event may
-    be about any of them.
+    There is one reason per event, grouped by event type. Each applies to all records of the object,
+    because the event may be about any of them.
     """
     table = target.table(UNDECODABLE_NAME)
     if step.plan.kind != "rows" or table.step() != step.plan.number:
@@ -354,7 +355,7 @@ def _cues(
 ) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
     """Return the queue rows of a step, and the times between which commit numbers restarted.
 
-    The folds of all objects are computed in one Spark job.
+    One Spark job computes them for all objects.
     """
     columns = ("record_id", *_CUE_COLUMNS, "_kind", *VALIDITY.names)
     wanted = f.col("_kind").isin(CUE, RENUMBERED)

@@ -226,7 +226,8 @@ class IcebergTargetTable(LoggedTargetTable):
     def _publish(self, staged: int, step: int, operations: Any) -> bool:
         """Publish the snapshot *staged*; return False if the table has changed in the meantime.
 
-        In that case, the snapshot stays on no branch, and the change has to be staged again.
+        If it has, the snapshot does not become part of any branch, and the change must be staged
+        again.
         """
         return published(
             self._spark,

@@ -85,7 +85,7 @@ class ParquetTarget(Target):
             except OSError as error:
                 raise WriteError(
                     f"a committed step of {self.path} was not published: {error}; correct the "
-                    f"cause, and start again, which publishes it first"
+                    f"cause and start again: the step is then published first"
                 ) from error
             shutil.rmtree(self.path / STAGING_NAME, ignore_errors=True)
             unless_done.pop_all()

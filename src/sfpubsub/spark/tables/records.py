@@ -226,11 +226,14 @@ class ObjectCue:
 
     @classmethod
     def of(cls, record_id: str | None, change: Cue) -> ObjectCue | None:
-        """Return the cue for an event about many records; None if it concerns only *record_id*.
+        """Return the cue for all records that *record_id* stands for; None if it is a full id.
+
+        For an overflow event, the cue applies to all records of the object, whatever the id.
 
         Args:
-            record_id: One of the event's record ids; None if the event has no ids.
-            change: The cue, with the reason `Reason.GAP`.
+            record_id: One of the event's record ids, or a prefix such as ``001*``; None if the
+                event has no ids, which stands for all records of the object.
+            change: A cue for the event, with the reason `Reason.GAP`.
         """
         if change.change_type == "GAP_OVERFLOW":
             return cls("", replace(change, reason=Reason.OVERFLOW))
@@ -298,10 +301,10 @@ class Fold:
         self.versions.append(self.record)
 
     def mark(self, about_all: Cue) -> None:
-        """Mark the record because of a cue that concerns all records of its object.
+        """Mark the record for rereading, with the reason of *about_all*.
 
-        Nothing happens if the record is already marked. An unknown record needs no mark, because
-        the cue has its own row in the queue.
+        If the record is already marked, it keeps its first reason. A record whose state is unknown
+        needs no mark, because *about_all* has its own row in the reread queue.
         """
         if self.record is not None and self.record.reread_reason is None:
             self.record = replace(self.record, reread_reason=about_all.reason)
