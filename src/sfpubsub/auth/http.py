@@ -298,7 +298,7 @@ class HttpClient:
             max_bytes: Largest response accepted, in bytes.
             cookies: Cookie jar to send cookies from and to update; None for no cookies.
             sink: As in `call`.
-            body: ``data`` or ``json``, as in requests.
+            body: ``data`` or ``json``, as in the library ``requests``.
         """
         import requests  # imported here because it takes as long as importing all of sfpubsub
         import urllib3

@@ -89,7 +89,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         self._delivery.pause()
 
     def resume(self) -> None:
-        """Resume deliveries and requests for events after `pause`."""
+        """After `pause`, resume deliveries and requests for events."""
         self._delivery.resume()
 
     def run(

@@ -152,7 +152,7 @@ def publish_all(
     created_by: str | None,
     timeout: float,
 ) -> list[PublishResult]:
-    """Publish events with unary Publish calls, one at a time; see `PubSubClient.publish`."""
+    """Publish events with unary Publish calls, one call at a time; see `PubSubClient.publish`."""
     outbound: Outbound[Future[PublishResult]] = connection.outbound(
         topic,
         streamed=False,

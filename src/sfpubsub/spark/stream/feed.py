@@ -128,7 +128,7 @@ class Feed:
 
     @property
     def pending(self) -> int:
-        """Number of events received but not taken."""
+        """Number of events received but not yet returned by `take`."""
         return self._subscription.health().pending_count
 
     def gaps(self) -> list[Gap]:

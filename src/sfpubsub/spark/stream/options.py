@@ -188,7 +188,10 @@ def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
 def _starts(
     text: str | None, topics: tuple[str, ...]
 ) -> tuple[StartPosition | None, dict[str, StartPosition]]:
-    """Parse option startingOffsets: return the start of all topics, or those of individual ones."""
+    """Parse option startingOffsets.
+
+    Return a start for all topics (None if there is none), and the starts of individual topics.
+    """
     if text is None:
         return None, {}
     if not text.lstrip().startswith("{"):

@@ -192,7 +192,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offsets({**known, **new})
 
     def _share(self, events: int, size: int) -> Share:
-        """Return each topic's share of a batch of the given size."""
+        """Divide the limits of a batch equally among the topics; return the share of each."""
         count = len(self._options.topics)
         return Share(max(1, events // count), max(1, size // count))
 

@@ -128,7 +128,7 @@ class TopicReader:
         to be renewed, a keepalive's position is added to the start.
 
         Args:
-            share: Share of the batch.
+            share: Limits of this topic's share of the batch.
             timeout: Seconds to wait for the first event.
 
         Raises:

@@ -268,7 +268,7 @@ class _Object:
     def _marked(self) -> DataFrame:
         """Return the rows of records that the step does not change but marks for rereading.
 
-        They differ from the rows in the table only in the mark.
+        They differ from the rows in the table only in ``_reread`` and ``_reread_reason``.
         """
         reason = f.coalesce(
             *(

@@ -301,7 +301,8 @@ class DeltaTargetTable(LoggedTargetTable):
     def _version(self, number: int, snapshot: Callable[[], Any]) -> _Version:
         """Return the step and the column mapping of the table's version *number*.
 
-        They are read from *snapshot* only if this object does not know the version already.
+        They are cached. *snapshot* returns the version's snapshot, and is called only if the
+        version is not in the cache.
         """
         if self._known is None or self._known.number != number:
             there = snapshot()

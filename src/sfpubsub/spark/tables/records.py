@@ -7,10 +7,10 @@ describes it completely or deletes it. Fields that no event reports, such as for
 excepted.
 
 **Order.** Changes are ordered by commit timestamp, then commit number, then sequence number, then
-arrival. Numbers are comparable within one database instance only, and restart lower when the org is
-migrated to another instance (Change Data Capture guide, ChangeEventHeader). So they only order
-changes of the same millisecond, which come from one instance. A change that arrives after a newer
-one is late: it is not applied, and the record has to be reread.
+arrival. Numbers are comparable within one database instance only, and restart at lower values when
+the org is migrated to another instance (Change Data Capture guide, ChangeEventHeader). So they only
+order changes of the same millisecond, which come from one instance. A change that arrives after a
+newer one is late: it is not applied, and the record has to be reread.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Fields:
         return tuple(number for number in range(len(self.columns)) if number not in named)
 
     def lay(self, name: str, values: list[Any], new: Sequence[Any]) -> None:
-        """Copy the value of a field, or of a component of one, from *new* to *values*."""
+        """Copy the value of a field, or of a field's component, from *new* to *values*."""
         parts = self.parts[name] if "." in name else None
         for column in self.places[name.partition(".")[0]]:
             if parts is None:
@@ -125,7 +125,10 @@ class Fields:
 
 
 def _with_parts(old: Any, new: Any, paths: Sequence[tuple[str, ...]]) -> Any:
-    """Return *old* with the components at *paths* replaced by those of *new*."""
+    """Return *old* with the components at *paths* replaced by those of *new*.
+
+    Return None if there are no paths, because the field now has another type.
+    """
     if not paths:
         return None  # the field now has another type
     for path in paths:
@@ -219,7 +222,7 @@ class Cue:
 
 @dataclass(frozen=True, slots=True)
 class ObjectCue:
-    """A cue for all records of an object whose ids begin with *prefix*."""
+    """A cue for the records of an object whose ids begin with *prefix*; if it is empty, for all."""
 
     prefix: str
     cue: Cue
