@@ -340,7 +340,10 @@ class HttpClient:
         return Answer(response.status_code, read, host, headers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("an HTTP client cannot be pickled: its proxy URL may contain a password")
+        raise TypeError(
+            "an HTTP client may contain a password and cannot be pickled: create it where it is "
+            "needed"
+        )
 
 
 def _pour(source: Any, sink: Sink, max_bytes: int) -> int:

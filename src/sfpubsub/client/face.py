@@ -35,7 +35,7 @@ COMMIT_TIMEOUT = 60.0
 
 
 class Stoppable(Protocol):
-    """A run of a handler, as far as `drain` needs to know it: a `Runner` or an `AsyncRunner`."""
+    """The part of `Runner` and `AsyncRunner` that `drain` uses."""
 
     def check_caller(self) -> None:
         """Raise an error if the current thread or task belongs to the run.

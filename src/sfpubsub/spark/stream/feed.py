@@ -1,7 +1,8 @@
 """The input of the streaming source: a subscription, and the detection of a topic's current end.
 
-The client handles retries, sessions, credit and timeouts, so an error raised here is final. This
-module is used only in the source's process, which Spark starts next to the driver. Not thread-safe.
+The client handles retries, sessions, flow control and timeouts, so an error raised here is final.
+This module is used only in the source's process, which Spark starts next to the driver. Not
+thread-safe.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 The changes of a step (steps.py) are applied to the rows of their records (records.py, folding.py),
 and the result is merged. The order of commits makes a step repeatable after a crash. The queue is
-written first, so that no row is ever marked without an entry in the queue. An object's history
-table is written before its current table, because every result is computed from the previous
-contents of the current table. Invariant: a table with the number of a step contains exactly the
-results of all steps up to that number.
+written first, so that no row is ever marked for rereading without an entry in the queue. An
+object's history table is written before its current table, because every result is computed from
+the previous contents of the current table. Invariant: a table with the number of a step contains
+exactly the results of all steps up to that number.
 """
 
 from __future__ import annotations

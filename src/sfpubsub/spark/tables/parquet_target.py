@@ -151,7 +151,7 @@ class ParquetTargetTable(TargetTable):
         return (self._path / TABLE_NAME).exists()
 
     def step(self) -> int:
-        """See `TargetTable`. The result is the target's last published step, whatever the table."""
+        """See `TargetTable`. All tables have the same step: the target's last published one."""
         return last_step(self._target.path) if self.exists() else 0
 
     def facts(self) -> dict[str, str]:

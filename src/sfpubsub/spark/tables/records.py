@@ -222,7 +222,7 @@ class Cue:
 
 @dataclass(frozen=True, slots=True)
 class ObjectCue:
-    """A cue for the records of an object whose ids begin with *prefix*; if it is empty, for all."""
+    """A cue for all records of an object whose ids begin with *prefix*, which may be empty."""
 
     prefix: str
     cue: Cue

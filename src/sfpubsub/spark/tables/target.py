@@ -262,7 +262,7 @@ class Target(ABC):
         """Check that the target's tables support `TargetTable.merge`.
 
         Args:
-            what: The tables that need it, for the error message, such as ``current tables``.
+            what: Name of the tables that need it, for the error message: ``current tables``.
 
         Raises:
             ConfigurationError: They do not, because the target's format is Parquet.
