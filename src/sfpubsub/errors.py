@@ -26,7 +26,7 @@
      │    ├── SchemaNotFoundError      the service has no schema with this id
      │    ├── DecodeError              a payload does not fit its schema
      │    └── EncodeError              a value does not fit the schema
-     ├── PublishError                  events were refused, or not answered in time
+     ├── PublishError                  events were refused, or got no result in time
      ├── HandlerError                  a handler failed on an event (has its position)
      ├── RequestRefusedError           the org refused an HTTP request (has its status)
      │    └── ReadExpiredError         a running query or job has expired: start it again
@@ -204,7 +204,7 @@ class EncodeError(SchemaError):
 
 
 class PublishError(SfPubSubError):
-    """One or more events were refused, or not answered in time.
+    """One or more events were refused, or got no result in time.
 
     Args:
         results: The results of all events in order (from `PubSubClient.publish`), or those of at

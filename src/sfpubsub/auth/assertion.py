@@ -34,7 +34,7 @@ def make_assertion(client_id: str, username: str, audience: str, private_key_fil
     Args:
         client_id: Consumer key of the app.
         username: User to sign in as.
-        audience: The ``aud`` claim: URL of the authorisation server.
+        audience: The ``aud`` claim: URL of the authorization server.
         private_key_file: Path of the PEM file with the RSA private key.
 
     Raises:

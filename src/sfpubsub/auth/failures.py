@@ -61,7 +61,7 @@ def failure_of(host: str, error: Exception) -> StreamUnavailableError:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its nested causes: at most 20 exceptions, each of them once."""
+    """Yield an error and its nested causes: at most 20 exceptions, each only once."""
     seen: list[BaseException] = []
     waiting = [error]
     while waiting and len(seen) < 20:  # a chain has about five

@@ -114,8 +114,8 @@ class Answer:
         # Outside the except block, so not chained: the parser's error contains the whole text.
         kind = "HTML" if self.body.lstrip()[:1] == b"<" else "invalid JSON"
         raise RemoteProtocolError(
-            f"{self.host} answered {self.status} with {kind}: check that it is the host of a "
-            f"Salesforce org, and that no proxy answers in its place"
+            f"{self.host} returned status {self.status} with {kind}: check that it is the host of "
+            f"a Salesforce org, and that no proxy responds in its place"
         )
 
     def __repr__(self) -> str:
@@ -202,7 +202,7 @@ class HttpClient:
             body: Sent as JSON; None sends no body.
             query: Query parameters, added to the path.
             headers: Sent in addition to the standard ones.
-            sink: Receives the body of a response with status 200; the returned answer then has no
+            sink: Receives the body of a response with status 200; the returned `Answer` then has no
                 body. It is called in another thread and may already have received part of the body
                 when an error is raised.
 
@@ -236,10 +236,11 @@ class HttpClient:
         if isinstance(answer, SfPubSubError):
             logger.debug("%s %s failed: %s", method, target, answer)
             raise answer
-        logger.debug("%s %s answered %d", method, target, answer.status)
+        logger.debug("%s %s returned status %d", method, target, answer.status)
         if answer.status == 429 or answer.status >= 500:
             raise StreamUnavailableError(
-                f"{host} answered {answer.status}, so it is down or overloaded: try again later",
+                f"{host} returned status {answer.status}, so it is down or overloaded: try again "
+                f"later",
                 retry_after=retry_after(answer.headers.get("retry-after", "")),
             )
         return answer
@@ -297,7 +298,7 @@ class HttpClient:
             max_bytes: Largest response accepted, in bytes.
             cookies: Cookie jar to send cookies from and to update; None for no cookies.
             sink: As in `call`.
-            body: ``data`` or ``json``, as in requests.
+            body: ``data`` or ``json``, as in the library ``requests``.
         """
         import requests  # imported here because it takes as long as importing all of sfpubsub
         import urllib3
@@ -339,7 +340,10 @@ class HttpClient:
         return Answer(response.status_code, read, host, headers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("an HTTP client cannot be pickled: its proxy URL may contain a password")
+        raise TypeError(
+            "an HTTP client may contain a password and cannot be pickled: create it where it is "
+            "needed"
+        )
 
 
 def _pour(source: Any, sink: Sink, max_bytes: int) -> int:

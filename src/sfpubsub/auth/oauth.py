@@ -104,11 +104,11 @@ class OAuthLogin(ABC):
         token = _text(host, found, "access_token")
         if not token or len(token) > MAX_TOKEN:
             raise RemoteProtocolError(
-                f"{host} answered without a usable access token: check SFPUBSUB_LOGIN_URL"
+                f"{host} returned no usable access token: check SFPUBSUB_LOGIN_URL"
             )
         if _text(host, found, "token_type").lower() not in ("", "bearer"):
             raise RemoteProtocolError(
-                f"{host} answered with a token that is not a Bearer token: check SFPUBSUB_LOGIN_URL"
+                f"{host} returned a token that is not a Bearer token: check SFPUBSUB_LOGIN_URL"
             )
         instance_url = self._instance(host, _text(host, found, "instance_url"))
         org_id = organisation_of(
@@ -128,7 +128,7 @@ class OAuthLogin(ABC):
         except ConfigurationError as error:
             problem = str(error)
         if problem:
-            raise RemoteProtocolError(f"{host} answered with an instance URL, but {problem}")
+            raise RemoteProtocolError(f"{host} returned an instance URL, but {problem}")
         if self._instance_url and _host(instance_url) != _host(self._instance_url):
             raise ConfigurationError(
                 f"signed in to {_host(instance_url)}, but SFPUBSUB_INSTANCE_URL is "
@@ -343,8 +343,7 @@ def _fields(answer: Answer) -> dict[str, Any]:
     found = answer.json()
     if not isinstance(found, dict):
         raise RemoteProtocolError(
-            f"{answer.host} answered with JSON that is not a token response: check "
-            f"SFPUBSUB_LOGIN_URL"
+            f"{answer.host} returned JSON that is not a token response: check SFPUBSUB_LOGIN_URL"
         )
     return found
 
@@ -355,7 +354,7 @@ def _text(host: str, found: dict[str, Any], name: str) -> str:
         return ""
     if not isinstance(value, str) or not value.isascii() or not value.isprintable():
         raise RemoteProtocolError(
-            f"{host} answered with a {name} that is not a printable string: check "
+            f"{host} returned a value of {name} that is not a printable string: check "
             f"SFPUBSUB_LOGIN_URL"
         )
     return value

@@ -79,9 +79,9 @@ class RequestLimit:
             self._socket = connection.dup()
 
     def adapter(self) -> Any:
-        """Return an adapter for ``requests`` whose connections `expire` shuts down.
+        """Return a transport adapter of the library ``requests``, for one request at a time.
 
-        Use the adapter for one request at a time.
+        `expire` shuts down its connections.
         """
         from requests.adapters import HTTPAdapter
 

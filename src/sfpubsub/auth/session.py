@@ -110,7 +110,7 @@ class Session:
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
-        """Headers of every gRPC call (Salesforce documentation, RPC method headers)."""
+        """Headers that every gRPC call needs (Salesforce documentation, RPC method headers)."""
         return (
             ("accesstoken", self.access_token),
             ("instanceurl", self.instance_url),

@@ -61,7 +61,7 @@ class SfCliLogin:
 
         Raises:
             ConfigurationError: ``sf`` is not installed, or its org is not the expected one.
-            AuthenticationError: ``sf`` failed, did not answer in time, is not signed in to the org,
+            AuthenticationError: ``sf`` failed, did not finish in time, is not signed in to the org,
                 or returned the refused token again.
         """
         try:

@@ -27,10 +27,10 @@ def page_of(answer: Any) -> tuple[list[dict[str, Any]], Any]:
     page = answer if isinstance(answer, dict) else {}
     rows, done = page.get("records"), page.get("done")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RemoteProtocolError("the org answered a query, but the response has no records")
+        raise RemoteProtocolError("the org's response to a query has no records")
     if not isinstance(done, bool):
         raise RemoteProtocolError(
-            "the org answered a query, but the response does not state whether more rows follow"
+            "the org's response to a query does not state whether more rows follow"
         )
     return rows, None if done else page.get("nextRecordsUrl") or ""
 

@@ -38,7 +38,7 @@ class AsyncRunner:
         delivery: The subscription's `Delivery`.
         handler: A coroutine function; several calls run concurrently.
         options: Options of the run.
-        bell: Rings when anything changes in the subscription.
+        bell: Notifies tasks when anything changes in the subscription.
         submit: Runs blocking calls in a thread.
     """
 

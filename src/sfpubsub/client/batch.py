@@ -99,8 +99,8 @@ class Event:
         ``DateTime`` are `datetime` objects in UTC.
 
         Raises:
-            DecodeError: The payload does not fit its schema. The message names the event and the
-                location.
+            DecodeError: The payload does not fit its schema. The message names the event and its
+                position.
         """
         value = self._value
         if value is None:

@@ -86,7 +86,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
         Raises:
             PermissionDeniedError: The user may not publish to the topic.
             EncodeError: An event does not fit the schema or is too large; none was published.
-            PublishError: Events were refused or not answered in time; its ``results`` contain the
+            PublishError: Events were refused or got no result in time; its ``results`` contain the
                 results of all events.
             SfPubSubError: The call failed permanently, and no event was accepted.
         """

@@ -1,7 +1,8 @@
-"""The connection that both clients use: one channel, session and schema cache, and the drivers.
+"""A client's connection: its channel, session and schema cache, and the drivers of its streams.
 
-Some methods block, so each client decides in which thread to call them. `Connection.close` aborts
-all remaining drivers before it closes their channel.
+The synchronous and the asyncio client both use it. Some methods block, so each client decides in
+which thread to call them. `Connection.close` aborts all remaining drivers before it closes their
+channel.
 """
 
 from __future__ import annotations

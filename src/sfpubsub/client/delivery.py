@@ -281,7 +281,7 @@ class Delivery:
         self._set_paused(True)
 
     def resume(self) -> None:
-        """Resume deliveries and requests for events after `pause`."""
+        """After `pause`, resume deliveries and requests for events."""
         self._set_paused(False)
         self.driver.resume()
 

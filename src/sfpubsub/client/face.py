@@ -35,7 +35,7 @@ COMMIT_TIMEOUT = 60.0
 
 
 class Stoppable(Protocol):
-    """The part of a handler's run that `drain` uses."""
+    """The part of `Runner` and `AsyncRunner` that `drain` uses."""
 
     def check_caller(self) -> None:
         """Raise an error if the current thread or task belongs to the run.
@@ -89,7 +89,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
         self._delivery.pause()
 
     def resume(self) -> None:
-        """Resume deliveries and requests for events after `pause`."""
+        """After `pause`, resume deliveries and requests for events."""
         self._delivery.resume()
 
     def run(
@@ -181,7 +181,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """In the ``with`` block, suppress the subscription's failure if it was raised before."""
+        """In the ``with`` block, suppress the subscription's failure if it was already raised."""
         told = self._failure_is_told
         try:
             yield

@@ -141,7 +141,7 @@ def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None
 class Work:
     """Connects a subscription with the `Dispatcher` of one run.
 
-    Only `keys_of`, `ack` and `put` are thread-safe. The synchronous client serialises all other
+    Only `keys_of`, `ack` and `put` are thread-safe. The synchronous client serializes all other
     calls.
 
     Args:
@@ -240,7 +240,9 @@ class Work:
         assert self._options.quarantine is not None  # noqa: S101  # checked with the options
         entry = _quarantined(job)
         self._delivery.quarantine(self._options.quarantine, entry)
-        logger.warning("%s is quarantined as %s: %s", _named(job.event), entry.key, entry.reason)
+        logger.warning(
+            "%s was quarantined with key %s: %s", _named(job.event), entry.key, entry.reason
+        )
 
     # Outcome.
 
@@ -249,8 +251,8 @@ class Work:
 
         Raises:
             HandlerError: The handler or *key* failed on an event, which stopped the run.
-            BaseException: An event could not be quarantined or acked because of this error, such as
-                a WriteError.
+            BaseException: The error that prevented an event from being quarantined or acked, such
+                as a WriteError.
         """
         done = self._dispatcher
         if done.breakage is not None:

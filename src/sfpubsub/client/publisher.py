@@ -54,7 +54,7 @@ class Publisher:
         Args:
             value: Values by field name; see `PubSubClient.publish`.
             event_id: The event's id, at most 36 characters; a UUID by default. It stays the same if
-                the event is resent, so subscribers can recognise duplicates.
+                the event is resent, so subscribers can recognize duplicates.
             headers: Reserved by the service for future use.
 
         Returns:
@@ -152,7 +152,7 @@ def publish_all(
     created_by: str | None,
     timeout: float,
 ) -> list[PublishResult]:
-    """Publish events with unary Publish calls, one at a time; see `PubSubClient.publish`."""
+    """Publish events with unary Publish calls, one call at a time; see `PubSubClient.publish`."""
     outbound: Outbound[Future[PublishResult]] = connection.outbound(
         topic,
         streamed=False,

@@ -59,7 +59,8 @@ class Topics:
         """Return the `TopicInfo` of a topic to publish to, from the cache if possible.
 
         Raises:
-            PermissionDeniedError: The user may not publish to the topic. This is not cached.
+            PermissionDeniedError: The user may not publish to the topic. This is not cached: the
+                next call asks the service again.
             SfPubSubError: The topic could not be fetched.
         """
         return self._known.get(name) or self.ask_again(name)

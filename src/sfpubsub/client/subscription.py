@@ -186,7 +186,7 @@ class ManagedSubscription(Subscription):
             The confirmation, with the committed position.
 
         Raises:
-            CommitError: The commit was refused or not answered in time.
+            CommitError: The commit was refused or not confirmed in time.
             LocalProtocolError: Nothing was acked yet, or the subscription is closed.
         """
         self._delivery.ack_in_hand()

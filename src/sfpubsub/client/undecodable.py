@@ -4,10 +4,11 @@ An event cannot be decoded if its payload does not fit its schema, if its schema
 the service reports that there is no such schema. If a schema is only temporarily unavailable, a
 response that needs it waits instead.
 
-With ``fail`` a batch is delivered unchanged, and decoding stays lazy: reading `Event.value` raises.
-With ``quarantine`` and ``skip`` a batch is decoded when it is delivered, in the receiving thread,
-because undecodable events must be removed. Acks rely on batches of consecutive events, so a
-response is split into several batches where events are removed.
+With ``fail``, a batch is delivered unchanged, and each event is decoded on first access: reading
+`Event.value` of an undecodable event raises an error. With ``quarantine`` and ``skip``, a batch is
+decoded when it is delivered, in the receiving thread, because undecodable events must be removed.
+Acks rely on batches of consecutive events, so a response is split into several batches where events
+are removed.
 """
 
 from __future__ import annotations
@@ -193,6 +194,6 @@ class Screen:
                 event.raw.id or "(without an id)",
                 event.raw.replay_id.hex(),
                 event.subscription,
-                f"quarantined as {event.key}" if self.keeps else "skipped",
+                f"quarantined with key {event.key}" if self.keeps else "skipped",
                 event.reason,
             )

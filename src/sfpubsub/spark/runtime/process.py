@@ -1,4 +1,4 @@
-"""Identify processes of this machine by pid and start time, so that a reused pid does not match."""
+"""Identify processes on this machine by pid and start time, so that a reused pid does not match."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Process:
-    """A process of this machine, distinct from any later process that reuses its pid."""
+    """A process on this machine, distinct from any later process that reuses its pid."""
 
     pid: int
     started: str

@@ -151,7 +151,7 @@ def session_settings(format: str, settings: Mapping[str, str]) -> dict[str, str]
 
     Raises:
         ConfigurationError: There are no jars of the format for this PySpark version, or there is no
-            directory for the cache.
+            usable directory for the cache.
     """
     ivy = Path(settings.get("spark.jars.ivy") or private_directory() / "ivy")
     if format == "parquet":
@@ -217,8 +217,8 @@ def check_file_system(spark: SparkSession, url: str) -> None:
         version = jvm.org.apache.hadoop.util.VersionInfo.getVersion()
         jars = f"--packages {artifact}:{version}" if artifact else "--packages with its jars"
         raise ConfigurationError(
-            f"spark has no file system for {scheme} ({error.java_exception.toString()}): add "
-            f"{jars}, or set spark.jars.packages in your own session"
+            f"spark has no file system for {scheme} ({error.java_exception.toString()}): use the "
+            f"option {jars}, or set spark.jars.packages in your own session"
         ) from error
 
 

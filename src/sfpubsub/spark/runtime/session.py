@@ -149,8 +149,8 @@ def spark_session(
 def _leave_out_checksum_files(spark: SparkSession) -> None:
     """Stop the JVM from writing a ``.crc`` file for each file on a local disk.
 
-    Delta's log does not use them, and Hadoop starts a process (chmod) for every file, so they are
-    half the cost of a small commit.
+    Delta's log does not use these files, and Hadoop starts a process (chmod) for each of them. This
+    takes half the time of a small commit.
     """
     files = java_class(spark, "org.apache.hadoop.fs.FileSystem")
     local = files.getLocal(spark._jsparkSession.sessionState().newHadoopConf())
@@ -161,7 +161,7 @@ def _start_java(settings: Mapping[str, str]) -> None:
     """Start the JVM without the secret settings.
 
     PySpark would put all settings on the JVM's command line, which every user of the machine can
-    read. The session gets the secret ones later, through the socket.
+    read. The secret ones are passed when the session is created, over py4j's connection to the JVM.
     """
     conf = SparkConf()
     for key, value in settings.items():

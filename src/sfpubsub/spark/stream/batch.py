@@ -1,8 +1,8 @@
 """Read topics once, from a position up to now, as a DataFrame.
 
-Spark requests the partitions in a short-lived Python process next to the driver, once per run of a
-plan. All events are received in that process, so that executors need no connection. The events must
-fit into the driver's memory. For more events, use a stream or ``sfpubsub ingest``.
+Each time a query plan is executed, Spark requests the partitions in a short-lived Python process
+next to the driver. All events are received in that process, so that executors need no connection.
+The events must fit into the driver's memory. For more events, use a stream or ``sfpubsub ingest``.
 """
 
 from __future__ import annotations

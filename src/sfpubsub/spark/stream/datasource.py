@@ -18,8 +18,8 @@ def check_version(version: str) -> None:
     """Check that PySpark supports the source.
 
     Raises:
-        ConfigurationError: *version* is older than 4.2, the first in which a Python data source can
-            limit the size of a batch.
+        ConfigurationError: *version* is older than 4.2, the first version in which a Python data
+            source can limit the size of a batch.
     """
     major, minor = (int(part) for part in version.split(".")[:2])
     if (major, minor) < (4, 2):
@@ -96,7 +96,11 @@ class PubSubDataSource(DataSource):
         return EventReader(self._parsed)
 
     def streamReader(self, schema: StructType) -> EventStreamReader:  # noqa: N802  # Spark's name
-        """Return a reader for ``spark.readStream``."""
+        """Return a reader for ``spark.readStream``.
+
+        Raises:
+            ConfigurationError: An option is not valid.
+        """
         return EventStreamReader(self._parsed)
 
     def writer(self, schema: StructType, overwrite: bool) -> EventSink:

@@ -1,7 +1,8 @@
 """The input of the streaming source: a subscription, and the detection of a topic's current end.
 
-The client handles retries, sessions, credit and timeouts, so an error raised here is final. This
-module is used only in the source's process, which Spark starts next to the driver. Not thread-safe.
+The client handles retries, sessions, flow control and timeouts, so an error raised here is final.
+This module is used only in the source's process, which Spark starts next to the driver. Not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Feed:
 
     @property
     def pending(self) -> int:
-        """Number of events received but not taken."""
+        """Number of events received but not yet returned by `take`."""
         return self._subscription.health().pending_count
 
     def gaps(self) -> list[Gap]:
@@ -160,10 +161,10 @@ class Feed:
 class Horizon:
     """Detects when all events published before its creation have been read.
 
-    This works even if events keep arriving. A second stream is opened at LATEST. The first event on
-    that stream was published later, and the reading stream receives the same event. If nothing more
-    is published, the second stream receives no event; then the reading stream becomes idle or
-    receives a keepalive.
+    This works even if events keep arriving. A second stream is opened at LATEST, whose first event
+    was therefore published later. Reading is complete once the stream that is being read receives
+    the same event. If nothing more is published, the second stream receives no event; then the
+    stream that is being read becomes idle or receives a keepalive.
 
     Args:
         client: The client; `close` leaves it open.

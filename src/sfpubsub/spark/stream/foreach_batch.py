@@ -2,14 +2,14 @@
 
 Used with ``writeStream.foreachBatch``, which by itself guarantees only at-least-once delivery:
 Spark repeats a batch whose completion it did not record. Each transaction contains the name of its
-batch, built from the query's id and the batch's number, so a repeated batch is recognized. The
-table's window of dedupe keys recognizes events regardless of their batch, so a query with a new
-checkpoint writes no duplicates either.
+batch, built from the query's id and the batch's number, so a repeated batch is recognized. Recent
+events are also recognized by their dedupe keys (argument *window*), regardless of their batch. So a
+query with a new checkpoint does not write them again either.
 
-Errors raised here have no causes. Spark receives the traceback as text, including the causes, and
-matches a regular expression against that text when a query is being stopped. With the stack trace
-of a Java exception, the match recurses so deeply that Spark's stream thread dies. So the causes are
-logged instead.
+Errors raised here are not chained to their causes, which are logged instead. Spark receives the
+traceback as text, including the causes, and matches a regular expression against that text when a
+query is being stopped. With the stack trace of a Java exception, the match recurses so deeply that
+Spark's stream thread dies.
 """
 
 from __future__ import annotations

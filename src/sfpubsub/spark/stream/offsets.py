@@ -2,7 +2,7 @@
 
 Spark compares offsets as text, so keys are always written in the same order. Replay ids are
 hexadecimal, as in logs and in ``startingOffsets``, so that a position can be copied from a
-checkpoint. They are never ordered; events are counted by ``seq`` instead.
+checkpoint. Replay ids have no order, so events are counted (``seq``).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Offset:
 
     @property
     def is_anchored(self) -> bool:
-        """Whether `resume` always refers to the same place in the topic."""
+        """Whether `resume` is a replay id, which always refers to the same place in the topic."""
         return self.resume.preset is ReplayPreset.CUSTOM
 
     @property

@@ -155,7 +155,7 @@ def refuse_credential(name: str, value: str) -> None:
     """Check that an option is neither a credential nor a connection setting.
 
     Raises:
-        ConfigurationError: The name or value looks like a credential, or the name is that of a
+        ConfigurationError: The name or value looks like a credential, or the option is a
             connection setting.
     """
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
@@ -188,7 +188,10 @@ def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
 def _starts(
     text: str | None, topics: tuple[str, ...]
 ) -> tuple[StartPosition | None, dict[str, StartPosition]]:
-    """Parse option startingOffsets: return the start of all topics, or those of individual ones."""
+    """Parse option startingOffsets.
+
+    Return a start for all topics (None if there is none), and the starts of individual topics.
+    """
     if text is None:
         return None, {}
     if not text.lstrip().startswith("{"):

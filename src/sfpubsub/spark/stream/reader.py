@@ -131,7 +131,8 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planned(self, begins: Offsets, share: Share) -> Offsets:
         """Plan the next batch of each topic, and return the ends of these batches.
 
-        Once a topic has events, the following topics contribute only events that are available.
+        The topics are planned one after another. Once one of them has events, this method does not
+        wait for the others: they contribute only events that are already available.
         """
         ends = dict(begins.by_topic)
         began = time.monotonic()
@@ -191,7 +192,7 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offsets({**known, **new})
 
     def _share(self, events: int, size: int) -> Share:
-        """Return each topic's share of a batch of the given size."""
+        """Divide the limits of a batch equally among the topics; return the share of each."""
         count = len(self._options.topics)
         return Share(max(1, events // count), max(1, size // count))
 

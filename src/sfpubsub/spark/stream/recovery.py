@@ -3,8 +3,8 @@
 The checkpoint contains only the start and the end of a batch. Its events are read again from the
 start until the replay id of an event EQUALS the end: ids have no order, so no other comparison can
 detect that the end was passed. Each event is compared, because the service may divide the events
-into other responses. The batch had ``end.seq - start.seq`` events, so no more than that many are
-kept at a time.
+into responses differently than before. The batch had ``end.seq - start.seq`` events, so no more
+than that many are kept at a time.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def find(
 
     Args:
         start: The start of the batch.
-        end: The end of the batch. If the batch started at LATEST or EARLIEST, it also names the
-            first event.
+        end: The end of the batch. If the batch started at LATEST or EARLIEST, it also contains the
+            replay id of the batch's first event.
         feed: A new feed from *start*, or from EARLIEST if *start* is not a fixed position.
         take: Returns the feed's next events, or an empty list if none arrive soon.
         refused: Returns whether the service rejected the start. In that case, the feed continues

@@ -158,7 +158,7 @@ class EventStreamSink(DataSourceStreamWriter):
         """Publish the rows of one task, wait for all results, and return the counts.
 
         Raises:
-            ConfigurationError: Spark did not pass the ids of query and batch.
+            ConfigurationError: Spark did not pass the ids of the query and the batch.
             PublishError: An event was rejected, got no result in time, or lacks an id (idColumn).
             SfPubSubError: A setting is not valid, or the publisher has failed.
         """
@@ -177,7 +177,7 @@ class EventStreamSink(DataSourceStreamWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Log that a batch is incomplete. If Spark retries it, the event ids are the same."""
-        logger.warning("batch %d to %s was not fully published", batchId, self._options.topic)
+        logger.warning("batch %d was not completely published to %s", batchId, self._options.topic)
 
 
 class Ids:

@@ -114,7 +114,7 @@ class TopicReader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all events published before the call of `stop_at_now` are in planned batches."""
+        """Whether all events published before `stop_at_now` was called are in planned batches."""
         return self._finished
 
     def follow(self, start: Offset) -> None:
@@ -128,7 +128,7 @@ class TopicReader:
         to be renewed, a keepalive's position is added to the start.
 
         Args:
-            share: Share of the batch.
+            share: Limits of this topic's share of the batch.
             timeout: Seconds to wait for the first event.
 
         Raises:
@@ -186,13 +186,13 @@ class TopicReader:
         return list(self._partitions(last))
 
     def close(self) -> None:
-        """Discard the streams. Call it after the client was closed, which ends them."""
+        """Discard the streams. Call this after closing the client, which ends them."""
         self._feed = self._horizon = None
 
     # Finished batches, and where to continue.
 
     def _follow(self, start: Offset) -> None:
-        """Drop the finished batch's events, and open a stream unless one continues at *start*."""
+        """Drop the finished batch's events. Open a stream at *start* if none is open there yet."""
         plan, self._plan = self._plan, None
         if plan is not None and start == plan.end:
             if self._horizon is not None:
@@ -214,13 +214,13 @@ class TopicReader:
     @property
     def _open_feed(self) -> Feed:
         if self._feed is None:
-            raise AssertionError("open the topic with `follow` first")
+            raise AssertionError("the topic is not open: call follow() first")
         return self._feed
 
     @property
     def _begun(self) -> Offset:
         if self._base is None:
-            raise AssertionError("open the topic with `follow` first")
+            raise AssertionError("the topic is not open: call follow() first")
         return self._base
 
     def _open(self, base: Offset, start: StartPosition) -> Feed:
@@ -271,9 +271,9 @@ class TopicReader:
         return events
 
     def _count_until_now(self, share: Share, timeout: float) -> int:
-        """Count like `_count`, but only events published before the call of `stop_at_now`.
+        """Count like `_count`, but only events published before `stop_at_now` was called.
 
-        Set `_finished` once all of them are planned.
+        Set `_finished` once all of these events are in planned batches.
         """
         if self._finished:
             return 0

@@ -193,9 +193,9 @@ def _readers(schema_id: str, schemas: Mapping[str, str]) -> tuple[Codec, ChangeS
 def _fields(
     schema: ChangeSchema, value: dict[str, Any]
 ) -> tuple[dict[str, str | None], list[str]] | None:
-    """Return the new values of changed fields, and the fields sent as a diff.
+    """Return the new values of changed fields, as JSON text, and the names of those sent as a diff.
 
-    None if the event does not report what changed.
+    Return None if the event does not report what changed.
     """
     event = ChangeEvent(schema, value)
     kind = event.change_type
@@ -243,7 +243,7 @@ def _text(value: Any) -> str | None:
 
 
 def _is_about_all() -> Column:
-    """Return a condition for events about all records of an object, or all with an id prefix."""
+    """Return a condition for events about all records, or all whose ids begin with a prefix."""
     record = f.col("record_id")
     overflow = f.col("change_type") == "GAP_OVERFLOW"
     return record.isNull() | record.endswith("*") | overflow
@@ -259,7 +259,10 @@ def _about_all(raw: DataFrame) -> DataFrame:
 
 
 def _marks(changes: DataFrame) -> DataFrame:
-    """Return, for each object, the reasons to reread its records, by id prefix."""
+    """Return one row per object, with the reasons to reread many of its records.
+
+    Each reason applies to the records whose ids begin with its prefix; an empty prefix means all.
+    """
     overflow = f.col("change_type") == "GAP_OVERFLOW"
     prefix = f.when(overflow, "").otherwise(f.coalesce(f.rtrim("record_id", f.lit("*")), f.lit("")))
     newest = (
@@ -275,7 +278,8 @@ def _marks(changes: DataFrame) -> DataFrame:
 def _since_whole(changes: DataFrame) -> DataFrame:
     """Drop each record's changes that precede its last CREATE, DELETE or UNDELETE.
 
-    Also add the columns ``whole_at`` (the order of that last change) and ``late`` (`_with_late`).
+    Also add the columns ``whole_at`` (the order of that last CREATE, DELETE or UNDELETE) and
+    ``late`` (see `_with_late`).
     """
     whole = f.when(f.col("change_type").isin(*_WHOLE) & ~f.col("is_gap"), f.col("at"))
     last = f.max(whole).over(Window.partitionBy(*_RECORD))
@@ -364,7 +368,10 @@ def _or_null(text: Column) -> Column:
 
 
 def _object(members: Column) -> Column:
-    """Return the JSON text of an object; names are identifiers, so they need no escapes."""
+    """Return an SQL expression for the JSON text of an object.
+
+    Names are identifiers, so they need no escapes. Members whose value is unknown are left out.
+    """
     known = f.array_sort(f.filter(members, lambda m: m.text != ""))
     texts = f.transform(known, lambda m: f.concat(f.lit('"'), m["name"], f.lit('":'), m.text))
     return f.concat(f.lit("{"), f.array_join(texts, ","), f.lit("}"))

@@ -2,10 +2,10 @@
 
 The changes of a step (steps.py) are applied to the rows of their records (records.py, folding.py),
 and the result is merged. The order of commits makes a step repeatable after a crash. The queue is
-written first, so that no row is ever marked without an entry in the queue. An object's history
-table is written before its current table, because every result is computed from the previous
-contents of the current table. Invariant: a table with the number of a step contains exactly the
-results of all steps up to that number.
+written first, so that no row is ever marked for rereading without an entry in the queue. An
+object's history table is written before its current table, because every result is computed from
+the previous contents of the current table. Invariant: a table with the number of a step contains
+exactly the results of all steps up to that number.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class _Object:
     def _marked(self) -> DataFrame:
         """Return the rows of records that the step does not change but marks for rereading.
 
-        They differ from the rows in the table only in the mark.
+        They differ from the rows in the table only in ``_reread`` and ``_reread_reason``.
         """
         reason = f.coalesce(
             *(
@@ -305,9 +305,10 @@ def _nulls(names: Iterable[str]) -> list[str]:
 
 
 def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
-    """Return, for each object, the reasons to reread all its records or those with an id prefix.
+    """Return, for each object, the reasons to reread many of its records.
 
-    This runs one Spark job.
+    A reason applies to all records, or to those whose ids begin with a prefix. This runs one Spark
+    job.
 
     Args:
         rows: The typed rows of each object, or None for an object whose result is to be empty.
@@ -332,10 +333,10 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
 
 
 def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
-    """Return cues for the change events of a step that could not be decoded, by event type.
+    """Return reasons to reread records, because change events of a step could not be decoded.
 
-    There is one cue for each event. It concerns all records of the object, because the event may
-    be about any of them.
+    There is one reason per event, grouped by event type. Each applies to all records of the object,
+    because the event may be about any of them.
     """
     table = target.table(UNDECODABLE_NAME)
     if step.plan.kind != "rows" or table.step() != step.plan.number:
@@ -354,7 +355,7 @@ def _cues(
 ) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
     """Return the queue rows of a step, and the times between which commit numbers restarted.
 
-    The folds of all objects are computed in one Spark job.
+    One Spark job computes them for all objects.
     """
     columns = ("record_id", *_CUE_COLUMNS, "_kind", *VALIDITY.names)
     wanted = f.col("_kind").isin(CUE, RENUMBERED)

@@ -3,7 +3,7 @@
 Each commit stores the number of its step (steps.py) as the ``txnVersion`` of this package's
 application id. Delta skips a commit if the table already has the same or a higher number. Rows
 arrive as complete Parquet files, which are added to the table's files and committed through Delta's
-own transaction, because a Spark write would need a separate job for each of forty small tables.
+own transaction, because a Spark write would need a separate job for each of the many small tables.
 Spark executes merges and deletes.
 """
 
@@ -97,7 +97,7 @@ class DeltaTarget(LoggedTarget):
 
     @cached_property
     def append_mode(self) -> Any:
-        """The mode of a streaming query that only adds rows."""
+        """Spark's output mode ``append``, an argument of Delta's operation ``StreamingUpdate``."""
         return java_class(self.spark, "org.apache.spark.sql.streaming.OutputMode").Append()
 
 
@@ -301,7 +301,8 @@ class DeltaTargetTable(LoggedTargetTable):
     def _version(self, number: int, snapshot: Callable[[], Any]) -> _Version:
         """Return the step and the column mapping of the table's version *number*.
 
-        They are read from *snapshot* only if this object does not know the version already.
+        They are cached. *snapshot* returns the version's snapshot, and is called only if the
+        version is not in the cache.
         """
         if self._known is None or self._known.number != number:
             there = snapshot()

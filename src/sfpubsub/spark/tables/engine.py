@@ -231,7 +231,7 @@ class EventTables:
 
     @property
     def newest(self) -> StepPlan | None:
-        """The newest step, which may be unfinished; None if there is no step yet."""
+        """The plan of the newest step, which may be unfinished; None before the first step."""
         return self._newest
 
     @property
@@ -296,7 +296,7 @@ class EventTables:
     def run(
         self, *, follow: bool = False, stopping: threading.Event | None = None
     ) -> Iterator[StepReport]:
-        """Perform steps until there is nothing left to do; with *follow*, until stopped.
+        """Perform steps until there is nothing left to do or, with *follow*, until stopped.
 
         Args:
             follow: Whether to keep processing new batches of the raw table.

@@ -84,11 +84,14 @@ def fold_rows(rows: Iterable[pa.RecordBatch], folding: Folding) -> Iterator[pa.R
         folding: The parameters.
 
     Yields:
-        Batches of `Folding.output`. For each record with changes: its new row (`CURRENT`), and a
-        row for each reason to reread it (`CUE`, with the reason in ``_reread_reason``). With a
-        history table, also the record's versions (`VERSION`): the previous version, now with an
-        end, and one for each applied change. For each restart of the commit numbers: a row with the
-        times of the commits before and after it, in the columns of `VALIDITY` (`RENUMBERED`).
+        Batches of `Folding.output`. For each record, they contain rows of these kinds:
+
+        - `CURRENT`: its new state.
+        - `CUE`: each new reason to reread it, in ``_reread_reason``.
+        - `VERSION`, with a history table: its previous version, now with ``valid_to``, and the
+          version after each applied change.
+        - `RENUMBERED`: for each restart of the commit numbers, the times of the record's commits
+          before and after it, in the columns of `VALIDITY`.
     """
     made: list[tuple[Any, ...]] = []
     for record_id, before, changes in _by_record(rows, folding.fields.columns):

@@ -226,7 +226,8 @@ class IcebergTargetTable(LoggedTargetTable):
     def _publish(self, staged: int, step: int, operations: Any) -> bool:
         """Publish the snapshot *staged*; return False if the table has changed in the meantime.
 
-        In that case, the snapshot stays on no branch, and the change has to be staged again.
+        If it has, the snapshot does not become part of any branch, and the change must be staged
+        again.
         """
         return published(
             self._spark,
@@ -336,9 +337,9 @@ def _catalog_of(place: Place) -> dict[str, str]:
 
 
 def _step_of(metadata: Any) -> int:
-    """Return the step of the newest snapshot on the main branch that has one.
+    """Return the number of the newest step that a snapshot of the main branch records.
 
-    If no snapshot has a step, return the step in the table's properties, or 0 if they have none.
+    If no snapshot records one, return the number in the table's properties, or 0 if there is none.
     """
     for snapshot in ancestors(metadata):
         found = snapshot.summary().get(_STEP)

@@ -125,8 +125,8 @@ def check_apart(source: Destination, to: str | os.PathLike[str], format: str) ->
 def event_names(objects: Sequence[str]) -> frozenset[str]:
     """Return the names of the events to read for the given objects and event types.
 
-    They are the given names and, for each, the name of a change event: ``AccountChangeEvent`` for
-    ``Account``.
+    They are the given names and, for each of them, the name that its change event would have, such
+    as ``AccountChangeEvent`` for ``Account``.
     """
     names = set(objects)
     for name in objects:
@@ -149,7 +149,8 @@ def schemas_of(spark: SparkSession, source: Destination) -> SchemaStore:
 class _Stores(SchemaStore):
     """Several stores that are searched in order; new schemas go to the first one.
 
-    A Parquet table has two, because a stream may still add schemas where layout 1 kept them.
+    A Parquet table has two, because earlier versions of sfpubsub stored schemas in another
+    directory (layout 1).
     """
 
     def __init__(self, stores: Sequence[SchemaStore]) -> None:

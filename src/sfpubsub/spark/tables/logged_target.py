@@ -1,7 +1,7 @@
 """The common part of targets in table formats: locking, listing tables, and the session.
 
-On a local path, a lease excludes other processes, as for a raw table. Elsewhere, the step number
-(steps.py) of each change reveals whether another process made it first.
+On a local path, a lease (raw/lease.py) excludes other processes, as for a raw table. Elsewhere, the
+step number (steps.py) of each change reveals whether another process made it first.
 """
 
 from __future__ import annotations

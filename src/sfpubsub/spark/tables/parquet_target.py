@@ -85,7 +85,7 @@ class ParquetTarget(Target):
             except OSError as error:
                 raise WriteError(
                     f"a committed step of {self.path} was not published: {error}; correct the "
-                    f"cause, and start again, which publishes it first"
+                    f"cause and start again: the step is then published first"
                 ) from error
             shutil.rmtree(self.path / STAGING_NAME, ignore_errors=True)
             unless_done.pop_all()
@@ -151,7 +151,7 @@ class ParquetTargetTable(TargetTable):
         return (self._path / TABLE_NAME).exists()
 
     def step(self) -> int:
-        """See `TargetTable`. For every table, this is the last published step."""
+        """See `TargetTable`. All tables have the same step: the target's last published one."""
         return last_step(self._target.path) if self.exists() else 0
 
     def facts(self) -> dict[str, str]:

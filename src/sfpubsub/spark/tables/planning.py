@@ -117,7 +117,11 @@ class Planner:
         return step or self._rows(base, self._raw.after(newest.last, version))
 
     def beside(self, newest: StepPlan | None, note: dict[str, Any]) -> StepPlan:
-        """Return the plan of a step without raw rows. It does not change which batches are next."""
+        """Return the plan of a step that processes no raw rows.
+
+        It does not change which raw batches are processed next. For *note*, see
+        `EventTables.beside`.
+        """
         base = newest or StepPlan(0, "beside", version=self._raw.version())
         return StepPlan(
             base.number + 1,
@@ -153,10 +157,10 @@ class Planner:
         )
 
     def _forget(self, base: StepPlan) -> StepPlan | None:
-        """Return the plan of a step that removes rows from `_undecodable`.
+        """Return the plan of a step that removes rows from `_undecodable`, to decode them again.
 
-        They are the rows whose missing schemas are now available. Return None if there are no such
-        rows.
+        They are the rows whose schemas were missing and are now available. Return None if there
+        are no such rows, or if the target cannot remove rows.
         """
         if not self._target.can_merge:
             return None
@@ -179,9 +183,12 @@ class Planner:
         )
 
     def _again(self, forgotten: StepPlan) -> StepPlan | None:
-        """Return the plan of the step that re-decodes and adds the rows that *forgotten* removed.
+        """Return the plan of a step that decodes the rows that `_forget` removed, and adds them.
 
         Return None if the raw table no longer has these rows.
+
+        Args:
+            forgotten: The plan of the step that removed the rows.
         """
         step = replace(forgotten, kind="again")
         counts = self._counts(self.rows(step, forgotten.version))

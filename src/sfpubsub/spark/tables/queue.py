@@ -1,9 +1,9 @@
 """The queue of records to reread from the org: the table `_reread`.
 
-The queue has one row per reason. Rows are never changed: a reader of records works through the
-queue and stores its own progress. Only a rebuild and a mirror remove rows. The table exists if the
-target has current tables, and its metadata records whether there are history tables. This module
-makes no decisions about records.
+The queue has one row per reason. Rows are never changed: a program that rereads the records works
+through the queue and stores its own progress. Rows are removed only by a rebuild, or by a mirror.
+The table exists if the target has current tables, and its metadata records whether there are
+history tables. This module makes no decisions about records.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _facts(*, with_history: bool, epochs: Sequence[int]) -> dict[str, str]:
 def object_row(entity: str, about: ObjectCue, step: int) -> dict[str, Any]:
     """Return the queue row for a reason to reread many records of an object.
 
-    They are all records of the object, or all with an id prefix.
+    They are either all of its records, or those whose ids begin with ``about.prefix``.
     """
     return {
         "entity_name": entity,

@@ -7,10 +7,10 @@ describes it completely or deletes it. Fields that no event reports, such as for
 excepted.
 
 **Order.** Changes are ordered by commit timestamp, then commit number, then sequence number, then
-arrival. Numbers are comparable within one database instance only, and restart lower when the org is
-migrated to another instance (Change Data Capture guide, ChangeEventHeader). So they only order
-changes of the same millisecond, which come from one instance. A change that arrives after a newer
-one is late: it is not applied, and the record has to be reread.
+arrival. Numbers are comparable within one database instance only, and restart at lower values when
+the org is migrated to another instance (Change Data Capture guide, ChangeEventHeader). So they only
+order changes of the same millisecond, which come from one instance. A change that arrives after a
+newer one is late: it is not applied, and the record has to be reread.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Fields:
         return tuple(number for number in range(len(self.columns)) if number not in named)
 
     def lay(self, name: str, values: list[Any], new: Sequence[Any]) -> None:
-        """Copy the value of a field, or of a component of one, from *new* to *values*."""
+        """Copy the value of a field, or of a field's component, from *new* to *values*."""
         parts = self.parts[name] if "." in name else None
         for column in self.places[name.partition(".")[0]]:
             if parts is None:
@@ -125,7 +125,10 @@ class Fields:
 
 
 def _with_parts(old: Any, new: Any, paths: Sequence[tuple[str, ...]]) -> Any:
-    """Return *old* with the components at *paths* replaced by those of *new*."""
+    """Return *old* with the components at *paths* replaced by those of *new*.
+
+    Return None if there are no paths, because the field now has another type.
+    """
     if not paths:
         return None  # the field now has another type
     for path in paths:
@@ -219,18 +222,21 @@ class Cue:
 
 @dataclass(frozen=True, slots=True)
 class ObjectCue:
-    """A cue for all records of an object whose ids begin with *prefix*."""
+    """A cue for all records of an object whose ids begin with *prefix*, which may be empty."""
 
     prefix: str
     cue: Cue
 
     @classmethod
     def of(cls, record_id: str | None, change: Cue) -> ObjectCue | None:
-        """Return the cue for an event about many records; None if it concerns only *record_id*.
+        """Return the cue for all records that *record_id* stands for; None if it is a full id.
+
+        For an overflow event, the cue applies to all records of the object, whatever the id.
 
         Args:
-            record_id: One of the event's record ids; None if the event has no ids.
-            change: The cue, with the reason `Reason.GAP`.
+            record_id: One of the event's record ids, or a prefix such as ``001*``; None if the
+                event has no ids, which stands for all records of the object.
+            change: A cue for the event, with the reason `Reason.GAP`.
         """
         if change.change_type == "GAP_OVERFLOW":
             return cls("", replace(change, reason=Reason.OVERFLOW))
@@ -298,10 +304,10 @@ class Fold:
         self.versions.append(self.record)
 
     def mark(self, about_all: Cue) -> None:
-        """Mark the record because of a cue that concerns all records of its object.
+        """Mark the record for rereading, with the reason of *about_all*.
 
-        Nothing happens if the record is already marked. An unknown record needs no mark, because
-        the cue has its own row in the queue.
+        If the record is already marked, it keeps its first reason. A record whose state is unknown
+        needs no mark, because *about_all* has its own row in the reread queue.
         """
         if self.record is not None and self.record.reread_reason is None:
             self.record = replace(self.record, reread_reason=about_all.reason)

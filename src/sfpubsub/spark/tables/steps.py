@@ -145,8 +145,8 @@ class Follower(Protocol):
     def follow(self, step: Step) -> None:
         """Apply the step to all tables that do not have its number yet.
 
-        Called for each step: after the typed tables if it adds rows, before them if it removes
-        rows. After a restart of the engine, the last step is repeated first.
+        Called for each step: after the typed tables are changed if the step adds rows, but before
+        if it removes rows. After a restart of the engine, the last step is repeated first.
 
         Raises:
             WriteError: A table could not be written. The engine calls this again for the same step.

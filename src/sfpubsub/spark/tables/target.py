@@ -259,13 +259,13 @@ class Target(ABC):
         """Release the target for other processes. Can be called repeatedly."""
 
     def check_merge(self, what: str) -> None:
-        """Check that the target supports tables with merges.
+        """Check that the target's tables support `TargetTable.merge`.
 
         Args:
-            what: The tables that need merges, for the message, such as ``current tables``.
+            what: Name of the tables that need it, for the error message: ``current tables``.
 
         Raises:
-            ConfigurationError: The target's format is Parquet.
+            ConfigurationError: They do not, because the target's format is Parquet.
         """
         if not self.can_merge:
             raise ConfigurationError(
