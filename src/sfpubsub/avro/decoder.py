@@ -54,8 +54,9 @@ def generate(
 ) -> Callable[[bytes], Any]:
     """Return a function that decodes a payload of *schema*.
 
-    The function raises an exception of any type for a payload that it does not support. Its time
-    and memory are bounded by the payload's size. Every number that it returns is finite.
+    The function may raise any exception for a payload that it does not support, so callers must
+    catch `Exception`. Its time and memory are bounded by the payload's size. Every number that it
+    returns is finite.
 
     Args:
         schema: A record, as `fastavro.parse_schema` returns it.

@@ -49,12 +49,12 @@ def schema_id_of(schema_json: str) -> str:
     base64url without padding.
 
     Raises:
-        SchemaError: The schema has no canonical form.
+        SchemaError: The schema is not valid, so it has no canonical form.
     """
     try:
         canonical = to_parsing_canonical_form(json.loads(schema_json))
     except Exception as error:  # fastavro does not document what it raises for an invalid schema
-        raise SchemaError(f"the schema has no canonical form: {error}") from error
+        raise SchemaError(f"not a valid Avro schema: {error}") from error
     digest = hashlib.md5(canonical.encode(), usedforsecurity=False).digest()
     return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 

@@ -194,8 +194,8 @@ class RunDirectory:
 def keys_directory(place: Destination) -> Path:
     """Return the directory for a table's dedupe keys on this machine.
 
-    It is next to a local table, or else in the user's cache directory. It is a cache, which can be
-    deleted while no writer of the table is running.
+    If the table is local, the directory is next to it; otherwise it is in the user's cache
+    directory. It is only a cache, and can be deleted while no writer of the table is running.
     """
     if place.local is not None:
         found = place.sidecar_directory if place.format == "parquet" else None

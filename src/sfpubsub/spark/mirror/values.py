@@ -1,8 +1,8 @@
 """Convert the values of a read, from REST JSON or Bulk CSV, to the types of a table's columns.
 
-This module does not need Spark. Both formats are first converted to text, so that a value does not
-depend on the way it was read. An empty text becomes null, as in the org (documentation of Bulk API
-2.0: an empty value in a result is null).
+This module does not need Spark. Both formats are first converted to strings, so that a value does
+not depend on how it was read. An empty string becomes null, as in the org: an empty value in a
+result is null (Bulk API 2.0 documentation).
 """
 
 from __future__ import annotations

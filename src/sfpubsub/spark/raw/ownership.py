@@ -138,7 +138,7 @@ def claim_table(
 def claim_upgraded(path: Path) -> None:
     """Record the newest layout in a Parquet table's identity file.
 
-    Call it after the upgraded rows were written.
+    Call this only after the upgraded rows have been written.
 
     Raises:
         ConfigurationError: *path* has no identity file, or the file cannot be read.

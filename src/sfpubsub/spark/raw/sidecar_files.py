@@ -1,7 +1,7 @@
 """The files of a raw table's sidecars: their columns, and how to read them.
 
 Each sidecar is a directory of JSON files with one object per line, which Spark reads as a table
-(`read_sidecar`). For their purposes, and when they are written, see ingest/sidecars.py.
+(`read_sidecar`). See ingest/sidecars.py for what each file is for, and when it is written.
 """
 
 from __future__ import annotations
