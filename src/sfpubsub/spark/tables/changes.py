@@ -250,7 +250,7 @@ def _is_about_all() -> Column:
 
 
 def _about_all(raw: DataFrame) -> DataFrame:
-    """Return the rows for which `_is_about_all` may be true, by searching their ``payload_json``."""
+    """Return the rows for which `_is_about_all` may be true, by their ``payload_json``."""
     text = f.col("payload_json")
     may_match = (
         text.contains('*"') | text.contains('"GAP_OVERFLOW"') | text.contains('"recordIds":[]')
