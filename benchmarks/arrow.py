@@ -30,8 +30,8 @@ from benchmarks.cpu import interleaved
 from sfpubsub.avro.arrow import EVENT_COLUMNS, record_batches
 from sfpubsub.avro.arrow_values import values_of
 from sfpubsub.avro.codec import Codec
-from sfpubsub.avro.native import is_installed
 from sfpubsub.client.batch import EventBatch
+from sfpubsub.native import is_installed
 from sfpubsub.types import RawEvent, ReplayId, dedupe_key
 
 ROUNDS = 15  # enough for a stable median on a busy machine

@@ -1,12 +1,19 @@
-"""Cost of a step into a current table, by the number of records in the table.
+"""Cost of a step into a current table, by the size of the table and of the raw table's history.
 
-``python -m benchmarks current [--records 100000 1000000] [--changes 2000] [--steps 3]``
+``python -m benchmarks current [--records 100000 1000000] [--history 10 500] [--changes 2000]
+[--steps 3]``
 
-Creates a Delta table for each size, whose records have twenty fields, and applies similar steps to
-the tables in turn: updates of random records, with some creates and deletes. Prints one JSON line:
-the median seconds per step for each size, in wall-clock time and in CPU time of all processes, the
-ratio of the largest to the smallest size, and for each size the cost of an overflow event, which
-marks every record. On a busy machine, use the ratio of the CPU times.
+``records``: creates a Delta table for each size, whose records have twenty fields, and applies
+similar steps to the tables in turn: updates of random records, with some creates and deletes.
+``overflow`` is the cost of an overflow event, which marks every record.
+
+``history``: for each number of raw batches, `EventTables` builds the typed and the current table of
+Account from that many batches of 500 events, which concern the same 5,000 records in both cases,
+and then performs similar steps in turn, each of one more batch with the changes.
+
+Prints one JSON line: for each size the median seconds per step, in wall-clock time and in CPU time
+of all processes, and the ratio of the largest size to the smallest. On a busy machine, use the
+ratio of the CPU times.
 """
 
 from __future__ import annotations
@@ -18,19 +25,24 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
+from tests.avro.schemas import payload, schema_text, values
 
 from benchmarks.processes import processor_seconds
+from benchmarks.typed import write_raw
 from sfpubsub.avro.columns import columns_of
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.spark.runtime.session import spark_session
 from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.current import RecordTables
+from sfpubsub.spark.tables.engine import EventTables
 from sfpubsub.spark.tables.folding import FLAGS
 from sfpubsub.spark.tables.queue import Queue
 from sfpubsub.spark.tables.steps import StepPlan
@@ -72,6 +84,9 @@ SCHEMA = json.dumps(
 PLAN = Plan({"s": SCHEMA}, columns_of(SCHEMA))
 # Rows per data file of the initial table, about 20 MiB.
 FILE_ROWS = 100_000
+# Records of the history's events, and events per batch of the history.
+ACCOUNTS = 5_000
+BATCH_EVENTS = 500
 
 
 def record_id(number: int) -> str:
@@ -168,35 +183,96 @@ def take(target: Target, rows: pa.Table, number: int) -> tuple[float, float]:
     return seconds
 
 
+def by_records(spark: SparkSession, here: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure steps into current tables with different numbers of records."""
+    rng = random.Random(0)
+    targets = {}
+    for records in options.records:
+        targets[records] = open_target(spark, here / f"records-{records}", "delta")
+        fill(targets[records], records)
+        take(targets[records], changes(rng, records, options.changes, 2), 2)  # warm up
+    seconds: dict[int, list[tuple[float, float]]] = {records: [] for records in targets}
+    for step in range(3, 3 + options.steps):
+        for records, target in targets.items():
+            rows = changes(rng, records, options.changes, step)
+            seconds[records].append(take(target, rows, step))
+    last = 3 + options.steps
+    marked = {n: [take(target, overflow(last), last)] for n, target in targets.items()}
+    for target in targets.values():
+        target.close()
+    return {**medians(seconds), "overflow": medians(marked)}
+
+
+def accounts(count: int) -> list[bytes]:
+    """Return encoded change events that concern `ACCOUNTS` records in turn."""
+    made = []
+    for number, value in enumerate(values("account_change", count)):
+        header = value["ChangeEventHeader"]
+        header["recordIds"] = [record_id(number % ACCOUNTS)]
+        header["changeType"] = "CREATE" if number < ACCOUNTS else "UPDATE"
+        header["commitTimestamp"] = header["commitNumber"] = 1_771_300_000_000 + number
+        header["changedFields"] = ["0x06", "0x4080", "0x30006"][number % 3 :][:1]
+        header["nulledFields"] = header["diffFields"] = []
+        made.append(payload("account_change", value))
+    return made
+
+
+def by_history(spark: SparkSession, here: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure steps of tables whose raw tables have different numbers of older batches."""
+    schemas = [("account", schema_text("account_change"))]
+    made = accounts(ACCOUNTS * 3)
+    seconds: dict[int, list[tuple[float, float]]] = {batches: [] for batches in options.history}
+    with ExitStack() as opened:
+        engines = {}
+        for batches in options.history:
+            raw = here / f"raw-{batches}"
+            write_raw(raw, schemas, made, 0, batches, BATCH_EVENTS)
+            tables = EventTables(spark, raw, here / f"to-{batches}", format="delta", current=True)
+            engines[batches] = opened.enter_context(tables)
+            for report in tables.run():
+                print(f"history: {sum(report.rows.values())} rows", file=sys.stderr, flush=True)
+        for number in range(options.steps + 1):
+            for batches, tables in engines.items():
+                # Numbered on from the history, which has smaller batches.
+                first = batches * BATCH_EVENTS // options.changes + 1 + number
+                write_raw(here / f"raw-{batches}", schemas, made, first, 1, options.changes)
+                started, used = time.perf_counter(), processor_seconds()
+                report = tables.step()
+                taken = time.perf_counter() - started, processor_seconds() - used
+                assert report is not None
+                assert sum(report.rows.values()) == options.changes, report
+                said = f"{batches} batches: {taken[0]:.2f} s, {taken[1]:.2f} s of CPU time"
+                print(said, file=sys.stderr, flush=True)
+                if number:  # the first step warms up
+                    seconds[batches].append(taken)
+    return medians(seconds)
+
+
+def medians(taken: dict[int, list[tuple[float, float]]]) -> dict[str, Any]:
+    """Return the medians of wall-clock and CPU seconds by size, with their ratios."""
+    found: dict[str, Any] = {}
+    least, most = min(taken), max(taken)
+    for place, name in enumerate(("seconds", "processor_seconds")):
+        each = {size: statistics.median(pair[place] for pair in taken[size]) for size in taken}
+        found[name] = {size: round(median, 2) for size, median in each.items()}
+        found[f"{name}_ratio"] = round(each[most] / each[least], 2)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--records", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--history", type=int, nargs="+", default=[10, 500])
     parser.add_argument("--changes", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
-    rng = random.Random(0)
-    with tempfile.TemporaryDirectory() as directory, spark_session(format="delta") as spark:
-        targets = {}
-        for records in options.records:
-            targets[records] = open_target(spark, Path(directory, str(records)), "delta")
-            fill(targets[records], records)
-            take(targets[records], changes(rng, records, options.changes, 2), 2)  # warm up
-        seconds: dict[int, list[tuple[float, float]]] = {records: [] for records in targets}
-        for step in range(3, 3 + options.steps):
-            for records, target in targets.items():
-                rows = changes(rng, records, options.changes, step)
-                seconds[records].append(take(target, rows, step))
-        last = 3 + options.steps
-        marked = {n: take(target, overflow(last), last) for n, target in targets.items()}
-        for target in targets.values():
-            target.close()
     report: dict[str, object] = {"changes": options.changes, "steps": options.steps}
-    sizes = sorted(targets)
-    for place, name in enumerate(("seconds", "processor_seconds")):
-        medians = {n: statistics.median(each[place] for each in seconds[n]) for n in sizes}
-        report[name] = {n: round(median, 2) for n, median in medians.items()}
-        report[f"{name}_ratio"] = round(medians[sizes[-1]] / medians[sizes[0]], 2)
-        report[f"{name}_of_overflow"] = {n: round(marked[n][place], 2) for n in sizes}
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        spark_session("local[2]", format="delta") as spark,
+    ):
+        report["history"] = by_history(spark, Path(directory), options)
+        report["records"] = by_records(spark, Path(directory), options)
     print(json.dumps(report))
 
 

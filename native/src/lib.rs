@@ -12,6 +12,7 @@ mod dicts;
 mod input;
 mod json;
 mod message;
+mod response;
 mod schema;
 
 use pyo3::exceptions::PyValueError;
@@ -204,5 +205,6 @@ fn batch<'py>(
 fn sfpubsub_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<bitmaps::FieldNames>()?;
+    module.add_class::<response::Responses>()?;
     module.add_class::<Decoder>()
 }

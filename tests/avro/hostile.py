@@ -14,7 +14,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from sfpubsub.avro import native
+from sfpubsub import native
 from sfpubsub.avro.arrow_values import Values
 from sfpubsub.avro.codec import Codec
 from sfpubsub.errors import DecodeError, SchemaError

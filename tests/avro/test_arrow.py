@@ -17,14 +17,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sfpubsub.avro import arrow, native
+from sfpubsub import native
+from sfpubsub.avro import arrow
 from sfpubsub.avro.arrow import EVENT_COLUMNS, arrow_type, record_batches
 from sfpubsub.avro.arrow_types import Shape, shape_of
 from sfpubsub.avro.arrow_values import Values, values_of
 from sfpubsub.avro.codec import Codec, NoCodec
-from sfpubsub.avro.native import is_installed
 from sfpubsub.client.batch import EventBatch
 from sfpubsub.errors import DecodeError, MissingExtraError, SchemaError, SchemaNotFoundError
+from sfpubsub.native import is_installed
 from sfpubsub.types import RawEvent, ReplayId
 
 from .schemas import CORPUS, golden, payload, schema_text, values

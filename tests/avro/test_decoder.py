@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sfpubsub import native
 from sfpubsub.avro import codec as codec_module
-from sfpubsub.avro import decoder, guard, native
+from sfpubsub.avro import decoder, guard
 from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.json import _has_odd_float, to_json
 from sfpubsub.errors import DecodeError, EncodeError, SchemaError

@@ -24,7 +24,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfpubsub.avro import native
+from sfpubsub import native
+from sfpubsub.avro import compiled
 from sfpubsub.avro.bitmaps import ChangeSchema
 from sfpubsub.avro.codec import Codec
 from sfpubsub.errors import DecodeError
@@ -267,7 +268,7 @@ def test_a_schema_that_grows_without_end_is_left_to_the_python_code(levels, fan)
         fields = [{"name": f"f{n}", "type": f"L{level - 1}"} for n in range(fan)]
         named[f"L{level}"] = {"type": "record", "name": f"L{level}", "fields": fields}
     started = time.process_time()
-    assert native.decoder_of(named[f"L{levels - 1}"], named) is None
+    assert compiled.decoder_of(named[f"L{levels - 1}"], named) is None
     assert time.process_time() - started < 2
 
 
@@ -319,7 +320,7 @@ def test_other_threads_go_on_while_many_payloads_become_arrow():
 def test_it_can_be_switched_off():
     """SFPUBSUB_NATIVE=0: it is not even imported."""
     code = (
-        "import sys, sfpubsub.avro.native as native, sfpubsub.avro.codec;"
+        "import sys, sfpubsub.native as native, sfpubsub.avro.codec;"
         "print(native.is_installed(), 'sfpubsub_native' in sys.modules)"
     )
     environment = {**os.environ, "SFPUBSUB_NATIVE": "0"}

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from sfpubsub.avro import native
+from sfpubsub import native
 from sfpubsub.avro.codec import Codec, NoCodec
 from sfpubsub.avro.schema_cache import MAX_SCHEMAS
 from sfpubsub.cli.render import EventLines

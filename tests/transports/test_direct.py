@@ -262,7 +262,7 @@ def test_a_fault_of_ours_ends_the_call_and_not_grpcs_thread(
 
     transport = serve(script)
     with monkeypatch.context() as patched:
-        patched.setattr(wire, "PLAIN", wire.PLAIN._replace(parse=lambda _message: 1 / 0))
+        patched.setattr(wire, "parsed", lambda _form, _message: 1 / 0)
         failure = Reading(transport).wait()
     assert failure is not None
     assert failure.kind is FailureKind.STOP

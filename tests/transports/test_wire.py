@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import event, example, given, settings
+from hypothesis import strategies as st
+
+from sfpubsub import native
 from sfpubsub.errors import LocalProtocolError, RemoteProtocolError
 from sfpubsub.protocol.commands import CommitRequest, OpenStream, SendRequest
 from sfpubsub.transports import wire
@@ -109,6 +115,96 @@ def test_an_event_without_a_position_breaks_the_contract():
     message = pb.FetchResponse(events=[pb.ConsumerEvent(event=pb.ProducerEvent(id="e"))])
     with pytest.raises(RemoteProtocolError, match="without a replay id"):
         wire.response(message)
+
+
+# The compiled parser
+
+POSITIONS = st.binary(min_size=1, max_size=9)
+
+
+def rarely(usual: Any, rare: Any) -> Any:
+    return st.integers(0, 9).flatmap(lambda number: usual if number else rare)
+
+
+HEADERS = st.lists(st.builds(pb.EventHeader, key=st.text(max_size=2)), min_size=1, max_size=2)
+EVENTS = st.builds(
+    pb.ConsumerEvent,
+    event=st.builds(
+        pb.ProducerEvent,
+        id=st.text(max_size=5),
+        schema_id=st.sampled_from(["", "one", "two"]),
+        payload=st.binary(max_size=200),
+        headers=rarely(st.just([]), HEADERS),
+    ),
+    replay_id=rarely(POSITIONS, st.just(b"")),
+)
+COMMITS = st.builds(pb.CommitReplayResponse, replay_id=POSITIONS, commit_request_id=st.just("1-1"))
+MESSAGES = st.builds(
+    pb.ManagedFetchResponse,
+    events=st.lists(EVENTS, max_size=4),
+    latest_replay_id=POSITIONS | st.just(b""),
+    rpc_id=st.text(max_size=5),
+    pending_num_requested=rarely(st.integers(0, 100), st.integers(-(2**31), 2**31 - 1)),
+    commit_response=rarely(st.none(), COMMITS),
+).map(pb.ManagedFetchResponse.SerializeToString)
+# Cut off, joined (fields occur twice), with one byte changed, and not a message at all.
+DAMAGED = st.one_of(
+    st.tuples(MESSAGES, st.integers(0, 400)).map(lambda pair: pair[0][: pair[1]]),
+    st.lists(MESSAGES, min_size=2, max_size=2).map(b"".join),
+    st.tuples(MESSAGES, st.integers(0, 400), st.integers(0, 255)).map(
+        lambda each: each[0][: each[1]] + bytes([each[2]]) + each[0][each[1] + 1 :]
+    ),
+    st.binary(max_size=30),
+)
+
+
+def outcome(form: wire.Form, data: bytes) -> Any:
+    try:
+        return wire.parsed(form, data)
+    except (DecodeError, RemoteProtocolError) as error:
+        return type(error), str(error)
+
+
+@pytest.mark.skipif(not native.is_installed(), reason="sfpubsub-native is not installed")
+@pytest.mark.parametrize("form", [wire.PLAIN, wire.MANAGED], ids=["plain", "managed"])
+@settings(max_examples=500)
+@given(data=MESSAGES | DAMAGED)
+@example(data=pb.FetchResponse(events=[pb.ConsumerEvent(replay_id=RAW)]).SerializeToString())
+@example(data=b"\x1a\x01\xff")  # an rpc id that is not UTF-8
+@example(data=b"\x20" + b"\x80" * 9 + b"\x01")  # a number of 70 bits
+@example(data=b"\x22\x00")  # a number with the wire type of bytes
+def test_both_parsers_have_the_same_result(form, data):
+    """Whatever the bytes are: the same response, or the same error."""
+    compiled = wire._compiled
+    found = outcome(form, data)
+    try:
+        wire._compiled = None
+        assert found == outcome(form, data)
+    finally:
+        wire._compiled = compiled
+    try:
+        compiled.parse(data)
+        event("compiled")
+    except ValueError:
+        event("left to Protobuf")
+
+
+@pytest.mark.skipif(not native.is_installed(), reason="sfpubsub-native is not installed")
+def test_a_usual_message_is_not_left_to_protobuf():
+    """Several events of two schemas, and a keepalive."""
+    events = [
+        pb.ConsumerEvent(
+            event=pb.ProducerEvent(id=f"e{number}", schema_id=f"s{number % 2}", payload=RAW),
+            replay_id=bytes([number + 1]),
+        )
+        for number in range(5)
+    ]
+    for message in (
+        pb.FetchResponse(events=events, latest_replay_id=RAW, rpc_id="r", pending_num_requested=95),
+        pb.FetchResponse(latest_replay_id=RAW, rpc_id="r", pending_num_requested=100),
+    ):
+        found = wire._compiled.parse(message.SerializeToString())
+        assert wire.response(message)[:4] == found
 
 
 def test_publishing():

@@ -15,8 +15,8 @@ from typing import Any, Protocol, cast
 from sfpubsub.avro.arrow_types import FIRST_TIME, LAST_TIME, TIME, shape_of
 from sfpubsub.avro.arrow_values import MAX_PAYLOAD_BYTES, values_of
 from sfpubsub.avro.codec import CHANGE_EVENT_HEADER, Codec, NoCodec
-from sfpubsub.avro.native import is_installed
 from sfpubsub.errors import DecodeError, MissingExtraError
+from sfpubsub.native import is_installed
 from sfpubsub.types import RawEvent, dedupe_key
 
 try:

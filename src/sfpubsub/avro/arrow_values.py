@@ -1,6 +1,6 @@
 """Decode payloads of one schema into an Arrow array.
 
-The compiled decoder (`sfpubsub.avro.native`) creates no Python object per field. If it does not
+The compiled decoder (`sfpubsub.avro.compiled`) creates no Python object per field. If it does not
 support a schema or payload, `Codec` decodes to dicts, and pyarrow converts the dicts. The results
 are equal. Invariant: a payload is either decoded with all its bytes used, or rejected. Immutable
 after construction and thread-safe.

@@ -20,7 +20,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
-from sfpubsub.avro.native import field_names_of
+from sfpubsub.avro.compiled import field_names_of
 from sfpubsub.errors import DecodeError, SchemaError
 
 # Maximum number of expanded bitmaps cached per schema. An org's automations change the same few

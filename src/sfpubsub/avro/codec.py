@@ -23,11 +23,11 @@ from typing import Any, TypeAlias
 
 import fastavro
 
+from sfpubsub.avro.compiled import decoder_of
 from sfpubsub.avro.decoder import Unsupported, generate
 from sfpubsub.avro.encoder import Encoder
 from sfpubsub.avro.guard import check_payload
 from sfpubsub.avro.json import to_json
-from sfpubsub.avro.native import decoder_of
 from sfpubsub.errors import DecodeError, EncodeError, SchemaError
 
 logger = logging.getLogger("sfpubsub.client")

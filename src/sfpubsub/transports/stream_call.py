@@ -88,13 +88,13 @@ class GrpcStreamCall(StreamCall):
             super().read(received, ended)
             return
 
-        parse = self._form.parse
+        form = self._form
 
         def take(message: bytes) -> None:
             if self._invalid is not None:
                 return
             try:
-                response = self._response(parse(message))
+                response = self._response(wire.parsed, form, message)
             # Corrupted in transit: the message may arrive intact on the next stream.
             except DecodeError as error:
                 text = (
@@ -124,17 +124,17 @@ class GrpcStreamCall(StreamCall):
             self._has_sent = False
             time.sleep(_HAND_OVER)
         try:
-            response = self._response(next(self._call))
+            response = self._response(wire.response, next(self._call))
         except StopIteration:
             return self._end(None)
         except grpc.RpcError as error:
             return self._end(error)
         return self._invalid if response is None else response
 
-    def _response(self, message: Any) -> Response | None:
+    def _response(self, convert: Callable[..., Response], *arguments: Any) -> Response | None:
         """Convert a message. If it is not valid, cancel the call and return None."""
         try:
-            response = wire.response(message)
+            response = convert(*arguments)
         except RemoteProtocolError as error:
             text = f"{self._target.name}: {error}"
             self._refuse(FailureKind.STOP, RemoteProtocolError(text, rpc_id=error.rpc_id), error)

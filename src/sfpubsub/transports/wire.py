@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from google.protobuf.message import Message
 
+from sfpubsub import native
 from sfpubsub.errors import LocalProtocolError, RemoteProtocolError
 from sfpubsub.protocol.commands import OpenStream, SendRequest
 from sfpubsub.protocol.events import CommitAnswer, PublishAnswer, Response
@@ -96,6 +97,27 @@ PLAIN = Form(pb.FetchResponse.FromString, fetch_opening, fetch_request)
 MANAGED = Form(pb.ManagedFetchResponse.FromString, managed_opening, managed_request)
 
 
+# Parses the usual messages, and returns the fields of their `Response`.
+_compiled = native.compiled and native.compiled.Responses(
+    _new, RawEvent, _blank, ReplayId, vars(ReplayId)["_value"].__set__
+)
+
+
+def parsed(form: Form, data: bytes) -> Response:
+    """Parse a message of a stream that has this *form*, and convert it like `response`.
+
+    Raises:
+        DecodeError: *data* is not such a message.
+        RemoteProtocolError: See `response`.
+    """
+    if _compiled is not None:
+        try:
+            return Response(*_compiled.parse(data))
+        except ValueError:  # not a usual message
+            pass
+    return response(form.parse(data))
+
+
 def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
     """Convert a message of a Subscribe or ManagedSubscribe stream to a `Response`.
 
@@ -107,6 +129,7 @@ def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
         commit = _commit_answer(message.commit_response)
     rpc_id = message.rpc_id
     events: list[RawEvent] = []
+    schema_id = ""
     for item in message.events:
         event, position = item.event, item.replay_id
         if not position:
@@ -117,7 +140,9 @@ def response(message: pb.FetchResponse | pb.ManagedFetchResponse) -> Response:
         replay_id = _blank(ReplayId)
         replay_id._value = position
         headers = _headers(event) if event.headers else ()
-        fields = (event.id, event.schema_id, event.payload, replay_id, headers)
+        if (found := event.schema_id) != schema_id:  # usually the same, and then one object
+            schema_id = found
+        fields = (event.id, schema_id, event.payload, replay_id, headers)
         events.append(_new(RawEvent, fields))
     return Response(
         tuple(events),

@@ -7,7 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from sfpubsub.avro import native
+from sfpubsub import native
 from sfpubsub.avro.codec import Codec
 from sfpubsub.spark.raw.decoded import decoded
 from sfpubsub.spark.raw.rows import EventRows, read_table

@@ -1,58 +1,20 @@
-"""The optional compiled decoder: the package ``sfpubsub-native``, from ``native/``.
-
-Its results equal those of the Python code. If it does not support a schema or payload, the Python
-code is used. To disable the compiled decoder, set ``SFPUBSUB_NATIVE=0`` in the environment before
-the first import. Thread-safe.
-"""
+"""The parts of the compiled package `sfpubsub.native` that read Avro. Thread-safe."""
 
 from __future__ import annotations
 
-import importlib
-import logging
-import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
-# The version that this code requires; tests compare it with native/Cargo.toml and pyproject.toml.
-VERSION = "0.1.0"
+from sfpubsub import native
 
 # Maximum number of types in a schema after every reference to a named type has been replaced by the
 # type; the limit of the compiled decoder. If each record refers to the previous one twice, the
 # number doubles with every record.
 _MAX_TYPES = 4_000
 
-_log = logging.getLogger("sfpubsub.client")
-
 # A schema in the form of the compiled decoder: the name of a type, or a tuple of the name and its
 # contents.
 Plan: TypeAlias = "str | tuple[str, Any]"
-
-
-def _load() -> Any:
-    if os.environ.get("SFPUBSUB_NATIVE") == "0":
-        return None
-    try:
-        module = importlib.import_module("sfpubsub_native")
-    except ImportError:
-        return None
-    if module.__version__ != VERSION:
-        _log.warning(
-            "sfpubsub-native %s is installed but not used: install version %s, which this version "
-            "of sfpubsub needs",
-            module.__version__,
-            VERSION,
-        )
-        return None
-    return module
-
-
-compiled: Any = _load()
-"""The module ``sfpubsub_native``, or None."""
-
-
-def is_installed() -> bool:
-    """Return whether the compiled decoder is installed and not disabled."""
-    return compiled is not None
 
 
 class _Unsupported(Exception):  # noqa: N818 - not an error: the Python code is used instead
@@ -67,10 +29,10 @@ def decoder_of(schema: Any, named: Mapping[str, Any], wanted: Collection[str] | 
         named: The named types by full name.
         wanted: Names of the fields to read; None for all. See `Codec.only`.
     """
-    if compiled is None:
+    if native.compiled is None:
         return None
     try:
-        return compiled.Decoder(_Planner(named).record(schema, wanted))
+        return native.compiled.Decoder(_Planner(named).record(schema, wanted))
     except (_Unsupported, RecursionError, ValueError, TypeError, OverflowError):
         return None
 
@@ -82,9 +44,9 @@ def field_names_of(fields: Sequence[str], parts: Mapping[str, Sequence[str]]) ->
         fields: Names of the top-level fields.
         parts: Names of each compound field's components, by the field's name.
     """
-    if compiled is None:
+    if native.compiled is None:
         return None
-    return compiled.FieldNames(fields, [parts.get(field) for field in fields])
+    return native.compiled.FieldNames(fields, [parts.get(field) for field in fields])
 
 
 class _Planner:
