@@ -65,6 +65,20 @@ impl Decoder {
         Ok(PyString::new(py, &out))
     }
 
+    /// Return a line in UTF-8: `head`, a payload as JSON text, a closing brace, and a newline.
+    fn to_line<'py>(
+        &self,
+        py: Python<'py>,
+        head: &str,
+        payload: &[u8],
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let mut out = String::with_capacity(head.len() + payload.len() * 4);
+        out.push_str(head);
+        self.add_json(&mut out, payload)?;
+        out.push_str("}\n");
+        Ok(PyBytes::new(py, out.as_bytes()))
+    }
+
     /// Return a payload as JSON text, and the value of one of its fields, by number.
     fn to_json_with<'py>(
         &self,

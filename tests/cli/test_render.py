@@ -63,6 +63,7 @@ def test_a_line_is_what_json_makes_of_it(raw):
                 event = event_of(codec, payload, topic=topic, event_id=event_id)
                 shown = base64.b64encode(payload).decode() if raw else value
                 assert lines.line(event) == plainly(event, shown)
+                assert lines.utf8_line(event) == plainly(event, shown).encode()
 
 
 def test_two_schemas_under_one_id_have_lines_of_their_own():
@@ -84,6 +85,10 @@ def test_what_lines_have_in_common_does_not_grow():
         assert len(lines._common) <= MAX_SCHEMAS
     with pytest.raises(DecodeError, match="no 7"):
         EventLines(raw=False).line(event_of(NoCodec("x", SchemaError("no 7")), b"", topic=None))
+    with pytest.raises(DecodeError, match="no 7"):
+        EventLines(raw=False).utf8_line(
+            event_of(NoCodec("x", SchemaError("no 7")), b"", topic=None)
+        )
 
 
 def test_a_value_that_was_made_for_its_json_is_kept(monkeypatch):

@@ -8,6 +8,7 @@ counts as read only once it has left the pipe. What the reader does with the out
 from __future__ import annotations
 
 import array
+import codecs
 import fcntl
 import io
 import os
@@ -47,6 +48,11 @@ class Output:
             is_pipe = stat.S_ISFIFO(os.fstat(self._descriptor).st_mode)
             self._counts_unread = is_pipe and sys.platform == "linux"
             self._poll.register(self._descriptor, 0)  # errors and hang-ups are always reported
+
+    @property
+    def is_utf8(self) -> bool:
+        """Whether the stream's encoding is UTF-8."""
+        return codecs.lookup(self._out.encoding or "utf-8").name == "utf-8"
 
     def encoded(self, text: str) -> bytes:
         """Return *text* encoded for the stream."""

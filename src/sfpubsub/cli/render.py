@@ -42,14 +42,32 @@ class EventLines:
         Raises:
             DecodeError: The payload does not match its schema.
         """
-        raw = event.raw
+        payload = event.payload
+        text = f'"{base64.b64encode(payload).decode()}"' if self._raw else event.to_json()
+        return f"{self._head(event)}{text}}}\n"
+
+    def utf8_line(self, event: Event) -> bytes:
+        """Return the same line in UTF-8; faster than encoding the result of `line`.
+
+        Raises:
+            DecodeError: The payload does not match its schema.
+        """
+        compiled = None if self._raw else event.codec.compiled
+        if compiled is not None:
+            try:
+                line: bytes = compiled.to_line(self._head(event), event.payload)
+            except (ValueError, TypeError):  # not supported, or not bytes
+                pass
+            else:
+                return line
+        return self.line(event).encode()
+
+    def _head(self, event: Event) -> str:
+        """Return the text of a line before the payload."""
         key = event.codec, event.subscription, event.topic
         before, between = self._common.get(key) or self._learned(key)
-        payload = f'"{base64.b64encode(raw.payload).decode()}"' if self._raw else event.to_json()
-        return (
-            f'{before}{encode_basestring(raw.id)},"replay_id":"{raw.replay_id.hex()}"'
-            f"{between}{payload}}}\n"
-        )
+        event_id, replay_id = encode_basestring(event.id), event.replay_id.hex()
+        return f'{before}{event_id},"replay_id":"{replay_id}"{between}'
 
     def _learned(self, key: tuple[Codec, str, str]) -> tuple[str, str]:
         codec, subscription, topic = key

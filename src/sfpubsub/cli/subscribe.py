@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import sys
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from itertools import islice
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
 import click
@@ -27,7 +28,7 @@ from sfpubsub.config import Settings
 from sfpubsub.types import start_position
 
 if TYPE_CHECKING:  # these are imported where they are used, so that --help is fast
-    from sfpubsub.client.batch import EventBatch
+    from sfpubsub.client.batch import Event, EventBatch
     from sfpubsub.client.client import PubSubClient
     from sfpubsub.client.subscription import Subscription
     from sfpubsub.client.undecodable import OnUndecodable
@@ -246,18 +247,22 @@ class _Printer:
         self.status = status
         from sfpubsub.cli.render import EventLines
 
-        self._line = EventLines(raw=raw).line
+        lines = EventLines(raw=raw)
+        self._line: Callable[[Event], bytes] = (
+            lines.utf8_line if out.is_utf8 else lambda event: out.encoded(lines.line(event))
+        )
         self._max = max_events
         self._written = 0
-        # For each line that may be unread: its end offset in the output, and its event.
-        self._unread: deque[tuple[int, EventBatch, int]] = deque()
+        # For each batch with lines that may be unread: the end offset of each line in the output,
+        # and the number of lines that have been read.
+        self._unread: deque[tuple[EventBatch, list[int], int]] = deque()
         self.count = 0
         """Number of events that were read and acked."""
 
     @property
     def unread(self) -> int:
         """Number of events that were at least partly printed, and may not have been read yet."""
-        return len(self._unread)
+        return sum(len(ends) - read for _, ends, read in self._unread)
 
     @property
     def done(self) -> bool:
@@ -271,12 +276,10 @@ class _Printer:
         try:
             # An event that cannot be decoded raises here. The events before it are printed and
             # acked.
-            lines.extend(self.out.encoded(self._line(event)) for event in events)
+            lines.extend(map(self._line, events))
         finally:
-            end = self.out.written
-            for place, line in enumerate(lines):
-                end += len(line)
-                self._unread.append((end, batch, place))
+            ends = list(accumulate(map(len, lines), initial=self.out.written))[1:]
+            self._unread.append((batch, ends, 0))
             self._written += len(lines)
             text = b"".join(lines)
             for start in range(0, len(text), _PIECE):
@@ -288,14 +291,17 @@ class _Printer:
         if not self._unread:
             return
         taken = self.out.taken()
-        while self._unread and self._unread[0][0] <= taken:
-            _, batch, first = self._unread.popleft()
-            last = first
-            while self._unread and self._unread[0][0] <= taken and self._unread[0][1] is batch:
-                _, _, last = self._unread.popleft()
-            batch.ack_range(batch.first_seq + first, batch.first_seq + last)
-            self.status.acked(batch, last + 1)
-            self.count += last + 1 - first
+        while self._unread:
+            batch, ends, before = self._unread.popleft()
+            read = bisect_right(ends, taken, before)
+            if read < len(ends):
+                self._unread.appendleft((batch, ends, read))
+            if read > before:
+                batch.ack_range(batch.first_seq + before, batch.first_seq + read - 1)
+                self.status.acked(batch, read)
+                self.count += read - before
+            if read < len(ends):
+                return
 
 
 def _run(
