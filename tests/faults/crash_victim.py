@@ -30,6 +30,7 @@ import sfpubsub.cli.main
 from sfpubsub.spark.ingest import writer
 from sfpubsub.spark.raw import parquet
 from sfpubsub.spark.runtime.process import Process
+from sfpubsub.spark.runtime.session import jvm_of
 from sfpubsub.transports import wire
 
 MOMENTS = ("receive", "write", "publish", "ack", "receipt")
@@ -60,6 +61,7 @@ class Killer:
     def kill(self) -> None:
         print(f"killing {self._who}", file=sys.stderr, flush=True)
         if self._who != "driver":
+            assert self._jvm, "the JVM is not known yet: os.kill(0) would end the process group"
             os.kill(self._jvm, signal.SIGKILL)
         if self._who != "jvm":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -116,7 +118,8 @@ def _table_of(table_format: str) -> tuple[type, str]:
 
 def install(moment: str, killer: Killer, delay: float, table_format: str) -> None:
     """Install the hook for *moment* in the package."""
-    _after(writer.EventWriter, "__init__", lambda self, *a, **k: killer.remember(self._jvm))
+    # At the beginning of `EventWriter.__init__`, which may already publish a batch.
+    _before(writer, "jvm_of", lambda spark: killer.remember(jvm_of(spark)))
     table, written = _table_of(table_format)
 
     def now(*_arguments: Any, **_options: Any) -> None:

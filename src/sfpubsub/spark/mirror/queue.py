@@ -71,6 +71,9 @@ class MirrorQueue:
             step: Number of the step that merged the read's rows.
             record_ids: Records that were read; None for the whole object.
         """
+        if not any(row["entity_name"] == entity for row in self._open()):
+            self._table.append([], 2 * step + 1)  # faster than searching the table
+            return
         condition = f"entity_name = {sql_text(entity)}"
         condition += f" AND since_seq <= {healed.ingest_seq} AND asked <= {healed.asked}"
         if record_ids is not None:
