@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from sfpubsub.spark.mirror.columns import Columns
 from sfpubsub.spark.mirror.described import Column
-from sfpubsub.spark.mirror.log import Marker, ReadLog
+from sfpubsub.spark.mirror.log import Marker, ReadLog, rows_in
 from sfpubsub.spark.mirror.reads import AsOf
 from sfpubsub.spark.mirror.tables import _may_share
 from sfpubsub.spark.tables import open_target
@@ -60,5 +60,13 @@ def test_a_merge_reads_its_own_pieces(target: Target, tmp_path: Path) -> None:
     assert _may_share(table, None)
     assert _may_share(table, ("001C", "001E"))
     assert not _may_share(table, ("001A", "001C"))
+    assert log.take(1, 2) is not None
+    assert log.take(1, 2) is None, "taken before"
+    files = log.take(3, 3)
+    assert files is not None
+    assert [len(rows_in(file)) for file in files] == [0]
+    log.add(COLUMNS, [rows("001E")], Marker(0, "ids", AsOf(0)))
+    assert log.take(4, 4) is None, "not of a read of the whole object"
+    assert ReadLog(target, "Account").take(2, 2) is None, "of another process"
     first.unlink()
     assert [row["record_id"] for row in log.rows(2, 3).collect()] == ["001D"]

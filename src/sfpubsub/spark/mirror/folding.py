@@ -133,6 +133,36 @@ def row_without(merging: Merging, *, until: Any = None) -> tuple[Any, ...] | Non
     return next((row for row in found if row[-1] == CURRENT), None)
 
 
+def rows_without(rows: pa.Table, merging: Merging) -> pa.Table | None:
+    """Return the new rows of an object's table for records that are known only from a read.
+
+    Args:
+        rows: Rows of the read log.
+        merging: The parameters.
+
+    Returns:
+        A table with the columns of the object's table; None if a column of the object is missing
+        from *rows* or has another type there.
+    """
+    types = pa.schema([("record_id", pa.string()), *merging.types])
+    there = {field.name: field.type for field in rows.schema}
+    if any(there.get(field.name) != field.type for field in types):
+        return None
+    made = row_without(merging)
+    if made is None:  # such rows are skipped
+        made, rows = (None,) * len(merging.output), rows.slice(0, 0)
+    said = dict(zip(merging.output.names, made, strict=True))
+    columns = {name: rows[name] for name in types.names}
+    for flag in FLAGS:
+        columns[flag.name] = pa.repeat(pa.scalar(said[flag.name], flag.type), len(rows))
+    columns["_is_deleted"] = rows["_is_deleted"]
+    read = said["_read"] or dict.fromkeys(READ_TYPE.names)
+    parts = [pa.repeat(pa.scalar(read[part.name], part.type), len(rows)) for part in READ_TYPE]
+    parts[READ_TYPE.get_field_index("until")] = rows["_until"].combine_chunks()
+    columns["_read"] = pa.StructArray.from_arrays(parts, fields=list(READ_TYPE))
+    return pa.table(columns, schema=pa.schema([*types, *FLAGS, *READ]))
+
+
 def struct_of(read: Read | None) -> dict[str, Any] | None:
     """Convert *read* to the struct that a table stores (`READ_TYPE`); None if *read* is None."""
     if read is None:

@@ -35,7 +35,7 @@ from sfpubsub.spark.mirror.budget import DAY, Budget
 from sfpubsub.spark.mirror.fetching import Fetching
 from sfpubsub.spark.mirror.hand import Hand
 from sfpubsub.spark.mirror.ledger import Ledger
-from sfpubsub.spark.mirror.log import Marker, ReadLog, id_range
+from sfpubsub.spark.mirror.log import Marker, id_range
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
 from sfpubsub.spark.mirror.notes import Ask, Merge, Sweep
 from sfpubsub.spark.mirror.planning import Wanted
@@ -142,7 +142,6 @@ class Mirror:
                 wall=wall,
             )
             self._since = Since(self.tables)
-            self._logs: dict[str, ReadLog] = {}
             self._signals = Signals(Mailbox(target.spark, target.place), reader)
             for name in self._objects:
                 self._open(name)
@@ -161,7 +160,6 @@ class Mirror:
 
     def _open(self, name: str) -> None:
         self.tables.add(name, self._ledger.of(name).newest)
-        self._logs[name] = ReadLog(self._engine.target, name)
 
     @property
     def report(self) -> MirrorReport:
@@ -210,7 +208,7 @@ class Mirror:
         """
         self._hand.finish()
         for name in self._objects:
-            markers = self._logs[name].markers()
+            markers = self.tables.log(name).markers()
             account = self._ledger.of(name)
             merged = account.merged
             if markers and markers[-1].piece == merged and not account.is_through(markers[-1]):
@@ -398,7 +396,7 @@ class Mirror:
 
     def _start(self, wanted: Wanted, now: AsOf, last: Marker | None) -> None:
         name = wanted.entity
-        log, merged = self._logs[name], self._ledger.of(name).merged
+        log, merged = self.tables.log(name), self._ledger.of(name).merged
         if name not in self._described:
             self.tables.objects[name].describe()
         has_bin = self._described[name].field("IsDeleted") is not None

@@ -46,6 +46,10 @@ FACTS = pa.schema(
 
 _FACTS = {"kind": "reads"}
 
+# Maximum size of the pieces kept in memory until they are merged, in bytes. A piece of 50,000 rows
+# of an ordinary object has some 5 MB.
+_KEPT_BYTES = 128 * 1024 * 1024
+
 
 @dataclass(frozen=True)
 class Marker:
@@ -111,6 +115,7 @@ class ReadLog:
         self._number = self._table.step()
         self._made: pa.Schema | None = None
         self._cleared = -1
+        self._kept: dict[int, bytes] = {}
 
     @property
     def next(self) -> int:
@@ -145,6 +150,9 @@ class ReadLog:
                 f"one mirror for each target"
             )
         self._number = number
+        kept = sum(map(len, list(self._kept.values())))
+        if marker.kind == "object" and kept + len(content) <= _KEPT_BYTES:
+            self._kept[number] = content
         self._target.finish(number)
         return marker
 
@@ -161,6 +169,17 @@ class ReadLog:
         rows = self._table.read().where(f.col("_piece").between(first, last))
         return rows.where("record_id IS NOT NULL")
 
+    def take(self, first: int, last: int) -> list[bytes] | None:
+        """Return the files of pieces *first* to *last* (inclusive) from memory; see `rows_in`.
+
+        They are then removed from memory. None if not all of them are there: they are too large,
+        were taken before, do not belong to a read of the whole object, or were written by another
+        process.
+        """
+        found = [self._kept.pop(piece, None) for piece in range(first, last + 1)]
+        files = [each for each in found if each is not None]
+        return files if len(files) == len(found) else None
+
     def columns(self) -> list[str]:
         """Return the names of the log table's columns."""
         return self._table.columns()
@@ -169,10 +188,17 @@ class ReadLog:
         """Remove the pieces up to number *last* (inclusive), unless they were already removed."""
         if last <= self._cleared or not self._table.exists():
             return
+        self.take(min(self._kept, default=last), last)
         if self._table.read().where(f.col("_piece") <= last).limit(1).count():
             self._table.delete(f"_piece <= {last}", self.next)
             self._number += 1
         self._cleared = last
+
+
+def rows_in(file: bytes) -> pa.Table:
+    """Return the rows of a piece's file, without its marker."""
+    rows = pq.read_table(io.BytesIO(file))
+    return rows.filter(pc.is_valid(rows["record_id"]))
 
 
 def id_range(pieces: Iterable[Marker]) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, StructType
@@ -33,11 +34,13 @@ from sfpubsub.spark.mirror.folding import (
     Merging,
     merge_rows,
     row_without,
+    rows_without,
 )
+from sfpubsub.spark.mirror.log import rows_in
 from sfpubsub.spark.raw.frames import spark_schema, sql_text
 from sfpubsub.spark.tables.folding import CURRENT, FLAGS
 from sfpubsub.spark.tables.records import Fields
-from sfpubsub.spark.tables.target import Target
+from sfpubsub.spark.tables.target import Target, parquet_of
 
 # Value of the fact ``kind`` stored with the table.
 KIND = "mirror"
@@ -204,6 +207,31 @@ class MirroredObject:
         read = said["_read"] or dict.fromkeys(READ_TYPE.names)
         given["`_read`"] = _read_sql(read, "`_read`.`until`")
         return rows.selectExpr(*(f"{sql} AS {name}" for name, sql in given.items()))
+
+    def files(
+        self, pieces: Sequence[bytes], merging: Merging, known: pa.Array | None
+    ) -> list[bytes] | None:
+        """Return the rows that `alone` returns, as Parquet files that need no Spark job.
+
+        Args:
+            pieces: Files of the read log (`ReadLog.take`).
+            merging: See `merging`.
+            known: Ids of records to leave out.
+
+        Returns:
+            A file for each piece with such rows; None if the log's columns differ from the table's.
+        """
+        found = []
+        for piece in pieces:
+            rows = rows_in(piece)
+            if known is not None:
+                rows = rows.filter(pc.invert(pc.is_in(rows["record_id"], value_set=known)))
+            rows = rows_without(rows, merging)
+            if rows is None:
+                return None
+            if len(rows):
+                found.append(parquet_of(rows))
+        return found
 
     def current(self, merged: DataFrame) -> DataFrame:
         """Extract the new rows of the object's table from the output of the merge rule."""

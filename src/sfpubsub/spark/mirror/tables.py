@@ -212,10 +212,13 @@ class MirrorTables:
                 if merged is not None:
                     cached.callback(merged.persist().unpersist)
                     self.queue.add(_cue_rows(note.entity, merged, number), number)
-                    if new is not None and note.size < _INSERT_FROM:
+                    if isinstance(new, DataFrame) and note.size < _INSERT_FROM:
                         merged, new = merged.unionByName(new), None
-                rows = [None if each is None else found.current(each) for each in (merged, new)]
-                self._take(found, number, merged=rows[0], new=rows[1])
+                if merged is not None:
+                    merged = found.current(merged)
+                if isinstance(new, DataFrame):
+                    new = found.current(new)
+                self._take(found, number, merged=merged, new=new)
         self._heal(note, number)
 
     def _returned(
@@ -225,15 +228,17 @@ class MirrorTables:
         merging: Merging,
         entries: Sequence[Mapping[str, Any]],
         plan: Plan | None,
-    ) -> tuple[DataFrame | None, DataFrame | None]:
+    ) -> tuple[DataFrame | None, DataFrame | list[bytes] | None]:
         """Return the merge results for the records in some pieces of a read.
 
         Returns:
             The results for records that were merged one by one, and those for records that are
-            known only from the read. The latter are not in the table and add nothing to the queue.
-            Either is None if it is empty.
+            known only from the read. The latter are not in the table and add nothing to the queue;
+            if possible, they are files of new rows. Either is None if it is empty.
         """
-        read = self.log(note.entity).rows(note.first, note.last)
+        log = self.log(note.entity)
+        pieces = log.take(note.first, note.last)
+        read = log.rows(note.first, note.last)
         ids = read.select("record_id")
         parts = []
         if found.table.step() and (note.kind == "ids" or _may_share(found.table.read(), note.ids)):
@@ -243,17 +248,31 @@ class MirrorTables:
         if plan is not None and note.laid > note.read.as_of.ingest_seq:
             since = f.col("ingest_seq") > note.read.as_of.ingest_seq
             parts.append(_among(found.changes(found.typed.read().where(since), plan), ids))
-        rows = found.found(read)
         if note.kind == "ids" or any(each.record_id for each in merging.entries):
-            return found.merged([*parts, rows], merging), None
-        if not parts:
-            return None, found.alone(rows, merging)
-        known = reduce(DataFrame.unionAll, (part.select("record_id") for part in parts)).distinct()
-        if known.isEmpty():  # always on the first read: saves two jobs and the merge
-            return None, found.alone(rows, merging)
-        merged = found.merged([*parts, _among(rows, known)], merging)
-        others = rows.join(f.broadcast(known), "record_id", "left_anti")
+            return found.merged([*parts, found.found(read)], merging), None
+        known = self._record_ids(parts)
+        merged = None
+        if known is not None:
+            merged = found.merged([*parts, _among(found.found(read), known[1])], merging)
+        new = None
+        if pieces is not None:
+            new = found.files(pieces, merging, None if known is None else known[0])
+        if new is not None:
+            return merged, new
+        others = found.found(read)
+        if known is not None:
+            others = others.join(f.broadcast(known[1]), "record_id", "left_anti")
         return merged, found.alone(others, merging)
+
+    def _record_ids(self, parts: Sequence[DataFrame]) -> tuple[pa.Array, DataFrame] | None:
+        """Return the distinct record ids in *parts*; None if there are none."""
+        if not parts:  # usual on the first read: saves a job
+            return None
+        ids = reduce(DataFrame.unionAll, (part.select("record_id") for part in parts)).distinct()
+        found = ids.toArrow()
+        if not len(found):
+            return None
+        return found["record_id"].combine_chunks(), frame_of_rows(self._target.spark, found)
 
     def _absent(
         self,
@@ -295,12 +314,10 @@ class MirrorTables:
             self.queue.remove(note.entity, note.read.as_of, number, ids)
 
     def log(self, entity: str) -> ReadLog:
-        """Return the read log of an object.
-
-        Call only its methods that read: `Mirror` adds and removes pieces through its own `ReadLog`,
-        which numbers them.
-        """
-        return self._logs.setdefault(entity, ReadLog(self._target, entity))
+        """Return the read log of an object, always the same one."""
+        if entity not in self._logs:
+            self._logs[entity] = ReadLog(self._target, entity)
+        return self._logs[entity]
 
     # Requests.
 
@@ -344,7 +361,7 @@ class MirrorTables:
         number: int,
         *,
         merged: DataFrame | None = None,
-        new: DataFrame | None = None,
+        new: DataFrame | list[bytes] | None = None,
     ) -> None:
         """Write a step's rows to a table in up to three commits.
 
@@ -357,12 +374,14 @@ class MirrorTables:
             found: The object.
             number: Number of the step.
             merged: Rows of records that the table may already contain.
-            new: Rows of records that the table does not have.
+            new: Rows of records that the table does not have, as a DataFrame or as files.
         """
         changes: list[Callable[[int], object]] = []
         if merged is not None:
             changes.append(partial(found.table.merge, merged, ["record_id"]))
-        if new is not None:
+        if isinstance(new, list):
+            changes.append(partial(found.table.append, new))
+        elif new is not None:
             changes.append(partial(found.table.insert, new))
         if self._deletes == "remove":
             changes.append(partial(found.table.delete, _DELETED))

@@ -46,7 +46,15 @@ NUMBER_SETTING = "spark.databricks.delta.write.txnVersion"
 
 # Columns, mostly of times, whose minimum and maximum in each file are stored, so that readers can
 # skip files. Delta's own writer stores them for the first 32 columns, which include replay ids.
-_BOUNDED = ("event_time", "received_at", "ingest_seq", "commit_timestamp", "batch", "_piece")
+_BOUNDED = (
+    "record_id",
+    "event_time",
+    "received_at",
+    "ingest_seq",
+    "commit_timestamp",
+    "batch",
+    "_piece",
+)
 
 # Commits between checkpoints of the log, each of which costs six Spark jobs. Delta's default of 10
 # is too frequent for tables with a small commit every few seconds. A new reader reads at most this
