@@ -158,7 +158,9 @@ class World:
     def rows(self, name: str = "Account") -> dict[str, dict[str, Any]]:
         """Return the rows of a table, by record id."""
         rows = self._read(name).toArrow().to_pylist()
-        return {row["record_id"]: row for row in rows}
+        found = {row["record_id"]: row for row in rows}
+        assert len(found) == len(rows), "a record has several rows"
+        return found
 
     def check(self) -> None:
         """Check that the accounts in the table equal those in the org, except deleted ones."""

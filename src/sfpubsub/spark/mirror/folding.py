@@ -141,18 +141,20 @@ def rows_without(rows: pa.Table, merging: Merging) -> pa.Table | None:
         merging: The parameters.
 
     Returns:
-        A table with the columns of the object's table; None if a column of the object is missing
-        from *rows* or has another type there.
+        A table with the columns of the object's table. Columns and struct members that *rows* lacks
+        are null. None if a column has another type in *rows*.
     """
-    types = pa.schema([("record_id", pa.string()), *merging.types])
-    there = {field.name: field.type for field in rows.schema}
-    if any(there.get(field.name) != field.type for field in types):
-        return None
     made = row_without(merging)
     if made is None:  # such rows are skipped
         made, rows = (None,) * len(merging.output), rows.slice(0, 0)
     said = dict(zip(merging.output.names, made, strict=True))
-    columns = {name: rows[name] for name in types.names}
+    types = pa.schema([("record_id", pa.string()), *merging.types])
+    columns: dict[str, Any] = {}
+    for wanted in types:
+        column = _as_type(rows, wanted)
+        if column is None:
+            return None
+        columns[wanted.name] = column
     for flag in FLAGS:
         columns[flag.name] = pa.repeat(pa.scalar(said[flag.name], flag.type), len(rows))
     columns["_is_deleted"] = rows["_is_deleted"]
@@ -161,6 +163,24 @@ def rows_without(rows: pa.Table, merging: Merging) -> pa.Table | None:
     parts[READ_TYPE.get_field_index("until")] = rows["_until"].combine_chunks()
     columns["_read"] = pa.StructArray.from_arrays(parts, fields=list(READ_TYPE))
     return pa.table(columns, schema=pa.schema([*types, *FLAGS, *READ]))
+
+
+def _as_type(rows: pa.Table, wanted: pa.Field) -> pa.Array | None:
+    if wanted.name not in rows.column_names:
+        return pa.nulls(len(rows), wanted.type)
+    column = rows[wanted.name].combine_chunks()
+    if column.type == wanted.type:
+        return column
+    if not (pa.types.is_struct(column.type) and pa.types.is_struct(wanted.type)):
+        return None
+    there = {part.name: part.type for part in column.type}
+    if any(there.get(part.name, part.type) != part.type for part in wanted.type):
+        return None
+    members = [
+        column.field(part.name) if part.name in there else pa.nulls(len(column), part.type)
+        for part in wanted.type
+    ]
+    return pa.StructArray.from_arrays(members, fields=list(wanted.type), mask=column.is_null())
 
 
 def struct_of(read: Read | None) -> dict[str, Any] | None:
