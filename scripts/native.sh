@@ -17,7 +17,8 @@ unset SFPUBSUB_NATIVE
 if [ $# -gt 0 ]; then
   cargo fmt --check --manifest-path native/Cargo.toml
   python -m pytest -q tests/avro/test_native.py tests/avro/test_arrow.py \
-    tests/avro/test_projection.py tests/spark/raw/test_decoded.py
+    tests/avro/test_projection.py tests/spark/raw/test_decoded.py tests/transports/test_wire.py \
+    tests/cli/test_render.py
 fi
 if [ "${1:-}" = --slow ]; then
   cargo clippy --quiet --locked --manifest-path native/Cargo.toml -- -D warnings

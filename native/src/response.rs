@@ -107,6 +107,14 @@ impl<'a> Event<'a> {
     }
 }
 
+/// A message's events, newest replay id, pending number, and rpc id.
+type Fields<'py> = (
+    Bound<'py, PyTuple>,
+    Option<Bound<'py, PyAny>>,
+    i32,
+    Bound<'py, PyString>,
+);
+
 /// Parses messages. Immutable; may be shared between threads.
 #[pyclass(frozen)]
 pub struct Responses {
@@ -141,17 +149,8 @@ impl Responses {
         }
     }
 
-    /// Return a message's events, newest replay id, pending number, and rpc id.
-    fn parse<'py>(
-        &self,
-        py: Python<'py>,
-        data: &[u8],
-    ) -> PyResult<(
-        Bound<'py, PyTuple>,
-        Option<Bound<'py, PyAny>>,
-        i32,
-        Bound<'py, PyString>,
-    )> {
+    /// Return what a message says.
+    fn parse<'py>(&self, py: Python<'py>, data: &[u8]) -> PyResult<Fields<'py>> {
         let (mut events, mut latest, mut rpc_id, mut pending) = (Vec::new(), None, None, None);
         let mut message = Message { rest: data };
         // Most events of a response have the same schema, and then share its id.
@@ -206,10 +205,7 @@ impl Responses {
     }
 
     fn replay_id<'py>(&self, py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-        let made = self
-            .new_object
-            .bind(py)
-            .call1((self.replay_id.bind(py),))?;
+        let made = self.new_object.bind(py).call1((self.replay_id.bind(py),))?;
         self.set_value
             .bind(py)
             .call1((&made, PyBytes::new(py, bytes)))?;
