@@ -33,8 +33,9 @@ MOMENTS = ("plan", "append", "taken", "finish", "over")
 # Additional moments of current and history tables.
 MERGE_MOMENTS = ("merge", "within", "merged")
 
-# Range of delays within a merge, which takes about 2 s.
-_WITHIN = (0.1, 2.0)
+# Range of delays within a merge, in seconds. It takes from half a second to 2 s, by the machine; after
+# the last one of a process, a longer delay might not be over before the process exits.
+_WITHIN = (0.05, 0.6)
 
 
 def install(moment: str, killer: Killer, table_format: str) -> None:
