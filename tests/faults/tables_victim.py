@@ -33,8 +33,8 @@ MOMENTS = ("plan", "append", "taken", "finish", "over")
 # Additional moments of current and history tables.
 MERGE_MOMENTS = ("merge", "within", "merged")
 
-# Range of delays within a merge, in seconds. It takes from half a second to 2 s, by the machine; after
-# the last one of a process, a longer delay might not be over before the process exits.
+# Range of delays within a merge, in seconds. A merge takes half a second or more; a longer delay
+# after the last merge of a process might not be over before the process exits.
 _WITHIN = (0.05, 0.6)
 
 
