@@ -328,6 +328,7 @@ def _print(
 ) -> None:
     waiting = Waiting()
     silent_since = time.monotonic()
+    looked = -math.inf
     while not (stop.requested or printer.done or printer.out.is_gone()):
         batch = subscription.next_batch(_POLL)
         now = time.monotonic()
@@ -335,13 +336,16 @@ def _print(
             with processing(len(batch)):
                 printer.write(batch)
         printer.ack_read()
-        health = subscription.health()
-        listening = waiting.observe(health, now)
-        if batch is not None or listening == "no":
+        if batch is not None:
             silent_since = now
-        silence = now - silent_since
-        if idle_timeout is not None and listening == "yes" and silence >= idle_timeout:
-            return
+        if batch is None or now - looked >= _POLL:  # costs as much as some events
+            looked = now
+            listening = waiting.observe(subscription.health(), now)
+            if listening == "no":
+                silent_since = now
+            silence = now - silent_since
+            if idle_timeout is not None and listening == "yes" and silence >= idle_timeout:
+                return
         printer.status.refresh()
 
 

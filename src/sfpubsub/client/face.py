@@ -181,7 +181,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """In the ``with`` block, suppress the subscription's failure if it was already raised."""
+        """Within the block, do not raise the subscription's failure to the application again."""
         told = self._failure_is_told
         try:
             yield

@@ -54,9 +54,9 @@ class KnownEvents:
     def time_of(self, rows: pa.Table, *, is_live: bool) -> float:
         """Return the time to record for a write of *rows*, in seconds since 1970 UTC.
 
-        The time never decreases, because the day of a write determines where its rows are looked
-        up. If the time is well before that of the last `recover`, because the clock was ahead then,
-        the window is loaded again.
+        The returned time never decreases, because the day of a write determines where its rows are
+        looked up. If it is well before the time of the last `recover`, the clock was ahead then,
+        and too few keys were loaded, so the window is loaded again.
 
         Args:
             rows: Rows of a raw table.
@@ -68,7 +68,6 @@ class KnownEvents:
         newest = pc.max(rows["event_time"]).cast(pa.int64()).as_py() if is_live else None
         now = self._time.at_delivery(None if newest is None else newest / 1_000_000)
         now = self._latest = max(self._latest, self._table.newest_time, now)
-        # Too few keys were loaded, because the clock was ahead.
         if now < self._recovered_at - _SET_BACK:
             self._window.clear()
             self._recover(now)

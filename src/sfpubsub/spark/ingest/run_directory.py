@@ -127,8 +127,8 @@ class RunDirectory:
         """
         if Path(entry.name).name != entry.name:
             raise DamagedRunError(
-                f"{entry.name} is not a valid name of a run file, so the manifest in {self.path} "
-                f"is damaged"
+                f"the manifest in {self.path} is damaged: {entry.name} is not the name of a run "
+                f"file"
             )
         return KeyRun.open(self.path, entry)
 

@@ -47,11 +47,13 @@ class _Count:
 
 
 class Planner:
-    """Plans the steps of one target. Not thread-safe.
+    """Plans the steps in which the tables of one target are built from the raw table.
+
+    Not thread-safe.
 
     Args:
         raw: The raw table.
-        target: Target of the tables.
+        target: Where the tables are written.
         types: The target's event types.
         names: Names of the events to build tables for; None means all.
         patience: Seconds that a row waits for its schema, counted from the row's arrival.
