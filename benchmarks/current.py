@@ -33,10 +33,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
-from tests.avro.schemas import payload, schema_text, values
+from tests.avro.schemas import schema_text, values
 
 from benchmarks.processes import processor_seconds
 from benchmarks.typed import write_raw
+from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.columns import columns_of
 from sfpubsub.avro.typed_rows import Plan
 from sfpubsub.spark.runtime.session import spark_session
@@ -44,7 +45,7 @@ from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.current import RecordTables
 from sfpubsub.spark.tables.engine import EventTables
 from sfpubsub.spark.tables.folding import FLAGS
-from sfpubsub.spark.tables.queue import Queue
+from sfpubsub.spark.tables.queue import QUEUE_NAME, Queue
 from sfpubsub.spark.tables.steps import StepPlan
 from sfpubsub.spark.tables.target import Target, parquet_of
 
@@ -87,6 +88,8 @@ FILE_ROWS = 100_000
 # Records of the history's events, and events per batch of the history.
 ACCOUNTS = 5_000
 BATCH_EVENTS = 500
+CODEC = Codec("account", schema_text("account_change"))
+CHANGES = list(values("account_change", 2_000))
 
 
 def record_id(number: int) -> str:
@@ -203,30 +206,36 @@ def by_records(spark: SparkSession, here: Path, options: argparse.Namespace) -> 
     return {**medians(seconds), "overflow": medians(marked)}
 
 
-def accounts(count: int) -> list[bytes]:
-    """Return encoded change events that concern `ACCOUNTS` records in turn."""
+def accounts(numbers: range) -> list[bytes]:
+    """Return encoded change events that concern `ACCOUNTS` records in turn.
+
+    Args:
+        numbers: Numbers of the events among all events of a raw table. They are in order of commit.
+    """
     made = []
-    for number, value in enumerate(values("account_change", count)):
+    for number in numbers:
+        value = CHANGES[number % len(CHANGES)]
         header = value["ChangeEventHeader"]
         header["recordIds"] = [record_id(number % ACCOUNTS)]
         header["changeType"] = "CREATE" if number < ACCOUNTS else "UPDATE"
         header["commitTimestamp"] = header["commitNumber"] = 1_771_300_000_000 + number
         header["changedFields"] = ["0x06", "0x4080", "0x30006"][number % 3 :][:1]
         header["nulledFields"] = header["diffFields"] = []
-        made.append(payload("account_change", value))
+        made.append(CODEC.encode(value))
     return made
 
 
 def by_history(spark: SparkSession, here: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure steps of tables whose raw tables have different numbers of older batches."""
-    schemas = [("account", schema_text("account_change"))]
-    made = accounts(ACCOUNTS * 3)
+    schemas = [(CODEC.schema_id, CODEC.schema_json)]
     seconds: dict[int, list[tuple[float, float]]] = {batches: [] for batches in options.history}
     with ExitStack() as opened:
         engines = {}
         for batches in options.history:
             raw = here / f"raw-{batches}"
-            write_raw(raw, schemas, made, 0, batches, BATCH_EVENTS)
+            for batch in range(batches):
+                events = range(batch * BATCH_EVENTS, (batch + 1) * BATCH_EVENTS)
+                write_raw(raw, schemas, accounts(events), batch, 1, BATCH_EVENTS)
             tables = EventTables(spark, raw, here / f"to-{batches}", format="delta", current=True)
             engines[batches] = opened.enter_context(tables)
             for report in tables.run():
@@ -234,13 +243,16 @@ def by_history(spark: SparkSession, here: Path, options: argparse.Namespace) -> 
         for number in range(options.steps + 1):
             for batches, tables in engines.items():
                 # Numbered on from the history, which has smaller batches.
-                first = batches * BATCH_EVENTS // options.changes + 1 + number
-                write_raw(here / f"raw-{batches}", schemas, made, first, 1, options.changes)
+                batch = batches * BATCH_EVENTS // options.changes + 1 + number
+                events = range(batch * options.changes, (batch + 1) * options.changes)
+                raw = here / f"raw-{batches}"
+                write_raw(raw, schemas, accounts(events), batch, 1, options.changes)
                 started, used = time.perf_counter(), processor_seconds()
                 report = tables.step()
                 taken = time.perf_counter() - started, processor_seconds() - used
                 assert report is not None
                 assert sum(report.rows.values()) == options.changes, report
+                assert tables.target.table(QUEUE_NAME).read().isEmpty(), "events out of order"
                 said = f"{batches} batches: {taken[0]:.2f} s, {taken[1]:.2f} s of CPU time"
                 print(said, file=sys.stderr, flush=True)
                 if number:  # the first step warms up

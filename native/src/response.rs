@@ -3,7 +3,6 @@
 //! Only what the service usually sends is read: each field once at most, and no other fields. Anything
 //! else is `Odd`, and left to Protobuf.
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
@@ -25,6 +24,10 @@ mod tag {
     pub const PAYLOAD: u64 = bytes(3);
 }
 
+/// Bytes that a tag or a length may have, and a value that is not negative.
+const SHORT: usize = 5;
+const LONG: usize = 9;
+
 struct Message<'a> {
     rest: &'a [u8],
 }
@@ -35,23 +38,23 @@ impl<'a> Message<'a> {
         if self.rest.is_empty() {
             return Ok(None);
         }
-        self.number().map(Some)
+        self.number(SHORT).map(Some)
     }
 
-    fn number(&mut self) -> Result<u64, Odd> {
+    fn number(&mut self, most: usize) -> Result<u64, Odd> {
         let mut found = 0;
-        for (place, byte) in self.rest.iter().take(9).enumerate() {
+        for (place, byte) in self.rest.iter().take(most).enumerate() {
             found |= u64::from(byte & 0x7F) << (7 * place);
             if *byte < 0x80 {
                 self.rest = &self.rest[place + 1..];
                 return Ok(found);
             }
         }
-        Err(Odd) // cut off, or negative
+        Err(Odd) // cut off, or longer than it is legal or usual
     }
 
     fn bytes(&mut self) -> Result<&'a [u8], Odd> {
-        let length = usize::try_from(self.number()?).map_err(|_| Odd)?;
+        let length = usize::try_from(self.number(SHORT)?).map_err(|_| Odd)?;
         let (found, rest) = self.rest.split_at_checked(length).ok_or(Odd)?;
         self.rest = rest;
         Ok(found)
@@ -171,7 +174,7 @@ impl Responses {
                 }
                 tag::LATEST => message.once(&mut latest)?,
                 tag::RPC_ID => message.once(&mut rpc_id)?,
-                tag::PENDING if pending.is_none() => pending = Some(message.number()?),
+                tag::PENDING if pending.is_none() => pending = Some(message.number(LONG)?),
                 _ => return Err(Odd.into()),
             }
         }
@@ -181,8 +184,7 @@ impl Responses {
             PyTuple::new(py, events)?,
             latest.map(|bytes| self.replay_id(py, bytes)).transpose()?,
             pending,
-            PyString::from_bytes(py, rpc_id.unwrap_or_default())
-                .map_err(|_| PyValueError::new_err("not UTF-8"))?,
+            PyString::from_bytes(py, rpc_id.unwrap_or_default())?,
         ))
     }
 }

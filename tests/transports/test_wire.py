@@ -173,6 +173,10 @@ def outcome(form: wire.Form, data: bytes) -> Any:
 @example(data=b"\x1a\x01\xff")  # an rpc id that is not UTF-8
 @example(data=b"\x20" + b"\x80" * 9 + b"\x01")  # a number of 70 bits
 @example(data=b"\x22\x00")  # a number with the wire type of bytes
+@example(data=b"\x9a\x80\x80\x80\x80\x00\x01r")  # a tag of six bytes
+@example(data=b"\x1a\x81\x80\x80\x80\x80\x00r")  # a length of six bytes
+@example(data=b"\n\r\n\x08\x8a\x80\x80\x80\x80\x00\x01e\x12\x01p")  # the tag of an event's id
+@example(data=b"\n\r\n\x08\n\x81\x80\x80\x80\x80\x00e\x12\x01p")  # its length
 def test_both_parsers_have_the_same_result(form, data):
     """Whatever the bytes are: the same response, or the same error."""
     compiled = wire._compiled

@@ -39,6 +39,8 @@ class Output:
             raise ConfigurationError("stdout is closed: start the command with an open stdout")
         out.flush()
         self._out = out
+        # For a stream without a descriptor: what is written may end within a character.
+        self._decoder = codecs.getincrementaldecoder(out.encoding or "utf-8")()
         self._written = 0  # bytes
         self._broken = False
         self._descriptor = _descriptor(out)
@@ -73,7 +75,7 @@ class Output:
                     count = os.write(self._descriptor, rest)
                 else:
                     count = len(rest)
-                    self._out.write(str(rest, self._out.encoding or "utf-8"))
+                    self._out.write(self._decoder.decode(rest))
                     self._out.flush()
                 self._written += count
                 rest = rest[count:]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
 
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
@@ -15,6 +20,8 @@ from sfpubsub.spark.mirror import log
 from sfpubsub.spark.mirror.folding import Merging
 from sfpubsub.spark.mirror.mailbox import Mailbox, Signal
 from sfpubsub.spark.mirror.mirrored_object import MirroredObject
+from sfpubsub.spark.mirror.notes import Merge
+from sfpubsub.spark.mirror.tables import MirrorTables
 from tests.conftest import until
 from tests.faults.storm_org import seed_of
 from tests.spark.conftest import TABLE_FORMAT
@@ -167,7 +174,25 @@ def test_new_rows_are_the_same_with_and_without_spark(
         frames.append(rows)
         return alone(self, rows, merging)
 
+    compared: list[int] = []
+    returned = MirrorTables._returned
+
+    def compare(
+        self: MirrorTables, note: Merge, of: MirroredObject, merging: Merging, *more: Any
+    ) -> tuple[DataFrame | None, DataFrame | list[bytes] | None]:
+        merged, new = returned(self, note, of, merging, *more)
+        if isinstance(new, list):
+            files = pa.concat_tables(pq.read_table(io.BytesIO(file)) for file in new)
+            files = files.sort_by("record_id")
+            rows = of.found(self.log(note.entity).rows(note.first, note.last))
+            rows = rows.where(col("record_id").isin(files["record_id"].to_pylist()))
+            spark = of.current(alone(of, rows, merging)).toArrow().sort_by("record_id")
+            assert files.select(spark.column_names).to_pylist() == spark.to_pylist()
+            compared.append(len(files))
+        return merged, new
+
     monkeypatch.setattr(MirroredObject, "alone", counted)
+    monkeypatch.setattr(MirrorTables, "_returned", compare)
     found = []
     for kept in (10**6, 0):
         monkeypatch.setattr(log, "_KEPT_BYTES", kept)
@@ -185,6 +210,7 @@ def test_new_rows_are_the_same_with_and_without_spark(
             one.check()
         found.append(one.rows())
         assert bool(frames) == (kept == 0)
+    assert sum(compared) == len(old) - 1
     changing = {"LastModifiedDate", "SystemModstamp"}
     names = [name for name in found[0][old[0]] if not name.startswith("_") and name not in changing]
     names += ["_is_deleted", "_complete", "_reread", "_reread_reason"]

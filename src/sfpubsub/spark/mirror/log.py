@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
@@ -102,7 +102,9 @@ class Marker:
 
 
 class ReadLog:
-    """The read log of one object. Only one thread may write; others may read.
+    """The read log of one object.
+
+    Only one thread may write; others may read, but only one of them may call `take`.
 
     Args:
         target: Location of the tables.
@@ -195,10 +197,18 @@ class ReadLog:
         self._cleared = last
 
 
-def rows_in(file: bytes) -> pa.Table:
-    """Return the rows of a piece's file, without its marker."""
-    rows = pq.read_table(io.BytesIO(file))
-    return rows.filter(pc.is_valid(rows["record_id"]))
+def rows_in(file: bytes) -> Iterator[pa.Table]:
+    """Yield the rows of a piece's file, without its marker, in the tables that were written.
+
+    They are not yielded as one table, because long texts may compress to a small part of their
+    size.
+    """
+    content = pq.ParquetFile(io.BytesIO(file))
+    for number in range(content.num_row_groups):
+        rows = content.read_row_group(number)
+        rows = rows.filter(pc.is_valid(rows["record_id"]))
+        if len(rows):
+            yield rows
 
 
 def id_range(pieces: Iterable[Marker]) -> tuple[str, str] | None:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial, reduce
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -219,18 +220,19 @@ class MirroredObject:
             known: Ids of records to leave out.
 
         Returns:
-            A file for each piece with such rows; None if the log's columns differ from the table's.
+            The files, which may be none; None if a column of the log has another type than the
+            table's.
         """
         found = []
-        for piece in pieces:
-            rows = rows_in(piece)
+        for rows in chain.from_iterable(map(rows_in, pieces)):
+            new = rows
             if known is not None:
-                rows = rows.filter(pc.invert(pc.is_in(rows["record_id"], value_set=known)))
-            rows = rows_without(rows, merging)
-            if rows is None:
+                new = rows.filter(pc.invert(pc.is_in(rows["record_id"], value_set=known)))
+            made = rows_without(new, merging)
+            if made is None:
                 return None
-            if len(rows):
-                found.append(parquet_of(rows))
+            if len(made):
+                found.append(parquet_of(made))
         return found
 
     def current(self, merged: DataFrame) -> DataFrame:

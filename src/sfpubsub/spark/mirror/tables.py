@@ -258,7 +258,8 @@ class MirrorTables:
         if pieces is not None:
             new = found.files(pieces, merging, None if known is None else known[0])
         if new is not None:
-            return merged, new
+            # Without rows, only the step has to be recorded, which the merge does.
+            return merged, new if new or merged is None else None
         others = found.found(read)
         if known is not None:
             others = others.join(f.broadcast(known[1]), "record_id", "left_anti")
