@@ -162,12 +162,16 @@ def test_an_output_that_is_closed_from_the_start_is_an_error(emulator, monkeypat
 
 
 def test_what_is_no_pipe_takes_everything_at_once(tmp_path):
-    """A file and an object in memory are always read, and their reader never leaves."""
+    """A file and an object in memory are always read, and their reader never leaves. What is written
+    may end within a character.
+    """
     memory = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with open(tmp_path / "lines", "w", encoding="utf-8") as file:
         for out in (memory, file):
             output = Output(out)
-            output.write(output.encoded("ä\n"))
+            data = output.encoded("ä\n")
+            output.write(data[:1])
+            output.write(data[1:])
             assert (output.written, output.taken(), output.is_gone()) == (3, 3, False)
     assert (tmp_path / "lines").read_text(encoding="utf-8") == "ä\n"
     assert memory.buffer.getvalue() == "ä\n".encode()
