@@ -162,8 +162,8 @@ def test_an_output_that_is_closed_from_the_start_is_an_error(emulator, monkeypat
 
 
 def test_what_is_no_pipe_takes_everything_at_once(tmp_path):
-    """A file and an object in memory are always read, and their reader never leaves. What is written
-    may end within a character.
+    """A file and an object in memory are always read, and their reader never leaves. A piece of the
+    output may end within a character.
     """
     memory = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with open(tmp_path / "lines", "w", encoding="utf-8") as file:
