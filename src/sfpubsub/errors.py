@@ -9,7 +9,7 @@
      │    └── SessionExpiredError      the session is no longer accepted; a new one may be
      ├── ProtocolError
      │    ├── LocalProtocolError       the caller broke a rule of this library
-     │    │    └── SubscriptionClosedError  it was stopped, drained, closed or aborted
+     │    │    └── SubscriptionClosedError  the subscription has already ended
      │    └── RemoteProtocolError      the service broke a rule of the wire contract
      ├── StreamError                   a call or stream failed
      │    ├── StreamUnavailableError   network, restart, overload: the same call may work later
@@ -149,7 +149,8 @@ class ReplayIdRejectedError(StreamError):
     """The service does not accept the position to resume from.
 
     Args:
-        gap: The gap that results if the subscription continues from another position.
+        gap: Where events may be missing if the subscription continues from another position, if
+            known.
     """
 
     def __init__(self, message: str, *, gap: Gap | None = None, **details: Any) -> None:
@@ -225,7 +226,7 @@ class HandlerError(SfPubSubError):
 
     Args:
         event_id: Id of the event; can be empty.
-        replay_id: Position of the event, which was not acked and will be redelivered.
+        replay_id: Position of the event. The event was not acked, and will be redelivered.
         subscription: The topic, or the managed subscription's name or id, that delivered the event.
     """
 

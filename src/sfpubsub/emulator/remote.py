@@ -114,13 +114,13 @@ class RemoteEmulator:
         return list(self.call("POST", "/admin/publish", body)["results"])
 
     def faults(self) -> list[dict[str, Any]]:
-        """Return the faults of the plan, each with its arguments, its count (`happened`) and
-        whether it was switched off (`off`).
+        """Return the emulator's fault plan: each fault with its arguments, its count (`happened`)
+        and whether it was switched off (`off`).
         """
         return list(self.call("GET", "/admin/faults")["faults"])
 
     def add_fault(self, kind: str, **arguments: object) -> int:
-        """Add a fault to the plan. The arguments are those of `Fault`.
+        """Add a fault to the emulator's fault plan. The arguments are those of `Fault`.
 
         Returns:
             The fault's number in the plan, starting from 0.

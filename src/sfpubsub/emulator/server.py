@@ -335,8 +335,9 @@ class EmulatorServer:
 
         Args:
             channel: `/topic/…` or `/u/…`; created if it does not exist.
-            events: Each event has, for a PushTopic, `type` and `sobject`; for a generic channel,
-                `payload` and optionally `userIds`.
+            events: For a PushTopic, an event has the keys `type` (default: created) and `sobject`; for
+                a generic channel, `payload` and `userIds` (the recipients; default: all users). At
+                least one key is required.
 
         Returns:
             The replay ids of the events, in order.

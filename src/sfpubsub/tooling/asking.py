@@ -74,7 +74,7 @@ class Queries:
 
 @contextmanager
 def explaining(permission: str, missing: SfPubSubError | None = None) -> Iterator[None]:
-    """Add advice to errors of the org that are raised in the ``with`` block.
+    """Add advice to the org's errors when the body of the ``with`` statement raises them.
 
     Args:
         permission: Name of the permission that the request needs.

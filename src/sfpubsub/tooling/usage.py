@@ -35,7 +35,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class EventUsage:
-    """How many times one event was published and delivered in the last 24 hours."""
+    """How many events of one type were published and delivered in the last 24 hours."""
 
     event: str
     published: int

@@ -50,7 +50,8 @@ class Published:
     """The result of publishing one event.
 
     Attributes:
-        event_id: The publisher's id, or a generated one. Also set if the event was rejected.
+        event_id: The id that the publisher gave the event, or a generated one. Also set if the
+            event was rejected.
         replay_id: The event's replay id; empty if the event was rejected.
         schema_id: Id of the schema with which the event was encoded.
         problem: Why the event was rejected; None if it was published.

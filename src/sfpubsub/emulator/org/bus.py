@@ -345,8 +345,8 @@ class Bus(Positions):
         return self._store.times_after(topic.number, position, limit)
 
     def pass_by(self, topic: Topic, after: int, count: int) -> int | None:
-        """Create `count` positions, as events of other topics would, if a topic has no events after
-        the position `after`.
+        """If a topic has no events after the position `after`, create `count` positions without
+        events, as events of other topics would.
 
         Returns:
             The last new position, or None if no positions were created.

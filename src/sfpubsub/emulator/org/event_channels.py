@@ -3,8 +3,8 @@
 A custom channel `X__chn` is the topic `/event/X__chn` or `/data/X__chn` of the bus. The standard
 channel `ChangeEvents` is the topic `/data/ChangeEvents` and has no record. A member selects one
 type of event, optionally with a filter and enriched fields. This module only stores the filters and
-enriched fields; the publisher of change events applies them. Invariant: on the bus, a channel
-carries exactly the events of its members.
+enriched fields; `records.publishing` applies them. Invariant: on the bus, a channel carries exactly
+the events of its members.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Member:
         channel: Name of the channel, with the suffix `__chn`; or `ChangeEvents`.
         entity: Name of the event type, such as `Order_Event__e` or `AccountChangeEvent`.
         filter_expression: Condition that selects events; blank for all events.
-        enriched: Fields that are added to update and delete events even if they did not change.
+        enriched: Fields that update and delete events include even if their values are unchanged.
     """
 
     member_id: str
@@ -262,7 +262,8 @@ class EventChannels:
             channel: Name or id of the channel.
             entity: Name of the event; case-insensitive.
             filter_expression: Condition that selects events; blank for all events.
-            enriched: Fields to add to update and delete events even if they did not change.
+            enriched: Fields to include in update and delete events even if their values are
+                unchanged.
 
         Raises:
             BadValue: A value is not valid, the name is taken, or the channel already has the event.
@@ -297,7 +298,8 @@ class EventChannels:
         Args:
             member_id: The member's 18-character id.
             filter_expression: Condition that selects events; blank for all events.
-            enriched: Fields to add to update and delete events even if they did not change.
+            enriched: Fields to include in update and delete events even if their values are
+                unchanged.
 
         Raises:
             KeyError: There is no such member.

@@ -68,7 +68,9 @@ class Mailbox(Generic[R]):
             self._stir()
 
     def wake(self) -> None:
-        """Make the next `wait` return: something on which the call depends may have changed."""
+        """Make the current or next `wait` return: something that the call depends on may have
+        changed.
+        """
         with self._condition:
             self._stir()
 

@@ -1,9 +1,10 @@
 """The positions of one org's bus: which exist, and which were deleted. Independent of topics.
 
-A position p is alive from its creation until it or a later position is deleted:
-`purged_through < p <= tip`, unless it was corrupted. Positions are deleted by age or by a fault.
-The fault is kept in memory until the process ends, so that it can be counted each time a client
-uses such a position.
+A position p is alive from its creation until it or a later position is deleted, that is, as long as
+`purged_through < p <= tip`, unless `corrupt` invalidates it earlier. A position is deleted when its
+retention period ends, or earlier by `age_out`, `reset` or `move`. A fault that deleted or corrupted
+positions is kept in memory until the process ends, so that it can be counted each time a client
+uses one of them.
 
 Invariant: a deleted position never becomes alive again, and its replay id is never issued again.
 """
@@ -69,10 +70,10 @@ class Positions:
             return self._tip
 
     def revision(self) -> tuple[int, int]:
-        """Return how many times events have been deleted or renumbered since the process started,
-        and the newest position.
+        """Return two numbers: how many times events have been deleted or renumbered since the
+        process started, and the newest position.
 
-        As long as both numbers are unchanged, a repeated read returns the same events.
+        As long as both are unchanged, a repeated read returns the same events.
         """
         with self._lock:
             self._purge()
@@ -123,7 +124,7 @@ class Positions:
     # Deleting positions.
 
     def age_out(self, replay_id: bytes | None = None, cause: Fault | None = None) -> None:
-        """Delete events, and invalidate their replay ids.
+        """Delete the oldest events, and invalidate their replay ids.
 
         Args:
             replay_id: Replay id of the last event to delete; None deletes all events.

@@ -85,7 +85,7 @@ class _Token:
 class Sessions:
     """The org's id and its access tokens. Thread-safe.
 
-    A token is valid until its lifetime ends, until it is expired or revoked, or until it is deleted
+    A token is valid until its lifetime ends, or until it is expired early, revoked, or deleted
     because the org has too many tokens. Valid tokens survive a restart with the same store. If the
     newest of the emulator's own tokens is not valid after a restart, a new one is issued.
 

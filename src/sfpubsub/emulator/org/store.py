@@ -183,7 +183,7 @@ class Store:
         """Add events to the log of each topic. Call this inside a `transaction`.
 
         Args:
-            topic_ids: The topics, and the channels that carry them.
+            topic_ids: Ids of the topics, and of the channels that carry them.
             events: The events.
             at: Time of publication, in seconds since 1970 UTC.
         """

@@ -17,8 +17,10 @@ from sfpubsub.emulator.org.usage import Usage
 
 
 class Count:
-    """The counts of one topic or one managed subscription. `sent` is thread-safe; callers that
-    change a count directly do so without a lock, so it can be slightly too low.
+    """The counts of one topic or one managed subscription.
+
+    `sent` is thread-safe. Some callers also change counts directly, without a lock, so a count can
+    be slightly too low.
 
     Attributes:
         published: Number of events published (topics only).

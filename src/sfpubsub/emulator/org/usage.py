@@ -61,7 +61,7 @@ class Usage:
 
         Args:
             now: The current time, in seconds since 1970 UTC.
-            schemas: Number of events by schema id.
+            schemas: Number of events of each schema, by schema id.
         """
         segment = int(now // SEGMENT_S)
         with self._lock:
@@ -74,7 +74,8 @@ class Usage:
 
     def by_segment(self, since: float) -> Iterable[tuple[int, str, int]]:
         """Return (number of the time segment, schema id, number of deliveries) for each schema in
-        each segment that ends after `since` (seconds since 1970 UTC).
+        each segment that ends after `since` (seconds since 1970 UTC). Segment n begins n times
+        `SEGMENT_S` seconds after 1970 UTC.
         """
         with self._lock:
             return [
@@ -94,7 +95,7 @@ def used(store: Store, bus: Bus, now: float, *, since: float, every: int) -> lis
         bus: Provides the names of events, and the counts of deliveries.
         now: The current time, in seconds since 1970 UTC.
         since: Start of the reported period, in seconds since 1970 UTC. Deliveries are counted
-            by segments of `SEGMENT_S` seconds, so the whole segment that contains this time is
+            in segments of `SEGMENT_S` seconds, so the whole segment that contains this time is
             included.
         every: Length of each interval in seconds; a multiple of `SEGMENT_S`.
     """

@@ -129,8 +129,9 @@ class Channels:
 
         Args:
             path: The channel, /topic/… or /u/….
-            events: Each event has, for a PushTopic, `type` and `sobject`; for a generic channel,
-                `payload` and optionally `userIds`, the recipients.
+            events: For a PushTopic, an event has the keys `type` (default: created) and `sobject`; for
+                a generic channel, `payload` and `userIds` (the recipients; default: all users). At
+                least one key is required.
 
         Returns:
             The replay ids of the events, in order.
@@ -170,7 +171,8 @@ class Channels:
         Args:
             batch: The open transaction.
             path: The channel, /topic/… or /u/….
-            event: The event, as for `publish`. For a PushTopic, this method removes the key `type`.
+            event: The event, as for `publish`. For a PushTopic, this method removes its
+                key `type`.
         """
         created = datetime.fromtimestamp(self._clock.now(), UTC)
         about = {"createdDate": created.isoformat(timespec="milliseconds").replace("+00:00", "Z")}
@@ -213,7 +215,7 @@ class Channels:
         Args:
             topic: The topic or log that contains the event.
             event: The event, which may be limited to a list of users.
-            user_id: The subscribing user.
+            user_id: Id of the subscriber's user.
             wanted: The filter, as returned by `conditions`.
         """
         if not topic.name.startswith(_LOG):
@@ -310,7 +312,7 @@ def _path(kind: str, name: str) -> str:
 
 def with_names(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
     """Return a decoded change event in the format of the Streaming API: with field names instead of
-    bitmaps, and only changed fields.
+    bitmaps. Empty fields are omitted, unless the change emptied them.
     """
     header = dict(payload["ChangeEventHeader"])
     names = [str(field["name"]) for field in schema["fields"]]
@@ -325,8 +327,8 @@ def with_names(payload: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any
 
 
 def _named(bitmap: str, names: Sequence[str]) -> list[str]:
-    """Return the names of the fields in a bitmap. For a nested bitmap, return the name of its
-    compound field.
+    """Return the names of the fields that a bitmap lists. For a bitmap of a compound field's
+    components (`N-0x…`, see `records.bitmaps`), return only the name of the compound field.
     """
     parent, _, digits = bitmap.rpartition("-")
     if parent:

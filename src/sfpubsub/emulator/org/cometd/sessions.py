@@ -34,7 +34,7 @@ class Subscription:
     Attributes:
         path: The channel.
         topic: The topic or log that contains the channel's events.
-        position: The position up to which events were collected.
+        position: The position up to which `CometdSessions.collect` has read the channel.
         conditions: The filter, as returned by `Channels.conditions`.
     """
 

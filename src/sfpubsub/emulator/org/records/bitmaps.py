@@ -17,8 +17,8 @@ def bitmaps(places: Iterable[int], parts: Mapping[int, Iterable[int]]) -> list[s
 
     Args:
         places: Positions of the listed fields in the schema.
-        parts: Positions of the listed components within each compound field, by the position of the
-            compound field in the schema.
+        parts: Maps the position of a compound field in the schema to the positions of its listed
+            components within the compound field.
     """
     top = _bits(places)
     texts = [_hex(top)] if top else []

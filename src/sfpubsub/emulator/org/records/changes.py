@@ -146,8 +146,9 @@ def events(
         commit: The values that all of the events share.
         schema: Function that returns the schema of an object's change events.
         most_records: Maximum number of records in one event.
-        most_changes: Maximum number of changes that become regular events; each field that an
-            update changed counts as one change.
+        most_changes: Maximum number of changes that become regular events; those beyond it
+            become one overflow event for each object. Each field that an update changed counts as
+            one change.
     """
     made: list[ChangeEvent] = []
     open_events: dict[str, ChangeEvent] = {}  # by content: events that can include more records

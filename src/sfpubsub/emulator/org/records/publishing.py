@@ -52,8 +52,8 @@ class _Special:
     Attributes:
         channel: Name of the channel's topic.
         condition: The filter; None for all events.
-        enriched: Fields to add to update and delete events even if they did not change. The fields
-            that the filter uses are included.
+        enriched: Fields to include in update and delete events even if their values are
+            unchanged. Among them are all fields that the filter uses.
     """
 
     channel: str
@@ -103,7 +103,9 @@ class Publishing:
         self._schemas = {**self._schemas, of.name: (layout, schema)}
 
     def select(self, members: Sequence[Member]) -> None:
-        """Set the channel members with the filters and enriched fields for later change events."""
+        """Set the channel members whose filters and enriched fields apply to change events from
+        now on.
+        """
         special: dict[str, tuple[_Special, ...]] = {}
         for member in members:
             if not (member.filter_expression or member.enriched):
@@ -307,7 +309,9 @@ def _fields_of(asked: soql.Condition) -> list[str]:
 
 
 def _without_header(asked: soql.Condition, header: Mapping[str, Any]) -> soql.Condition:
-    """Return a condition, with each comparison of a field of `header` replaced by its result."""
+    """Return a condition in which each comparison of a ChangeEventHeader field is replaced by a
+    comparison that is always true or always false: the result for `header`.
+    """
     if isinstance(asked, soql.Joined):
         decided = tuple(_without_header(item, header) for item in asked.conditions)
         return soql.Joined(asked.by, decided)

@@ -208,8 +208,8 @@ class Transaction:
         self.changes.append(Change(table.of, row["Id"], "UNDELETE", row, {**row, **changes}))
 
     def finish(self) -> None:
-        """Remove the rows of permanently deleted records. Call this after the events are published,
-        because publishing evaluates filters on the rows.
+        """Remove the rows of permanently deleted records. Call this after the events have been
+        published, because publishing evaluates filters on the rows.
         """
         for table, record_id in self._removals:
             table.remove(record_id)
