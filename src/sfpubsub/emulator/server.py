@@ -335,9 +335,9 @@ class EmulatorServer:
 
         Args:
             channel: `/topic/…` or `/u/…`; created if it does not exist.
-            events: For a PushTopic, an event has the keys `type` (default: created) and `sobject`; for
-                a generic channel, `payload` and `userIds` (the recipients; default: all users). At
-                least one key is required.
+            events: For a PushTopic, an event has the keys `type` (default: created) and `sobject`;
+                for a generic channel, `payload` and `userIds` (the recipients; default: all users).
+                At least one key is required.
 
         Returns:
             The replay ids of the events, in order.

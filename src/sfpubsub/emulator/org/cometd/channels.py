@@ -129,9 +129,9 @@ class Channels:
 
         Args:
             path: The channel, /topic/… or /u/….
-            events: For a PushTopic, an event has the keys `type` (default: created) and `sobject`; for
-                a generic channel, `payload` and `userIds` (the recipients; default: all users). At
-                least one key is required.
+            events: For a PushTopic, an event has the keys `type` (default: created) and `sobject`;
+                for a generic channel, `payload` and `userIds` (the recipients; default: all users).
+                At least one key is required.
 
         Returns:
             The replay ids of the events, in order.
