@@ -182,7 +182,7 @@ class Printer:
     A thread prints them, so that results appear even while no input arrives.
 
     Args:
-        progress: Updated with each result.
+        progress: Progress line, updated after each result.
     """
 
     def __init__(self, progress: PublishProgress) -> None:

@@ -47,7 +47,7 @@ class EventLines:
         return f"{self._head(event)}{text}}}\n"
 
     def utf8_line(self, event: Event) -> bytes:
-        """Return the same line in UTF-8; faster than encoding the result of `line`.
+        """Return an event as `line` does, but encoded in UTF-8; faster than encoding its result.
 
         Raises:
             DecodeError: The payload does not match its schema.

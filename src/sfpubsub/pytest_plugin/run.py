@@ -135,7 +135,7 @@ def _first_line(output: IO[bytes]) -> str:
     """Return the first line of the emulator's output.
 
     The line is empty if the emulator exits first, or writes nothing within `_START_S` seconds. The
-    emulator writes the line in one piece, so reading it does not block.
+    emulator writes the whole line at once, so reading does not block once output has arrived.
     """
     waiting, _, _ = select.select([output], [], [], _START_S)
     return output.readline().decode() if waiting else ""

@@ -186,8 +186,8 @@ class OrgReader:
     ) -> Iterator[QueryPage]:
         """Yield the rows of a query, page by page.
 
-        If the request's URL exceeds 16,384 bytes, the org refuses it with HTTP status 414. So query
-        wide objects with `jobs` instead.
+        If the request's URL exceeds 16,384 bytes, the org refuses it with HTTP status 414.
+        Query objects with many fields through `jobs` instead.
 
         Args:
             soql: The query.
