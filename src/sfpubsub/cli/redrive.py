@@ -141,7 +141,7 @@ class Table:
         return str(self._writer.destination)
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
-        """Return an error message if the table has no events from the entry's source, else None."""
+        """Return an error message, or None if the entry's source is one of the table's sources."""
         if entry.subscription in self._sources:
             return None
         owners = ", ".join(map(str, self._sources.values()))

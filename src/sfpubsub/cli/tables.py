@@ -52,7 +52,7 @@ _FORMATS = click.Choice(["parquet", "delta", "iceberg"])
 @click.option(
     "--from-format",
     type=_FORMATS,
-    help="Format of the raw table.  [default: detected if RAW is a local path, else as in --format]",
+    help="Format of the raw table.  [default: detected if RAW is a local path, otherwise --format]",
 )
 @click.option(
     "--objects",

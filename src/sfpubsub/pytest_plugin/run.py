@@ -41,7 +41,7 @@ class RunningEmulator(RemoteEmulator):
     Attributes:
         grpc_target: Host and port of the Pub/Sub API.
         instance_url, tenant_id: Header values that clients send with the token.
-        ca_file: The certificate authority to trust; None without TLS.
+        ca_file: PEM file of the certificate authority to trust; None without TLS.
         environment: Environment variables for clients in this process or its children.
     """
 
