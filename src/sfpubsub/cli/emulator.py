@@ -228,8 +228,8 @@ def _write_privately(path: Path, text: str) -> None:
 def _client_settings(server: EmulatorServer) -> str:
     """Return the content of a client's settings file, in TOML.
 
-    The client signs in with the default connected app if the org has that app, with its default
-    secret; otherwise with an access token.
+    The client signs in with the default connected app if the org has that app and its secret is the
+    default one; otherwise with an access token.
     """
     from sfpubsub.emulator.org.accounts import DEFAULT_APP
 

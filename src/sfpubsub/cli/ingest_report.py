@@ -32,7 +32,7 @@ class Report:
         self._progress: dict[Source, Progress] = {}
 
     def say(self, text: str, source: Source | None = None) -> None:
-        """Print a message, preceded by *source* if there are several sources."""
+        """Print a message; it begins with *source* if the run has several sources."""
         echo(f"{source}: {text}" if self._several and source else text)
 
     def progress(self, source: Source, progress: Progress) -> None:

@@ -297,7 +297,7 @@ class Run:
             )
         client = table.client
         if client is None:
-            raise AssertionError("managed subscriptions and topics cannot be read without a client")
+            raise AssertionError("bug in sfpubsub: a topic or subscription read without a client")
         if source.kind == "managed":
             return client.subscribe_managed(source.name, ack="manual", max_unacked=unacked)
         return client.subscribe(

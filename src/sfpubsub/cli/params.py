@@ -107,6 +107,9 @@ class ReadingCommand(click.Command):
 def meant(name: str) -> str:
     """Return the option that the user probably meant, such as ``--topic /event/A__e``.
 
+    For a Streaming API channel, the result includes a command, as in ``subscribe --channel
+    /topic/A``, because not every command has that option.
+
     Args:
         name: The argument that the user gave; it becomes the option's value.
     """

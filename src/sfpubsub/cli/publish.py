@@ -182,7 +182,7 @@ class Printer:
     A thread prints them, so that results appear even while no input arrives.
 
     Args:
-        progress: Updated with each result.
+        progress: Progress line, updated after each result.
     """
 
     def __init__(self, progress: PublishProgress) -> None:
@@ -196,8 +196,8 @@ class Printer:
     def put(self, receipt: Future[PublishResult]) -> None:
         """Queue the future of a result. Results are printed in the order in which they are queued.
 
-        Blocks while `MAX_UNPRINTED` results are waiting. If an earlier result could not be
-        printed, this raises the error.
+        Blocks while `MAX_UNPRINTED` results are waiting. If printing an earlier result failed, the
+        error is raised here.
         """
         self._receipts.put(receipt)
         self._raise_broken()
@@ -208,7 +208,7 @@ class Printer:
     def __exit__(self, *_error: object) -> None:
         """Wait until all results are printed. The publisher's timeout limits the wait.
 
-        If a result could not be printed, this raises the error.
+        If printing a result failed, the error is raised here.
         """
         self._receipts.put(None)
         self._thread.join()

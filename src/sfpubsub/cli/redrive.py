@@ -1,7 +1,7 @@
 """Decode the events in a quarantine, and write them as lines or to a raw table.
 
-An event is marked as redriven only after it was written durably, so a marked event is never lost.
-If the process is killed in between, the next run writes the event again: a table drops the
+An event is marked as redriven only after it has been written durably, so a marked event is never
+lost. If the process is killed in between, the next run writes the event again: a table drops the
 duplicate, but a program that reads the lines must drop it itself.
 """
 
@@ -141,7 +141,7 @@ class Table:
         return str(self._writer.destination)
 
     def refusal(self, entry: QuarantinedEvent) -> str | None:
-        """Return an error message if the entry's source is not among the table's, else None."""
+        """Return an error message, or None if the entry's source is one of the table's sources."""
         if entry.subscription in self._sources:
             return None
         owners = ", ".join(map(str, self._sources.values()))
@@ -198,7 +198,7 @@ def redrive(
 
     Raises:
         WriteError: Entries could not be written or marked.
-        ConfigurationError: Some entries are damaged. It is raised after all others were processed.
+        ConfigurationError: Some entries are damaged. All other entries are processed first.
     """
     done = left = 0
     keys: list[str] = []
@@ -283,5 +283,5 @@ def _codec(schema_id: str, text: str | None) -> Codec | None:
     try:
         return None if text is None else Codec(schema_id, text)
     except SchemaError as error:
-        click.echo(f"a schema cannot be used: {error}", err=True)
+        click.echo(f"skipped a schema that is not valid: {error}", err=True)
         return None

@@ -47,7 +47,7 @@ class EventLines:
         return f"{self._head(event)}{text}}}\n"
 
     def utf8_line(self, event: Event) -> bytes:
-        """Return the same line in UTF-8; faster than encoding the result of `line`.
+        """Return an event as one line of JSON in UTF-8. Faster than encoding the result of `line`.
 
         Raises:
             DecodeError: The payload does not match its schema.
@@ -63,7 +63,7 @@ class EventLines:
         return self.line(event).encode()
 
     def _head(self, event: Event) -> str:
-        """Return the text of a line before the payload."""
+        """Return the part of an event's line that precedes the payload."""
         key = event.codec, event.subscription, event.topic
         before, between = self._common.get(key) or self._learned(key)
         event_id, replay_id = encode_basestring(event.id), event.replay_id.hex()

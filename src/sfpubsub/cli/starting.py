@@ -24,7 +24,8 @@ def start_spark(session: AbstractContextManager[SparkSession], stop: StopRequest
 
     Args:
         session: Context manager of the Spark session. The caller must exit it.
-        stop: If a stop is requested during the start, a message is printed and the start continues.
+        stop: Reports stop requests. After a request during the start, a message is printed and the
+            start continues.
     """
     started: list[SparkSession | BaseException] = []
 

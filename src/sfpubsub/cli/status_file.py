@@ -220,11 +220,11 @@ def _key(kind: Kind, name: str, endpoint: str, org: str) -> str:
 
 
 def _remove_ended(directory: Path, key: str, *, silent: bool) -> Iterator[dict[str, int]]:
-    """Remove the files of a subscription's ended runs; yield the hourly event counts of each.
+    """Remove the status files of a source's ended runs; yield the hourly event counts of each run.
 
     Args:
         directory: Directory of the files.
-        key: Start of the file names, which identifies the subscription.
+        key: Start of the file names, which identifies the source.
         silent: Whether to remove only files of runs that received no message from the service.
     """
     for path in directory.glob(f"{key}-*{SUFFIX}"):

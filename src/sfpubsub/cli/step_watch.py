@@ -19,7 +19,7 @@ _STEP = "table step"
 
 
 class Engine(Protocol):
-    """An engine that builds tables in steps, and reports each completed step."""
+    """An engine that builds tables in steps, and reports each completed step to `on_step`."""
 
     on_step: Callable[[StepReport], None] | None
 

@@ -77,6 +77,6 @@ class TracedWriter:
         return self._writer.is_wanted
 
     def write_read(self, received: EventRows) -> WriteResult:
-        """Write the received events durably, within a span, and return the result."""
+        """Write the received events durably, within a span, and return the result of the write."""
         with self._tracing.processing(len(received)):
             return self._writer.write_read(received)

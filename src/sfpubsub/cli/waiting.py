@@ -48,9 +48,9 @@ class Waiting:
             now: Time on a monotonic clock, in seconds.
 
         Returns:
-            ``yes`` if events can arrive, ``no`` if they cannot, and ``trying`` if this is not known
-            yet. During a connection attempt, a quiet topic looks the same as a network that drops
-            all packets.
+            ``yes`` if events can arrive, and ``no`` if they cannot. During a reconnect attempt, a
+            quiet topic looks the same as a network that drops all packets: the result is ``trying``
+            for `ATTEMPT` seconds, and then ``yes``.
         """
         retrying = health.state == "opening" and health.reason is not None
         if retrying or health.state in ("waiting", "renewing"):

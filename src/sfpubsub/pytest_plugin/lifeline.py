@@ -27,11 +27,13 @@ _LOOK_S = 0.01
 
 
 class EmulatorRun:
-    """The directory and lifetime of a pytest run's emulator, in the process that owns the run.
+    """Creates the directory of a pytest run's emulator, and ends the emulator with the run.
+
+    Only the process that owns the run creates an instance.
 
     Attributes:
-        directory: Contains the pipe, the emulator's data and, once it is running, a file with its
-            addresses. The workers receive the path of the directory.
+        directory: Contains the pipe, the emulator's data and, once the emulator is running, a file
+            with its addresses. The workers receive the path of the directory.
     """
 
     def __init__(self) -> None:

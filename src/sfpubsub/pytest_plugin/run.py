@@ -41,7 +41,7 @@ class RunningEmulator(RemoteEmulator):
     Attributes:
         grpc_target: Host and port of the Pub/Sub API.
         instance_url, tenant_id: Header values that clients send with the token.
-        ca_file: The certificate authority to trust; None without TLS.
+        ca_file: PEM file of the certificate authority to trust; None without TLS.
         environment: Environment variables for clients in this process or its children.
     """
 
@@ -135,7 +135,7 @@ def _first_line(output: IO[bytes]) -> str:
     """Return the first line of the emulator's output.
 
     The line is empty if the emulator exits first, or writes nothing within `_START_S` seconds. The
-    emulator writes the line in one piece, so reading it does not block.
+    emulator writes the whole line at once, so reading does not block once output has arrived.
     """
     waiting, _, _ = select.select([output], [], [], _START_S)
     return output.readline().decode() if waiting else ""

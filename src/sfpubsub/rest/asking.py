@@ -138,7 +138,9 @@ class Asker:
         """Return the result of *ask*, retrying it on transient errors.
 
         Raises:
-            SfPubSubError: The error of the last attempt, or the first error that is not transient.
+            SfPubSubError: The first error that is not transient or after which the service asks for
+                a delay longer than `RestTimings.backoff_max`; otherwise, the error of the last
+                attempt.
         """
         most = self.timings.attempts
         for attempt in range(1, most + 1):

@@ -127,7 +127,7 @@ def _field(found: Any, of: str) -> FieldDescription:
     references = _items(found, "referenceTo", part.what)
     if not all(isinstance(target, str) for target in references):
         raise RemoteProtocolError(
-            f"the org's describe response for {part.what} contains a referenceTo that is not text"
+            f"the org's describe response for {part.what} has a non-string value in referenceTo"
         )
     return FieldDescription(
         name=name,

@@ -158,8 +158,8 @@ class QueryJobs:
         Args:
             job_id: Id of a complete job.
             file: Binary file, open for reading and writing; its content is replaced.
-            columns: Columns of the job's query, in its order; used to recognise a header line in
-                the results.
+            columns: Columns of the job's query, in the same order; used to recognise a header line
+                in the results.
             locator: `ResultPage.next_locator` of the previous page; None for the first.
             max_records: Maximum number of rows in the page.
 

@@ -154,8 +154,8 @@ class OrgReader:
 
         This is the case if the user has View All Data or Modify All Data, or if a profile or
         permission set assigned to the user grants View All for the object. Access through the org's
-        sharing defaults, or through a permission set group whose sets are not assigned
-        individually, is not detected, so False means "not known".
+        sharing defaults is not detected, nor is View All granted only through a permission set
+        group, so False means "not known".
 
         Raises:
             PermissionDeniedError: The user may not see permissions.
@@ -184,10 +184,10 @@ class OrgReader:
     def query(
         self, soql: str, *, all_rows: bool = False, batch_size: int = 2000
     ) -> Iterator[QueryPage]:
-        """Yield the rows of a query, page by page.
+        """Yield the rows of a query in pages.
 
-        If the request's URL exceeds 16,384 bytes, the org refuses it with HTTP status 414. So query
-        wide objects with `jobs` instead.
+        If the request's URL exceeds 16,384 bytes, the org refuses it with HTTP status 414.
+        Query objects with many fields through `jobs` instead.
 
         Args:
             soql: The query.

@@ -76,7 +76,7 @@ class StreamingClient(StreamingBase):
 
         Args:
             channel: ``/topic/NAME``, optionally with a filter (``?Field='x'``), ``/u/NAME``,
-                ``/event/NAME__e``, ``/data/NAME``.
+                ``/event/NAME__e`` or ``/data/NAME``.
             replay: Where to start; takes precedence over the store and the client's own ``replay``.
                 If omitted, and the client has a store, a channel that was unsubscribed continues
                 after the last message fetched.

@@ -51,10 +51,10 @@ class StreamingDriver:
         self._threads: list[threading.Thread] = []
 
     def start(self, ring: Callable[[], None] = lambda: None) -> None:
-        """Start the threads; they end with the protocol.
+        """Start the threads, which end when the protocol stops.
 
         Args:
-            ring: Called after each step, in any thread; must not block.
+            ring: Called after each `step`, in any thread; must not block.
         """
         self._ring, self.over = ring, False
         work: dict[str, Callable[[], None]] = {"sfpubsub-streaming": self._run}

@@ -101,7 +101,7 @@ class Pending:
                 yield message
 
     def report_room(self) -> None:
-        """Call `on_room` if the queue is not full, but at most once after each append.
+        """Call `on_room` if the queue is not full, but at most once between two appends.
 
         Call this before waiting for a message, because fetching may have stopped while the queue
         was full.

@@ -60,7 +60,7 @@ def as_number(start: ReplayStart, channel: str = "a channel") -> int:
 
 
 def start_and_store(replay: ReplaySource) -> tuple[int, AnyStore | None]:
-    """Return the default start position and the store; the store is None if *replay* is not one.
+    """Return the default start position and the store, which is None if *replay* is a position.
 
     Args:
         replay: The position where channels start, or a store. With a store, channels without a

@@ -31,7 +31,7 @@ logger = logging.getLogger("sfpubsub.streaming")
 
 @dataclass(frozen=True)
 class Pace:
-    """Timeouts and delays in seconds. Tests use shorter ones."""
+    """Timeouts and delays of a Streaming API client, in seconds. Tests use shorter ones."""
 
     request: float = 20.0
     """Timeout of every request except a held connect, including its response; responses usually
@@ -168,12 +168,13 @@ class StreamingProtocol:
         self.channels.arrived(events)
 
     def tick(self, now: float, input_: Callable[[], None] = lambda: None) -> list[Command]:
-        """Handle an input, and return the commands to execute. Call it without an input at
-        `deadline`, and when the queue has room again.
+        """Handle an input or the passage of time, and return the commands to execute.
+
+        Call this without *input_* at `deadline`, and when the queue has room again.
 
         Args:
-            now: Seconds of a monotonic clock.
-            input_: Calls one of the input methods of this class or of `channels`.
+            now: Time on a monotonic clock, in seconds.
+            input_: Calls one of the input methods of this class or of `channels`; by default, none.
 
         Raises:
             LocalProtocolError: The input is not allowed; nothing has changed.
@@ -321,7 +322,10 @@ class StreamingProtocol:
         self._fail(error, step)
 
     def _fail(self, error: errors.SfPubSubError, step: Next | None = None) -> None:
-        """Recover from a failure, or stop if that is not possible.
+        """Recover from a failure, or stop.
+
+        The client stops if it cannot recover. While it is being opened, it recovers only by
+        renewing the token.
 
         Args:
             error: The failure.

@@ -71,9 +71,9 @@ class Channel:
         return self.asked is None and self.is_wanted == self.is_active
 
     def answer(self, error: SfPubSubError | None = None) -> None:
-        """Settle the waiting call, if there is one.
+        """End the waiting call, if there is one.
 
-        With *error*, the call fails. Without it, the call succeeds if the channel is settled, and
+        With *error*, the call fails. Without it, the call succeeds if `is_settled` is true, and
         keeps waiting otherwise.
         """
         if self.call is not None and (error is not None or self.is_settled):
@@ -126,14 +126,16 @@ class Subscriptions:
         Args:
             name: The channel, optionally with a filter.
             start: The start position; not used if the channel is already subscribed.
-            call: Settled when the server has replied.
+            call: Settled when the server has replied, or immediately if the channel is already
+                subscribed.
             rewind: Whether to raise an error if the channel is already subscribed.
             resumes: Whether a channel that was unsubscribed continues after its last queued
                 message, rather than at *start*, so that no queued message is delivered twice.
 
         Raises:
-            LocalProtocolError: The channel is not valid, is subscribed with another filter, or is
-                already subscribed and *rewind* is true; or another call for it is in progress.
+            LocalProtocolError: The channel is not valid, has too long a filter, is subscribed with
+                another filter, or is already subscribed and *rewind* is true; or another call for
+                it is in progress.
         """
         channel, path = self._find(name), path_of(name)
         if not channel.is_wanted:
@@ -264,7 +266,7 @@ class Subscriptions:
             channel.answer()
 
     def give_up(self, error: SfPubSubError, call: Call | None = None) -> None:
-        """Settle all waiting calls, or only *call*, with *error*, and mark their channels as not
+        """Fail all waiting calls, or only *call*, with *error*, and mark their channels as not
         wanted.
         """
         for channel in self._by_path.values():
