@@ -78,7 +78,7 @@ class PublishDriver(CallDriver[OpenPublish]):
     # For the application's threads.
 
     def offer(self, events: Sequence[ProducerEvent], taken: Callable[[list[int]], None]) -> bool:
-        """Submit all *events* if the pending ones are below the limits; return whether they were.
+        """Submit *events* unless pending events reach a limit; return whether they were submitted.
 
         Args:
             events: Events with their ids.
