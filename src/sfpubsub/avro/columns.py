@@ -247,7 +247,7 @@ def places_of(own: Iterable[pa.Field], fields: Iterable[pa.Field]) -> list[str]:
 
 
 def paths_of(schema_json: str, columns: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return where a table stores the fields of a schema, and the components of compound fields.
+    """Return where a table stores the fields of a schema and the components of compound fields.
 
     Args:
         schema_json: One of the schemas that were merged into *columns*.

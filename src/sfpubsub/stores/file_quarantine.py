@@ -104,8 +104,9 @@ class FileQuarantine(Quarantine):
         """Yield all entries in order of arrival, including redriven ones.
 
         Raises:
-            ConfigurationError: The directory cannot be read, or some entries are damaged or cannot
-                be read. For entries, it is raised after all other entries were yielded.
+            ConfigurationError: The directory cannot be read, or an entry is damaged or cannot be
+                read. An error about an entry is raised after all readable entries have been
+                yielded.
         """
         order: list[tuple[float, int, str]] = []
         damaged: list[str] = []

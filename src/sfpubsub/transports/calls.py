@@ -46,7 +46,7 @@ Opening = TypeVar("Opening", OpenStream, OpenPublish)
 
 
 class Driven(Protocol):
-    """The inputs that all protocols have in common."""
+    """The methods that `CallDriver` calls on every protocol."""
 
     def abort(self) -> list[Command]: ...
     def crashed(self, error: SfPubSubError) -> list[Command]: ...
@@ -124,7 +124,7 @@ class CallDriver(ABC, Generic[Opening]):
 
     @abstractmethod
     def _tell(self, command: Command) -> None:
-        """Notify the application, outside the lock."""
+        """Execute a command for which `_carry_out` returned False. Called outside the lock."""
 
     # For the application's threads.
 
@@ -196,9 +196,9 @@ class CallDriver(ABC, Generic[Opening]):
         """Handle one event: update the protocol, execute its commands, set the timer.
 
         Args:
-            happened: Passes the event to the protocol and returns the protocol's commands. Called
-                with *what* and the current time.
-            what: The other arguments of *happened*, passed before the time.
+            happened: Passes the event to the protocol and returns the protocol's commands. Its
+                arguments are those in *what*, followed by the current time.
+            what: Arguments that describe the event, such as a message.
         """
         if not self._home.is_here:
             self._check_process()

@@ -1,7 +1,7 @@
 """The driver of a subscription: handles responses, acks and commits.
 
-This driver extends `CallDriver`. The protocol makes all decisions about credit, commits, resuming
-and delays. The application's thread receives events in batches.
+This driver extends `CallDriver`. The protocol decides how many events to request, when to commit,
+where to resume, and how long to wait. The application's thread receives events in batches.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class StreamDriver(CallDriver[OpenStream]):
         """Open the first stream.
 
         Args:
-            position: Where a plain subscription starts; None for the position that the protocol was
-                created with.
+            position: Where a subscription to a topic starts; None for the position given to the
+                protocol on creation.
         """
         self.has_begun = True
         self._apply(lambda now: self._protocol.start(now, position))
@@ -130,7 +130,7 @@ class StreamDriver(CallDriver[OpenStream]):
         return self._mailbox.discarded
 
     def pause(self) -> None:
-        """Until `resume` is called, request only the single events that keep the stream open."""
+        """Until `resume` is called, request events only one at a time, to keep the stream open."""
         self._apply(self._protocol.pause)
 
     def resume(self) -> None:
@@ -158,7 +158,7 @@ class StreamDriver(CallDriver[OpenStream]):
 
         Raises:
             CommitError: The commit was rejected, or not confirmed within *timeout* seconds.
-            LocalProtocolError: There is nothing to commit, or the subscription is plain or closed.
+            LocalProtocolError: The subscription is not managed or is closed, or nothing was acked.
             SfPubSubError: The subscription failed during the wait.
         """
         future = self.begin_commit()
@@ -171,7 +171,7 @@ class StreamDriver(CallDriver[OpenStream]):
         """Start a commit of the acked events; return a future for the receipt or the error.
 
         Raises:
-            LocalProtocolError: There is nothing to commit, or the subscription is plain or closed.
+            LocalProtocolError: The subscription is not managed or is closed, or nothing was acked.
         """
         future: Future[CommitReceipt] = Future()
 

@@ -35,8 +35,8 @@ class PublishDriver(CallDriver[OpenPublish]):
         protocol: The protocol to run, owned by this object from now on.
         transport: Opens the calls.
         streamed: Whether to use PublishStream instead of Publish.
-        reencode: Called with a ticket and a schema id: re-encodes the ticket's event with that
-            schema. It may block, and may raise SfPubSubError.
+        reencode: Called with a ticket (the number that the protocol gave to an event) and a schema
+            id: re-encodes the event with that schema. It may block, and may raise SfPubSubError.
         use_schema: Called with the id of the topic's new schema; must not block.
         settled: Called with pairs of a ticket and the outcome of its event; must not block.
         alarm: Timer thread, shared by the drivers of a client.
@@ -78,11 +78,11 @@ class PublishDriver(CallDriver[OpenPublish]):
     # For the application's threads.
 
     def offer(self, events: Sequence[ProducerEvent], taken: Callable[[list[int]], None]) -> bool:
-        """Submit *events* if there is room below the limits; return whether they were submitted.
+        """Submit *events* unless pending events reach a limit; return whether they were submitted.
 
         Args:
             events: Events with their ids.
-            taken: Called with a list of tickets, one per event, before any event can be settled.
+            taken: Called with the events' tickets, in the same order, before any event is settled.
 
         Raises:
             SfPubSubError: The publisher has failed or was closed.

@@ -10,7 +10,10 @@ from sfpubsub.types import CommitReceipt
 
 
 class Tickets:
-    """The pending commits of one subscription, by ticket. Each ticket is settled once."""
+    """The pending commits of one subscription, by ticket. Each ticket is settled once.
+
+    A ticket is the number that the protocol gave to one call of `commit`.
+    """
 
     def __init__(self) -> None:
         self._futures: dict[int, Future[CommitReceipt]] = {}

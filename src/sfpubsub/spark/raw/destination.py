@@ -46,9 +46,10 @@ class Destination:
         """Return the destination for a path, a URL or the name of a catalog table.
 
         Args:
-            destination: A path or a ``file`` URL. For table formats also a URL of any scheme that
-                Spark supports, or a catalog table: ``schema.table`` in the session's catalog, or
-                ``catalog.schema.table``. Write ``./schema.table`` for a directory with such a name.
+            destination: A path or a ``file`` URL. With delta or iceberg also a URL of any scheme
+                that Spark supports, or a catalog table: ``schema.table`` in the session's catalog,
+                or ``catalog.schema.table``. Write ``./schema.table`` for a directory with such a
+                name.
             format: One of `FORMATS`.
             staging: With parquet: directory for staging and sidecars; next to the table by default.
 

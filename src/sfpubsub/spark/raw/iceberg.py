@@ -5,8 +5,8 @@ change, even for a superseded writer. So each of our transactions has two steps.
 *staged*: it is in the table's metadata, with its rows and its `State`, but on no branch. Then it is
 *published* by swapping the table's metadata for a version whose main branch ends in the staged
 snapshot. The writer does this only if the newest state in the current metadata is the one that it
-last read or wrote. If the metadata has changed in the meantime, the swap fails. Whether it is
-retried depends on what has changed.
+last read or wrote. If the metadata has changed in the meantime, the swap fails. It is then retried,
+unless the newest state has changed. If there is a new snapshot, the rows are first staged again.
 
 The state is a property of both the snapshot and the table, because compaction adds snapshots on top
 of ours, after which ours may expire.
@@ -143,7 +143,7 @@ class IcebergTable(LoggedTable):
         return None
 
     def _is_rolled_back(self, metadata: Any) -> bool:
-        """Return whether the table was rolled back to a version before our first snapshot.
+        """Return whether the table was rolled back to a version before sfpubsub's first snapshot.
 
         Then the main branch has no state, although the snapshot named by the table's property still
         exists.
@@ -217,11 +217,11 @@ class IcebergTable(LoggedTable):
         """Publish the staged snapshot by swapping the table's metadata.
 
         Returns:
-            True if published; False if the rows must be staged again, because another snapshot was
-            committed in the meantime.
+            True if published; False if the rows must be staged again, because another program, such
+            as a compaction job, changed the table in the meantime.
 
         Raises:
-            Conflict: A transaction of this or another writer was committed in the meantime.
+            Conflict: sfpubsub committed another transaction to the table in the meantime.
         """
 
         def is_ours(base: Any) -> bool:
@@ -249,7 +249,7 @@ class IcebergTable(LoggedTable):
         self._newest = state.attempt
 
     def _create(self, frame: DataFrame) -> Any:
-        """Create an empty table with our initial state; return its Iceberg `TableOperations`."""
+        """Create an empty table with its first `State`; return its Iceberg `TableOperations`."""
         properties = {
             **_PROPERTIES,
             **self._properties,
@@ -353,8 +353,9 @@ def published(
         is_ours: Returns whether the snapshot may be published on top of the given table metadata.
 
     Returns:
-        True if published; False if *is_ours* returned False, another snapshot was committed in
-        the meantime, or other writers keep changing the table.
+        True if published; False if *is_ours* returned False, the main branch no longer ends in the
+        parent of the staged snapshot, that snapshot has expired, or the metadata changed during
+        each of `TRIES` attempts.
     """
     for _ in range(TRIES):
         base = operations.refresh()

@@ -1,7 +1,7 @@
 """The columns and the partitioning of a raw table: its layout, identified by a number.
 
 All formats share one numbering. A table records its layout together with its identity: Parquet in
-its identity file, table formats with every transaction. The rules:
+its identity file, Delta and Iceberg with every transaction. The rules:
 
 - A layout adds columns to the previous one. A column never changes its type or meaning, and is
   never removed.
@@ -13,7 +13,7 @@ its identity file, table formats with every transaction. The rules:
 
 The layouts:
 
-1. Parquet: staging and sidecars inside the table. Table formats: as layout 2.
+1. Parquet: staging and sidecars inside the table. Delta and Iceberg: as layout 2.
 2. Partitions by hour, as text.
 3. New columns ``org_id``, ``change_header`` and ``headers``. Partitions by day, so that old days
    can be deleted cheaply. Every engine can compare dates, and one partition per day is not too many

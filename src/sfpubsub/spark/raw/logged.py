@@ -58,11 +58,11 @@ _CLOCKS = 3600.0
 
 
 class Conflict(Exception):  # noqa: N818  # never leaves this package; not a user error
-    """Another transaction was committed first, so this one was not committed."""
+    """Raised if a transaction was not committed, usually because another one came first."""
 
 
 class LoggedTable(RawTable):
-    """A raw table in a table format. Not thread-safe.
+    """Base class of raw tables in Delta and Iceberg format. Not thread-safe.
 
     Args:
         spark: Session from which the writing session is created; its settings are not changed.
@@ -202,7 +202,7 @@ class LoggedTable(RawTable):
         now: float,
         name: str | None = None,
     ) -> str:
-        """See `RawTable`. The format commits the batch and the positions atomically."""
+        """See `RawTable`. One commit of the format contains both the batch and the positions."""
         batch = f"b{self.next_seq:019d}"
         layout = self._known.layout
         rows = rows.select(layout.columns.names)
@@ -218,7 +218,7 @@ class LoggedTable(RawTable):
         self._try_commit(None, self._known.moved(positions), "writing the position")
 
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
-        """See `RawTable`. The time is `newest_time` or, if earlier, the end of the partition."""
+        """See `RawTable`. A pair's time is its partition's end, or `newest_time` if earlier."""
         layout = self._known.layout
         column = layout.partition
         if self.next_seq <= after + 1 or layout.text_of(self.newest_time) < layout.text_of(oldest):
@@ -278,10 +278,12 @@ class LoggedTable(RawTable):
             ) from error
 
     def _check_vacant(self) -> None:
-        """Check that the location of a new table has no entries except hidden ones.
+        """Check that the URL of a new table has no entries except hidden ones.
+
+        Local paths and catalog tables are not checked here.
 
         Raises:
-            ConfigurationError: The location has other entries.
+            ConfigurationError: The URL has other entries.
         """
         if self.place.local is not None or self.place.in_catalog:
             return  # checked by `check_destination`, or the responsibility of the catalog
@@ -355,8 +357,8 @@ class LoggedTable(RawTable):
         that they have passed.
 
         Args:
-            known: State from which the sources, the writer, the layout, the application id and the
-                highest numbers are taken.
+            known: An earlier state. Only its sources, writer, layout, application id, transaction
+                number and `State.next_seq` are used.
         """
         rows = self._rows().orderBy(f.col("ingest_seq").desc())
         layout = known.layout
@@ -427,10 +429,11 @@ class LoggedTable(RawTable):
         Args:
             frame: Rows with the table's columns.
             state: State of the transaction.
-            empty: Whether the DataFrame has no rows.
+            empty: Whether *frame* has no rows.
 
         Raises:
-            Conflict: Another transaction, of this or another writer, was committed in the meantime.
+            Conflict: The transaction was not committed, because sfpubsub committed another one in
+                the meantime, or because another program keeps changing the table.
         """
 
     @abstractmethod

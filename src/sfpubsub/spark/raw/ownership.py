@@ -273,7 +273,7 @@ def _identity(path: Path) -> _Identity | None:
 
 
 def recorded_staging(path: Path) -> Path | None:
-    """Return the parent directory for staging that the table records; None for the default."""
+    """Return the table's recorded parent directory for staging; None if it uses the default."""
     identity = _identity(path)
     return identity.staging if identity else None
 

@@ -169,7 +169,10 @@ class ParquetTable(RawTable):
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise WriteError(f"{self._staging} cannot be removed: {error}") from error
+            raise WriteError(
+                f"{self._staging} cannot be removed: {error}; delete this directory, and start the "
+                f"writer again"
+            ) from error
         try:
             newest = list(islice(self._batches_backwards(), REMEMBERED_NAMES))
             self._newest = newest[0] if newest else None
@@ -185,7 +188,7 @@ class ParquetTable(RawTable):
             raise WriteError(f"the newest batch of {self.path} cannot be read: {error}") from error
 
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
-        """See `RawTable`. The time is the end of the rows' partition."""
+        """See `RawTable`. A pair's time is the end of the partition that contains its rows."""
         first = self._name_of(oldest)
         try:
             for partition in self._partitions():

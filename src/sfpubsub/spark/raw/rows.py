@@ -173,8 +173,8 @@ _AS_SAID: tuple[Callable[[object], object], ...] = (
 class EventRows:
     """Collects the rows of one write while events arrive. Not thread-safe.
 
-    Rows are converted to Arrow in chunks, so that few Python objects stay alive until the write:
-    traversing them in garbage collection took a fifth of the time.
+    Rows are converted to Arrow in chunks, so that few Python objects stay alive until the write.
+    Otherwise, a fifth of the time would be spent traversing the objects in garbage collection.
     """
 
     def __init__(self) -> None:

@@ -165,7 +165,7 @@ def _existing(path: Path) -> Path:
 
 
 def _is_another(owner: Path, table: Path) -> bool:
-    """Return whether *owner* exists and is not another path to *table*."""
+    """Return whether *owner* is an existing directory other than *table*. Links are followed."""
     return owner.is_dir() and not (table.exists() and owner.samefile(table))
 
 

@@ -28,7 +28,7 @@ _MARK = "sfpubsub"
 
 @dataclass(frozen=True)
 class State:
-    """The state of a table after one of our transactions."""
+    """The state of a raw table after a transaction by sfpubsub."""
 
     sources: tuple[Source, ...]
     """All sources of the table, including those of earlier writers."""

@@ -68,9 +68,9 @@ class RawTable(ABC):
     @property
     @abstractmethod
     def newest_time(self) -> float:
-        """Lower bound for the time at which the newest batch was written.
+        """The newest batch was written at this time or later; 0 if there are no batches.
 
-        In seconds since 1970 UTC, like *now* of `append`; 0 if there are no batches.
+        The unit is seconds since 1970 UTC, as for *now* of `append`.
         """
 
     @property
@@ -110,7 +110,7 @@ class RawTable(ABC):
 
     @abstractmethod
     def key_of(self, seq: int, written_at: float) -> bytes | None:
-        """Return the dedupe key of the row with a given ``ingest_seq``; None if it does not exist.
+        """Return the dedupe key of the row with a given ``ingest_seq``; None if no row has it.
 
         Args:
             seq: ``ingest_seq`` of the row.
