@@ -271,7 +271,7 @@ class TopicReader:
         return events
 
     def _count_until_now(self, share: Share, timeout: float) -> int:
-        """Count like `_count`, but only events published before `stop_at_now` was called.
+        """Like `_count`, but count only events published before `stop_at_now` was called.
 
         Set `_finished` once all of these events are in planned batches.
         """
