@@ -304,7 +304,7 @@ def _with_late(changes: DataFrame) -> DataFrame:
 
 
 def _fold(changes: DataFrame) -> DataFrame:
-    """Merge the changes of each record: first by component, then by field, then by record."""
+    """Merge changes into one row per component, then one per field, then one per record."""
     known = f.transform(
         f.map_entries("fields"), lambda e: f.struct(e.key.alias("path"), e.value.alias("text"))
     )

@@ -107,7 +107,7 @@ class Queue:
 
 
 def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the restarts of commit numbers that are missing from *known*, oldest first.
+    """Return the commit-number restarts in *moves* that *known* lacks, oldest first.
 
     A restart is recorded as the commit timestamp of the earliest commit that showed it, in
     milliseconds since 1970 UTC. Each record shows the same restart only by its own first

@@ -223,7 +223,7 @@ class Cue:
 
 @dataclass(frozen=True, slots=True)
 class ObjectCue:
-    """A `Cue` for the records of an object whose ids begin with *prefix*; if empty, for all."""
+    """A `Cue` for all records of an object whose ids begin with *prefix* (empty: any id)."""
 
     prefix: str
     cue: Cue
