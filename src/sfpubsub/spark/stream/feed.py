@@ -186,8 +186,8 @@ class Horizon:
             events: The next events to read.
 
         Returns:
-            The number of events before the first one that was published later; None if no such
-            event was found among them.
+            The number of events before the first one that was published later; 0 if that one was
+            read earlier (see `read`), None if it was not found.
 
         Raises:
             SfPubSubError: The stream opened at LATEST has failed.

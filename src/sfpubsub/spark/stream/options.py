@@ -129,7 +129,9 @@ class SourceOptions:
 
 
 def named_options(options: Mapping[str, str], names: tuple[str, ...], what: str) -> dict[str, str]:
-    """Return the options by their names as spelled in *names*. Case is ignored when matching names.
+    """Return the options, keyed by their names as spelled in *names*.
+
+    The case of the given names does not matter.
 
     Args:
         options: The options given to Spark.

@@ -1,7 +1,7 @@
 """Read one topic of a streaming query: plan the end of each batch, and return the batch's events.
 
-Invariant: ``_held`` starts with the first event after ``_base``, and contains every later event
-that was taken from ``_feed``.
+Invariant: ``_held`` starts with the first event after ``_base`` (the end of the last finished
+batch), and contains every later event that was taken from ``_feed`` (the subscription).
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ class TopicReader:
         return events
 
     def _count_until_now(self, share: Share, timeout: float) -> int:
-        """Count like `_count`, but only events published before `stop_at_now` was called.
+        """Like `_count`, but count only events published before `stop_at_now` was called.
 
         Set `_finished` once all of these events are in planned batches.
         """
@@ -313,7 +313,7 @@ class TopicReader:
         )
 
     def _renewed(self) -> Offset | None:
-        """Return `_base` with the position of the last keepalive.
+        """Return the start of the next batch, renewed by the position of the last keepalive.
 
         Return None if the position need not be renewed yet, if events or gaps are pending, or if
         no keepalive has arrived since the last event.

@@ -106,8 +106,9 @@ def latest_state(raw: DataFrame, schemas: DataFrame) -> DataFrame:
     Returns:
         ``entity_name``, ``record_id``, and:
 
-        - ``state``: the known fields as the text of a JSON object, in the form of ``payload_json``,
-          merged over all changes since the last CREATE or UNDELETE; null for a deleted record.
+        - ``state``: the known fields as the text of a JSON object, in the same format as
+          ``payload_json``, merged over all changes since the last CREATE or UNDELETE; null for a
+          deleted record.
         - ``is_deleted``: whether the record is deleted.
         - ``is_complete``: whether ``state`` has every field that is not null. It is false if the
           record is deleted, if ``reread`` is true, or if the record is older than the table:
@@ -250,7 +251,7 @@ def _is_about_all() -> Column:
 
 
 def _about_all(raw: DataFrame) -> DataFrame:
-    """Return the rows for which `_is_about_all` may be true, by their ``payload_json``."""
+    """Preselect rows that may meet `_is_about_all`, by a search in the text of ``payload_json``."""
     text = f.col("payload_json")
     may_match = (
         text.contains('*"') | text.contains('"GAP_OVERFLOW"') | text.contains('"recordIds":[]')
@@ -303,7 +304,7 @@ def _with_late(changes: DataFrame) -> DataFrame:
 
 
 def _fold(changes: DataFrame) -> DataFrame:
-    """Merge the changes of each record: first by component, then by field, then by record."""
+    """Merge changes into one row per component, then one per field, then one per record."""
     known = f.transform(
         f.map_entries("fields"), lambda e: f.struct(e.key.alias("path"), e.value.alias("text"))
     )

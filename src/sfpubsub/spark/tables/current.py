@@ -1,11 +1,11 @@
 """Maintain the current tables, the history tables and the reread queue, step by step.
 
 The changes of a step (steps.py) are applied to the rows of their records (records.py, folding.py),
-and the result is merged. The order of commits makes a step repeatable after a crash. The queue is
-written first, so that no row is ever marked for rereading without an entry in the queue. An
-object's history table is written before its current table, because every result is computed from
-the previous contents of the current table. Invariant: a table with the number of a step contains
-exactly the results of all steps up to that number.
+and the result is merged. The order in which tables are written makes a step repeatable after a
+crash. The queue is written first, so that no row is ever marked for rereading without an entry in
+the queue. An object's history table is written before its current table, because every result is
+computed from the previous contents of the current table. Invariant: a table with the number of a
+step contains exactly the results of all steps up to that number.
 """
 
 from __future__ import annotations
@@ -333,9 +333,9 @@ def about_all_of(rows: Sequence[DataFrame | None]) -> list[list[ObjectCue]]:
 
 
 def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
-    """Return reasons to reread records, because change events of a step could not be decoded.
+    """Return a reason to reread records for each change event that a step could not decode.
 
-    There is one reason per event, grouped by event type. Each applies to all records of the object,
+    The reasons are grouped by event type. Each applies to all records of the event's object,
     because the event may be about any of them.
     """
     table = target.table(UNDECODABLE_NAME)
@@ -353,7 +353,7 @@ def unreadable_of(target: Target, step: Step) -> dict[str, list[ObjectCue]]:
 def _cues(
     objects: Sequence[_Object], number: int
 ) -> tuple[list[dict[str, Any]], list[tuple[int, int]]]:
-    """Return the queue rows of a step, and the times between which commit numbers restarted.
+    """Return new rows for the reread queue, and restarts of commit numbers (see `Queue.note`).
 
     One Spark job computes them for all objects.
     """

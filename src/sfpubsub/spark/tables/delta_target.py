@@ -325,10 +325,10 @@ class DeltaTargetTable(LoggedTargetTable):
         return transaction_number(self._spark, snapshot, APPLICATION)
 
     def _operation(self, step: int) -> Any:
-        """Return the operation to record in the table's history: a streaming update with its step.
+        """Return the operation for the table's history: Delta's ``StreamingUpdate``, with the step.
 
-        After a manual update, Delta would recompute the table's state with three Spark jobs,
-        instead of adding the commit to the known state.
+        With the operation ``ManualUpdate``, Delta would recompute the table's state after each
+        commit, with three Spark jobs, instead of adding the commit to the known state.
         """
         update = self._java("org.apache.spark.sql.delta.DeltaOperations$StreamingUpdate")
         return update(self._target.append_mode, APPLICATION, step, self._target.nothing)

@@ -433,7 +433,10 @@ class EventTables:
         return StepReport(removed=len(plan.batches) if plan.kind == "restored" else 0)
 
     def _claim(self, source: Destination, objects: list[str]) -> None:
-        """Check that the target belongs to this raw table and these objects, and record them."""
+        """Check that existing tables were built from this raw table, for these objects.
+
+        Then record the raw table and the objects as the identity of the target.
+        """
         found = self._steps.identity()
         if self._mirror and found:
             known = Identity.from_record(found, self.target.place).objects

@@ -116,7 +116,10 @@ class ParquetTarget(Target):
                 sync(self.path)
             finish(self.path)
         except OSError as error:
-            raise WriteError(f"step {step} of {self.path} was not published: {error}") from error
+            raise WriteError(
+                f"step {step} of {self.path} was not published: {error}; correct the cause and "
+                f"start again: the step is then completed"
+            ) from error
 
     def close(self) -> None:
         """See `Target`. Discards an unfinished step."""
@@ -261,7 +264,10 @@ def last_step(path: Path) -> int:
     except FileNotFoundError:
         return 0
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise WriteError(f"{note} cannot be read: {error}") from error
+        raise WriteError(
+            f"{note} cannot be read ({error}): restore the file, or build the tables in another "
+            f"target"
+        ) from error
 
 
 def finish(path: Path) -> None:

@@ -36,7 +36,7 @@ _NOT_KNOWN = "schema % is not known"
 
 @dataclass(frozen=True)
 class _Count:
-    """The rows of one raw batch that have one schema: their number, total size and newest time."""
+    """The number and size of the rows of one raw batch that have the same schema."""
 
     batch: str
     schema_id: str
@@ -185,12 +185,12 @@ class Planner:
         )
 
     def _again(self, forgotten: StepPlan) -> StepPlan | None:
-        """Return the plan of a step that decodes the rows that `_forget` removed, and adds them.
+        """Return the plan of a step that decodes removed rows again, and adds them to the tables.
 
         Return None if the raw table no longer has these rows.
 
         Args:
-            forgotten: The plan of the step that removed the rows.
+            forgotten: The plan, made by `_forget`, of the step that removed the rows.
         """
         step = replace(forgotten, kind="again")
         counts = self._counts(self.rows(step, forgotten.version))

@@ -46,7 +46,7 @@ MIRROR = "mirror"
 
 
 class Queue:
-    """The queue of one target, stored in its table `_reread`. Not thread-safe."""
+    """The reread queue of one target, stored in its table `_reread`. Not thread-safe."""
 
     def __init__(self, target: Target) -> None:
         self._table = target.table(QUEUE_NAME)
@@ -68,7 +68,7 @@ class Queue:
         return self._table.step()
 
     def make(self, *, with_history: bool) -> None:
-        """Create the table. If it exists, reset its metadata, including the recorded restarts."""
+        """Create the table. If it exists, reset its metadata, and forget the restarts (`note`)."""
         self._table.make(QUEUE, _facts(with_history=with_history, epochs=[]))
 
     def clear(self, step: int) -> None:
@@ -107,7 +107,7 @@ class Queue:
 
 
 def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the restarts of the commit numbers that *known* does not contain, oldest first.
+    """Return the commit-number restarts in *moves* that *known* lacks, oldest first.
 
     A restart is recorded as the commit timestamp of the earliest commit that showed it, in
     milliseconds since 1970 UTC. Each record shows the same restart only by its own first

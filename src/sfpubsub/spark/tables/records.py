@@ -6,11 +6,12 @@ a record whose fields may differ from the org's is marked (`Record.reread_reason
 describes it completely or deletes it. Fields that no event reports, such as formula fields, are
 excepted.
 
-**Order.** Changes are ordered by commit timestamp, then commit number, then sequence number, then
-arrival. Numbers are comparable within one database instance only, and restart at lower values when
-the org is migrated to another instance (Change Data Capture guide, ChangeEventHeader). So they only
-order changes of the same millisecond, which come from one instance. A change that arrives after a
-newer one is late: it is not applied, and the record has to be reread.
+**Order.** Which of two changes is newer is decided by commit timestamp, then commit number, then
+sequence number, then arrival. Numbers are comparable within one database instance only, and restart
+at lower values when the org is migrated to another instance (Change Data Capture guide,
+ChangeEventHeader). So they only order changes of the same millisecond, which come from one
+instance. A change that arrives after a newer one is late: it is not applied, and the record has to
+be reread.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Fields:
 def _with_parts(old: Any, new: Any, paths: Sequence[tuple[str, ...]]) -> Any:
     """Return *old* with the components at *paths* replaced by those of *new*.
 
-    Return None if there are no paths, because the field now has another type.
+    Return None if there are no paths, which means that the field now has another type.
     """
     if not paths:
         return None  # the field now has another type
@@ -209,7 +210,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Cue:
-    """A reason to reread one or more records from the org; stored as a row of the queue."""
+    """A reason to reread one or more records from the org; a row of the reread queue (queue.py)."""
 
     reason: Reason
     change_type: str | None
@@ -222,16 +223,16 @@ class Cue:
 
 @dataclass(frozen=True, slots=True)
 class ObjectCue:
-    """A cue for all records of an object whose ids begin with *prefix*, which may be empty."""
+    """A `Cue` for all records of an object whose ids begin with *prefix* (empty: any id)."""
 
     prefix: str
     cue: Cue
 
     @classmethod
     def of(cls, record_id: str | None, change: Cue) -> ObjectCue | None:
-        """Return the cue for all records that *record_id* stands for; None if it is a full id.
+        """Return a cue for the records that *record_id* stands for; None if it is a full id.
 
-        For an overflow event, the cue applies to all records of the object, whatever the id.
+        For an overflow event, return a cue for all records of the object, whatever the id is.
 
         Args:
             record_id: One of the event's record ids, or a prefix such as ``001*``; None if the
@@ -304,10 +305,10 @@ class Fold:
         self.versions.append(self.record)
 
     def mark(self, about_all: Cue) -> None:
-        """Mark the record for rereading, with the reason of *about_all*.
+        """Mark the record for rereading, with the reason of the cue *about_all*.
 
         If the record is already marked, it keeps its first reason. A record whose state is unknown
-        needs no mark, because *about_all* has its own row in the reread queue.
+        needs no mark, because the cue also has its own row in the reread queue.
         """
         if self.record is not None and self.record.reread_reason is None:
             self.record = replace(self.record, reread_reason=about_all.reason)

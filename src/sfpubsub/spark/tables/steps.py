@@ -91,7 +91,11 @@ class StepPlan:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> StepPlan:
-        """Parse the output of `to_json`. Error messages name the target as *where*.
+        """Parse the output of `to_json`.
+
+        Args:
+            text: The plan as JSON.
+            where: Name of the target, for error messages.
 
         Raises:
             ConfigurationError: The plan is damaged or was written by an incompatible version.
@@ -145,8 +149,9 @@ class Follower(Protocol):
     def follow(self, step: Step) -> None:
         """Apply the step to all tables that do not have its number yet.
 
-        Called for each step: after the typed tables are changed if the step adds rows, but before
-        if it removes rows. After a restart of the engine, the last step is repeated first.
+        Called for each step: after its rows have been added to the typed tables or, if it removes
+        rows, before they are removed. After a restart of the engine, the last step is repeated
+        first.
 
         Raises:
             WriteError: A table could not be written. The engine calls this again for the same step.
