@@ -231,7 +231,7 @@ class Monitor:
                 self.update()
             except Exception:  # a failing monitor must not end the command that it monitors
                 logging.getLogger("sfpubsub.monitoring").exception(
-                    "the monitor failed: plots and the log of stuck steps are no longer updated"
+                    "the monitor failed: no plots and no log of stuck steps until a restart"
                 )
                 return
 
