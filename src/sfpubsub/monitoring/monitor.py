@@ -184,7 +184,7 @@ class Monitor:
         return problems(facts, self.steps.running(), self.bounds, self.clock())
 
     def update(self) -> None:
-        """Record a point for each plot, log stuck steps, and call what was passed to `on_update`.
+        """Record a point for each plot, log stuck steps, and call the `on_update` functions.
 
         The monitor's thread calls this about once a second.
         """

@@ -50,7 +50,7 @@ _CUE = ("record_id", "_reread_reason", "_change_type", "_commit_timestamp", "_in
 
 @dataclass
 class _Laid:
-    """The effects of a step's events on one object."""
+    """Intermediate results of applying a step's events to one object's table."""
 
     of: MirroredObject
     merging: Merging
