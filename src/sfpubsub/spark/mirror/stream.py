@@ -270,7 +270,7 @@ class MirrorStream:
                     self._error = error
                 else:
                     _log.warning(
-                        "last positions not stored, so the next start may read events again: %s",
+                        "the last positions were not stored, so events may be read again: %s",
                         error,
                     )
 
