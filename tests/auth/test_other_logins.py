@@ -142,7 +142,7 @@ def test_sf_fails(sf, code, output, message):
     [
         ({**SHOWN, "instanceUrl": "http://acme.my.salesforce.com"}, "plaintext"),
         ({**SHOWN, "instanceUrl": 5}, "is not a valid URL"),
-        ({**SHOWN, "accessToken": None}, "update sf with sf update"),
+        ({**SHOWN, "accessToken": None}, "update the Salesforce CLI with sf update"),
     ],
 )
 def test_what_sf_tells_is_looked_at(sf, shown, error):

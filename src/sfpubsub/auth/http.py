@@ -69,7 +69,9 @@ class Form(dict[str, str]):
     __str__ = __repr__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a form contains secrets and cannot be pickled")
+        raise TypeError(
+            "a form contains secrets and cannot be pickled: create it where it is needed"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,7 +86,7 @@ class Bearer:
         return f"Bearer({self.instance_url!r}, ***)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a token is a secret and cannot be pickled")
+        raise TypeError("a token is a secret and cannot be pickled: create it where it is needed")
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,7 +124,9 @@ class Answer:
         return f"Answer({self.status})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a response may contain a secret and cannot be pickled")
+        raise TypeError(
+            "a response may contain a secret and cannot be pickled: pass on only the values needed"
+        )
 
 
 class HttpClient:

@@ -78,7 +78,9 @@ class SfCliLogin:
         if not token or token.startswith("["):
             token = _text(self._ask(*_SHOW_TOKEN), "accessToken")
         if not token:
-            raise AuthenticationError("sf printed no access token: update sf with sf update")
+            raise AuthenticationError(
+                "sf printed no access token: update the Salesforce CLI with sf update"
+            )
         if expired is not None and token == expired.access_token:
             raise AuthenticationError(
                 f"sf still has the token that was refused: sign in again with sf org login web"

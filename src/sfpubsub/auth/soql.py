@@ -27,7 +27,7 @@ def page_of(answer: Any) -> tuple[list[dict[str, Any]], Any]:
     page = answer if isinstance(answer, dict) else {}
     rows, done = page.get("records"), page.get("done")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RemoteProtocolError("the org's response to a query has no records")
+        raise RemoteProtocolError("the org's response to a query has no list of records")
     if not isinstance(done, bool):
         raise RemoteProtocolError(
             "the org's response to a query does not state whether more rows follow"

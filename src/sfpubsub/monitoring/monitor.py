@@ -184,7 +184,7 @@ class Monitor:
         return problems(facts, self.steps.running(), self.bounds, self.clock())
 
     def update(self) -> None:
-        """Record a point for each plot, log stuck steps, and call what was passed to `on_update`.
+        """Record a point for each plot, log stuck steps, and call the `on_update` functions.
 
         The monitor's thread calls this about once a second.
         """
@@ -231,7 +231,7 @@ class Monitor:
                 self.update()
             except Exception:  # a failing monitor must not end the command that it monitors
                 logging.getLogger("sfpubsub.monitoring").exception(
-                    "the monitor failed: plots and the log of stuck steps are no longer updated"
+                    "the monitor failed: no plots and no log of stuck steps until a restart"
                 )
                 return
 

@@ -95,7 +95,7 @@ class ReportGap:
 
 @dataclass(frozen=True, slots=True)
 class SettleCommit:
-    """Return the outcome to a caller of `commit`."""
+    """Report the outcome of a `commit` call, identified by its ticket, to the caller."""
 
     ticket: int
     outcome: CommitReceipt | SfPubSubError
@@ -142,7 +142,7 @@ class Reencode:
 
 @dataclass(frozen=True, slots=True)
 class UseSchema:
-    """Use this schema for all events from now on."""
+    """Encode all further events with this schema."""
 
     schema_id: str
 

@@ -177,9 +177,9 @@ class ManagedPosition:
 
     @property
     def commit_at(self) -> float | None:
-        """When the commit in flight times out or, if there is none, the next one is due.
+        """When the commit in flight times out; if none is in flight, when the next one is due.
 
-        None if no commit is in flight or due.
+        None if no commit is in flight and there is none to send.
         """
         return self._commits.deadline(self._ledger.candidate)
 

@@ -50,7 +50,7 @@ class Resume:
 
         Returns:
             A gap if the stream started at LATEST and no position has been received, because events
-            may be lost; None otherwise. Only the first such loss is reported.
+            may have been lost; None otherwise. Only the first such loss is reported.
         """
         if self._last is not None or self._start.preset is not ReplayPreset.LATEST:
             return None
@@ -63,7 +63,7 @@ class Resume:
         """Give up the rejected position, and continue from the fallback if possible.
 
         Returns:
-            The gap, and whether the subscription continues.
+            The gap to report, and whether the subscription continues.
         """
         refused = self.position.replay_id
         gap = Gap("rejected", self._name, refused, error_code=error_code, rpc_id=rpc_id)

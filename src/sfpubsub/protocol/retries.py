@@ -131,7 +131,7 @@ class Retries:
         return since + self._connection_timeout - self._spent[trouble]
 
     def given_up(self) -> StreamUnavailableError:
-        """Return the error for an outage that lasted too long."""
+        """Return the error for an outage that has lasted too long."""
         return StreamUnavailableError(
             f"no connection to {self._name} for {self._connection_timeout:g} s; the last failure: "
             f"{self.reason}"

@@ -164,7 +164,7 @@ class Unanswered:
         return found
 
     def settle(self, entry: Entry) -> None:
-        """Remove an event whose result is known, or that has failed."""
+        """Remove an event that now has its result, which may be an error."""
         entry.settled = True
         del self._entries[entry.ticket]
         self.size -= entry.size

@@ -90,7 +90,7 @@ class Merging:
 
 @dataclass
 class _Known:
-    """The input rows of one record."""
+    """What the input rows of `merge_rows` contain about one record."""
 
     mirrored: Mirrored | None = None
     entries: list[Entry] = field(default_factory=list)
@@ -125,7 +125,7 @@ def row_without(merging: Merging, *, until: Any = None) -> tuple[Any, ...] | Non
     """Return the merge result for the row of a record that is known only from a read.
 
     The values in the result are null; the caller replaces them with those of the read. The result
-    is None if such rows have to be skipped.
+    is None if the read is outdated (`merging.is_outdated`), so its rows must be skipped.
     """
     nothing = Row([None] * len(merging.types))
     known = _Known(row=nothing, read=replace(_read_of(merging), until=until))
@@ -199,7 +199,7 @@ def struct_of(read: Read | None) -> dict[str, Any] | None:
 
 
 def read_from(found: Mapping[str, Any] | None) -> Read | None:
-    """Convert a struct that a table stores (`READ_TYPE`) to a `Read`; None if it has no read."""
+    """Convert a table's `READ_TYPE` struct to a `Read`; None if it is null or contains no read."""
     if found is None or found["ingest_seq"] is None:
         return None
     since = None

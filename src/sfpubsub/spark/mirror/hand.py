@@ -124,7 +124,7 @@ class Hand:
         return written == self._written and not self._engine.is_waiting
 
     def worth(self) -> AsOf | None:
-        """Return the as-of of a read that begins now; None if it is too early for one (`as_of`)."""
+        """Return the as-of that a read would have now (`reads.as_of`); None if it is too early."""
         return as_of(self._notes, self._clock(), self._margin)
 
     def laid(self) -> int:

@@ -71,7 +71,7 @@ class Mirror:
         reader: Reads the org.
         raw: The raw table that a `MirrorStream` writes.
         to: Location of the tables: a directory, a URL, or the name of a catalog schema.
-        objects: API names of objects; objects of earlier runs are mirrored as well.
+        objects: API names of the objects to mirror, in addition to those of earlier runs.
         format: ``delta`` or ``iceberg``.
         settings: All other settings.
         on_progress: Called with each progress message.
@@ -411,7 +411,7 @@ class Mirror:
         self._fetching.start(name, read)
 
     def _end_reading(self) -> bool:
-        """Handle the end of the current read. Return whether a read has ended."""
+        """Handle the end of a read. Return whether a read has ended since the last call."""
         ended = self._fetching.ended()
         if ended is None:
             return False

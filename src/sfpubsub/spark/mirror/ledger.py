@@ -49,7 +49,7 @@ class Account:
         return self.newest is not None and self.newest.as_of == last.as_of
 
     def take(self, note: Note) -> None:
-        """Update the progress from a note about the object. Pass notes in order of their steps."""
+        """Update the progress from a note (`notes.Note`). Pass notes in order of their steps."""
         if isinstance(note, Merge):
             self.merged = max(self.merged, note.last)
             if note.is_last:

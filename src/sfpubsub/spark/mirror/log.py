@@ -198,10 +198,10 @@ class ReadLog:
 
 
 def rows_in(file: bytes) -> Iterator[pa.Table]:
-    """Yield the rows of a piece's file, without its marker, in the tables that were written.
+    """Yield the rows in the Parquet file of a piece, without its marker, one row group at a time.
 
-    They are not yielded as one table, because long texts may compress to a small part of their
-    size.
+    Long texts may compress to a small fraction of their size, so all rows together might not fit
+    in memory.
     """
     content = pq.ParquetFile(io.BytesIO(file))
     for number in range(content.num_row_groups):

@@ -3,7 +3,7 @@
 A sender writes a file. The mirror polls for new files, acts on them, and marks them as done. A file
 is written atomically and stays until it is marked, so a signal is processed at least once, even if
 either process is killed. The file name is the signal's id: putting a signal twice has no further
-effect, even after the signal was marked. Invariant: a signal is only removed after it was marked.
+effect, even after it has been marked. Invariant: a file is removed only after it has been marked.
 
 The directory is ``_mailbox`` in the mirror's target. In a catalog it is inside the directory of the
 table `_reread`. Table formats ignore names that begin with an underscore.
@@ -126,7 +126,7 @@ class Mailbox:
         return found
 
     def done(self, ids: Iterable[str]) -> None:
-        """Mark signals as done, durably. Call it after their effect has become durable.
+        """Mark signals as done, durably. Call this only after their effects have become durable.
 
         Raises:
             WriteError: Some signals were not marked, and `waiting` returns them again.

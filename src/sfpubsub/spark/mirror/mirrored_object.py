@@ -86,7 +86,7 @@ class MirroredObject:
 
     @property
     def columns(self) -> Columns:
-        """Columns of the table. If they are unknown, the object is described in the org first."""
+        """Columns of the table. If they are not known yet, calls `describe` first."""
         if self._columns is None:
             self.describe()
         if self._columns is None:
@@ -94,7 +94,7 @@ class MirroredObject:
         return self._columns
 
     def describe(self) -> None:
-        """Describe the object in the org, and add missing columns to the table."""
+        """Request the object's describe result from the org, and add missing columns."""
         self._keep(self._described(), self._schemas)
 
     def take_events(self, plan: Plan) -> Columns:
@@ -212,7 +212,7 @@ class MirroredObject:
     def files(
         self, pieces: Sequence[bytes], merging: Merging, known: pa.Array | None
     ) -> list[bytes] | None:
-        """Return the rows that `alone` returns, as Parquet files that need no Spark job.
+        """Return the rows that `alone` returns, as Parquet files created without a Spark job.
 
         Args:
             pieces: Files of the read log (`ReadLog.take`).
@@ -240,11 +240,13 @@ class MirroredObject:
         return merged.where(f.col("_kind") == CURRENT).selectExpr(*self._own())
 
     def marked(self, reason: Any, ids: DataFrame | None = None) -> DataFrame:
-        """Return the rows to be marked for rereading, with the mark set.
+        """Return the table rows that have to be marked for rereading, with the mark set.
+
+        Rows that are already marked are left out.
 
         Args:
-            reason: Column with the reason; null for rows that stay unmarked.
-            ids: Records to exclude.
+            reason: Column expression for the reason; null for rows that stay unmarked.
+            ids: Ids of records to leave out, as a column ``record_id``.
         """
         rows = self.table.read()
         if ids is not None:

@@ -18,7 +18,7 @@ from sfpubsub.spark.tables.records import Reason
 
 @dataclass(frozen=True)
 class Merge:
-    """Note of a step that merges some pieces of a read from the read log (log.py).
+    """Instruction (*note*) for a step that merges pieces of one read from the read log (log.py).
 
     After all pieces of a read of a whole object, one more note, with `is_last`, handles the records
     that the read did not return: they may have been deleted.
@@ -60,7 +60,10 @@ class Merge:
 
 @dataclass(frozen=True)
 class Ask:
-    """Note of a step that adds entries to the reread queue for a reason other than an event."""
+    """Instruction (*note*) for a step that adds entries to the reread queue.
+
+    Only for entries whose reason is not an event.
+    """
 
     entity: str
     record_ids: tuple[str, ...] | None
@@ -78,9 +81,9 @@ class Ask:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Note of a step that compares the table's record ids with those of a *sweep*.
+    """Instruction (*note*) for a step that compares a table's record ids with a *sweep*.
 
-    A sweep is a read of the ids of all records of an object.
+    A sweep is a read of the ids of all records of an object in the org.
     """
 
     entity: str

@@ -115,7 +115,7 @@ class OrgReads:
 
         Args:
             of: The object to read.
-            last: Marker of the read's newest durable piece, which must not be its final one.
+            last: Marker of the read's newest durable piece, which must not be the final piece.
 
         Raises:
             ReadExpiredError: The job no longer exists in the org: start a new read.

@@ -42,7 +42,7 @@ class AsOf:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The state that was durable at a known time. The as-ofs of later reads are derived from it.
+    """The state that was durable at a known time. `as_of` uses it to determine as-ofs of reads.
 
     Unrelated to `notes.Note`.
     """

@@ -30,7 +30,10 @@ class Signals:
         return bool(self._pauses)
 
     def new(self) -> list[Signal]:
-        """Return the signals to process now, in order of arrival; empty during a pause."""
+        """Return the signals to process now, in order of arrival; none while the mirror is paused.
+
+        Pause and resume signals are processed by this method and never returned.
+        """
         found = []
         for signal in self._mailbox.waiting():
             if signal.kind == "pause":

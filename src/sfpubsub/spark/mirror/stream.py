@@ -269,7 +269,10 @@ class MirrorStream:
                 if self._error is None:
                     self._error = error
                 else:
-                    _log.warning("the raw table could not be closed cleanly: %s", error)
+                    _log.warning(
+                        "the last positions were not stored, so events may be read again: %s",
+                        error,
+                    )
 
 
 class _AnchoredStore(TableReplayStore):

@@ -50,7 +50,7 @@ _CUE = ("record_id", "_reread_reason", "_change_type", "_commit_timestamp", "_in
 
 @dataclass
 class _Laid:
-    """The effects of a step's events on one object."""
+    """Intermediate results of applying a step's events to one object's table."""
 
     of: MirroredObject
     merging: Merging
@@ -108,7 +108,7 @@ class MirrorTables:
             self._objects[entity] = MirroredObject(self._target, entity, event_type, self._describe)
 
     def follow(self, step: Step) -> None:
-        """See `Follower`."""
+        """See `sfpubsub.spark.tables.steps.Follower.follow`."""
         kind = step.plan.kind
         if kind in ("rows", "again"):
             self._lay(step)
@@ -232,9 +232,10 @@ class MirrorTables:
         """Return the merge results for the records in some pieces of a read.
 
         Returns:
-            The results for records that were merged one by one, and those for records that are
-            known only from the read. The latter are not in the table and add nothing to the queue;
-            if possible, they are files of new rows. Either is None if it is empty.
+            First, the results for the records that are merged one by one: new rows of the object's
+            table and of the reread queue. Second, the new rows of all other records, which are
+            known only from the read and are not yet in the table; as the contents of Parquet files
+            if possible. Either may be None.
         """
         log = self.log(note.entity)
         pieces = log.take(note.first, note.last)
@@ -283,7 +284,11 @@ class MirrorTables:
         entries: Sequence[Mapping[str, Any]],
         _plan: Plan | None,
     ) -> tuple[DataFrame | None, DataFrame | None]:
-        """Return the merge results for records missing from a read, in the form of `_returned`."""
+        """Return the merge results for the records that a read of the whole object did not return.
+
+        Returns:
+            The results, or None if there are no such records; and None, because no record is new.
+        """
         as_of = note.read.as_of
         before = (
             f"`_read` IS NULL OR `_read`.ingest_seq < {as_of.ingest_seq} OR "
@@ -315,7 +320,7 @@ class MirrorTables:
             self.queue.remove(note.entity, note.read.as_of, number, ids)
 
     def log(self, entity: str) -> ReadLog:
-        """Return the read log of an object, always the same one."""
+        """Return the read log of an object: the same `ReadLog` instance on every call."""
         if entity not in self._logs:
             self._logs[entity] = ReadLog(self._target, entity)
         return self._logs[entity]
@@ -333,7 +338,7 @@ class MirrorTables:
             self._take(found, number, merged=found.marked(f.lit(str(note.reason))))
 
     def _sweep(self, note: Sweep, number: int) -> None:
-        """Queue for rereading the records that are only in the table or only in the org."""
+        """Add the records that are only in the table, or only in the org, to the reread queue."""
         found = self._objects[note.entity]
         swept = self.log(note.entity).rows(note.first, note.last).select("record_id")
         live = found.table.read().where("NOT _is_deleted").select("record_id")

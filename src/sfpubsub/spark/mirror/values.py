@@ -139,7 +139,7 @@ def _column(column: Column, texts: Mapping[str, pa.Array], count: int) -> pa.Arr
 
 
 def _any(arrays: Sequence[pa.Array], count: int) -> pa.Array:
-    """Return a mask that is true where any array has a value."""
+    """Return a mask of *count* values, true where at least one of the arrays is not null."""
     found = pa.array([False] * count, pa.bool_()) if not arrays else arrays[0].is_valid()
     for array in arrays[1:]:
         found = pc.or_(found, array.is_valid())

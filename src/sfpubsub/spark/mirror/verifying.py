@@ -340,7 +340,7 @@ def _chunks(ids: Sequence[str], size: int) -> Iterator[list[str]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value; if it is a compound value, without its null members."""
+    """Return a value; a compound value without its null members, or None if all are null."""
     if isinstance(value, dict):
         return none_if_empty({name: each for name, each in value.items() if each is not None})
     return value
