@@ -305,7 +305,7 @@ class Member:
         return self._together.write(self._source.name, received)
 
     def check(self) -> None:
-        """Check that Spark's JVM is still alive, and write recorded positions that are due.
+        """Check that Spark's JVM is still alive, and call `Together.flush_due`.
 
         Raises:
             WriteError: Spark has exited, or the positions could not be written.
