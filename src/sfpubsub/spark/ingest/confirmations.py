@@ -67,7 +67,7 @@ class Unconfirmed:
         self._writes.append(_Written(acked, result, position))
 
     def confirmed(self, events: int, committed: ReplayId | None) -> Commit | None:
-        """Combine the writes that became safe since the last call into one commit.
+        """Combine the writes that became safe (see the class) since the last call into one commit.
 
         Return None if no write became safe.
 

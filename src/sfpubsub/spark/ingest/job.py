@@ -403,7 +403,7 @@ class IngestJob:
             _log.warning("%s", second)
 
     def _note_confirmed(self, health: Health) -> None:
-        """Add to the commit log the writes whose position is now safe."""
+        """Add the writes that became safe (`Unconfirmed`) to the commit log, as one commit."""
         commit = self._unconfirmed.confirmed(health.confirmed, health.committed)
         if commit is not None and self._sidecars is not None:
             self._sidecars.keep_commit(commit)

@@ -87,7 +87,7 @@ class ServiceTime:
         if not self._is_said:
             _log.warning(
                 "this machine's clock reads %s UTC, but %s: correct the clock (until then, batches "
-                "get the service's time)",
+                "get the time of the service or of their newest event)",
                 _text(now),
                 f"the service's clock reads {_text(service)}"
                 if self._service is not None
