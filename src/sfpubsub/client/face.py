@@ -183,7 +183,7 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
     def _told_once(self) -> Iterator[None]:
         """Suppress the subscription's failure within the block if it was raised before the block.
 
-        The application thus gets it only once.
+        Thus it is raised to the application only once.
         """
         told = self._failure_is_told
         try:

@@ -146,7 +146,7 @@ class KeyWindow:
 
     @property
     def needs_cover(self) -> bool:
-        """Whether `loaded` must be given the last row, because it stores loaded keys in runs."""
+        """Whether loaded keys are stored in runs, so that `loaded` must be given the last row."""
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:

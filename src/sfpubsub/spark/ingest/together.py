@@ -258,7 +258,7 @@ class Together:
         return self._has(self._waiting, self._max_events)
 
     def _group(self) -> list[_Waiting]:
-        """Return the oldest waiting parts for the next write: at least one, until the write is full.
+        """Return the parts for the next write: the oldest one, then others until the write is full.
 
         A full write has `_BATCHES_AT_ONCE` times `max_events` events, or `max_bytes` payload bytes.
         """
