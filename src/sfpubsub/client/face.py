@@ -40,7 +40,7 @@ class Stoppable(Protocol):
     def check_caller(self) -> None:
         """Raise an error if the current thread or task belongs to the run.
 
-        It would deadlock if it waited for the run to end.
+        If it waited for the run to end, both would wait forever.
         """
         ...
 
@@ -181,7 +181,10 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """Within the block, do not raise the subscription's failure to the application again."""
+        """Suppress the subscription's failure within the block if it was raised before the block.
+
+        Thus it is raised to the application only once.
+        """
         told = self._failure_is_told
         try:
             yield
@@ -191,7 +194,10 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _leaving(self, exc: BaseException | None) -> Iterator[None]:
-        """Log errors instead of raising them if *exc* is not None, so that *exc* is not hidden."""
+        """If *exc* is not None, log errors that occur within the block instead of raising them.
+
+        They would hide *exc*, the exception that ended the application's ``with`` block.
+        """
         try:
             yield
         except Exception as error:

@@ -189,7 +189,7 @@ class Outbound(Generic[ReceiptT]):
         with self._lock:
             pending = self._pending.get(ticket)
         if pending is None:  # it timed out while the schema was fetched
-            raise EncodeError("the event already has a result")
+            raise EncodeError("the event already has a result, so it was not encoded again")
         draft, _ = pending
         return _encoded(draft.event, self._schemas.get(schema_id), draft.value, draft.created)
 

@@ -182,7 +182,7 @@ class Blocks:
 
 
 def _part(block: Block, names: Sequence[str], position: int, limit: int, size: int) -> Piece | None:
-    """Return the events of a block that follow `position`: at most `limit` events and `size` bytes.
+    """Return a block's first events after `position`: at most `limit` events and `size` bytes.
     Return None if not a single event fits.
     """
     numbers = _NUMBERS.unpack_from(block.contents)

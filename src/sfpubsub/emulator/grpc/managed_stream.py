@@ -1,7 +1,7 @@
 """The ManagedSubscribe RPC: a stream whose position the service stores. Does not use gRPC.
 
-`ManagedStream` extends `EventStream` with the subscription's slot, commits and their responses, and
-the commit deadline.
+`ManagedStream` extends `EventStream` with the subscription's slot (which only one stream at a time
+can occupy), commits and their responses, and the commit deadline.
 
 Unless a fault changes this, a commit is (1) validated, (2) made durable, (3) answered in a later
 response without events. If consecutive accepted commits are waiting for a response, they get a
@@ -68,8 +68,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         self._endings = 0
 
     def release(self) -> None:
-        """Release the subscription's slot. Called when the connection ends, even while the stream's
-        thread is still running.
+        """Release the subscription's slot, so that another stream can use the subscription. Called
+        when the connection ends, even while the stream's thread is still running.
         """
         if self.record is not None:
             self.world.managed.release(self.record, self)
@@ -79,7 +79,7 @@ class ManagedStream(EventStream[ManagedFetch]):
 
         Raises:
             Refused: The request is not valid or names no running subscription, or the
-                subscription's slot is taken.
+                subscription's slot is not free.
         """
         fetch = arrival.request
         if fetch.auth_refresh:
@@ -129,7 +129,7 @@ class ManagedStream(EventStream[ManagedFetch]):
             self._commit(fetch.commit, arrival.at)
 
     def keys(self) -> list[str]:
-        """Return the topic's name and the subscription's id: `Bells` wakes this stream for both."""
+        """Return the keys with which `Bells` wakes this stream: topic name and subscription id."""
         return [self.topic.name, self._record.subscription_id]
 
     def check(self, now: float) -> None:
@@ -177,7 +177,7 @@ class ManagedStream(EventStream[ManagedFetch]):
 
     def deadline(self) -> float | None:
         """Return the time of the next commit response, the commit deadline or the end of a stopped
-        subscription, whichever is first, in seconds since 1970 UTC.
+        subscription, whichever comes first, in seconds since 1970 UTC.
         """
         due = self._last_commit + self.world.settings.commit_deadline_s
         if self._answers:

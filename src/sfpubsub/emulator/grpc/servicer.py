@@ -144,7 +144,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
         """Publish the events in a request, and return the response.
 
         Args:
-            rpc: Name of the RPC, for faults.
+            rpc: Name of the RPC, which determines the faults that apply.
             topic: Name of the topic.
             request: The request; in a PublishStream call, its own topic name may be blank.
             rpc_id: The id to put in the response.

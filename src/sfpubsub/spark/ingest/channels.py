@@ -317,7 +317,10 @@ class ChannelSubscription:
             self._refused(error)
 
     def _refused(self, error: ReplayIdRejectedError) -> None:
-        """Record the gap. Then start a new epoch at the fallback; without one, raise *error*."""
+        """Handle the rejection of the position, which *error* reports.
+
+        Record the gap. Then start a new epoch at the fallback; without a fallback, raise *error*.
+        """
         if error.gap is not None:
             self._note(error.gap)
         if self._fallback is None:

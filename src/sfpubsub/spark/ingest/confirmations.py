@@ -35,7 +35,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class _Written:
-    """A write that was acked but is not yet known to be safe."""
+    """An acked write whose position is not yet known to be confirmed by the service or stored."""
 
     acked: int
     """Total number of events acked up to and including this write."""
@@ -44,7 +44,9 @@ class _Written:
 
 
 class Unconfirmed:
-    """The writes of one subscription that are acked but not yet safe, in order. Not thread-safe.
+    """The acked writes of one subscription that are not yet safe, in order. Not thread-safe.
+
+    A write is safe once its position has been confirmed by the service or stored.
 
     Args:
         subscription: The topic, or the managed subscription's name or id.
@@ -65,7 +67,7 @@ class Unconfirmed:
         self._writes.append(_Written(acked, result, position))
 
     def confirmed(self, events: int, committed: ReplayId | None) -> Commit | None:
-        """Combine the writes that became safe since the last call into one commit.
+        """Combine the writes that became safe (see the class) since the last call into one commit.
 
         Return None if no write became safe.
 

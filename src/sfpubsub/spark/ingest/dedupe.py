@@ -46,11 +46,14 @@ class Window(Protocol):
     """The part of a `KeyWindow` that `judge` needs."""
 
     def find(self, keys: Sequence[bytes]) -> Mapping[bytes, Known]:
-        """Return the entries of those *keys* that are in the window, by key."""
+        """Return a mapping from those *keys* that are in the window to their entries."""
         ...
 
     def oldest(self, now: float) -> float:
-        """Return the time since which the window has every key, in seconds since 1970 UTC."""
+        """Return the start of the window's time span, in seconds since 1970 UTC.
+
+        The window contains the key of every row that was written since then.
+        """
         ...
 
 

@@ -53,7 +53,7 @@ class Subscription(Protocol):
 
     @property
     def name(self) -> str:
-        """Topic, or name or id of the managed subscription."""
+        """The topic, or the managed subscription's name or id."""
         ...
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
@@ -94,7 +94,7 @@ class SidecarStore(Protocol):
         ...
 
     def keep_commit(self, commit: Commit) -> None:
-        """Add a commit to the log of commits, which may be written later (`flush_due`)."""
+        """Add a commit to the log of commits. It may be written later, by `flush_due`."""
         ...
 
     def flush_due(self) -> None:
@@ -221,7 +221,7 @@ class IngestJob:
                 raise
 
     def settle(self) -> None:
-        """Record the commits that were confirmed after `run` returned, as the subscription drained.
+        """Record the commits that were confirmed after `run` had returned, during the drain.
 
         Raises:
             WriteError: The commits could not be recorded.
@@ -351,7 +351,10 @@ class IngestJob:
         self._wrote(result, writing.batch, seconds)
 
     def _finish_after(self, error: SfPubSubError) -> None:
-        """After *error*, finish the current write and store the gaps. Log further errors."""
+        """After the job has failed with *error*, finish the current write and store new gaps.
+
+        Further errors are only logged.
+        """
         try:
             self._finish()
         except SfPubSubError as second:
@@ -400,7 +403,7 @@ class IngestJob:
             _log.warning("%s", second)
 
     def _note_confirmed(self, health: Health) -> None:
-        """Add to the commit log the writes whose position is now safe."""
+        """Add the writes that became safe (`Unconfirmed`) to the commit log, as one commit."""
         commit = self._unconfirmed.confirmed(health.confirmed, health.committed)
         if commit is not None and self._sidecars is not None:
             self._sidecars.keep_commit(commit)

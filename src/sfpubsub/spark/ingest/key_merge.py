@@ -35,7 +35,7 @@ def runs_to_merge(runs: Sequence[KeyRun], *, most: int, longest: float) -> list[
 
 
 def _split(runs: Sequence[KeyRun], size: int) -> list[list[KeyRun]]:
-    """Return the groups of adjacent *runs* whose size class is at most *size*."""
+    """Return the groups of adjacent *runs* whose `_size_class` is at most *size*."""
     parts: list[list[KeyRun]] = [[]]
     for run in runs:
         if _size_class(run) <= size:

@@ -146,11 +146,14 @@ class KeyWindow:
 
     @property
     def needs_cover(self) -> bool:
-        """Whether `loaded` must be given the last row, because loaded keys are stored in runs."""
+        """Whether loaded keys are stored in runs, so that `loaded` must be given the last row."""
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:
-        """Return the time since which the window has every key, in seconds since 1970 UTC."""
+        """Return the start of the window's time span, in seconds since 1970 UTC.
+
+        The window contains the key of every row that was written since then.
+        """
         return max(now - self.length, self._floor)
 
     def begin(self) -> None:
@@ -212,11 +215,11 @@ class KeyWindow:
                 self._drop_surplus()
 
     def loaded(self, last: Covered | None, since: float) -> None:
-        """Finish loading: the window now has the keys of all rows from the time *since* to *last*.
+        """Finish loading: all rows from the time *since* to the row *last* have been loaded.
 
         Args:
-            last: The last row; None if unknown, in which case the next process loads the table
-                again. Ignored unless `needs_cover` is true.
+            last: The last row of the table; None if unknown, in which case the next process loads
+                all keys again. Ignored unless `needs_cover` is true.
             since: Rows written before this time were not loaded, in seconds since 1970 UTC.
 
         Raises:
@@ -235,7 +238,7 @@ class KeyWindow:
         self._commit([])
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Known]:
-        """Return the entries of those *keys* that are in the window, by key.
+        """Return a dict that maps those *keys* that are in the window to their entries.
 
         Raises:
             ValueError: One of *keys* does not have `KEY_BYTES` bytes.
@@ -271,7 +274,7 @@ class KeyWindow:
         self._drop_surplus()
 
     def expire(self, now: float) -> None:
-        """Delete the runs whose keys are all older than the window.
+        """Delete the runs (sorted files of keys) whose keys are all older than the window.
 
         Raises:
             WriteError: The manifest could not be written.
@@ -295,7 +298,7 @@ class KeyWindow:
         return sum(map(len, self._loading))
 
     def _drop_surplus(self) -> None:
-        """Drop the oldest runs if there are too many keys."""
+        """Drop the oldest runs (sorted files of keys) if the window has too many keys."""
         count, gone = len(self), 0
         while count > self._max_keys and gone < len(self._runs):
             count -= len(self._runs[gone])

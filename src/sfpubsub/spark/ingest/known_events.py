@@ -55,8 +55,9 @@ class KnownEvents:
         """Return the time to record for a write of *rows*, in seconds since 1970 UTC.
 
         The returned time never decreases, because the day of a write determines where its rows are
-        looked up. If it is well before the time of the last `recover`, the clock was ahead then,
-        and too few keys were loaded, so the window is loaded again.
+        looked up. If this time is well before the one at which `recover` last loaded the window,
+        the clock was ahead during that call and too few keys were loaded, so the window is loaded
+        again.
 
         Args:
             rows: Rows of a raw table.

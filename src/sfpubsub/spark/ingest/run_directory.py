@@ -139,7 +139,7 @@ class RunDirectory:
                 run.path.unlink(missing_ok=True)
 
     def failure(self, error: OSError) -> WriteError:
-        """Convert *error*, which occurred in this directory, to the WriteError to raise."""
+        """Return the WriteError to raise for *error*, which occurred in this directory."""
         return WriteError(
             f"the dedupe keys cannot be stored in {self.path} ({error.strerror}), which needs 24 "
             f"bytes per event in the window: free some disk space there"

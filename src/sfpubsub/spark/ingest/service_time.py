@@ -57,16 +57,19 @@ class ServiceTime:
     def read(self) -> float:
         """Return the current time, in seconds since 1970 UTC.
 
-        It is the clock's time, or the service's time if that is known and the clock is too far
-        ahead of it.
+        It is the clock's time, or the service's time if that is known and the clock is ahead of it
+        by more than `_AHEAD` seconds.
         """
         return self.at_delivery(None)
 
     def at_delivery(self, newest_event: float | None) -> float:
         """Return the time of a delivery, in seconds since 1970 UTC.
 
-        It is the clock's time, unless the clock is too far ahead. Then it is the service's time, or
-        *newest_event* if the service's time is unknown, and the first such case is logged.
+        It is the clock's time, unless the clock is ahead of the service's time by more than
+        `_AHEAD` seconds. If the service's time is unknown, the clock is compared with
+        *newest_event*, and may be ahead by another `KEPT` seconds, because the event may be that
+        old. If the clock is further ahead, the time that it was compared with is returned instead,
+        and a warning is logged once until the clock is right again.
 
         Args:
             newest_event: Time of the newest event delivered, in seconds since 1970 UTC; None if
@@ -84,7 +87,7 @@ class ServiceTime:
         if not self._is_said:
             _log.warning(
                 "this machine's clock reads %s UTC, but %s: correct the clock (until then, batches "
-                "get the service's time)",
+                "get the time of the service or of their newest event)",
                 _text(now),
                 f"the service's clock reads {_text(service)}"
                 if self._service is not None

@@ -100,7 +100,7 @@ class Sidecars:
         self._commits = _CommitLog(self._files(COMMITS_NAME), self._clock())
 
     def close(self) -> None:
-        """Write the pending commits.
+        """Write the commits that are not in the log yet.
 
         Raises:
             WriteError: The commits could not be written.
@@ -130,8 +130,8 @@ class Sidecars:
         """Store the schemas of events durably. Call it before their rows are written.
 
         Args:
-            schemas: Avro schemas as JSON text, by schema id. Entries with an empty text, for
-                schemas that could not be fetched, are ignored.
+            schemas: Avro schemas as JSON text, by schema id. Schemas that could not be
+                fetched are empty strings, which are ignored.
 
         Raises:
             ConfigurationError: The schema store cannot be read or written.

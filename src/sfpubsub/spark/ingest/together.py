@@ -258,7 +258,7 @@ class Together:
         return self._has(self._waiting, self._max_events)
 
     def _group(self) -> list[_Waiting]:
-        """Return the parts for the next write: the first one, and others until the write is full.
+        """Return the parts for the next write: the oldest one, then others until the write is full.
 
         A full write has `_BATCHES_AT_ONCE` times `max_events` events, or `max_bytes` payload bytes.
         """
@@ -305,7 +305,7 @@ class Member:
         return self._together.write(self._source.name, received)
 
     def check(self) -> None:
-        """Check that Spark's JVM is still alive, and write recorded positions that are due.
+        """Check that Spark's JVM is still alive, and call `Together.flush_due`.
 
         Raises:
             WriteError: Spark has exited, or the positions could not be written.

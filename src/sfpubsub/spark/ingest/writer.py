@@ -157,16 +157,18 @@ class EventWriter:
            (dedupe.py).
         3. Apply *on_undecodable* to the events that cannot be decoded: by default, their rows have
            no JSON; with ``quarantine``, they are stored durably in *quarantine*, not in the table.
-        4. Store conflicts (the id of another event, but a different payload) durably in their
-           sidecar.
-        5. Store missing schemas of these events durably in their sidecar.
+        4. Store conflicts (events with the id of another event but a different payload) durably in
+           the sidecar ``_conflicts``.
+        5. Store the schemas of the batches' events durably in the sidecar ``_schemas``, unless they
+           are already there.
         6. Pass rows and positions to the table, which commits them atomically and returns when they
-           are durable. If no rows are left, pass only the positions, so that redelivered events are
-           not delivered again.
+           are durable. If no rows are left, pass only the positions, so that the duplicates are
+           not redelivered again.
         7. Remember the keys, then return. Only after that may the caller ack.
 
         If a step fails, nothing may be acked. The next write first reloads the window, the next
-        ``ingest_seq`` and the positions, because only the table shows whether it has the batch.
+        ``ingest_seq`` and the positions, because only the table shows whether the rows were
+        committed.
 
         Args:
             batches: One or more batches of the writer's only source, in order of arrival.

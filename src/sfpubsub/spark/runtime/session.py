@@ -149,8 +149,8 @@ def spark_session(
 def _leave_out_checksum_files(spark: SparkSession) -> None:
     """Stop the JVM from writing a ``.crc`` file for each file on a local disk.
 
-    Delta's log does not use these files, and Hadoop starts a process (chmod) for each of them. This
-    takes half the time of a small commit.
+    Delta's log does not use these files, and Hadoop starts a process (chmod) for each of them.
+    Starting these processes takes half the time of a small commit.
     """
     files = java_class(spark, "org.apache.hadoop.fs.FileSystem")
     local = files.getLocal(spark._jsparkSession.sessionState().newHadoopConf())
