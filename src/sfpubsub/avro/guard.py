@@ -153,7 +153,7 @@ class _Walk:
                 break
             shift += 7
             if shift > 63:
-                raise Misfit("a number of more than ten bytes")
+                raise Misfit("an integer of more than ten bytes")
         if raw >> bits:
             raise Misfit(f"a number of more than {bits} bits")
         return (raw >> 1) ^ -(raw & 1)

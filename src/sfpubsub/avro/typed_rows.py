@@ -1,6 +1,7 @@
-"""Decode rows of a raw table into the columns of typed tables, on a Spark executor.
+"""Decode rows of a raw table into the columns of typed tables.
 
-No Spark or grpc is needed. Invariant: `decode_rows` yields every row exactly once. Thread-safe.
+This runs on Spark executors, but imports neither pyspark nor grpc. Invariant: `decode_rows` yields
+every row exactly once. Thread-safe.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class Offsets:
             raise ConfigurationError(
                 f"the checkpoint belongs to topic {', '.join(found)}, but the query reads "
                 f"{', '.join(topics)}: use a separate checkpoint, or add one of the checkpoint's "
-                f"topics to option topics"
+                f"topics to the option topics"
             )
         return cls(found)
 

@@ -158,7 +158,7 @@ def none_if_empty(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of one record in one event."""
+    """The change that one event makes to one record."""
 
     change_type: str
     commit_timestamp: datetime | None
