@@ -172,7 +172,7 @@ def rows_of(answer: Any) -> list[dict[str, Any]]:
     """
     rows = answer.get("records") if isinstance(answer, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise RemoteProtocolError("the org's query response has no records")
+        raise RemoteProtocolError("the org's response to a query has no list of records")
     # An org has at most 100 PushTopics, and a page holds 2,000 rows.
     if answer.get("done") is not True:
         raise RemoteProtocolError("the org returned only some of the rows of a query")

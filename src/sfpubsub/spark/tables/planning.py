@@ -185,7 +185,7 @@ class Planner:
         )
 
     def _again(self, forgotten: StepPlan) -> StepPlan | None:
-        """Return the plan of a step that decodes removed rows again, and adds them back to the tables.
+        """Return the plan of a step that decodes removed rows again, and adds them to the tables.
 
         Return None if the raw table no longer has these rows.
 
