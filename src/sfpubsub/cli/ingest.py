@@ -189,8 +189,8 @@ def ingest(
     """
     if fallback is not None and not topic and not channel:
         raise click.UsageError(
-            "--fallback requires --topic or --channel; a managed subscription has this setting in "
-            "the org"
+            "--fallback requires --topic or --channel; for a managed subscription, use sfpubsub "
+            "managed update NAME --error-recovery-replay"
         )
     if staging is not None and format_ != "parquet":
         raise click.UsageError(

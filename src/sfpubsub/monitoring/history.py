@@ -1,4 +1,4 @@
-"""Measurements of the last hours, for the plots on the web page."""
+"""Measurements from the last few hours, for the plots on the web page."""
 
 from __future__ import annotations
 

@@ -336,7 +336,7 @@ class KeyWindow:
             raise self._place.failure(error) from error
 
     def _commit(self, dropped: Sequence[KeyRun]) -> None:
-        """List the current runs in the manifest durably, then delete the files of *dropped*."""
+        """Durably write a manifest with the current runs, then delete the files of *dropped*."""
         if self._covered is not None and not self._loaded_runs:
             runs = [asdict(run.entry) for run in self._runs]
             record = {"table": self._table, "covered": asdict(self._covered), "runs": runs}

@@ -177,9 +177,9 @@ def _take(columns: list[Column], new: Column) -> None:
 
 
 def _both(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
-    """Return a type for the values of both types; None if the types conflict.
+    """Return a type that can hold the values of both types; None if the types conflict.
 
-    For two structs, the result has the members of both.
+    For two structs, the result has the fields of both.
     """
     if old == new:
         return old

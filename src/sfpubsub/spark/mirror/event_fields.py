@@ -1,8 +1,9 @@
 """Map the fields of an event type to the columns of a mirrored object.
 
-This module is pure: no Spark session, no I/O. Events are less precise than a describe result:
-numbers are doubles, dates are milliseconds, a name may be a text or a struct of a person's names.
-Event values are converted by SQL over a row of the typed table.
+This module is pure: no Spark session, no I/O. Event types are less precise than a describe result:
+numbers are doubles, dates are milliseconds since 1970, and a name is a string or a struct (first
+name, last name, and so on). So this module generates SQL expressions that convert the columns of
+the typed table to the types of the mirrored object.
 """
 
 from __future__ import annotations

@@ -124,8 +124,9 @@ def merge_rows(rows: Iterable[pa.RecordBatch], merging: Merging) -> Iterator[pa.
 def row_without(merging: Merging, *, until: Any = None) -> tuple[Any, ...] | None:
     """Return the merge result for the row of a record that is known only from a read.
 
-    The values in the result are null; the caller replaces them with those of the read. The result
-    is None if the read is outdated (`merging.is_outdated`), so its rows must be skipped.
+    All values in the result are null; the caller replaces them with the values that were read. If
+    the read is outdated (`merging.is_outdated`), the result is None, and the caller must skip the
+    row.
     """
     nothing = Row([None] * len(merging.types))
     known = _Known(row=nothing, read=replace(_read_of(merging), until=until))

@@ -2,8 +2,9 @@
 
 A step applies the events of some raw batches, merges pieces of a read (log.py), or requests reads.
 Each step first adds new entries to the reread queue (queue.py), then changes each object's table,
-then removes closed entries. merging.py makes the decisions about records. Invariant: a table with
-the number of a step contains the effects of all steps up to it; repeating a step changes nothing.
+then removes closed entries. merging.py makes the decisions about records. Invariant: a table
+that has recorded the number of a step contains the effects of all steps up to and including that
+step, so repeating a step changes nothing.
 """
 
 from __future__ import annotations
@@ -287,7 +288,8 @@ class MirrorTables:
         """Return the merge results for the records that a read of the whole object did not return.
 
         Returns:
-            The results, or None if there are no such records; and None, because no record is new.
+            A pair like that of `_returned`: the results, or None if there are no such records; and
+            always None, because none of them is new.
         """
         as_of = note.read.as_of
         before = (

@@ -143,10 +143,10 @@ class IcebergTable(LoggedTable):
         return None
 
     def _is_rolled_back(self, metadata: Any) -> bool:
-        """Return whether the table was rolled back to a version before sfpubsub's first snapshot.
+        """Return whether the table was rolled back to a snapshot before sfpubsub's first one.
 
-        Then the main branch has no state, although the snapshot named by the table's property still
-        exists.
+        In that case, the main branch has no state of sfpubsub, but the snapshot that the table
+        property `_STATE_OF` names still exists.
         """
         told = metadata.properties().get(_STATE_OF)
         return (
