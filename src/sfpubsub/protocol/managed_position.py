@@ -140,7 +140,7 @@ class ManagedPosition:
         """Return the commit to send now, or None if no commit is due.
 
         It commits the newest position in the acked prefix that was received on this stream. If
-        there is none, it repeats the last confirmed position, at intervals of
+        no such position exists, it repeats the last confirmed one, at intervals of
         `Timings.commit_interval` (rule 6 in commits.py).
 
         Args:
@@ -179,7 +179,7 @@ class ManagedPosition:
     def commit_at(self) -> float | None:
         """When the commit in flight times out; if none is in flight, when the next one is due.
 
-        None if no commit is in flight and there is none to send.
+        None if no commit is in flight and no position is waiting to be committed.
         """
         return self._commits.deadline(self._ledger.candidate)
 

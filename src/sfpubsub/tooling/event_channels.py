@@ -41,7 +41,7 @@ class ChannelMember:
     filter_expression: str | None
     """SOQL condition for the events to deliver; None for all events."""
     enriched_fields: tuple[str, ...]
-    """Fields that update and delete events include even if their values are unchanged."""
+    """Fields that change events include even if their values are unchanged."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,7 @@ class EventChannels:
                 an object, such as ``Account`` or ``Order__c``, whose change event is then added.
             filter_expression: SOQL condition, without WHERE, for the events to deliver; None for
                 all events.
-            enriched_fields: Fields to include in update and delete events even if their values are
-                unchanged.
+            enriched_fields: Fields to include in change events even if their values are unchanged.
 
         Raises:
             ConfigurationError: A name is not valid, or the channel already contains the event.

@@ -43,7 +43,7 @@ class Call:
 
     @property
     def bearer(self) -> str:
-        """The access token in the Authorization header; empty if there is none."""
+        """The access token in the Authorization header, or an empty string."""
         kind, _, token = self.headers.get("Authorization", "").partition(" ")
         return token.strip() if kind.lower() in ("bearer", "oauth") else ""
 

@@ -117,7 +117,7 @@ def parsed(call: Call) -> soql.Query:
 
 
 def find(tables: Iterable[Table], asked: soql.Query, version: int) -> Table | None:
-    """Return the table that a query names, or None if there is none in this API version."""
+    """Return the table that a query names; None if this API version does not have it."""
     for table in tables:
         if table.name.lower() == asked.of.lower() and version >= table.first_version:
             return table

@@ -220,7 +220,7 @@ class MirroredObject:
             known: Ids of records to leave out.
 
         Returns:
-            The files, which may be none; None if a column of the log has another type than the
+            The files, possibly an empty list; None if a column of the log has another type than the
             table's.
         """
         found = []

@@ -268,7 +268,7 @@ class MirrorTables:
         return merged, found.alone(others, merging)
 
     def _record_ids(self, parts: Sequence[DataFrame]) -> tuple[pa.Array, DataFrame] | None:
-        """Return the distinct record ids in *parts*; None if there are none."""
+        """Return the distinct record ids in *parts*; None if *parts* has no rows."""
         if not parts:  # usual on the first read: saves a job
             return None
         ids = reduce(DataFrame.unionAll, (part.select("record_id") for part in parts)).distinct()
