@@ -262,7 +262,7 @@ class EventBatch:
             yield event
 
     def behind(self, seq: int) -> EventBatch | None:
-        """Return the events after ``delivery_seq`` *seq* as a new batch; None if no event follows."""
+        """Return the events after ``delivery_seq`` *seq* as a batch; None if no event follows."""
         start = seq + 1 - self.first_seq
         if start >= len(self.raw_events):
             return None
