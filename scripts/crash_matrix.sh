@@ -15,11 +15,13 @@ cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
 
+prepare all,dev
+prepare_java
 kills="${1:-243}"
 seed="${2:-$((RANDOM * 32768 + RANDOM))}"
 formats=("${@:3}")
 [ ${#formats[@]} -gt 0 ] || formats=(parquet delta iceberg)
-python="${PYTHON:-python3}"
+python=python
 rounds=$(((kills + 27 * ${#formats[@]} - 1) / (27 * ${#formats[@]})))
 directory="$(mktemp -d "${TMPDIR:-/tmp}/crash_matrix.XXXXXX")"
 echo "seed $seed, $rounds rounds of the matrix; logs and tables: $directory" >&2

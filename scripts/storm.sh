@@ -13,10 +13,12 @@ cd "$(dirname "$0")/.."
 # shellcheck source=scripts/environment.sh
 . scripts/environment.sh
 
+prepare all,dev
+prepare_java
 storms="${1:-20}"
 seed="${2:-$((RANDOM * 32768 + RANDOM))}"
 format="${3:-delta}"
-python="${PYTHON:-python3}"
+python=python
 if [ "$format" = iceberg ]; then
   prepare_iceberg
   python="$iceberg_python"
