@@ -278,10 +278,12 @@ def test_reads_by_id_that_are_malformed(told, answer):
         reader.retrieve("Account", ["001000000000001AAA"], ["Name"])
 
 
-def test_view_all_by_a_permission_set(told):
-    """The object's own View All counts if it is of a set that is assigned to the user."""
+def test_view_all_by_a_permission_set_or_group(told):
+    """View All for one object counts if the permission set or the permission set group that grants
+    it is assigned to the user."""
     me, mine, other = "005000000000001AAA", "0PS000000000001AAA", "0PS000000000002AAA"
-    assigned = [mine]
+    of_group, group = "0PS000000000003AAA", "0PG000000000001AAA"
+    assigned = [{"PermissionSetId": mine, "PermissionSetGroupId": None}]
 
     def answer(request):
         def rows(*found):
@@ -293,14 +295,18 @@ def test_view_all_by_a_permission_set(told):
             return rows({"PermissionsViewAllData": False})
         if "PermissionSetAssignment" in request.path:
             assert me in request.path
-            return rows(*({"PermissionSetId": key} for key in assigned))
+            return rows(*assigned)
         assert "Account" in request.path
+        alone, in_group = {"PermissionSetGroupId": None}, {"PermissionSetGroupId": group}
         return rows(
-            {"ParentId": mine, "PermissionsViewAllRecords": True},
-            {"ParentId": other, "PermissionsViewAllRecords": False},
+            {"ParentId": mine, "Parent": alone, "PermissionsViewAllRecords": True},
+            {"ParentId": other, "Parent": alone, "PermissionsViewAllRecords": False},
+            {"ParentId": of_group, "Parent": in_group, "PermissionsViewAllRecords": True},
         )
 
     _, reader = told(answer)
     assert reader.can_view_all("Account")
-    assigned[:] = [other]
+    assigned[:] = [{"PermissionSetId": other, "PermissionSetGroupId": None}]
     assert not reader.can_view_all("Account")
+    assigned[:] = [{"PermissionSetId": other, "PermissionSetGroupId": group}]
+    assert reader.can_view_all("Account")

@@ -152,10 +152,9 @@ class OrgReader:
     def can_view_all(self, object_name: str) -> bool:
         """Return whether the user is known to have access to every record of an object.
 
-        This is the case if the user has View All Data or Modify All Data, or if a profile or
-        permission set assigned to the user grants View All for the object. Access through the org's
-        sharing defaults is not detected, nor is View All granted only through a permission set
-        group, so False means "not known".
+        This is the case if the user has View All Data or Modify All Data, or if the user's profile,
+        a permission set or a permission set group grants View All for the object. Access through
+        the org's sharing defaults is not detected, so False means "not known".
 
         Raises:
             PermissionDeniedError: The user may not see permissions.
@@ -166,18 +165,28 @@ class OrgReader:
         if any(row.get("PermissionsViewAllData") is True for row in own):
             return True
         # Filter by the boolean and join the two queries here, which avoids a semi-join: there are
-        # few rows.
-        permissions = "SELECT ParentId, PermissionsViewAllRecords FROM ObjectPermissions"
+        # few rows. The permissions of a group are those of its sets without what it mutes, and
+        # their parent is a permission set of the group's own (Object Reference,
+        # PermissionSetGroup).
+        permissions = (
+            "SELECT ParentId, Parent.PermissionSetGroupId, PermissionsViewAllRecords "
+            "FROM ObjectPermissions"
+        )
         granted = {
-            row.get("ParentId")
+            parent_id
             for row in self._all(f"{permissions} WHERE SobjectType = {quoted(name)}")
             if row.get("PermissionsViewAllRecords") is True
+            for parent_id in (row.get("ParentId"), _group_of(row.get("Parent")))
+            if parent_id is not None
         }
         if not granted:
             return False
-        assignments = "SELECT PermissionSetId FROM PermissionSetAssignment"
+        assignments = "SELECT PermissionSetId, PermissionSetGroupId FROM PermissionSetAssignment"
         assigned = self._all(f"{assignments} WHERE AssigneeId = {quoted(self._user_id())}")
-        return any(row.get("PermissionSetId") in granted for row in assigned)
+        return any(
+            row.get("PermissionSetId") in granted or row.get("PermissionSetGroupId") in granted
+            for row in assigned
+        )
 
     # Records.
 
@@ -276,6 +285,11 @@ class OrgReader:
         if not isinstance(user_id, str):
             raise RemoteProtocolError("the org's userinfo response has no user_id")
         return user_id
+
+
+def _group_of(parent: Any) -> Any:
+    """Return the id of the group that a permission set belongs to; None if it has no group."""
+    return parent.get("PermissionSetGroupId") if isinstance(parent, dict) else None
 
 
 def _record(row: Any, record_id: str) -> dict[str, Any] | None:

@@ -467,6 +467,8 @@ def test_what_the_running_user_may_see(rest):
     """A user finds out by a query whether all records can be seen."""
     (row,) = find(rest, "SELECT PermissionsViewAllData FROM UserPermissionAccess").json["records"]
     assert row["PermissionsViewAllData"] is True
-    grants = "SELECT ParentId, PermissionsViewAllRecords FROM ObjectPermissions"
+    fields = "ParentId, Parent.PermissionSetGroupId, PermissionsViewAllRecords"
+    grants = f"SELECT {fields} FROM ObjectPermissions"
     assert find(rest, f"{grants} WHERE SobjectType = 'Account'").json["records"] == []
-    assert find(rest, "SELECT PermissionSetId FROM PermissionSetAssignment").json["records"] == []
+    assigned = "SELECT PermissionSetId, PermissionSetGroupId FROM PermissionSetAssignment"
+    assert find(rest, assigned).json["records"] == []

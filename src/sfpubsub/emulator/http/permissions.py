@@ -22,11 +22,13 @@ def _none(_call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
     return []
 
 
-_GRANT = ("Id", "ParentId", "SobjectType", "PermissionsViewAllRecords")
-_ASSIGNMENT = ("Id", "AssigneeId", "PermissionSetId")
+_GRANT = (
+    "Id", "ParentId", "SobjectType", "Parent.PermissionSetGroupId", "PermissionsViewAllRecords"
+)  # fmt: skip
+_ASSIGNMENT = ("Id", "AssigneeId", "PermissionSetId", "PermissionSetGroupId")
 
 TABLES = (
     Table("UserPermissionAccess", ("PermissionsViewAllData",), (), _own, first_version=41),
-    Table("ObjectPermissions", _GRANT, _GRANT[:3], _none, first_version=24),
+    Table("ObjectPermissions", _GRANT, _GRANT[:4], _none, first_version=24),
     Table("PermissionSetAssignment", _ASSIGNMENT, _ASSIGNMENT, _none, first_version=22),
 )
