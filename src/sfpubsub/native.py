@@ -1,4 +1,4 @@
-"""The optional compiled package ``sfpubsub-native``, from ``native/``.
+"""Load the optional compiled package ``sfpubsub-native``, which is built from ``native/``.
 
 Its results equal those of the Python code. If it does not support a schema, a payload or a message,
 the Python code is used. To disable it, set ``SFPUBSUB_NATIVE=0`` in the environment before the
@@ -41,5 +41,5 @@ compiled: Any = _load()
 
 
 def is_installed() -> bool:
-    """Return whether the compiled package is installed and not disabled."""
+    """Return whether the compiled package is installed in the right version and not disabled."""
     return compiled is not None

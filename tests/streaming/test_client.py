@@ -547,7 +547,7 @@ def test_odd_records_are_errors():
     for row, posted in (({"Id": "../x"}, None), ({"Id": good}, None), ({"Id": good}, [{}])):
         with pytest.raises(RemoteProtocolError):
             GenericChannels(Odd(row, posted), "67.0").push("/u/News", "x")
-    with pytest.raises(RemoteProtocolError, match="PushTopic without"):
+    with pytest.raises(RemoteProtocolError, match="PushTopic with a missing or malformed field"):
         PushTopics(Odd({"Id": good}), "67.0").show("Leads")
 
 

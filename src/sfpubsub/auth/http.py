@@ -353,7 +353,8 @@ class HttpClient:
 def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
     """Pass the body to *sink* in chunks, and return the number of bytes read.
 
-    Reading stops at the end of the body, after more than *max_bytes*, or when *sink* returns False.
+    Reading stops at the end of the body, once more than *max_bytes* have been read, or when *sink*
+    returns False.
     """
     size = 0
     while size <= max_bytes:
@@ -367,7 +368,7 @@ def _pour(source: Any, sink: Sink, max_bytes: int) -> int:
 
 
 def headers_of(bearer: Bearer | None) -> dict[str, str]:
-    """Return the headers that every request has, with the token of *bearer* if it is given."""
+    """Return the headers that every request needs, including the token if *bearer* is given."""
     headers = {
         "Accept": "application/json",
         "Accept-Encoding": "identity",  # a small compressed response could expand to a huge one

@@ -1,4 +1,4 @@
-"""A persistent HTTP connection whose request in flight can be aborted."""
+"""A persistent HTTP connection. Another thread can abort the request in flight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class HttpConnection:
     """Sends requests one after another over one connection. Not thread-safe, except for `cut`.
 
     Args:
-        http: Makes the requests, with its certificate authorities and its proxy.
+        http: Makes the requests. Its ``timeout`` and ``max_bytes`` do not apply.
         cookies: The cookie jar; several connections may share one.
         max_bytes: Largest response accepted, in bytes.
     """

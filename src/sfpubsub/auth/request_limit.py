@@ -50,10 +50,10 @@ def within(seconds: float, work: Callable[[RequestLimit], T]) -> T | None:
 
 
 class RequestLimit:
-    """Shuts down the connection of a request, or of several sequential requests, on `expire`.
+    """Aborts a request that takes too long: `expire` shuts down its connection. Thread-safe.
 
     The libraries' own timeouts apply to each socket read, so a response that arrives slowly, byte
-    by byte, would never time out. Thread-safe.
+    by byte, would never time out. Several requests, one after another, can share one limit.
     """
 
     def __init__(self) -> None:

@@ -47,13 +47,19 @@ def eighteen(org_id: str) -> str:
 
 
 def org_id_of_token(access_token: str) -> str:
-    """Return the 18-character organisation id at the start of a token, or an empty string."""
+    """Return the organisation id at the start of a token, in its 18-character form.
+
+    The result is an empty string if the token does not begin with an organisation id.
+    """
     found = _TOKEN_WITH_ORG.match(access_token)
     return eighteen(found[1]) if found else ""
 
 
 def org_id_of(tenant_id: str) -> str:
-    """Return the 18-character organisation id in a tenant id, or an empty string."""
+    """Return the organisation id that a tenant id contains, in its 18-character form.
+
+    The result is an empty string if the tenant id contains no valid organisation id.
+    """
     given = tenant_id.rpartition("/")[2]
     return eighteen(given) if re.fullmatch(ORG_ID, given) else ""
 
@@ -127,7 +133,10 @@ class Session:
         return cls(settings.access_token, settings.instance_url, settings.tenant_id)
 
     def doubt(self) -> str:
-        """Return a description of a mismatch between token and tenant id, or an empty string."""
+        """Return a message if the token does not belong to the org of the tenant id.
+
+        The result is an empty string if no mismatch is found.
+        """
         org_id = org_id_of_token(self.access_token)
         if not org_id or not is_other_org(org_id, self.tenant_id):
             return ""
@@ -176,7 +185,7 @@ class StaticSession:
             if doubt:
                 raise SessionExpiredError(
                     f"the service does not accept the session: {doubt}; set SFPUBSUB_TENANT_ID to "
-                    f"the token's org, or use a token of the org with that tenant id"
+                    f"the id of the token's org, or use a token of the other org"
                 )
             raise SessionExpiredError(
                 "the service no longer accepts the access token, and there are no credentials to "

@@ -114,7 +114,7 @@ class _Demo:
             with self._ingest("--once", "--idle-timeout", str(IDLE)) as job:
                 if job.wait(PATIENCE) != 0:
                     raise SfPubSubError(
-                        f"the second run ended with exit code {job.returncode}; "
+                        f"the second run of the job ended with exit code {job.returncode}; "
                         f"see its output above"
                     )
             _say("counting the rows in the table's files")

@@ -93,7 +93,7 @@ def publish(emulator: RemoteEmulator, topic: str, file: TextIO) -> None:
     """Publish the events of a JSON Lines file as if the org itself published them.
 
     Each line is a JSON object with the fields of the topic's schema; CreatedDate, CreatedById and
-    the members of a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this command can
+    the fields of a ChangeEventHeader can be omitted. Unlike `sfpubsub publish`, this command can
     publish change events. Prints the event_id and replay_id of each event.
     """
     for where, events in _parts(file):

@@ -199,7 +199,7 @@ def _confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(
-            "confirmation requires a terminal: use --yes to skip the confirmation"
+            "this command asks for confirmation, which requires a terminal: use --yes to skip it"
         )
     if not click.confirm(question, err=True):
         raise click.ClickException("not confirmed: nothing was changed")

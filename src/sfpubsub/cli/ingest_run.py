@@ -57,7 +57,7 @@ class _Open:
 
 
 class Run:
-    """The sources, their table, and the jobs that connect them.
+    """Runs one job per source. All jobs write to the same table.
 
     Spark is started first, because it forks a JVM, which must not happen while gRPC's threads run.
     The client is opened second, so that a missing topic does not leave a table behind. The table is
@@ -297,7 +297,7 @@ class Run:
             )
         client = table.client
         if client is None:
-            raise AssertionError("bug in sfpubsub: a topic or subscription read without a client")
+            raise AssertionError("bug in sfpubsub: there is no client for this source")
         if source.kind == "managed":
             return client.subscribe_managed(source.name, ack="manual", max_unacked=unacked)
         return client.subscribe(

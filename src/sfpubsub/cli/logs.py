@@ -54,7 +54,7 @@ def set_up(verbose: int, log_format: LogFormat) -> None:
 
 
 class _ToStderr(logging.Handler):
-    """Writes records to the current ``sys.stderr``, with repetitions suppressed by `Limit`."""
+    """Writes log records to the current ``sys.stderr``; `Limit` suppresses repeated messages."""
 
     def __init__(self) -> None:
         super().__init__()

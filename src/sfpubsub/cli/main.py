@@ -94,8 +94,9 @@ def cli(verbose: int, log_format: LogFormat) -> None:
 
     Commands that call the service read each setting from an option (--login-url), otherwise from
     the environment (SFPUBSUB_LOGIN_URL), otherwise from a TOML file (--config). `sfpubsub doctor`
-    shows the settings in effect. Secrets cannot be options. Use SFPUBSUB_ACCESS_TOKEN,
-    SFPUBSUB_CLIENT_SECRET, SFPUBSUB_PASSWORD or SFPUBSUB_REFRESH_TOKEN.
+    shows the settings in effect. Secrets cannot be given as options: set them in the environment
+    (SFPUBSUB_ACCESS_TOKEN, SFPUBSUB_CLIENT_SECRET, SFPUBSUB_PASSWORD, SFPUBSUB_REFRESH_TOKEN) or in
+    the file.
     """
     set_up(verbose, log_format)
 

@@ -50,7 +50,7 @@ margin_option = click.option(
     metavar="S",
     default=DEFAULT_MARGIN,
     show_default=True,
-    help="Maximum time, in seconds, by which records read from the org can lag behind its events.",
+    help="Maximum time, in seconds, from an event until reads from the org include its change.",
 )
 
 

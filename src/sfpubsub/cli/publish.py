@@ -27,8 +27,8 @@ from sfpubsub.types import PublishResult
 
 logger = logging.getLogger("sfpubsub.cli")
 
-# Member of a line that contains the event's id and headers. It cannot be a field, because field
-# names begin with a letter.
+# Key in a line for the event's id and headers. It cannot be a field, because field names begin with
+# a letter.
 ABOUT = "_event"
 
 INTERRUPTED = 130
@@ -128,8 +128,8 @@ def publish(
 
     Each line is a JSON object with the fields of the topic's schema; see `sfpubsub schema TOPIC`.
     It must contain CreatedDate (milliseconds since 1970 UTC) and CreatedById, unless --created-by
-    is used. The member "_event" is not a field of the event: {"_event": {"id": "…", "headers":
-    {"a": "b"}}} sets the event's id, which stays the same if the event is resent, and its headers.
+    is used. The optional key "_event" is not a field: it sets the event's id and headers, as in
+    {"_event": {"id": "…", "headers": {"a": "b"}}}.
 
     Events are sent in the order of the lines, one request at a time. With --stream several requests
     are in flight, and the service may publish the events in any order. If there is no response,
@@ -194,10 +194,10 @@ class Printer:
         self._thread.start()
 
     def put(self, receipt: Future[PublishResult]) -> None:
-        """Queue the future of a result. Results are printed in the order in which they are queued.
+        """Queue a result, given as a future. Results are printed in the order of the calls.
 
-        Blocks while `MAX_UNPRINTED` results are waiting. If printing an earlier result failed, the
-        error is raised here.
+        Blocks while `MAX_UNPRINTED` results are waiting to be printed. If printing an earlier
+        result failed, the error is raised here.
         """
         self._receipts.put(receipt)
         self._raise_broken()
@@ -293,7 +293,7 @@ def _until(stop: StopRequest, file: TextIO, pace: Pace | None) -> Iterator[tuple
 
 
 def _event(line: str, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a line's field values, and its event id and headers as arguments of `send`.
+    """Return the field values in a line, and a dict of arguments for `send`: event id and headers.
 
     Raises:
         ConfigurationError: The line is not valid.

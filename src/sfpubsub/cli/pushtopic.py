@@ -1,4 +1,8 @@
-"""``sfpubsub pushtopic`` and ``sfpubsub push``: PushTopics and generic channels."""
+"""Commands for PushTopics and generic channels.
+
+``sfpubsub pushtopic`` administers PushTopics, and ``sfpubsub push`` pushes an event to a generic
+channel.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,8 @@ def pushtopic() -> None:
     type=click.Choice(["Referenced", "All", "Select", "Where"]),
     default="Referenced",
     show_default=True,
-    help="Fields whose changes cause events.",
+    help="Which changed fields cause events: those that the query selects (Select), those in its "
+    "WHERE clause (Where), both (Referenced), or all fields of the object (All).",
 )
 @service_options
 def create(

@@ -169,8 +169,8 @@ class Table:
     def write(self) -> None:
         """Write the accumulated events durably: first their schemas, then their rows.
 
-        Events that the table already contains, whatever their age, are only counted in
-        `duplicates`.
+        An event that the table already contains, even an old one, is not written again, only
+        counted in `duplicates`.
         """
         from sfpubsub.spark.raw.rows import arrow_table
 

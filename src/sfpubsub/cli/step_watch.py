@@ -1,4 +1,8 @@
-"""Report to the monitor the counts and durations of the steps that build tables."""
+"""Report to the monitor how the tables are built.
+
+An engine builds the tables in steps. This module reports how much each completed step processed,
+and how long it took.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ class Engine(Protocol):
 
 
 class StepWatch:
-    """Reports to a monitor the steps that one engine has completed, and their totals.
+    """Reports each completed step of one engine, and the totals of all its steps, to a monitor.
 
     The engine reports its steps from its own thread. All public methods are thread-safe.
     """
@@ -40,7 +44,7 @@ class StepWatch:
 
     @property
     def total(self) -> StepReport:
-        """Sum of all step reports so far."""
+        """The totals of all steps completed so far."""
         # Imported here, because it loads pyspark.
         from sfpubsub.spark.tables.engine import StepReport
 

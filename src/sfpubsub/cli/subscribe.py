@@ -68,8 +68,8 @@ _GRACE = 3.0
     "--idle-timeout",
     type=Seconds(min=0),
     metavar="S",
-    help="Stop after S seconds without an event. Without --channel, time spent waiting for the "
-    "network, or for another client to release the managed subscription, does not count.",
+    help="Stop after S seconds without an event. With --managed or --topic, time spent waiting for "
+    "the network, or for another client to release the managed subscription, does not count.",
 )
 @click.option(
     "--raw",

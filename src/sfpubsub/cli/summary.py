@@ -1,4 +1,4 @@
-"""A one-line summary of subscriptions."""
+"""Summarise the state of a command's subscriptions in one line of text."""
 
 from __future__ import annotations
 

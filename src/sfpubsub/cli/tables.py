@@ -179,8 +179,8 @@ def _say_why(total: StepReport, target: str) -> None:
             "run this command again"
         )
     click.echo(
-        f"none of the {counted(total.undecodable, 'event')} could be decoded, {count} of them "
-        f"because {reason}{hint}; the events are in {target}, table _undecodable",
+        f"none of the {counted(total.undecodable, 'event')} could be decoded; the most frequent "
+        f"reason ({count} of them): {reason}{hint}; the events are in {target}, table _undecodable",
         err=True,
     )
 

@@ -24,7 +24,7 @@ class Subscription(Protocol):
         ...
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        """Return the events of the next response, or None after *timeout* seconds without one."""
+        """Return the next batch of events, or None if none arrives within *timeout* seconds."""
         ...
 
     def health(self) -> Health:
@@ -48,7 +48,7 @@ class TracedSubscription:
         return self._subscription.name
 
     def next_batch(self, timeout: float | None = None) -> EventBatch | None:
-        """Return the events of the next response, or None after *timeout* seconds without one."""
+        """Return the next batch of events, or None if none arrives within *timeout* seconds."""
         began = time.time_ns()
         batch = self._subscription.next_batch(timeout)
         if batch is not None:

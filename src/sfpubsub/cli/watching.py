@@ -1,4 +1,4 @@
-"""Monitor a long-running command: the monitor, its HTTP server, and the status line on stderr."""
+"""Monitor a long-running command: serve its metrics over HTTP, and show a status line on stderr."""
 
 from __future__ import annotations
 

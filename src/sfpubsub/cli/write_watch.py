@@ -1,4 +1,4 @@
-"""Report to the monitor the counts and durations of an ingest job's writes."""
+"""Report to the monitor what an ingest job writes, and how long each write takes."""
 
 from __future__ import annotations
 

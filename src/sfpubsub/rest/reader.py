@@ -70,7 +70,7 @@ class OrgReader:
     ConfigurationError.
 
     Args:
-        session: A ready session, or an object whose ``get_session`` supplies one.
+        session: A `Session`, or a `SessionProvider` that supplies one.
         http: Makes the requests, with its CA file and proxy; None creates one with default
             settings.
         api_version: Version of the REST API, such as ``60.0``.

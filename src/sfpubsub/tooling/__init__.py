@@ -55,7 +55,7 @@ class Tooling:
     ``error_code``.
 
     Args:
-        session: A ready session, or an object whose ``get_session`` supplies one.
+        session: A `Session`, or a `SessionProvider` that supplies one.
         http: Makes the requests; None creates one with default settings.
         api_version: Version of the Tooling API, such as ``60.0``.
 
@@ -99,9 +99,9 @@ class Tooling:
     # Reading.
 
     def list(self) -> Iterator[ManagedEventSubscription]:
-        """Yield all records, sorted by name.
+        """Yield the org's managed subscriptions, sorted by name.
 
-        Makes one request per record, because a query may return the metadata of only one record.
+        Makes one request per subscription, because a query may return the metadata of only one.
         """
         for record_id, _ in self._heads():
             record = self._find("Id", record_id)
@@ -178,14 +178,18 @@ class Tooling:
         return replace(record, id=str(made))
 
     def start(self, name_or_id: str) -> ManagedEventSubscription:
-        """Set the state to RUN and return the record. Raises what `show` raises."""
+        """Start a managed subscription and return its record. Raises what `show` raises.
+
+        Sets the state to RUN.
+        """
         return self._change(name_or_id, {"state": "RUN"})
 
     def stop(self, name_or_id: str) -> ManagedEventSubscription:
-        """Set the state to STOP and return the record. Raises what `show` raises.
+        """Stop a managed subscription and return its record. Raises what `show` raises.
 
-        The service disconnects the client that reads the subscription, and **deletes the committed
-        position**: after a restart, the subscription begins at its default replay.
+        Sets the state to STOP. The service disconnects the client that reads the subscription, and
+        **deletes the committed position**: after a restart, the subscription begins at its default
+        replay.
         """
         return self._change(name_or_id, {"state": "STOP"})
 
@@ -197,7 +201,7 @@ class Tooling:
         default_replay: str | None = None,
         error_recovery_replay: str | None = None,
     ) -> ManagedEventSubscription:
-        """Change a record and return it. An argument of None leaves its field unchanged.
+        """Change the label or the replay presets, and return the record. None keeps the old value.
 
         Raises:
             ConfigurationError: *name_or_id* or a preset is not valid.
@@ -217,10 +221,10 @@ class Tooling:
         )
 
     def delete(self, name_or_id: str) -> ManagedEventSubscription:
-        """Delete a record and its committed position, and return the record.
+        """Delete a managed subscription and its committed position, and return its record.
 
         Raises what `show` raises. Do not reuse the name for several minutes: the service may still
-        associate it with the old record.
+        associate it with the deleted subscription.
         """
         record = self.show(name_or_id)
         with explaining(TO_CHANGE, _missing(name_or_id)):

@@ -74,7 +74,7 @@ class Queries:
 
 @contextmanager
 def explaining(permission: str, missing: SfPubSubError | None = None) -> Iterator[None]:
-    """Add advice to the org's errors when the body of the ``with`` statement raises them.
+    """Add advice to errors from the org that are raised in the ``with`` block.
 
     Args:
         permission: Name of the permission that the request needs.

@@ -1,4 +1,4 @@
-"""An org's event channels, the events selected for them, and the topics to subscribe to.
+"""Administer an org's event channels and their events, and list the topics to subscribe to.
 
 Channels and their events are records of the Tooling API. A change takes up to a few minutes to
 reach the Pub/Sub API.
@@ -320,7 +320,10 @@ def _event_of(channel: EventChannel, entity: str) -> str:
         ConfigurationError: *entity* is not a valid name.
     """
     if not _ENTITY.fullmatch(entity):
-        raise ConfigurationError(f"{entity!r} is not a valid event or object name")
+        raise ConfigurationError(
+            f"{entity!r} is not a valid event or object name: use letters, digits and underscores, "
+            f"starting with a letter"
+        )
     if channel.channel_type == "event" or entity.endswith("ChangeEvent"):
         return entity
     return f"{entity.removesuffix('__c')}{'__' if entity.endswith('__c') else ''}ChangeEvent"

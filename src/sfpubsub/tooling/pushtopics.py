@@ -193,7 +193,9 @@ def _topic(row: dict[str, Any]) -> PushTopic:
             ),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise RemoteProtocolError(f"the org returned a PushTopic without {error}") from error
+        raise RemoteProtocolError(
+            f"the org returned a PushTopic with a missing or malformed field: {error}"
+        ) from error
 
 
 def _id(row: dict[str, Any]) -> str:

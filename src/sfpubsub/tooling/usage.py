@@ -1,4 +1,4 @@
-"""An org's usage of its event allocations, as the org reports it."""
+"""Read how much of its event allocations an org has used, as reported by the org."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Usages:
         with explaining(TO_READ):
             answer = self._org.get(f"{self._queries.data}limits")
         if not isinstance(answer, dict):
-            raise RemoteProtocolError("the org's limits response is not valid")
+            raise RemoteProtocolError("the org returned limits that are not a JSON object")
         return [
             _allocation(name, meaning, answer[name])
             for name, meaning in _LIMITS.items()
@@ -99,5 +99,7 @@ def _allocation(name: str, meaning: str, value: Any) -> Allocation:
     try:
         most, remaining = int(value["Max"]), int(value["Remaining"])
     except (KeyError, TypeError, ValueError) as error:
-        raise RemoteProtocolError(f"the org returned the limit {name} without {error}") from error
+        raise RemoteProtocolError(
+            f"the org returned the limit {name} without a valid Max or Remaining: {error}"
+        ) from error
     return Allocation(name, meaning, most, most - remaining, remaining)
