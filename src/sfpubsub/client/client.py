@@ -1,4 +1,8 @@
-"""The main entry point: one client per org, with one channel and any number of subscriptions."""
+"""The synchronous client: the main entry point of the package.
+
+An application creates one client per org. All subscriptions and publishers of a client share one
+channel.
+"""
 
 from __future__ import annotations
 

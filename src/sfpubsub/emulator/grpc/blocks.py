@@ -1,4 +1,4 @@
-"""Blocks: groups of 100 consecutive events of a topic, encoded for sending as they are published.
+"""Blocks: groups of 100 consecutive events of a topic, already encoded when they are published.
 
 Reading events from the log is slow mainly because a row, several objects and a protobuf message
 are created for each event, not because of the disk. A block is a single row for 100 events. Blocks

@@ -251,7 +251,7 @@ def _is_about_all() -> Column:
 
 
 def _about_all(raw: DataFrame) -> DataFrame:
-    """Preselect rows that may satisfy `_is_about_all`, by searching their ``payload_json``."""
+    """Return the raw rows that may satisfy `_is_about_all`, by a text search in their JSON."""
     text = f.col("payload_json")
     may_match = (
         text.contains('*"') | text.contains('"GAP_OVERFLOW"') | text.contains('"recordIds":[]')

@@ -1,7 +1,8 @@
 """The common part of targets in table formats: locking, listing tables, and the session.
 
-On a local path, a lease (raw/lease.py) excludes other processes, as for a raw table. Elsewhere, the
-step number (steps.py) of each change reveals whether another process made it first.
+On a local path, a lease (raw/lease.py) excludes other processes, as for a raw table. At a URL or in
+a catalog, there is no lease: a process detects another writer when a table does not have the step
+number (steps.py) that it should have.
 """
 
 from __future__ import annotations
