@@ -4,8 +4,7 @@ The driver's threads wake the event loop, which then reads the driver's queue di
 synchronous client does; events are not copied to a second queue. Nothing blocks the loop or its
 default executor: blocking calls run in a few worker threads of the client.
 
-The methods have the same names as those of the synchronous classes, whose docstrings apply here as
-well.
+The methods match those of `PubSubClient`, whose docstrings apply here as well.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             streamed: Whether to use PublishStream instead of Publish.
             timeout: Maximum time from `Publisher.send` to an event's result, in seconds.
             created_by: See `publish`.
-            max_pending_count: Number of events without a result at which `Publisher.send` blocks.
+            max_pending_count: `Publisher.send` blocks while this many events have no result.
 
         Raises:
             PermissionDeniedError: The user may not publish to the topic.

@@ -97,7 +97,7 @@ _STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
 
 
 class _Prepared(NamedTuple):
-    """A response that is ready for delivery, with the batches that have not been delivered yet."""
+    """A response that is ready for delivery, with those of its batches not delivered yet."""
 
     arrival: Arrival | None
     acks: tuple[int, ...]
