@@ -3,7 +3,7 @@
 The queue has one row per reason. Rows are never changed: a program that rereads the records works
 through the queue and stores its own progress. Rows are removed only by a rebuild, or by a mirror.
 The table exists if the target has current tables, and its metadata records whether there are
-history tables. This module makes no decisions about records.
+history tables. Other modules decide which records to reread.
 """
 
 from __future__ import annotations
