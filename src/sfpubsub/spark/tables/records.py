@@ -3,8 +3,8 @@
 This module is pure: no Spark, no Arrow, no I/O, no clock. Changes are applied in order of arrival,
 so the result depends only on the raw rows, not on how the engine groups them into steps. Invariant:
 a record whose fields may differ from the org's is marked (`Record.reread_reason`) until a change
-describes it completely or deletes it. This does not apply to
-fields that no event reports, such as formula fields.
+describes it completely or deletes it. This does not apply to fields that no event reports, such as
+formula fields.
 
 **Order.** Which of two changes is newer is decided by commit timestamp, then commit number, then
 sequence number, then arrival. Numbers are comparable within one database instance only, and restart
@@ -110,7 +110,7 @@ class Fields:
 
     @cached_property
     def unnamed(self) -> tuple[int, ...]:
-        """Indexes of columns that only a read of the record fills, such as for formula fields."""
+        """Indexes of columns that no event fills, only a read, such as those of formula fields."""
         named = {number for numbers in self.places.values() for number in numbers}
         return tuple(number for number in range(len(self.columns)) if number not in named)
 
