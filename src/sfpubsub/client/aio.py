@@ -1,10 +1,10 @@
-"""The asyncio client: a thin bridge over the driver that the synchronous client also uses.
+"""The asyncio client, which uses the same driver as the synchronous client.
 
 The driver's threads wake the event loop, which then reads the driver's queue directly, as the
-synchronous client does. There is no second queue, so no events are buffered ahead of the consumer.
-Nothing blocks the loop or its default executor: blocking calls run in a few worker threads of the
-client.
-The methods match the synchronous ones, whose docstrings apply here as well.
+synchronous client does; events are not copied to a second queue. Nothing blocks the loop or its
+default executor: blocking calls run in a few worker threads of the client.
+
+The methods match those of `PubSubClient`, whose docstrings apply here as well.
 """
 
 from __future__ import annotations

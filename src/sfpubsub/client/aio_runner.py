@@ -79,7 +79,7 @@ class AsyncRunner:
         All handlers have finished when this returns.
 
         Args:
-            take: Waits for the next batch.
+            take: Waits for the next batch and returns it; returns `End` or None if there is none.
 
         Raises:
             BaseException: An error from *take*, such as CancelledError, or from `Work.outcome`.

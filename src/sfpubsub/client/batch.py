@@ -62,7 +62,7 @@ class Event:
 
     @property
     def headers(self) -> tuple[tuple[str, bytes], ...]:
-        """The event's headers as names and values (``ProducerEvent.headers``)."""
+        """The event's headers, as pairs of a name and a value (``ProducerEvent.headers``)."""
         return self.raw.headers
 
     @property

@@ -1,4 +1,8 @@
-"""The main entry point: one client per org, with one channel and any number of subscriptions."""
+"""The synchronous client: the main entry point of the package.
+
+An application creates one client per org. All subscriptions and publishers of a client share one
+channel.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +115,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
             streamed: Whether to use PublishStream instead of Publish.
             timeout: Maximum time from `Publisher.send` to an event's result, in seconds.
             created_by: See `publish`.
-            max_pending_count: Number of events without a result at which `Publisher.send` blocks.
+            max_pending_count: `Publisher.send` blocks while this many events have no result.
 
         Raises:
             PermissionDeniedError: The user may not publish to the topic.

@@ -97,7 +97,7 @@ _STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
 
 
 class _Prepared(NamedTuple):
-    """A response that is ready for delivery, with the batches that have not been delivered yet."""
+    """A response that is ready for delivery, with those of its batches not delivered yet."""
 
     arrival: Arrival | None
     acks: tuple[int, ...]
@@ -155,8 +155,7 @@ class Consumer:
     def asked(self) -> None:
         """Handle the application's request for the next batch.
 
-        This resets `in_hand`, so the caller must first ack the previous batch or record that it is
-        done.
+        This resets `in_hand`. A caller that has yet to ack the previous batch must read it first.
         """
         self._given = self.in_hand = None
         self._store_when_idle = True
@@ -218,9 +217,9 @@ class Consumer:
     # Positions.
 
     def storable(self, position: ReplayId | None) -> None:
-        """Record the position to store next: the newest one up to which all events are acked.
+        """Set the position to store next: the newest one up to which all events are acked.
 
-        None means that the position has not changed.
+        None leaves it unchanged.
         """
         if position is not None:
             self._unstored = position

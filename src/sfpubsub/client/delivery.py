@@ -55,7 +55,7 @@ class Wait(NamedTuple):
 
 
 class Delivery:
-    """Carries out the steps of one subscription, on behalf of its public class. Thread-safe.
+    """Carries out the steps that the `Consumer` of one subscription decides on. Thread-safe.
 
     Args:
         driver: Driver of the stream; the subscription starts it.
@@ -126,8 +126,9 @@ class Delivery:
     def asked(self) -> None:
         """Handle the application's request for the next batch.
 
-        With ``ack="auto"``, this marks the previous batch as done, and the next call to `turn` acks
-        it. A caller that may block before that call must first call `ack_done`.
+        With ``ack="auto"``, this marks the previous batch as done. The batch is acked immediately
+        if the subscription has a store, and otherwise by the next call to `turn`. A caller that may
+        block before that call must first call `ack_done`.
         """
         self._has_taken = False
         done = self._in_hand  # first, because an interrupted call is repeated

@@ -263,7 +263,7 @@ class Dispatcher(Generic[T]):
         """Add the next event, whose keys cannot be determined because of *error*.
 
         The event counts as failed only when its turn comes, so that older events are handled first.
-        A run that stops because of it therefore makes progress each time it is restarted.
+        Otherwise, a run that stops at this event after every restart would never make progress.
         """
         job = self._job(event)
         job.error = error

@@ -181,9 +181,9 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """Suppress the subscription's failure within the block if it was raised before the block.
+        """Do not raise the subscription's failure within the block if it was already raised before.
 
-        Thus it is raised to the application only once.
+        So the application receives the same failure only once.
         """
         told = self._failure_is_told
         try:

@@ -75,7 +75,7 @@ class Runner:
         All handlers have finished when this returns.
 
         Args:
-            take: Waits for the next batch.
+            take: Waits for the next batch and returns it; returns `End` or None if there is none.
 
         Raises:
             BaseException: An error from *take*, such as KeyboardInterrupt, or from `Work.outcome`.

@@ -7,8 +7,8 @@ response that needs it waits instead.
 With ``fail``, a batch is delivered unchanged, and each event is decoded on first access: reading
 `Event.value` of an undecodable event raises an error. With ``quarantine`` and ``skip``, a batch is
 decoded when it is delivered, in the receiving thread, because undecodable events must be removed.
-Acks rely on batches of consecutive events, so a response is split into several batches where events
-are removed.
+A batch must contain consecutive events, because acks rely on this; so a response from which events
+are removed is split into several batches.
 """
 
 from __future__ import annotations

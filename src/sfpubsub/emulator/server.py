@@ -4,7 +4,8 @@
         emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "1"}])
         channel = grpc.insecure_channel(emulator.grpc_target)
 
-This module only connects the parts. Invariant: at most one emulator uses a data directory.
+This module only connects the parts. Invariant: at most one emulator at a time uses a given data
+directory.
 """
 
 from __future__ import annotations
@@ -353,7 +354,7 @@ class EmulatorServer:
 
         Args:
             topic: Name of the topic.
-            drafts: The events.
+            drafts: The events, each with an encoded payload and a schema id.
 
         Returns:
             One result per event, in order.

@@ -90,7 +90,7 @@ class Fault:
 
     @classmethod
     def from_json(cls, value: object) -> Fault:
-        """Create a fault from a decoded JSON object, whose members are the arguments of `Fault`.
+        """Create a fault from a decoded JSON object, which contains the arguments of `Fault`.
 
         Raises:
             ValueError: The value is not a JSON object with the key `kind`, or an argument is not

@@ -1,9 +1,10 @@
-"""Blocks: groups of 100 consecutive events of a topic, encoded for sending as they are published.
+"""Blocks: groups of 100 consecutive events of a topic, stored as they are encoded in a response.
 
 Reading events from the log is slow mainly because a row, several objects and a protobuf message
-are created for each event, not because of the disk. A block is a single row for 100 events. Blocks
-duplicate the log and never replace it: events that are not in a block (the last events of a topic,
-large events, events of an older data directory) are read from the log.
+are created for each event, not because of the disk. A block, which is created when its events are
+published, is a single row for 100 events. Blocks duplicate the log and never replace it: events
+that are not in a block (the last events of a topic, large events, events of an older data
+directory) are read from the log.
 
 Invariant: a block that is read contains every event of its topic between two positions, and none of
 these events has expired. When the first of them expires, the store deletes the block.

@@ -167,8 +167,8 @@ class ManagedStream(EventStream[ManagedFetch]):
         )
 
     def deliver(self, now: float) -> Reply | None:
-        """Return the reply of `EventStream.deliver`. If a fault holds a commit response back until
-        the next events, add the commit response to a reply with events.
+        """Return the reply of `EventStream.deliver`. If it contains events, and a fault has held a
+        commit response back until the next events, add that commit response to the reply.
         """
         reply = super().deliver(now)
         if reply is None or not reply.page.positions or not self._with_events:

@@ -270,9 +270,10 @@ _UNARY: dict[str, tuple[type[Message], type[Message]]] = {
 def add_to_server(servicer: PubSubServicer, server: grpc.Server) -> None:
     """Register the six RPCs with a server.
 
-    The generated function is not used: if a request of a stream cannot be parsed, grpc ends the
-    call, the handler ends it a second time, and then the server sometimes cannot be stopped. Here
-    such a request reaches the handler as `_Malformed`, and only the handler ends the call.
+    This replaces the generated function ``add_PubSubServicer_to_server``. With that function, if a
+    request of a stream cannot be parsed, grpc ends the call, the handler ends it a second time, and
+    then the server sometimes cannot be stopped. Here, such a request reaches the handler as
+    `_Malformed`, and only the handler ends the call.
     """
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for name, (request, response) in _STREAMS.items():

@@ -1,11 +1,12 @@
 """Read the change events of a raw table: the changed fields, and the latest state of records.
 
-The functions map DataFrames to DataFrames and store nothing (for stored current tables, see
-current.py). Executors read the events when the result is used. The session may be classic or use
-Spark Connect, and the table may have any format. Changes are ordered by the header's commit
-timestamp, commit number and sequence number, then by arrival, and never by replay id. Invariant: if
-an event does not report what changed or when, its record is marked for rereading until a later
-event describes the record completely.
+Each function takes a DataFrame and returns a DataFrame; nothing is stored (for stored current
+tables, see current.py). Executors read the events when the result is used. The functions work with
+classic sessions and Spark Connect, and with raw tables of any format.
+
+Changes are ordered by the header's commit timestamp, commit number and sequence number, then by
+arrival, and never by replay id. Invariant: if an event does not report what changed or when, its
+record is marked for rereading until a later event describes the record completely.
 """
 
 from __future__ import annotations
@@ -251,7 +252,7 @@ def _is_about_all() -> Column:
 
 
 def _about_all(raw: DataFrame) -> DataFrame:
-    """Preselect rows that may satisfy `_is_about_all`, by searching their ``payload_json``."""
+    """Return the raw rows that may satisfy `_is_about_all`, by a text search in their JSON."""
     text = f.col("payload_json")
     may_match = (
         text.contains('*"') | text.contains('"GAP_OVERFLOW"') | text.contains('"recordIds":[]')

@@ -164,7 +164,8 @@ class RecordTables:
         """Create the queue in the first step. In later steps, check that no table is missing.
 
         Raises:
-            ConfigurationError: Earlier steps did not maintain these tables.
+            ConfigurationError: The current or history tables are missing, because earlier steps did
+                not build them.
         """
         there = self._queue.exists()
         if there and self._queue.has_history() == self._with_history:

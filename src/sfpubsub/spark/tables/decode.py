@@ -33,7 +33,7 @@ _FILES = pa.schema([("name", pa.string()), ("rows", pa.int64()), ("file", pa.bin
 
 @dataclass(frozen=True)
 class Decoded:
-    """The decoded rows of a step."""
+    """The result of `decode`: the decoded rows of a step, as Parquet files."""
 
     files: Mapping[str, tuple[bytes, ...]]
     """Parquet files by event type; those of undecodable rows are under `UNDECODABLE_NAME`."""

@@ -214,7 +214,7 @@ class DeltaTargetTable(LoggedTargetTable):
             values[f"`{name}`"] = f"s.`{name}`"
         for name in replaced or source.columns:
             new[f"`{name}`"] = f"s.`{name}`"
-        with self._errors("was not merged into"), self._numbered(step):
+        with self._errors("was not changed"), self._numbered(step):
             merging = self._table().alias("t").merge(source._jdf.alias("s"), condition)
             merging = merging.whenMatched().updateExpr(new)
             merging.whenNotMatched().insertExpr(values).execute()
@@ -232,7 +232,7 @@ class DeltaTargetTable(LoggedTargetTable):
 
     def delete(self, condition: str, step: int) -> None:
         """See `TargetTable`."""
-        with self._errors("was not deleted from"), self._numbered(step):
+        with self._errors("was not changed"), self._numbered(step):
             self._table().delete(condition)
         if self.step() < step:  # no row matched, so Delta made no commit
             self.append([], step)

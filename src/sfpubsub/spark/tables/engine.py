@@ -58,7 +58,7 @@ _COMMITS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class StepReport:
-    """The durable outcome of one or more steps."""
+    """What one or more completed steps did, and how long they took."""
 
     batches: int = 0
     """Number of raw batches whose rows were added."""

@@ -1,12 +1,13 @@
 """Derived tables in Iceberg format: at a path or URL, or in a catalog.
 
-Iceberg's appends never conflict, so a change is made in two stages, as in a raw table. First a
-snapshot is *staged* outside all branches. Then it is *published* by swapping the table's metadata,
-if the table still has a lower step number (steps.py). The number is a property of both the snapshot
-and the table, because compaction adds newer snapshots, after which ours may expire.
+Iceberg does not reject an append because of a concurrent one, so a change is made in two stages, as
+in a raw table. First a snapshot is *staged* outside all branches. Then it is *published* by
+swapping the table's metadata, unless the table already has this or a higher step number (steps.py).
+The number is stored as a property of both the snapshot and the table, because the snapshot may
+expire after compaction has added newer ones.
 
 Rows arrive as complete Parquet files. They are stored with the table's files through its `FileIO`,
-and appended with the metrics that Iceberg reads from them. Their columns are found by name
+and appended with the metrics that Iceberg reads from them. Readers find their columns by name
 (``schema.name-mapping.default``). Spark executes merges and deletes.
 """
 
@@ -150,7 +151,7 @@ class IcebergTargetTable(LoggedTargetTable):
         new = ", ".join(f"t.`{column}` = s.`{column}`" for column in replaced or source.columns)
         columns = ", ".join(f"`{column}`" for column in source.columns)
         values = ", ".join(f"s.`{column}`" for column in source.columns)
-        with self._errors("was not merged into"), self._named(source) as name:
+        with self._errors("was not changed"), self._named(source) as name:
             statement = (
                 f"MERGE INTO {self._in_sql} t USING {name} s ON {condition} "  # noqa: S608
                 f"WHEN MATCHED THEN UPDATE SET {new} "
@@ -171,7 +172,7 @@ class IcebergTargetTable(LoggedTargetTable):
     def delete(self, condition: str, step: int) -> None:
         """See `TargetTable`."""
         statement = f"DELETE FROM {self._in_sql} WHERE {condition}"  # noqa: S608  # the engine's own
-        with self._errors("was not deleted from"):
+        with self._errors("was not changed"):
             self._change(lambda attempt: self._run(statement, attempt, step), step)
 
     def read(self) -> DataFrame:

@@ -66,17 +66,17 @@ class Identity:
         )
 
     def check(self, now: Identity, is_there: Callable[[], bool], *, may_grow: bool = False) -> None:
-        """Check that building tables with this identity can continue from the given source.
+        """Check that *now* stands for the same raw table and objects as this stored identity.
 
         A moved raw table is recognized by its id and by the last batch that was read from it.
 
         Args:
-            now: The identity of the given source.
-            is_there: Returns whether the given raw table contains the last batch that was read.
-            may_grow: Whether objects may be added.
+            now: The identity of the raw table and the objects that were specified this time.
+            is_there: Returns whether the raw table of *now* contains the last batch that was read.
+            may_grow: Whether *now* may have additional objects.
 
         Raises:
-            ConfigurationError: The source is a different raw table, or the objects differ.
+            ConfigurationError: The raw tables or the objects differ.
         """
         grown = may_grow and set(self.objects) <= set(now.objects)
         if now.objects != self.objects and not grown:
@@ -147,10 +147,10 @@ def schemas_of(spark: SparkSession, source: Destination) -> SchemaStore:
 
 
 class _Stores(SchemaStore):
-    """Several stores that are searched in order; new schemas go to the first one.
+    """Several schema stores, searched in order; new schemas go to the first one.
 
-    A Parquet table has two, because earlier versions of sfpubsub stored schemas in another
-    directory (layout 1).
+    A raw table in Parquet format has two stores, because earlier versions of sfpubsub stored
+    schemas in another directory (layout 1).
     """
 
     def __init__(self, stores: Sequence[SchemaStore]) -> None:

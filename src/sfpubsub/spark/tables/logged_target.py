@@ -1,7 +1,8 @@
-"""The common part of targets in table formats: locking, listing tables, and the session.
+"""The common part of Delta and Iceberg targets: locking, listing tables, and the session.
 
-On a local path, a lease (raw/lease.py) excludes other processes, as for a raw table. Elsewhere, the
-step number (steps.py) of each change reveals whether another process made it first.
+On a local path, a lease (raw/lease.py) excludes other processes, as for a raw table. At a URL or in
+a catalog, there is no lease: a process detects another writer when a table does not have the step
+number (steps.py) that it should have.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _SETTINGS = {
 
 
 class LoggedTarget(Target):
-    """A target for tables in a table format. See `Target`.
+    """A target for Delta or Iceberg tables. See `Target`.
 
     Args:
         spark: Any classic session of the JVM.
@@ -140,7 +141,7 @@ class LoggedTarget(Target):
 
 
 class LoggedTargetTable(TargetTable):
-    """One table of a table format. See `TargetTable`."""
+    """One Delta or Iceberg table. See `TargetTable`."""
 
     def __init__(self, target: LoggedTarget, name: str) -> None:
         super().__init__(name)

@@ -3,7 +3,7 @@
 The queue has one row per reason. Rows are never changed: a program that rereads the records works
 through the queue and stores its own progress. Rows are removed only by a rebuild, or by a mirror.
 The table exists if the target has current tables, and its metadata records whether there are
-history tables. This module makes no decisions about records.
+history tables. Other modules decide which records to reread.
 """
 
 from __future__ import annotations
@@ -68,7 +68,10 @@ class Queue:
         return self._table.step()
 
     def make(self, *, with_history: bool) -> None:
-        """Create the table. If it exists, reset its metadata, and forget the restarts (`note`)."""
+        """Create the table, or reset the metadata of the existing one.
+
+        The metadata then contains no restarts of the commit numbers (see `note`).
+        """
         self._table.make(QUEUE, _facts(with_history=with_history, epochs=[]))
 
     def clear(self, step: int) -> None:
@@ -107,12 +110,12 @@ class Queue:
 
 
 def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the commit-number restarts in *moves* that *known* lacks, oldest first.
+    """Return the restarts of the commit numbers that are not recorded yet, oldest first.
 
     A restart is recorded as the commit timestamp of the earliest commit that showed it, in
-    milliseconds since 1970 UTC. Each record shows the same restart only by its own first
-    commit afterwards, which may be much later. So a pair in *moves* is a new restart only if no
-    recorded restart is between its timestamps.
+    milliseconds since 1970 UTC. Every record shows the same restart again in its own next commit,
+    which may be much later. So a pair in *moves* is a new restart only if no recorded restart is
+    between its two timestamps.
 
     Args:
         known: The recorded restarts.
@@ -133,7 +136,8 @@ def _facts(*, with_history: bool, epochs: Sequence[int]) -> dict[str, str]:
 def object_row(entity: str, about: ObjectCue, step: int) -> dict[str, Any]:
     """Return the queue row for a reason to reread many records of an object.
 
-    They are either all of its records, or those whose ids begin with ``about.prefix``.
+    The row stands for the records whose ids begin with ``about.prefix``, or for all records of the
+    object if the prefix is empty.
     """
     return {
         "entity_name": entity,

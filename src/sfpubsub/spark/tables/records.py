@@ -3,8 +3,8 @@
 This module is pure: no Spark, no Arrow, no I/O, no clock. Changes are applied in order of arrival,
 so the result depends only on the raw rows, not on how the engine groups them into steps. Invariant:
 a record whose fields may differ from the org's is marked (`Record.reread_reason`) until a change
-describes it completely or deletes it. Fields that no event reports, such as formula fields, are
-excepted.
+describes it completely or deletes it. This does not apply to fields that no event reports, such as
+formula fields.
 
 **Order.** Which of two changes is newer is decided by commit timestamp, then commit number, then
 sequence number, then arrival. Numbers are comparable within one database instance only, and restart
@@ -110,7 +110,7 @@ class Fields:
 
     @cached_property
     def unnamed(self) -> tuple[int, ...]:
-        """Indexes of columns that only a read of the record can fill, such as formula fields."""
+        """Indexes of columns that no event fills, only a read, such as those of formula fields."""
         named = {number for numbers in self.places.values() for number in numbers}
         return tuple(number for number in range(len(self.columns)) if number not in named)
 
@@ -128,7 +128,8 @@ class Fields:
 def _with_parts(old: Any, new: Any, paths: Sequence[tuple[str, ...]]) -> Any:
     """Return *old* with the components at *paths* replaced by those of *new*.
 
-    Return None if there are no paths, which means that the field now has another type.
+    Return None if *paths* is empty: the changed component then belongs to another type of the
+    field, whose column contains the new value.
     """
     if not paths:
         return None  # the field now has another type
@@ -223,14 +224,17 @@ class Cue:
 
 @dataclass(frozen=True, slots=True)
 class ObjectCue:
-    """A `Cue` for all records of an object whose ids begin with *prefix* (empty: any id)."""
+    """A `Cue` for all records of an object whose ids begin with *prefix*.
+
+    An empty prefix stands for all records of the object.
+    """
 
     prefix: str
     cue: Cue
 
     @classmethod
     def of(cls, record_id: str | None, change: Cue) -> ObjectCue | None:
-        """Return a cue for the records that *record_id* stands for; None if it is a full id.
+        """Return a cue for all records that *record_id* stands for; None for the id of one record.
 
         For an overflow event, return a cue for all records of the object, whatever the id is.
 
@@ -264,10 +268,10 @@ class Fold:
     Args:
         fields: Positions of fields in `Record.values`.
         record: The previously known state; None for a new record.
-        since: If *record* was read from the org: changes before this point, by `Change.order`, are
-            included in it, so such a change is late.
-        until: If *record* was read from the org: changes committed up to this time may be included
-            in it. A diff of such a change is skipped if it does not apply.
+        since: If *record* was read from the org, it includes all changes whose `Change.order` is
+            below this value, so such a change is late. None otherwise.
+        until: If *record* was read from the org, it may include changes committed up to this time,
+            so a diff in such a change is skipped if it does not apply. None otherwise.
     """
 
     fields: Fields

@@ -63,7 +63,7 @@ class Place:
         return cls(format, str(path), path)
 
     def of(self, name: str) -> str:
-        """Return the table *name*'s address for Spark: a URL, or the quoted name in the catalog."""
+        """Return the address of a table for Spark: a URL, or its quoted name in the catalog."""
         if self.in_catalog:
             return f"{self.schema_in_sql}.`{name}`"
         return f"{self.url}/{name}"
@@ -125,8 +125,8 @@ class TargetTable(ABC):
 
         Args:
             columns: All required columns. Timestamps must have a time zone.
-            facts: Strings to store with the table, replacing all previous facts; None leaves them
-                unchanged.
+            facts: Metadata to store with the table, replacing all previous metadata; None leaves
+                the metadata unchanged.
             merged: Whether `merge` will be used: if so, a new table marks rows as deleted instead
                 of rewriting files.
 

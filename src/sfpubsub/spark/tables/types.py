@@ -1,8 +1,7 @@
 """The event types of a target, with the schemas of each type and the columns of its table.
 
 A type has the columns of all its schemas, in the order in which the schemas first occurred. That
-order is stored with the type's table, so the columns are the same after every start. This module
-makes no decisions about rows.
+order is stored with the type's table, so the columns are the same after every start.
 """
 
 from __future__ import annotations
