@@ -43,7 +43,7 @@ class ScreenedPart:
 
 @dataclass(frozen=True)
 class Screened:
-    """The rows of each `Part` to write, and the conflicts to store."""
+    """The result of `screen`: the rows of each `Part` to write, and the conflicts to store."""
 
     now: float
     """The time of the write, in seconds since 1970 UTC."""
@@ -121,7 +121,7 @@ def _part(
 
 
 def _share(verdict: Verdict, start: int, count: int) -> Verdict:
-    """Return the part of *verdict* for *count* rows from *start*; its indexes begin at 0."""
+    """Return the part of *verdict* for *count* rows from *start*, with indexes counted from 0."""
     end = start + count
     return Verdict(
         [index - start for index in verdict.new if start <= index < end],
