@@ -52,10 +52,9 @@ _log = logging.getLogger("sfpubsub.spark")
 class EventWriter:
     """The only writer of a raw table. A context manager; only one thread at a time may write.
 
-    A new writer takes over the table: it takes a lease on a local directory, and commits a
-    transaction to a table format, after which older writers can commit nothing. It also removes
-    leftovers of a writer that died, and loads the keys of the dedupe window (`KeyWindow`) from the
-    table.
+    A new writer takes over the table: it takes a lease on a local directory; in a table format, it
+    commits a transaction after which older writers can commit nothing. It also removes leftovers of
+    a writer that died, and loads the keys of the dedupe window (`KeyWindow`) from the table.
 
     Args:
         spark: A classic session (not Spark Connect), local or with a shared file system. Table
