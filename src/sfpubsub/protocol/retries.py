@@ -1,4 +1,4 @@
-"""Decide what to do when a stream ends: when to open the next one, or to give up with an error.
+"""Decide what to do when a stream ends: when to retry, or with which error to give up.
 
 Each budget limits the time for which one kind of failure may last. The first response on a stream
 resets all budgets. Opening a stream does not: otherwise, a service that accepts calls and then

@@ -100,12 +100,12 @@ class RunEntry:
 
     @property
     def start(self) -> float:
-        """Start of the hour in which the run's oldest row was written, in seconds since 1970 UTC."""
+        """Start of the hour when the run's oldest row was written, in seconds since 1970 UTC."""
         return self.first_hour * HOUR
 
     @property
     def end(self) -> float:
-        """End of the hour in which the run's newest row was written, in seconds since 1970 UTC."""
+        """End of the hour when the run's newest row was written, in seconds since 1970 UTC."""
         return (self.last_hour + 1) * HOUR
 
 

@@ -95,7 +95,7 @@ def taken_of(rows: pa.Table, kept: list[int]) -> pa.Table:
 def _part(
     rows: EventRows, table: pa.Table, marks: list[int], verdict: Verdict, undecodable: Undecodable
 ) -> ScreenedPart:
-    """Apply the policy for undecodable events, and return the rows of a part to write.
+    """Apply the policy for undecodable events to one part, and select its rows to write.
 
     Raises:
         DecodeError: The policy is ``fail``, and a new event cannot be decoded.

@@ -167,7 +167,7 @@ class Together:
         next call or with the next write.
 
         Raises:
-            WriteError: The positions could not be written and will be retried.
+            WriteError: The positions could not be written. They are kept for the next write.
         """
         self._flush(older_than=MOVE_AFTER)
 
@@ -175,7 +175,7 @@ class Together:
         """Write all recorded positions, after waiting for the write in progress.
 
         Raises:
-            WriteError: The positions could not be written and will be retried.
+            WriteError: The positions could not be written. They are kept for the next write.
         """
         self._flush(older_than=0.0)
 
@@ -333,7 +333,7 @@ class Member:
         """Write the recorded positions of all sources, after waiting for the write in progress.
 
         Raises:
-            WriteError: The positions could not be written and will be retried.
+            WriteError: The positions could not be written. They are kept for the next write.
         """
         self._together.flush()
 
