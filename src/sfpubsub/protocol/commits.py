@@ -3,8 +3,8 @@
 The rules (design page, positions; pubsub_api.proto, ``CommitReplayRequest``):
 
 1. At most one commit is in flight on a stream. Until it is answered, newer acked positions wait.
-2. One response may answer several commits. With rule 1 it answers the one in flight, or one that
-   timed out after `Timings.commit_timeout`.
+2. The API allows one response to answer several commits. Because of rule 1, a response answers
+   either the commit in flight, or one that timed out after `Timings.commit_timeout`.
 3. After a rejection or a timeout the next commit waits for an increasing backoff; then the newest
    position is sent, even if it is unchanged. If commits keep failing for `Timings.commit_budget`
    seconds, the subscription ends. The number of failures does not matter: a service may reject many
@@ -176,12 +176,13 @@ class Commits:
         self._is_at_receipt = not any(sent.order for sent in self.in_doubt)
 
     def began_after(self, sent: Sent, *, certain: bool) -> None:
-        """Mark *sent* as confirmed: the position where a stream began shows that it took effect.
+        """Mark *sent* as confirmed, because a new stream has begun after its position.
 
         Args:
             sent: A commit that was not answered.
-            certain: Whether the stream began with the event right after *sent*, rather than with an
-                event that was not received before.
+            certain: Whether the stream began with the event that follows *sent* in the ledger.
+                False if no event follows it there; the stream then began with a new event or a
+                keepalive.
         """
         self._confirmed(sent, None)
         self._is_at_receipt = certain and not self.in_doubt
@@ -244,6 +245,6 @@ class Commits:
         return [SettleCommit(ticket, error) for ticket in ready]
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Return the commands that settle all tickets with *error* as the subscription ends."""
+        """Return the commands that settle all open tickets with *error*."""
         ready, self._tickets = list(self._tickets), {}
         return [SettleCommit(ticket, error) for ticket in ready]

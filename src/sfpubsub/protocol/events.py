@@ -58,7 +58,7 @@ class PublishAnswer(NamedTuple):
 
 
 class FailureKind(enum.Enum):
-    """How to react to the end of a stream."""
+    """Kinds of failures that end a stream. Each value states how to react."""
 
     RETRY = "open the stream again at the same position"
     REAUTHENTICATE = "get a new session, then open the stream again at the same position"

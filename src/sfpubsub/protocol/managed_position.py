@@ -10,15 +10,16 @@ reported as a gap with reason ``repositioned``.
 
 Until a commit is confirmed, the service may have a position from an earlier process, or none.
 Without a position, streams begin at the subscription's defaultReplay, which the API does not
-reveal. With LATEST, events published between two streams are lost. So the beginning of the next
-stream is compared with the ledger, which contains the received events that are not confirmed:
+reveal. If that is LATEST, events published between two streams are lost. So the beginning of the
+next stream is compared with the ledger, which contains the received events that are not confirmed:
 
-- It begins with the ledger's oldest event, or with the event after an unanswered commit: the
-  service went back, which LATEST never does. Nothing is lost, now or on later streams (*anchored*).
-- It begins with another event of the ledger, or with a keepalive at the last position received: no
-  event was published in between, so nothing is lost.
-- Anything else, including a stream before which nothing was received: events may have been lost.
-  This cannot be determined, so it is reported as a gap with reason ``unanchored``.
+- If it begins with the ledger's oldest event, or with the event after an unanswered commit, the
+  service went back, which LATEST never does. Nothing is lost, now or on later streams: the
+  subscription is *anchored*.
+- If it begins with another event of the ledger, or with a keepalive at the last position received,
+  no event was published in between, so nothing is lost.
+- Otherwise, or if nothing was received before this stream, events may have been lost. Since this
+  cannot be determined, a gap with reason ``unanchored`` is reported.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ class ManagedPosition:
         return self._tickets, self._commits.settle(0) if newest is None else []
 
     def settle_all(self, error: SfPubSubError) -> list[SettleCommit]:
-        """Return the commands that settle all tickets with *error* as the subscription ends."""
+        """Return the commands that settle all open tickets with *error*."""
         return self._commits.settle_all(error)
 
     def uncommitted(self) -> CommitError | None:

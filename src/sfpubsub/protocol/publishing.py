@@ -228,7 +228,7 @@ class PublishProtocol:
         return min(times, default=None)
 
     def timer(self, now: float, jitter: float) -> list[Command]:
-        """Handle all timers that are due at *now*: expired events, delays and late responses."""
+        """Handle all timers due at *now*: of events, retries, late responses and idle streams."""
         out: list[Command] = []
         expired = self._events.expired(now)
         if expired:
@@ -336,7 +336,7 @@ class PublishProtocol:
         return [*out, Finish(error)]
 
     def counts(self) -> PublishCounts:
-        """Return the number of events so far, by outcome, and of resends and streams."""
+        """Return the numbers of events by outcome, of resends and of streams so far."""
         again = sum(max(0, entry.attempts - 1) for entry in self._events.entries())
         return PublishCounts(
             accepted=self._accepted,

@@ -96,7 +96,7 @@ class Retries:
         return Verdict(Signal.MOVED, now + self._backoff.next(jitter))
 
     def judge(self, failure: Failure, now: float, jitter: float) -> Verdict:
-        """Handle the end of a stream, depending on the kind of failure.
+        """Record how a stream ended, and return how to react.
 
         Args:
             failure: How the stream ended.
@@ -119,9 +119,9 @@ class Retries:
 
     @property
     def give_up_at(self) -> float | None:
-        """When the current outage will have lasted too long.
+        """When to give up because the current outage has lasted too long.
 
-        None if there is no outage, or no limit to its duration.
+        None if there is no outage, or if outages may last forever.
         """
         if self._connection_timeout is None or self._last is None:
             return None

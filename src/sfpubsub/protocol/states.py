@@ -2,11 +2,11 @@
 
 `TRANSITIONS` contains every transition. This module does not define what happens in a state.
 
-A subscription has a sequence of streams. It starts in NEW. The states are:
+A subscription opens one stream after another. Its first state is NEW. The other states are:
 
 - OPENING: a call was started, and no response has arrived yet. Only the first response proves that
   the service accepts the call, so only a response changes the state to STREAMING and resets all
-  retry budgets. Before that, a service that accepts calls and then rejects them looks healthy.
+  retry budgets. Until then, a service that is about to reject the call looks healthy.
 - STREAMING: responses arrive; credit (window.py) and commits are sent.
 - WAITING: no stream; a randomised backoff runs before the next one. Reasons: the stream was lost
   (BROKEN) or silent for too long (STALLED), the managed subscription is in use by another
@@ -19,11 +19,11 @@ A subscription has a sequence of streams. It starts in NEW. The states are:
 A subscription can end in three ways; CLOSED is final:
 
 - ABORT ends it immediately.
-- DRAIN is graceful. DRAINING commits the acked events and waits for the response; CLOSING has
-  half-closed the stream and waits for the service to end it. A stream that ends during this ends
-  the subscription. SAVE replaces DRAIN if there are acked events to commit, but no stream on which
-  responses arrive. They can be committed only after a stream has redelivered them, so a stream is
-  opened unless one is already opening; SAVING waits for the session that it needs.
+- DRAIN is graceful. DRAINING commits the acked events and waits for the response. CLOSING has
+  half-closed the stream and waits for the service to end it. If the stream ends in either state, so
+  does the subscription. In other states than STREAMING, SAVE replaces DRAIN if there are acked
+  events to commit. They can be committed only after a stream has redelivered them, so a stream is
+  opened unless one is already opening. SAVING waits for the session that this needs.
 - FATAL is a failure that retries cannot fix; the subscription's error states the cause.
 
 The table contains exactly the pairs of a state and a signal that can occur. Any other pair raises

@@ -44,7 +44,7 @@ class Streams:
     Args:
         name: The topic, or the managed subscription's name or id.
         start: Where a plain subscription starts; None for a managed one.
-        fallback: Where a plain subscription continues if its position is rejected; None ends it.
+        fallback: Where a plain subscription continues if its position is rejected; None to end it.
         tracked: Whether acks of a plain subscription are tracked, because its position is stored.
             Acks of a managed subscription are always tracked.
         limits: Memory limits.

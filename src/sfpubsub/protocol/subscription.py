@@ -69,7 +69,7 @@ class SubscriptionProtocol(Streams):
         """Request a commit of everything acked so far.
 
         Returns:
-            A ticket, which a `SettleCommit` settles now or later, and the commands.
+            A ticket, and the commands. A `SettleCommit`, among these or later, settles the ticket.
 
         Raises:
             LocalProtocolError: There is nothing to commit, or the subscription is plain or closed.

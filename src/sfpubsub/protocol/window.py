@@ -7,12 +7,12 @@ bytes and acks.
 
 1. *Opening*: request as many events as there is room for; at least 1, because the first request of
    a stream must request something.
-2. *Receiving*: each received event is owed back as credit. Credit is requested once 50 events are
-   owed. If the application has room for fewer than 100 events even after reading all waiting ones,
-   half of that room is enough. So a busy stream costs one request per 50 events, even if the
-   application is slower than the service and makes room for one event at a time. Once the
-   application has read everything and nothing is outstanding, the whole room is owed, so a stream
-   never stalls.
+2. *Receiving*: the room, but at most 100, minus the outstanding events is the *owed* credit. It is
+   requested once it reaches 50 events. If the application will have room for fewer than 100 events
+   even after reading all waiting ones, half of that room is enough. So a busy stream costs one
+   request per 50 events, even if the application is slower than the service and makes room for one
+   event at a time. Once the application has read everything and nothing is outstanding, the whole
+   room is owed, so a stream never stalls.
 3. *No room*: nothing is requested. But the service closes a stream that has had nothing pending for
    60 s, so 1 event is requested within 50 s: the *reserve*.
 4. *Disagreement*: if the service reports that nothing is pending while we count events as
@@ -27,7 +27,10 @@ from sfpubsub.config import RETURN_CREDIT_AT, WINDOW
 
 
 class Window:
-    """The credit of one stream at a time. Not thread-safe; the driver serialises all calls."""
+    """Computes how many events to request on the current stream.
+
+    Not thread-safe; the driver serialises all calls.
+    """
 
     def __init__(self) -> None:
         self.outstanding: int = 0

@@ -148,9 +148,9 @@ class FileQuarantine(Quarantine):
         except OSError as error:
             raise WriteError(
                 f"the quarantine {self._directory} cannot be written: {error.strerror}; "
-                f"the next redrive will write some events again, because they could not be marked "
-                f"as redriven: correct the cause, redrive again, and drop duplicate events (a raw "
-                f"table drops them itself)"
+                f"some events were redriven but not marked as redriven, so the next redrive will "
+                f"write them again: correct the cause, redrive again, and drop duplicate events (a "
+                f"raw table drops them itself)"
             ) from error
 
     @contextmanager

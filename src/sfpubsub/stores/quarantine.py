@@ -78,6 +78,6 @@ class Quarantine(ABC):
     def put(self, events: Sequence[QuarantinedEvent]) -> None:
         """Store events durably. An event that is already stored is not stored again.
 
-        If this method raises an error, none of the events is acked: the subscription passes them
-        to it again, or the service redelivers them.
+        If this method raises an error, none of the events is acked: the subscription calls it again
+        with the same events, or the service redelivers them.
         """

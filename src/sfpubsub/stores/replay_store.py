@@ -71,8 +71,8 @@ class MappingReplayStore(ReplayStore):
         if isinstance(value, bytes) and value:
             return StartPosition.after(ReplayId(value))
         raise ConfigurationError(
-            f"the value {value!r} in the replay store for {topic} is not a replay id: delete the "
-            f"key to start over, or store bytes"
+            f"the value {value!r} in the replay store under the key {topic} is not a replay id: "
+            f"delete this key to start over, or store the bytes of a replay id"
         )
 
     def set(self, topic: str, replay_id: ReplayId) -> None:

@@ -1,4 +1,7 @@
-"""A timer thread shared by several owners, and the deadline of one owner."""
+"""Run callbacks at deadlines, in one timer thread per client.
+
+Each subscription and publisher has its own deadline, which its driver sets.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ class AlarmClock:
                 self._changed.notify()
 
     def close(self) -> None:
-        """End the thread, and wait for it unless called from it. No callback starts after that."""
+        """End the thread, and wait until it has ended. No callback starts after that.
+
+        If a callback calls this method, it does not wait.
+        """
         with self._lock:
             self._closed = True
             self._due.clear()
@@ -82,9 +88,9 @@ class AlarmClock:
 class Reminder:
     """The deadline of one owner, cheap enough to update after every event.
 
-    Most updates move the deadline to a later time. They leave the alarm unchanged, so the callback
-    may run too early; the owner then sets the deadline again. Only an earlier deadline changes the
-    alarm. Not thread-safe; the owner must serialise calls.
+    Most updates move the deadline to a later time. They do not change the alarm, so the callback
+    may run too early; it then sets the deadline again. Only an earlier deadline, or None, changes
+    the alarm. Not thread-safe; the owner must serialise calls.
 
     Args:
         alarm: The timer thread.

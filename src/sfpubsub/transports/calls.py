@@ -1,6 +1,6 @@
 """Base of the drivers that run a protocol with threads, timers and calls.
 
-The driver handles every event (a message, an action of the application, a deadline, the end of a
+The driver handles every input (a message, an action of the application, a deadline, the end of a
 call) as follows:
 
 1. pass it to the protocol with the current time;
@@ -193,12 +193,12 @@ class CallDriver(ABC, Generic[Opening]):
     # Event handling.
 
     def _apply(self, happened: Callable[..., list[Command]], *what: Any) -> None:
-        """Handle one event: update the protocol, execute its commands, set the timer.
+        """Handle one input: update the protocol, execute its commands, set the timer.
 
         Args:
-            happened: Passes the event to the protocol and returns the protocol's commands. Its
+            happened: Passes the input to the protocol and returns the protocol's commands. Its
                 arguments are those in *what*, followed by the current time.
-            what: Arguments that describe the event, such as a message.
+            what: Arguments that describe the input, such as a message.
         """
         if not self._home.is_here:
             self._check_process()

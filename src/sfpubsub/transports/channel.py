@@ -78,8 +78,8 @@ def open_channel(
     if insecure == "1":
         raise ConfigurationError(
             f"plaintext to {host} would expose the access token on the network, and "
-            f"SFPUBSUB_INSECURE=1 allows it to loopback only: unset it, or set it to 'force' to "
-            f"allow any host"
+            f"SFPUBSUB_INSECURE=1 allows plaintext only to loopback: unset this variable, or set "
+            f"it to 'force' to allow any host"
         )
     # Not left to gRPC, which reads different variables than HTTP clients, and only in lower case.
     proxy = network.proxy_to(host, proxy)

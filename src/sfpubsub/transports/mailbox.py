@@ -92,7 +92,10 @@ class Mailbox:
             return True
 
     def wait(self, count: int, timeout: float | None) -> None:
-        """Wait until `count` differs from *count*; at most *timeout* seconds if it is given."""
+        """Wait until the attribute `count` differs from the argument *count*.
+
+        Returns after *timeout* seconds at the latest; None means no limit.
+        """
         bell = threading.Lock()
         bell.acquire()
         with self._mutex:

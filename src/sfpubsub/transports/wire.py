@@ -63,7 +63,7 @@ def fetch_opening(target: Target, opening: OpenStream) -> pb.FetchRequest:
 
 
 def fetch_request(target: Target, request: SendRequest) -> pb.FetchRequest:
-    """Return a request for an open Subscribe stream, to follow its first request."""
+    """Return a request for a Subscribe stream that is already open."""
     return pb.FetchRequest(topic_name=target.name, num_requested=request.num_requested)
 
 
@@ -77,7 +77,10 @@ def managed_opening(target: Target, opening: OpenStream) -> pb.ManagedFetchReque
 
 
 def managed_request(_target: Target, request: SendRequest) -> pb.ManagedFetchRequest:
-    """Return a request for an open ManagedSubscribe stream; it need not name the subscription."""
+    """Return a request for a ManagedSubscribe stream that is already open.
+
+    Only the first request names the subscription.
+    """
     message = pb.ManagedFetchRequest(num_requested=request.num_requested)
     if request.commit is not None:
         message.commit_replay_id_request.commit_request_id = request.commit.request_id
@@ -104,7 +107,7 @@ _compiled = native.compiled and native.compiled.Responses(
 
 
 def parsed(form: Form, data: bytes) -> Response:
-    """Parse a message of a stream that has this *form*, and convert it like `response`.
+    """Parse *data*, a message of a stream with this *form*, and convert it as `response` does.
 
     Raises:
         DecodeError: *data* is not such a message.

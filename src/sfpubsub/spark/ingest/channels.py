@@ -94,7 +94,7 @@ class ChannelEvent(Event):
         return _milliseconds(self._message.created_date)
 
     def facts_and_json(self) -> tuple[int | None, None, str]:
-        """Return `event_time`, None (there is no change event header), and the JSON payload."""
+        """Return `event_time`, None (there is no change event header), and the payload as JSON."""
         return self.event_time, None, self.raw.payload.decode()
 
     @property

@@ -3,8 +3,8 @@
 An event is identified by its dedupe key. The window (key_window.py) contains the keys of recent
 events, each with a *mark*: hashes of the event's payload, schema and topic. If a second event with
 the same key has a different payload, the marks show whether its schema or topic differs too. If so,
-it is a duplicate that was re-encoded; if not, it may be another event with the same id, which is a
-conflict. Events that the marks cannot classify are looked up in the table, all of them in one
+the event is a duplicate that was re-encoded. If not, it may be a *conflict*: another event with the
+same id. Events that the marks cannot classify are looked up in the table, all of them in one
 lookup. This module uses only keys, rows and times: no Spark, no files, no clock.
 """
 
@@ -123,12 +123,12 @@ def judge(
 ) -> Verdict:
     """Classify *rows* as new, duplicates or conflicts.
 
-    1. The window contains all keys of its time span. An event needs no lookup if its key is not in
-       the window and its time is not before that span, or if this process stored its key and the
-       marks of both events suffice to classify it.
+    1. Two kinds of events need no lookup. An event is new if its key is not in the window and its
+       time is not before the window's time span, because the window contains all keys of that span.
+       An event is a duplicate if this process stored its key and the marks of both events show it.
     2. All other events are looked up in the table, for one of three reasons: the marks do not
        suffice; an earlier process stored the key, so the row may have been deleted since; or the
-       event has no time or one before the window's time span, so it may have been written before
+       event has no time, or one before the window's time span, so it may have been written before
        that span.
     3. Of several rows with the same new key, the first one is new, and the others are compared with
        it.

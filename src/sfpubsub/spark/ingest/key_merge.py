@@ -84,9 +84,10 @@ class Merge:
         return self._head == HEADS
 
     def step(self, count: int) -> int:
-        """Merge about *count* more records, and return how many were merged.
+        """Merge about *count* more records, and return how many were merged, but at least 1.
 
-        The result is at least 1, even if the next part of the key range has no records.
+        The next part of the key range may have no records. The caller's budget must decrease even
+        then.
 
         Raises:
             OSError: The file could not be written.

@@ -1,4 +1,4 @@
-"""A sorted run: dedupe keys in one local file, with an in-memory filter.
+"""A run: a sorted local file of dedupe keys, with a filter in memory.
 
 A record consists of three 64-bit numbers: the two halves of a key, and its mark (dedupe.py), which
 includes the hour of the write. Records are sorted by key. Keys are hashes and evenly distributed,
@@ -76,7 +76,8 @@ class Sought:
         joined = b"".join(keys)
         if len(joined) != len(keys) * KEY_BYTES:
             raise ValueError(
-                f"a dedupe key must have {KEY_BYTES} bytes, but {len(keys)} keys have {len(joined)}"
+                f"a dedupe key must have {KEY_BYTES} bytes, but {len(keys)} keys have "
+                f"{len(joined)} in total"
             )
         halves = np.frombuffer(joined, "<u8").reshape(-1, 2)
         self.heads: Numbers = np.ascontiguousarray(halves[:, 0])
@@ -99,12 +100,12 @@ class RunEntry:
 
     @property
     def start(self) -> float:
-        """Start of the hour of the oldest row in the run, in seconds since 1970 UTC."""
+        """Start of the hour when the run's oldest row was written, in seconds since 1970 UTC."""
         return self.first_hour * HOUR
 
     @property
     def end(self) -> float:
-        """End of the hour of the newest row in the run, in seconds since 1970 UTC."""
+        """End of the hour when the run's newest row was written, in seconds since 1970 UTC."""
         return (self.last_hour + 1) * HOUR
 
 

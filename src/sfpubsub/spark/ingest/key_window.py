@@ -1,9 +1,9 @@
-"""The dedupe keys of the last hours: the newest in memory, older ones in sorted runs on local disk.
+"""Store the dedupe keys of recent events: the newest in memory, older ones on local disk.
 
 These keys, each with a mark (dedupe.py), are the *window*. They form an LSM tree: those in memory
-are eventually written as a run (key_run.py), runs of about the same size are merged, and a run
-whose keys have all expired is deleted. Merging is done in small steps, one with each added batch,
-so that no batch has to wait for it.
+are eventually written to a sorted file, a *run* (key_run.py). Runs of about the same size are
+merged, and a run is deleted when all its keys have expired. Merging is done in small steps, one
+with each added batch, so that no batch has to wait for it.
 
 The directory is a cache of the table and can be deleted while no process uses it. A manifest lists
 the complete runs, and identifies the newest row whose key they contain. After a start, the keys of
@@ -146,7 +146,7 @@ class KeyWindow:
 
     @property
     def needs_cover(self) -> bool:
-        """Whether loaded keys are stored in runs, so that `loaded` must be given the last row."""
+        """Whether `loaded` needs the table's last row, because loaded keys are stored in runs."""
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:
@@ -157,7 +157,7 @@ class KeyWindow:
         return max(now - self.length, self._floor)
 
     def begin(self) -> None:
-        """Drop the keys of all rows after `covered`, or all keys if `covered` is None.
+        """Prepare for `load`: drop the keys of rows after `covered`, or all keys if that is None.
 
         Raises:
             WriteError: The files could not be deleted.

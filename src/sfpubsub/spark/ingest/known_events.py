@@ -1,4 +1,4 @@
-"""Recognize events that a raw table already contains, and determine the time of each write."""
+"""Recognise events that a raw table already contains, and determine the time of each write."""
 
 from __future__ import annotations
 

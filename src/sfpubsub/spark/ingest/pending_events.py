@@ -30,7 +30,7 @@ class PendingEvents:
         Args:
             batch: The response.
             count: Number of events, at least 1.
-            now: Monotonic time at which the response was taken, in seconds.
+            now: Monotonic time when the job received the response, in seconds.
         """
         if not self._acks:
             self.opened = now

@@ -83,5 +83,5 @@ class TableReplayStore(ReplayStore):
             kept = ", ".join(sorted(self._names)) or "no topic"
             raise ConfigurationError(
                 f"{topic} is not a source of the table, which stores the positions of {kept}: add "
-                f"it to the writer's topics"
+                f"this topic to the writer's topics"
             )

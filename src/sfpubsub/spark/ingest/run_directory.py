@@ -1,8 +1,9 @@
-"""The directory of a window's runs: its lock, its manifest, and the order of file operations.
+"""Manage the directory in which a window of dedupe keys stores its files.
 
-A window (key_window.py) stores dedupe keys in sorted files, its *runs* (key_run.py). A run is made
-durable before the manifest that lists it. A run is deleted only after a manifest without it is
-durable. So a crash can leave unlisted files, which are deleted at the next start, but never a
+A window (key_window.py) stores dedupe keys in sorted files, its *runs* (key_run.py). This module
+locks the directory, writes the manifest that lists the runs, and orders the file operations: a run
+is made durable before the manifest that lists it, and is deleted only after a manifest without it
+is durable. So a crash can leave unlisted files, which are deleted at the next start, but never a
 listed run without its file. Callers must validate the contents of the manifest.
 """
 
@@ -40,7 +41,7 @@ _VERSION = 1
 
 
 class RunDirectory:
-    """A directory of a window's runs, used by one process at a time. Not thread-safe.
+    """The directory of a window's files, used by one process at a time. Not thread-safe.
 
     It is created when the first run is written. If another process uses it, or it is not writable,
     a temporary directory is used instead, which `close` deletes.

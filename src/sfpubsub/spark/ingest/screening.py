@@ -43,7 +43,7 @@ class ScreenedPart:
 
 @dataclass(frozen=True)
 class Screened:
-    """The rows of each `Part` to write, and the conflicts to store."""
+    """The result of `screen`: the rows of each `Part` to write, and the conflicts to store."""
 
     now: float
     """The time of the write, in seconds since 1970 UTC."""
@@ -95,7 +95,7 @@ def taken_of(rows: pa.Table, kept: list[int]) -> pa.Table:
 def _part(
     rows: EventRows, table: pa.Table, marks: list[int], verdict: Verdict, undecodable: Undecodable
 ) -> ScreenedPart:
-    """Apply the policy for undecodable events, and return the rows of a part to write.
+    """Apply the policy for undecodable events to one part, and select its rows to write.
 
     Raises:
         DecodeError: The policy is ``fail``, and a new event cannot be decoded.
@@ -121,7 +121,7 @@ def _part(
 
 
 def _share(verdict: Verdict, start: int, count: int) -> Verdict:
-    """Return the part of *verdict* for *count* rows from *start*; its indexes begin at 0."""
+    """Return the part of *verdict* for *count* rows from *start*, with indexes counted from 0."""
     end = start + count
     return Verdict(
         [index - start for index in verdict.new if start <= index < end],

@@ -57,19 +57,23 @@ class ServiceTime:
     def read(self) -> float:
         """Return the current time, in seconds since 1970 UTC.
 
-        It is the clock's time, or the service's time if that is known and the clock is ahead of it
-        by more than `_AHEAD` seconds.
+        This is the clock's time. But if the service's time is known, and the clock is ahead of it
+        by more than `_AHEAD` seconds, it is the service's time.
         """
         return self.at_delivery(None)
 
     def at_delivery(self, newest_event: float | None) -> float:
         """Return the time of a delivery, in seconds since 1970 UTC.
 
-        It is the clock's time, unless the clock is ahead of the service's time by more than
-        `_AHEAD` seconds. If the service's time is unknown, the clock is compared with
-        *newest_event*, and may be ahead by another `KEPT` seconds, because the event may be that
-        old. If the clock is further ahead, the time that it was compared with is returned instead,
-        and a warning is logged once until the clock is right again.
+        This is the clock's time, unless the clock is too far ahead:
+
+        - If the service's time is known, the clock may be ahead of it by `_AHEAD` seconds. If it is
+          further ahead, the service's time is returned.
+        - Otherwise, the clock may be ahead of *newest_event* by `_AHEAD` plus `KEPT` seconds,
+          because the event may be `KEPT` seconds old. If it is further ahead, *newest_event* is
+          returned.
+
+        In both cases, a warning is logged, but not again until the clock is right.
 
         Args:
             newest_event: Time of the newest event delivered, in seconds since 1970 UTC; None if

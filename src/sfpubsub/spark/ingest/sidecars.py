@@ -3,8 +3,9 @@
 Each is a directory of JSON files with one object per line (raw/sidecar_files.py). Their purpose
 determines when they are written:
 
-- a *schema* is durable before a row that needs it is written (by writer.py);
-- an event in the *quarantine* is durable before its position can be committed (by writer.py);
+- a *schema* is durable before a row that needs it is written; writer.py ensures this;
+- an event in the *quarantine* is durable before its position can be committed; writer.py ensures
+  this too;
 - a *gap* is durable before anything received after it is written;
 - a *commit* is a log line, written after the service's confirmation and never read by a job. A
   killed job loses the last seconds of its log;

@@ -92,9 +92,10 @@ class Streams:
         """Run all jobs. Call it in the main thread, which remains free to handle signals.
 
         Raises:
-            SfPubSubError: The error of the first job that failed. With several sources, the message
-                names the job's source. It is raised after all jobs have ended. Depending on
-                *on_failure*, the first failure stops the other jobs. Their errors are logged.
+            SfPubSubError: The first job that failed raised this error. With several sources, the
+                message names the job's source. The error is raised after all jobs have ended.
+                Depending on *on_failure*, the first failure stops the other jobs. If they fail
+                too, their errors are only logged.
         """
         for stream, thread in zip(self._streams, self._threads, strict=True):
             stream.is_running = True

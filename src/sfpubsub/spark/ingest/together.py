@@ -80,7 +80,7 @@ class _Waiting:
 
 @dataclass
 class _Moves:
-    """Positions without events that are waiting to be stored with the next write."""
+    """Positions recorded by `Together.note`, which the next write stores."""
 
     positions: dict[str, ReplayId] = field(default_factory=dict)
     since: float = 0.0
@@ -93,8 +93,8 @@ class Together:
         writer: Writer of the table; used by one thread at a time.
         max_events: Number of events at which a write no longer waits for other sources. The write
             may include more events, if they are available.
-        max_bytes: Payload bytes at which a write no longer waits and accepts no further source. The
-            events of its last source may exceed this limit.
+        max_bytes: Payload bytes at which a write no longer waits for other sources and accepts no
+            further ones. The events of the last accepted source may exceed this limit.
         patience: Seconds that a write waits for other sources.
     """
 
@@ -148,7 +148,7 @@ class Together:
         return own.result
 
     def note(self, source: str, position: ReplayId) -> None:
-        """Record a position without events, to be stored with the next write.
+        """Record a position, such as that of a keepalive, to store it with the next write.
 
         The position is ignored if a recent write already stored it, or if events of *source* are
         waiting or being written.
@@ -167,7 +167,7 @@ class Together:
         next call or with the next write.
 
         Raises:
-            WriteError: The positions could not be written and will be retried.
+            WriteError: The positions could not be written. They are kept for the next write.
         """
         self._flush(older_than=MOVE_AFTER)
 
@@ -175,7 +175,7 @@ class Together:
         """Write all recorded positions, after waiting for the write in progress.
 
         Raises:
-            WriteError: The positions could not be written and will be retried.
+            WriteError: The positions could not be written. They are kept for the next write.
         """
         self._flush(older_than=0.0)
 
@@ -252,7 +252,7 @@ class Together:
         return any(waiting.part.source == source for waiting in self._waiting)
 
     def _is_complete(self) -> bool:
-        """Return whether all running sources are waiting, or the write is large enough."""
+        """Return whether the write is large enough, or has a part of every running source."""
         if self._running <= {waiting.part.source for waiting in self._waiting}:
             return True
         return self._has(self._waiting, self._max_events)
@@ -323,9 +323,9 @@ class Member:
         return self._writer.positions
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
-        """Record a position without events, to be written within about `MOVE_AFTER` seconds.
+        """Record a position, such as a keepalive's, to store it within about `MOVE_AFTER` seconds.
 
-        See `Together.note` for positions that are ignored.
+        Some positions are ignored: see `Together.note`.
         """
         self._together.note(source or self._source.name, position)
 
@@ -333,7 +333,7 @@ class Member:
         """Write the recorded positions of all sources, after waiting for the write in progress.
 
         Raises:
-            WriteError: The positions could not be written and will be retried.
+            WriteError: The positions could not be written. They are kept for the next write.
         """
         self._together.flush()
 

@@ -42,10 +42,11 @@ class Undecodable:
         self._quarantine = quarantine
 
     def keeps(self, bad: Sequence[Row]) -> bool:
-        """Apply the policy to undecodable rows. Return whether to write them, without JSON.
+        """Apply the policy to undecodable rows, and log each of their events as an error.
 
-        If the result is False, their events were quarantined or skipped. Each event is logged as an
-        error.
+        Returns:
+            True if the rows should be written, without JSON; False if their events were quarantined
+            or skipped.
 
         Raises:
             WriteError: The quarantine could not be written.

@@ -52,9 +52,9 @@ _log = logging.getLogger("sfpubsub.spark")
 class EventWriter:
     """The only writer of a raw table. A context manager; only one thread at a time may write.
 
-    Creating it takes over the table: a local directory by a lease, a table format by a transaction
-    that fences off every older writer. It also removes leftovers of a writer that died, and loads
-    the keys of the dedupe window (`KeyWindow`) from the table.
+    A new writer takes over the table: it takes a lease on a local directory; in a table format, it
+    commits a transaction after which older writers can commit nothing. It also removes leftovers of
+    a writer that died, and loads the keys of the dedupe window (`KeyWindow`) from the table.
 
     Args:
         spark: A classic session (not Spark Connect), local or with a shared file system. Table
@@ -68,8 +68,8 @@ class EventWriter:
         channel: The channel of the Streaming API, or several; handled like topics.
         window: Seconds for which dedupe keys are kept, in memory and on local disk.
         window_keys: Maximum number of dedupe keys, each of which takes 1.1 bytes of memory and 24
-            bytes of disk. If there are more, the oldest are dropped. Events as old as those are
-            looked up in the table, which takes longer.
+            bytes of disk. If there are more, the oldest are dropped. Events as old as the dropped
+            keys are then looked up in the table, which takes longer.
         staging: With parquet: directory for staging and sidecars, on the table's file system and
             outside the table. None keeps the directory of an existing table, and selects the
             default for a new one.
@@ -215,7 +215,7 @@ class EventWriter:
 
         Args:
             parts: At most one per source.
-            moves: Positions without events, by name of the source.
+            moves: Positions to store for sources without events, by name of the source.
 
         Returns:
             The result of each part. If it is a DecodeError, neither the events of the part nor its
@@ -332,7 +332,7 @@ class EventWriter:
         return self._table.positions
 
     def move(self, position: ReplayId, source: str | None = None) -> None:
-        """Store a position without events durably, for instance after a keepalive.
+        """Store a position durably without writing events, for instance after a keepalive.
 
         Args:
             position: The position to store.
@@ -455,7 +455,7 @@ class EventWriter:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Lock the writer for one write, and first reload the table's state if it is unknown."""
+        """Lock the writer for one write, and reload the table's state if it is unknown."""
         if self._is_closed:  # the next writer relies on this; this writer's state is outdated
             raise LocalProtocolError(
                 f"the writer of {self.destination} was closed, and another writer may be active: "
