@@ -122,7 +122,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class StreamError(SfPubSubError):
-    """A call or stream of the Pub/Sub API failed; the subclasses name the cause."""
+    """A call or stream of the Pub/Sub API or the Streaming API failed; see the subclasses."""
 
 
 class StreamUnavailableError(StreamError):

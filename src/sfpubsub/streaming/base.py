@@ -127,7 +127,7 @@ class StreamingBase:
 
     @property
     def pending_count(self) -> int:
-        """The number of messages fetched but not yet delivered, including queued errors."""
+        """The number of messages and errors that are queued for `receive`."""
         return len(self._driver.pending)
 
     @property

@@ -305,9 +305,10 @@ class _AnchoredStore(TableReplayStore):
 
 
 class _Lookup(SchemaStore):
-    """Looks up schemas in the raw table's schema store, once that table is open.
+    """Gives the client access to the raw table's schema store, which is opened after the client.
 
-    The job stores schemas before the rows that need them.
+    Until the store is open, no schema is found. This class stores nothing: the job stores schemas
+    before the rows that need them.
     """
 
     def __init__(self) -> None:
