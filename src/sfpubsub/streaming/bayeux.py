@@ -1,6 +1,6 @@
 """Types and functions for the Bayeux protocol 1.0, with the additions of the Streaming API.
 
-The types are the events that applications receive, and the commands of the state machine
+The types include the events that applications receive, and the commands of the state machine
 (protocol.py). The functions read Bayeux messages. This module is pure: no I/O.
 """
 

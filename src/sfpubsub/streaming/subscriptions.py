@@ -64,7 +64,7 @@ class Channel:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the server has confirmed what the application wants, with no request in flight.
+        """Whether the channel is in the state that the application wants, with nothing in flight.
 
         This can also be true for an unsubscribed channel, which is kept to remember its position.
         """

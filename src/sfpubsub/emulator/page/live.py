@@ -2,7 +2,7 @@
 
 Each open page has a stream, which renders the page's content again and sends only the parts that
 have changed. It does so when `Bells` reports a change of a topic, but at most five times a second.
-It also does so at least once a second, because `Bells` does not report requests, commits and jumps
+Otherwise it does so about once a second, because `Bells` does not report requests, commits or jumps
 of the clock. Pages that are not open cause no work.
 """
 

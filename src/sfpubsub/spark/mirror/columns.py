@@ -1,10 +1,10 @@
 """The columns of a mirrored object's table.
 
-There is a column for each field in the describe result, and one for each further field in the
-object's events. Reads and change events are stored in the same columns. The types come from the
-describe result, which is more precise than the event schemas (it has dates, and decimals with their
-scale), and event values are converted to them. Invariant: columns are only added, and a column
-never changes its type.
+There are columns for the fields in the describe result, and for further fields in the object's
+events. Values from reads and from change events are stored in the same columns. The types come from
+the describe result, which is more precise than the event schemas (it has dates, and decimals with
+their scale), and event values are converted to them. Invariant: columns are only added, and a
+column never changes its type.
 
 If the type or scale of a field changes, the field gets a second column for the new type, as in
 typed tables. Only one of the two columns contains the value.
@@ -96,9 +96,9 @@ class Columns:
     def from_events(self, plan: Plan) -> dict[str, str]:
         """Return the SQL expressions that compute columns from a row of the typed table.
 
-        The result contains each column that the event type fills, by name. Each expression has
-        exactly the column's type. The session must use UTC. If a text was sent as a diff, the
-        result of the expression is the diff.
+        The result maps the name of each column that the event type fills to its expression, whose
+        type is exactly that of the column. The session must use UTC. If a text was sent as a diff,
+        the expression returns the diff.
         """
         found: dict[str, list[str]] = {}
         for field, sources in sources_of(plan).items():

@@ -111,9 +111,9 @@ def described(description: ObjectDescription) -> Iterator[Column]:
 
 
 def _compound_of(description: ObjectDescription, field: FieldDescription) -> str | None:
-    """Return the name of the compound field that *field* is a component of, or None.
+    """Return the name of the compound field that contains *field*; None if there is none.
 
-    A name field that is declared as a component of itself is not considered a component.
+    A name field may be declared as a component of itself, which is ignored.
     """
     name = field.compound_field_name
     found = None if name is None else description.field(name)

@@ -185,7 +185,7 @@ class Mirror:
 
         Args:
             stream: Returns the state of the stream (`MirrorStream.state`), or raises its error.
-            once: Whether to return once the tables match the org, as far as that can be determined.
+            once: Whether to return when all work is done (`is_settled`).
 
         Raises:
             WriteError: A step failed. The next process completes it.
@@ -252,7 +252,10 @@ class Mirror:
         )
 
     def is_settled(self, state: StreamState) -> bool:
-        """Return whether all work is done. Call this after an `advance` that returned False."""
+        """Return whether all events are applied, and no read is requested, due or running.
+
+        Call this after an `advance` that returned False.
+        """
         return (
             state.is_anchored
             and state.is_caught_up

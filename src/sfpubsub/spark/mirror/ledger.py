@@ -36,9 +36,9 @@ class Account:
     """Time of the last comparison of ids, in seconds since 1970 UTC; None before the first."""
 
     def is_through(self, last: Marker) -> bool:
-        """Return whether a read is complete, once its pieces have been merged.
+        """Return whether a read is complete. All its stored pieces must have been merged.
 
-        A read of the whole object needs one more step after its final piece, which handles the
+        After the final piece, a read of the whole object needs one more step, which handles the
         records that the read did not return.
 
         Args:

@@ -3,8 +3,8 @@
 The org's responses may lag a few seconds behind its own events, so the time of a read does not say
 which changes it contains. Its *as-of* does. This is the state that the mirror's tables had reached
 one *margin* (`MirrorSettings.margin`, the longest lag assumed) before the request was sent. The
-changes in that state were committed in the org at least one margin earlier, so the response
-contains them. Invariant: a read is never assumed to contain more than its as-of.
+changes in that state had been committed in the org by then, so a response that lags by no more than
+the margin contains them. Invariant: a read is never assumed to contain more than its as-of.
 
 An as-of consists of two numbers, because not every read is requested by an event. The number of the
 newest applied row orders reads relative to events. It does not advance while the org is idle, so it
@@ -123,7 +123,7 @@ class Entry:
 
     @property
     def casts_doubt(self) -> bool:
-        """Whether the reason implies that rows may be wrong even in fields that events report."""
+        """Whether the entry's reason implies that rows may be wrong in fields that events report."""
         return self.cue.reason not in _NO_DOUBT
 
     def concerns(self, record_id: str) -> bool:

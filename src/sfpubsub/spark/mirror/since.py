@@ -16,7 +16,7 @@ _ORDER = ("commit_timestamp", "commit_number", "sequence_number")
 
 
 class Since:
-    """Finds the last of an object's events in the org's order of changes (`Change.order`).
+    """Finds the position of an object's last event in the org's order of changes.
 
     The result for each object is cached, so a call usually scans only the events that were added
     since the previous call. Not thread-safe.

@@ -125,8 +125,9 @@ class MirrorTables:
                 self._sweep(note, step.plan.number)
         elif kind in ("restored", "rebuild"):
             raise ConfigurationError(
-                f"the raw table of {self._target.place} was restored to an earlier version, which "
-                f"a mirror cannot follow: use a new target, in which the objects are read again"
+                f"the raw table of {self._target.place} was restored to an earlier version, but a "
+                f"mirror cannot be restored with it: use a new target, where all objects are read "
+                f"again"
             )
 
     # Events.
@@ -270,7 +271,10 @@ class MirrorTables:
         return merged, found.alone(others, merging)
 
     def _record_ids(self, parts: Sequence[DataFrame]) -> tuple[pa.Array, DataFrame] | None:
-        """Return the distinct record ids in *parts*; None if *parts* has no rows."""
+        """Return the distinct record ids in *parts*, as an array and as a DataFrame.
+
+        Return None if *parts* has no rows.
+        """
         if not parts:  # usual on the first read: saves a job
             return None
         ids = reduce(DataFrame.unionAll, (part.select("record_id") for part in parts)).distinct()

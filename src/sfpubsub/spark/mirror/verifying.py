@@ -276,7 +276,7 @@ class _Sides:
         return datetime.fromisoformat(changed) >= self.recent_since
 
     def _gone(self, record_id: str) -> Why | None:
-        """Return why a record of the table is missing in the org: purged, or changed recently.
+        """Return why a record of the table is missing from the org: purged, or changed recently.
 
         Return None if the record is in the Recycle Bin and has not changed recently.
         """
