@@ -1,8 +1,8 @@
 """Read the org into the log, piece by piece: with Bulk jobs, by queries over id ranges, or by ids.
 
 For the read log, its pieces and their markers, see log.py. This module decides neither what to read
-nor the as-of of a read (reads.py). An interrupted read resumes after its last piece, from the
-piece's marker alone.
+nor the as-of of a read (reads.py). To resume an interrupted read, only the marker of its last piece
+is needed.
 """
 
 from __future__ import annotations
