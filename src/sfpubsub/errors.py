@@ -150,8 +150,8 @@ class ReplayIdRejectedError(StreamError):
     """The service does not accept the position to resume from.
 
     Args:
-        gap: Where events may be missing if the subscription continues from another position, if
-            known.
+        gap: The gap that results if the subscription continues from another position; None if it is
+            not known.
     """
 
     def __init__(self, message: str, *, gap: Gap | None = None, **details: Any) -> None:

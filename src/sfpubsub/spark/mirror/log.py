@@ -174,9 +174,9 @@ class ReadLog:
     def take(self, first: int, last: int) -> list[bytes] | None:
         """Return the files of pieces *first* to *last* (inclusive) from memory; see `rows_in`.
 
-        They are then removed from memory. None if not all of them are there: they are too large,
-        were taken before, do not belong to a read of the whole object, or were written by another
-        process.
+        The files are then removed from memory. Return None if some are not in memory, because they
+        are too large, were taken before, do not belong to a read of the whole object, or were
+        written by another process.
         """
         found = [self._kept.pop(piece, None) for piece in range(first, last + 1)]
         files = [each for each in found if each is not None]

@@ -139,7 +139,7 @@ def merge_absence(
         record_id: Id of the record.
         mirrored: The state known so far; None for an unknown record.
         read: The read. It either requested the record by its id, or belongs to a read of all the
-            object's records, including deleted ones. Its user can see every record.
+            object's records, including deleted ones. The user who reads can see every record.
         entries: Open entries that concern the record.
         newest: See `is_outdated`.
     """

@@ -414,8 +414,8 @@ def _may_share(table: DataFrame, ids: tuple[str, str] | None) -> bool:
     """Return whether a table has a record id in the range *ids* (both ends inclusive).
 
     True if *ids* is None. During a first read the result is usually False, because the pieces of a
-    Bulk read are ranges of ids. Files outside a range are not read, whereas a join would read the
-    whole table for each piece.
+    Bulk read are ranges of ids. This check reads only the files that overlap with the range,
+    whereas a join would read the whole table for each piece.
     """
     return ids is None or not table.where(f.col("record_id").between(*ids)).isEmpty()
 
