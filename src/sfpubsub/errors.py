@@ -30,7 +30,7 @@
      ├── HandlerError                  a handler failed on an event (has its position)
      ├── RequestRefusedError           the org refused an HTTP request (has its status)
      │    └── ReadExpiredError         a running query or job has expired: start it again
-     └── WriteError                    events could not be written to their table or quarantine
+     └── WriteError                    a table, a file or the quarantine could not be written
 
 Messages are lower-case sentences that name the affected object and what to do next. The cause is
 chained.
@@ -108,8 +108,9 @@ class ProtocolError(SfPubSubError):
 class LocalProtocolError(ProtocolError):
     """The caller broke a rule of this library, and the call had no effect.
 
-    It is also raised if the service rejects a request of this library as malformed. That is a bug
-    in this library, and the message says so.
+    It is also raised if the service rejects a request as malformed. With the Pub/Sub API, that is a
+    bug in this library, and the message says so. With the Streaming API, the cause may also be the
+    name or the filter of the channel.
     """
 
 
@@ -122,7 +123,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class StreamError(SfPubSubError):
-    """A call or stream of the Pub/Sub API failed; the subclasses name the cause."""
+    """A call or stream of the Pub/Sub API or the Streaming API failed; see the subclasses."""
 
 
 class StreamUnavailableError(StreamError):
@@ -149,8 +150,8 @@ class ReplayIdRejectedError(StreamError):
     """The service does not accept the position to resume from.
 
     Args:
-        gap: Where events may be missing if the subscription continues from another position, if
-            known.
+        gap: The gap that results if the subscription continues from another position; None if it is
+            not known.
     """
 
     def __init__(self, message: str, *, gap: Gap | None = None, **details: Any) -> None:
@@ -263,4 +264,7 @@ class ReadExpiredError(RequestRefusedError):
 
 
 class WriteError(SfPubSubError):
-    """Events could not be written to their table or quarantine. None of them was acked."""
+    """A table, a file or the quarantine could not be written.
+
+    Events that could not be written to the raw table or to the quarantine were not acked.
+    """

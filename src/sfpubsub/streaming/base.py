@@ -74,7 +74,9 @@ class StreamingBase:
         if not _VERSION.fullmatch(api_version):
             raise ConfigurationError(f"API version {api_version!r} is not valid: use 37.0 or later")
         if is_async(replay) and not self._AWAITS:
-            raise ConfigurationError(f"{type(replay).__name__} is async: use AsyncStreamingClient")
+            raise ConfigurationError(
+                f"the store {type(replay).__name__} is async: use AsyncStreamingClient"
+            )
         self._start, self.replay_store = positions.start_and_store(replay)
         """The store that keeps positions; None if the client has a fixed start."""
         self._auto_acks = self.replay_store is not None and replay_policy == "automatic"
@@ -127,7 +129,7 @@ class StreamingBase:
 
     @property
     def pending_count(self) -> int:
-        """The number of messages fetched but not yet delivered, including queued errors."""
+        """The number of messages and errors that are queued for `receive`."""
         return len(self._driver.pending)
 
     @property

@@ -1,6 +1,7 @@
-"""Bayeux messages, events as applications receive them, and the protocol's commands. No I/O.
+"""Types and functions for the Bayeux protocol 1.0, with the additions of the Streaming API.
 
-Implements the Bayeux protocol 1.0 and the additions of Salesforce's Streaming API.
+The types include the events that applications receive, and the commands of the state machine
+(protocol.py). The functions read Bayeux messages. This module is pure: no I/O.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Executes the protocol's commands, with one thread for deadlines and one for each lane.
+"""Executes the commands of the protocol (protocol.py).
 
+There is one thread for deadlines, and one for each `Lane`, which sends the requests of the lane.
 Each input is passed to the protocol under one lock, in the thread where it occurs. That thread also
-executes the resulting commands, except that requests are sent by the thread of their lane. This
-module makes no decisions, and it does not access the application's replay store.
+executes the resulting commands, except for sending requests. This module makes no decisions, and it
+does not access the application's replay store.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class StreamingProtocol:
             if advice.get("timeout") == 0 and self._advice["timeout"]:
                 logger.warning(
                     "the server answers connect requests immediately, so they are repeated at "
-                    "short intervals: it may have mistaken several clients for one"
+                    "short intervals: it may take several clients for a single browser"
                 )
             self._advice |= advice
         # Replies are handled first, so that a channel is active before the events that arrive with

@@ -64,9 +64,9 @@ class Channel:
 
     @property
     def is_settled(self) -> bool:
-        """Whether `is_active` equals `is_wanted`, and no request for the channel is in flight.
+        """Whether the channel is in the state that the application wants, with nothing in flight.
 
-        A channel that is settled and not wanted is kept for its position.
+        This can also be true for an unsubscribed channel, which is kept to remember its position.
         """
         return self.asked is None and self.is_wanted == self.is_active
 
@@ -114,8 +114,10 @@ class Subscriptions:
 
     @property
     def are_full(self) -> bool:
-        """Whether fetching must pause, because too many messages are queued or events are held back
-        until the reply to their channel's subscribe request arrives.
+        """Whether fetching must pause.
+
+        It must if too many messages are queued, or if events are being held back until the server
+        replies to their channel's subscribe message.
         """
         # Without this condition, the number of early events would not be limited.
         return bool(self._early) or self.pending.is_full
@@ -126,9 +128,10 @@ class Subscriptions:
         Args:
             name: The channel, optionally with a filter.
             start: The start position; not used if the channel is already subscribed.
-            call: Settled when the server has replied, or immediately if the channel is already
-                subscribed.
-            rewind: Whether to raise an error if the channel is already subscribed.
+            call: The caller's operation. It is settled when the server has replied, or immediately
+                if the channel is already subscribed.
+            rewind: Whether the caller requires *start*, so that it is an error if the channel is
+                already subscribed.
             resumes: Whether a channel that was unsubscribed continues after its last queued
                 message, rather than at *start*, so that no queued message is delivered twice.
 

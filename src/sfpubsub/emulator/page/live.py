@@ -1,9 +1,9 @@
 """Updates for open pages, by server-sent events.
 
-A stream renders its content again when `Bells` wakes it because one of its topics has changed, and
-otherwise once a second, because requests, commits and the clock can change the content without
-waking the stream. It sends only the parts that have changed. Pages that are not open cause no work,
-and a flood of events causes at most five renderings a second for each open page.
+Each open page has a stream, which renders the page's content again and sends only the parts that
+have changed. It does so when `Bells` reports a change of a topic, but at most five times a second.
+Otherwise it does so about once a second, because `Bells` does not report requests, commits or jumps
+of the clock. Pages that are not open cause no work.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Live:
         self._over = threading.Event()
 
     def end(self) -> None:
-        """End the iteration. Can be called from any thread."""
+        """End the stream. Can be called from any thread."""
         self._over.set()
         self._stir.set()
 

@@ -133,8 +133,9 @@ def stream(source: Live) -> Answer:
 
 
 def shown_event(world: World, event: Event, at: float) -> Markup:
-    """Return an event as a list entry. Collapsed, the entry shows the publication time `at`
-    (seconds since 1970 UTC) and a summary; expanded, also the event's ids and values.
+    """Return an event as a list entry that can be expanded. The entry shows the publication time
+    `at` (seconds since 1970 UTC) and a summary. When expanded, it also shows the event's ids and
+    values.
     """
     try:
         value = decoded(world, event)

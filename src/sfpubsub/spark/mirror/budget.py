@@ -15,7 +15,7 @@ DAY = 24 * 3600.0
 
 
 class Budget:
-    """API calls of the last 24 hours. Not thread-safe.
+    """Counts the API calls of the last 24 hours. Not thread-safe.
 
     Args:
         most: Maximum number of calls in 24 hours; None for no limit.

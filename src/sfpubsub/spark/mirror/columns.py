@@ -1,12 +1,15 @@
-"""Columns of a mirrored object: described fields, and further fields from the object's events.
+"""The columns of a mirrored object's table.
 
-This module is pure: no Spark session, no I/O. The same table stores reads and change events, so its
-columns follow the describe result, which is more precise: decimals with their scale, dates, labels.
-Event values are converted to these types. Invariant: columns are only added, and a column never
-changes its type.
+There are columns for the fields in the describe result, and for further fields in the object's
+events. Values from reads and from change events are stored in the same columns. The types come from
+the describe result, which is more precise than the event schemas (it has dates, and decimals with
+their scale), and event values are converted to them. Invariant: columns are only added, and a
+column never changes its type.
 
 If the type or scale of a field changes, the field gets a second column for the new type, as in
 typed tables. Only one of the two columns contains the value.
+
+This module is pure: no Spark session, no I/O.
 """
 
 from __future__ import annotations
@@ -69,8 +72,8 @@ class Columns:
         """Return these columns, extended so that they can store all values of an event type.
 
         New columns are needed for fields that the user cannot see over REST, and for fields whose
-        event values do not fit the column from the describe result. A compound field may need
-        further members.
+        event values do not fit the column from the describe result. The struct of a compound field
+        may need further fields.
         """
         found = list(self.columns)
         for field, sources in sources_of(plan).items():
@@ -91,10 +94,11 @@ class Columns:
         return ("Id", *(name for each in self.columns for name in each.asked))
 
     def from_events(self, plan: Plan) -> dict[str, str]:
-        """Return an SQL expression for each column that an event type fills, by column name.
+        """Return the SQL expressions that compute columns from a row of the typed table.
 
-        The expression is evaluated over a row of the typed table, and has exactly the column's
-        type. The session must use UTC. If a text was sent as a diff, the result is the diff.
+        The result maps the name of each column that the event type fills to its expression, whose
+        type is exactly that of the column. The session must use UTC. If a text was sent as a diff,
+        the expression returns the diff.
         """
         found: dict[str, list[str]] = {}
         for field, sources in sources_of(plan).items():
@@ -109,7 +113,7 @@ class Columns:
         }
 
     def fields(self, plan: Plan) -> Fields:
-        """Return the columns or struct members that store each event field and component."""
+        """Return where each field and component of an event is stored: in a column or a struct."""
         places = []
         for field, sources in sources_of(plan).items():
             for column in self._of(field):
@@ -161,7 +165,7 @@ def _metadata(column: Column) -> dict[str, str] | None:
 
 
 def _take(columns: list[Column], new: Column) -> None:
-    """Add the column *new*, or extend a column of the same field to store its values too."""
+    """Add the column *new*, or extend the type of an existing column of the same field."""
     for name in names_of(pa.field(new.name, new.type)):
         number = number_of(columns, name)
         if number is None:

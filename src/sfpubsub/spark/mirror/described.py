@@ -1,7 +1,7 @@
 """Convert an object's describe result to table columns.
 
-This module is pure: no Spark session, no I/O. Each field becomes a column of the same name. The
-components of a compound field become members of one struct, named as in events
+This module is pure: no Spark session, no I/O. Each field becomes a column of the same name. A
+compound field becomes a struct, whose fields have the names of the components in events
 (``BillingAddress.City``).
 """
 
@@ -111,9 +111,9 @@ def described(description: ObjectDescription) -> Iterator[Column]:
 
 
 def _compound_of(description: ObjectDescription, field: FieldDescription) -> str | None:
-    """Return the name of the compound field that contains *field*; None if *field* is no component.
+    """Return the name of the compound field that contains *field*; None if there is none.
 
-    A name field may be declared as its own compound field, which does not count.
+    A name field may be declared as a component of itself, which is ignored.
     """
     name = field.compound_field_name
     found = None if name is None else description.field(name)

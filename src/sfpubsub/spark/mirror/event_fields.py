@@ -47,9 +47,9 @@ class Source:
 
 
 def sources_of(plan: Plan) -> dict[str, list[Source]]:
-    """Return the locations of each event field in the typed table, by field.
+    """Return the locations of the event fields in the typed table, by field name.
 
-    A field whose type has changed has several.
+    A field whose type has changed has several locations.
     """
     types = {column.name: column.type for column in plan.columns}
     found: dict[str, dict[str, dict[str, tuple[str, ...]]]] = {}
@@ -167,7 +167,10 @@ def _converted(value: str, old: pa.DataType, new: pa.DataType) -> str:
 
 
 def sql_of(column: Column, source: Source) -> str:
-    """Return SQL that computes a column's value from a source for which `takes` is true."""
+    """Return SQL that converts the value at *source* to the type of *column*.
+
+    Call this only if `takes` returns True for the same arguments.
+    """
     if column.type == source.type:
         return _quoted(source.name)
     if not pa.types.is_struct(column.type):
@@ -192,7 +195,7 @@ def sql_of(column: Column, source: Source) -> str:
 
 def _whole(source: Source) -> tuple[tuple[str, ...], pa.DataType]:
     if source.whole is None:
-        raise AssertionError(f"{source.name} is stored only as components")
+        raise AssertionError(f"{source.name} has no single value, only components")
     return source.whole
 
 

@@ -142,8 +142,8 @@ def rows_without(rows: pa.Table, merging: Merging) -> pa.Table | None:
         merging: The parameters.
 
     Returns:
-        A table with the columns of the object's table. Columns and struct members that *rows* lacks
-        are null. None if a column has another type in *rows*.
+        A table with the columns of the object's table. Columns and struct fields that *rows* lacks
+        are null. The result is None if a column has another type in *rows*.
     """
     made = row_without(merging)
     if made is None:  # such rows are skipped

@@ -4,11 +4,11 @@ A step (tables/steps.py) either applies events from the raw table to the mirror'
 out a *note* (notes.py): an instruction that is stored in the step's plan, such as to merge pieces
 of a read of the org.
 
-After each step, the worker records which state is now stored durably in the tables (`reads.AsOf`:
-mainly the newest raw row whose changes were applied), with the time on a monotonic clock. The org's
+After each step, the worker records the state that the tables have durably reached (`reads.AsOf`:
+mainly, which raw row was the last to be applied), and the time on a monotonic clock. The org's
 responses lag behind its events by at most the *margin* (`MirrorSettings.margin`). So a read that
-begins at least one margin after that time contains the changes of all raw rows up to that row. The
-worker makes no decisions about records or reads.
+begins at least one margin after the recorded time contains all changes up to the recorded state.
+The worker makes no decisions about records or reads.
 """
 
 from __future__ import annotations
@@ -124,7 +124,10 @@ class Hand:
         return written == self._written and not self._engine.is_waiting
 
     def worth(self) -> AsOf | None:
-        """Return the as-of that a read would have now (`reads.as_of`); None if it is too early."""
+        """Return what a read that begins now would be guaranteed to contain (`reads.as_of`).
+
+        Return None if it is too early for a read.
+        """
         return as_of(self._notes, self._clock(), self._margin)
 
     def laid(self) -> int:

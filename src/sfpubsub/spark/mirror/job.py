@@ -3,8 +3,9 @@
 The caller's thread runs every step of the engine (tables/steps.py): it applies events, merges the
 results of reads, and requests new reads. A second thread reads the org and writes the results to
 the read log (`ReadLog`). A third thread writes the event stream to the raw table. A read is
-guaranteed to contain all changes applied at least one margin (`MirrorSettings.margin`) before its
-request. Invariant: after a kill at any point, the next process continues from the tables alone.
+guaranteed to contain all changes that were applied at least one margin (`MirrorSettings.margin`,
+the longest lag assumed for the org's responses) before its request. Invariant: after a kill at any
+point, the next process continues from the tables alone.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class Mirror:
 
         Args:
             stream: Returns the state of the stream (`MirrorStream.state`), or raises its error.
-            once: Whether to return once the tables match the org, as far as that can be determined.
+            once: Whether to return when all work is done (`is_settled`).
 
         Raises:
             WriteError: A step failed. The next process completes it.
@@ -251,7 +252,10 @@ class Mirror:
         )
 
     def is_settled(self, state: StreamState) -> bool:
-        """Return whether all work is done. Call this after an `advance` that returned False."""
+        """Return whether all events are applied, and no read is requested, due or running.
+
+        Call this after an `advance` that returned False.
+        """
         return (
             state.is_anchored
             and state.is_caught_up
@@ -310,7 +314,7 @@ class Mirror:
             self._ask(name, Reason.ASKED, self._signals.ids(signal))
 
     def _ask_for_gaps(self, gaps: Sequence[str]) -> bool:
-        """Request a new read of all objects if the stream has lost a position since the last call.
+        """Request a new read of all objects if none was requested yet for one of *gaps*.
 
         Returns:
             Whether reads were requested.

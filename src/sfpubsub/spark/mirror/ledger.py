@@ -36,10 +36,10 @@ class Account:
     """Time of the last comparison of ids, in seconds since 1970 UTC; None before the first."""
 
     def is_through(self, last: Marker) -> bool:
-        """Return whether nothing is left to do for a read whose pieces are all merged.
+        """Return whether a read is complete. All its stored pieces must have been merged.
 
-        After the final piece of a read of the whole object, one more step handles the records that
-        the read did not return.
+        After the final piece, a read of the whole object needs one more step, which handles the
+        records that the read did not return.
 
         Args:
             last: Marker of the read's newest piece.

@@ -1,10 +1,10 @@
 """The read log: stores the org's responses durably before they are merged.
 
 Each object has its own log table in the target, such as ``_reads_Account``. A read is stored in
-pieces. Each piece is one transaction: its rows plus a marker row, which contains the as-of of the
-piece (`reads.AsOf`) and the position at which the read continues. So a restarted process resumes
-after the last complete piece. Invariant: a piece never changes; merged pieces are removed when the
-next read begins.
+pieces. A piece is written in one transaction, and consists of rows and a marker. The marker is an
+additional row that states which changes the piece is guaranteed to contain (`reads.AsOf`) and where
+the read continues, so a restarted process resumes after the last complete piece. Invariant: a piece
+never changes. Merged pieces are removed when the next read begins.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _KEPT_BYTES = 128 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Marker:
-    """Metadata of a piece of a read, such as its as-of and where the read continues after it."""
+    """Metadata of one piece of a read, such as its as-of and where the next piece begins."""
 
     read: int
     """Number of the read's first piece, which identifies the read."""
@@ -174,9 +174,9 @@ class ReadLog:
     def take(self, first: int, last: int) -> list[bytes] | None:
         """Return the files of pieces *first* to *last* (inclusive) from memory; see `rows_in`.
 
-        They are then removed from memory. None if not all of them are there: they are too large,
-        were taken before, do not belong to a read of the whole object, or were written by another
-        process.
+        The files are then removed from memory. Return None if some are not in memory, because they
+        are too large, were taken before, do not belong to a read of the whole object, or were
+        written by another process.
         """
         found = [self._kept.pop(piece, None) for piece in range(first, last + 1)]
         files = [each for each in found if each is not None]

@@ -2,8 +2,8 @@
 
 A sender writes a file. The mirror polls for new files, acts on them, and marks them as done. A file
 is written atomically and stays until it is marked, so a signal is processed at least once, even if
-either process is killed. The file name is the signal's id: putting a signal twice has no further
-effect, even after it has been marked. Invariant: a file is removed only after it has been marked.
+either process is killed. The file is named after the signal's id, so putting a signal again has no
+effect, even after it was marked. Invariant: a file is removed only after it has been marked.
 
 The directory is ``_mailbox`` in the mirror's target. In a catalog it is inside the directory of the
 table `_reread`. Table formats ignore names that begin with an underscore.

@@ -11,9 +11,9 @@ event that the row already contains is harmless: each of its fields is set again
 that changed the field, up to the value in the row. A text diff that the row already contains does
 not match, and is skipped.
 
-**An entry.** Events do not name the fields of every change. A read's row that is older than such a
-change reverts it. So every such change has a queue entry, which is closed only by a read that began
-at least one margin later (`reads.heals`).
+**An entry.** Some events do not say which fields changed. If a read's row is older than such a
+change, merging the row reverts the change. So every such change has a queue entry, which is closed
+only by a read that began at least one margin later (`reads.heals`).
 
 **Absence.** A record that a read does not return counts as deleted only if no event about it
 arrived after the as-of. Otherwise it may have been created or restored since.
@@ -120,7 +120,7 @@ def merge_row(
     fold = Fold(fields, _placed(base, mirrored, read), since=read.since, until=read.until)
     _apply(fold, changes, [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
-        raise AssertionError("applying changes to a known record must return a record")
+        raise AssertionError("applying changes to a known record returned no record")
     found = [Entry(record_id, cue) for cue in fold.cues]
     added = [each for each in found if each not in open_entries and not heals(read, each)]
     return Outcome(Mirrored(fold.record, read), tuple(added), healed)
@@ -139,7 +139,7 @@ def merge_absence(
         record_id: Id of the record.
         mirrored: The state known so far; None for an unknown record.
         read: The read. It either requested the record by its id, or belongs to a read of all the
-            object's records, including deleted ones. Its user can see every record.
+            object's records, including deleted ones. The user who reads can see every record.
         entries: Open entries that concern the record.
         newest: See `is_outdated`.
     """
@@ -156,7 +156,7 @@ def merge_absence(
     fold = Fold(Fields((), {}, {}), _placed(gone, mirrored, read))
     _apply(fold, (), [each.cue for each in open_entries if each.casts_doubt])
     if fold.record is None:
-        raise AssertionError("applying changes to a known record must return a record")
+        raise AssertionError("applying changes to a known record returned no record")
     return Outcome(Mirrored(fold.record, read), (), healed)
 
 
@@ -167,8 +167,8 @@ def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> b
         read: The read.
         mirrored: The known state of the record.
         newest: The newest merged read of all the object's records, or of a part of them that
-            includes the record. If that read did not return the record, and no event names the
-            record, only this argument keeps an older read from wrongly restoring it.
+            includes the record. If it did not return the record, and no event names the record,
+            nothing else prevents an older read from wrongly restoring the record.
     """
     merged = [newest, None if mirrored is None else mirrored.read]
     return any(each is not None and read.as_of < each.as_of for each in merged)
@@ -182,8 +182,8 @@ def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) ->
     Args:
         mirrored: The known state of the record.
         read: The read.
-        entries: Open entries that concern the record. A late event, which was not applied, is known
-            only by its entry.
+        entries: Open entries that concern the record. Late events are not applied, so only their
+            entries show that they arrived.
     """
     last = max(
         [mirrored.record.ingest_seq, *(each.cue.ingest_seq for each in entries if not each.asked)]
@@ -194,10 +194,10 @@ def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) ->
 def _sorted_out(
     record_id: str, read: Read, entries: Iterable[Entry]
 ) -> tuple[tuple[Entry, ...], list[Entry]]:
-    """Return the entries that the read closes, and those that stay open.
+    """Return the record's own entries that the read closes, and all entries that it does not close.
 
-    An entry about several records may be closed for this record but must stay in the queue. Such
-    an entry is in neither result.
+    An entry about many records is never in the first result: even if the read closes it for this
+    record, it must stay in the queue for the others.
     """
     known = list(entries)
     healed = tuple(each for each in known if each.record_id == record_id and heals(read, each))
@@ -207,9 +207,9 @@ def _sorted_out(
 def _placed(record: Record, mirrored: Mirrored | None, read: Read) -> Record:
     """Return *record* with its position in the order of changes (`Change.order`).
 
-    It is the position of *read* or, if that is later, the record's previous position in *mirrored*.
-    The previous position is ignored if it is that of an event after the read's as-of, because such
-    events are applied again. A change that precedes the position but arrives later is late.
+    A change that arrives later but precedes this position is late. The position is the later of two
+    positions: that of *read*, and that of the record in *mirrored*. The latter is ignored if it
+    comes from an event after the read's as-of, because such events are applied again.
     """
     placed = replace(
         record,

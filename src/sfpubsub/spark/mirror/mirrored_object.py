@@ -220,8 +220,8 @@ class MirroredObject:
             known: Ids of records to leave out.
 
         Returns:
-            The files, possibly an empty list; None if a column of the log has another type than the
-            table's.
+            The files, possibly an empty list; None if a column has different types in the log and
+            in the table.
         """
         found = []
         for rows in chain.from_iterable(map(rows_in, pieces)):
@@ -278,7 +278,7 @@ class MirroredObject:
 def _as(name: str, there: DataType, wanted: DataType) -> str:
     """Return SQL that converts a column of the read log to the type *wanted*.
 
-    Missing struct members become null.
+    Fields that a struct lacks become null.
     """
     if not (isinstance(there, StructType) and isinstance(wanted, StructType)):
         return f"`{name}`"

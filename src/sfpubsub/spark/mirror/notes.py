@@ -62,7 +62,7 @@ class Merge:
 class Ask:
     """Instruction (*note*) for a step that adds entries to the reread queue.
 
-    Only for entries whose reason is not an event.
+    It is not used for entries that are caused by an event.
     """
 
     entity: str

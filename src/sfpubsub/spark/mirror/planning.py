@@ -35,7 +35,7 @@ def next_read(
     objects: Sequence[str],
     as_of: AsOf | None,
 ) -> Wanted | None:
-    """Return a read that would close a queue entry if it began now; None if there is none.
+    """Return a read that would close a queue entry if it began now; None if no read would.
 
     Args:
         entries: Open entries by object.

@@ -1,8 +1,8 @@
 """Read the org into the log, piece by piece: with Bulk jobs, by queries over id ranges, or by ids.
 
 For the read log, its pieces and their markers, see log.py. This module decides neither what to read
-nor the as-of of a read (reads.py). An interrupted read resumes after its last piece, from the
-piece's marker alone.
+nor the as-of of a read (reads.py). To resume an interrupted read, only the marker of its last piece
+is needed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class OrgReads:
         Args:
             wanted: The read to perform.
             of: The object to read.
-            as_of: The state that was durable one margin before this call (`reads.as_of`).
+            as_of: What the read is guaranteed to contain; the result of `reads.as_of`.
         """
         marker = Marker(0, wanted.kind, as_of, selected=of.selected(wanted.kind))
         if wanted.kind == "ids":
@@ -115,7 +115,7 @@ class OrgReads:
 
         Args:
             of: The object to read.
-            last: Marker of the read's newest durable piece, which must not be the final piece.
+            last: Marker of the newest piece that was stored. It must not be the read's final piece.
 
         Raises:
             ReadExpiredError: The job no longer exists in the org: start a new read.

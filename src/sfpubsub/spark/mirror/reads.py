@@ -1,16 +1,17 @@
 """What a read of the org is guaranteed to contain, and which reread entries it closes ("heals").
 
-This module is pure: no Spark, no I/O, no clock. The org's responses may lag a few seconds behind
-its own events, so the time of a read does not determine its content. Its as-of does: the raw rows
-that had been applied at least one margin (`MirrorSettings.margin`, the longest lag assumed) before
-the request was sent. Their changes had been committed in the org, so a response that lags by no
-more than the margin contains them. Invariant: a read is never assumed to contain more than its
-as-of.
+The org's responses may lag a few seconds behind its own events, so the time of a read does not say
+which changes it contains. Its *as-of* does. This is the state that the mirror's tables had reached
+one *margin* (`MirrorSettings.margin`, the longest lag assumed) before the request was sent. The
+changes in that state had been committed in the org by then, so a response that lags by no more than
+the margin contains them. Invariant: a read is never assumed to contain more than its as-of.
 
 An as-of consists of two numbers, because not every read is requested by an event. The number of the
 newest applied row orders reads relative to events. It does not advance while the org is idle, so it
 cannot distinguish a read that began before a sweep, a formula refresh or a lost position from one
 that began after it. So requests with these reasons are numbered separately.
+
+This module is pure: no Spark, no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NO_DOUBT = (Reason.ASKED, Reason.FORMULA, Reason.SWEEP)
 class AsOf:
     """How far the mirror's tables had been updated at one moment.
 
-    A later `AsOf` never compares as less than an earlier one.
+    Values can be compared: a later one is never less than an earlier one.
     """
 
     ingest_seq: int
@@ -42,9 +43,9 @@ class AsOf:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """The state that was durable at a known time. `as_of` uses it to determine as-ofs of reads.
+    """A state of the mirror's tables, with a time at which it was durable.
 
-    Unrelated to `notes.Note`.
+    `as_of` selects one of these for each read. Unrelated to `notes.Note`.
     """
 
     time: float
@@ -117,12 +118,12 @@ class Entry:
 
     @property
     def is_about_all(self) -> bool:
-        """Whether the entry concerns all records of the object, or all whose ids have a prefix."""
+        """Whether the entry concerns all records of the object, or all with a certain id prefix."""
         return self.record_id is None or self.record_id.endswith("*")
 
     @property
     def casts_doubt(self) -> bool:
-        """Whether rows that the entry concerns may be wrong even in fields that events report."""
+        """Whether the entry's reason means that rows may be wrong in fields that events report."""
         return self.cue.reason not in _NO_DOUBT
 
     def concerns(self, record_id: str) -> bool:
@@ -144,12 +145,12 @@ def heals(read: Read, entry: Entry) -> bool:
 
 
 def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[Entry, ...]:
-    """Return the entries with `Entry.is_about_all` that a read of the whole object has closed.
+    """Return the entries about many records that a read of the whole object has closed.
 
     Args:
-        entries: Open entries.
-        pieces: The merged reads that together contain every record of the object. An entry is
-            closed only if each of them closes it.
+        entries: Open entries. Those about a single record are ignored.
+        pieces: The merged pieces, which together contain every record of the object. An entry is
+            closed only if every piece closes it.
     """
     return tuple(
         each for each in entries if each.is_about_all and all(heals(read, each) for read in pieces)

@@ -1,4 +1,4 @@
-"""Find the position of a read in the org's order of changes: see `reads.Read.since`."""
+"""Find the position of a read in the org's order of changes (`reads.Read.since`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ORDER = ("commit_timestamp", "commit_number", "sequence_number")
 
 
 class Since:
-    """Finds the greatest `Change.order` of an object's events up to a raw row. Not thread-safe.
+    """Finds the position of an object's last event in the org's order of changes.
 
-    Usually scans only the events added since the previous call, so the cost depends on their
-    number.
+    The result for each object is cached, so a call usually scans only the events that were added
+    since the previous call. Not thread-safe.
     """
 
     def __init__(self, tables: MirrorTables) -> None:
@@ -31,7 +31,7 @@ class Since:
 
         Args:
             entity: The object.
-            last: ``ingest_seq`` of the newest raw row to include.
+            last: Only events up to the raw row with this ``ingest_seq`` are included.
         """
         seq, known = self._known.get(entity, (-1, None))
         if last < seq:  # for a read that an earlier process began

@@ -1,7 +1,8 @@
-"""The stream of a mirror: ingests events of one source into the raw table in a background thread.
+"""Ingest the events of a mirror's topic or managed subscription, in a background thread.
 
-This module reports when the stream is anchored (its position is durable, so no later event can be
-missed), and which positions were lost. `IngestJob` makes all decisions about events.
+The events are written to the raw table. This module also reports when the stream is anchored (its
+position is durable, so no later event can be missed), and which positions were lost. `IngestJob`
+makes all decisions about events.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ class StreamState:
 
 
 class MirrorStream:
-    """Ingests one source into the raw table. A context manager; not thread-safe except for `stop`.
+    """Writes the events of one source to the raw table.
+
+    A context manager. Not thread-safe, except for `stop`.
 
     Args:
         spark: Any classic Spark session.
@@ -305,9 +308,10 @@ class _AnchoredStore(TableReplayStore):
 
 
 class _Lookup(SchemaStore):
-    """Looks up schemas in the raw table's schema store, once that table is open.
+    """Gives the client access to the raw table's schema store, which is opened after the client.
 
-    The job stores schemas before the rows that need them.
+    Until the store is open, no schema is found. This class stores nothing: the job stores schemas
+    before the rows that need them.
     """
 
     def __init__(self) -> None:

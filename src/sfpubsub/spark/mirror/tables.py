@@ -61,7 +61,9 @@ class _Laid:
 
 
 class MirrorTables:
-    """The tables of a mirror. A `sfpubsub.spark.tables.steps.Follower`; not thread-safe.
+    """The tables of a mirror, to which the engine's steps are applied. Not thread-safe.
+
+    Implements `sfpubsub.spark.tables.steps.Follower`.
 
     Args:
         target: Location of the tables.
@@ -123,8 +125,9 @@ class MirrorTables:
                 self._sweep(note, step.plan.number)
         elif kind in ("restored", "rebuild"):
             raise ConfigurationError(
-                f"the raw table of {self._target.place} was restored to an earlier version, which "
-                f"a mirror cannot follow: use a new target, in which the objects are read again"
+                f"the raw table of {self._target.place} was restored to an earlier version, but a "
+                f"mirror cannot be restored with it: use a new target, where all objects are read "
+                f"again"
             )
 
     # Events.
@@ -233,10 +236,10 @@ class MirrorTables:
         """Return the merge results for the records in some pieces of a read.
 
         Returns:
-            First, the results for the records that are merged one by one: new rows of the object's
-            table and of the reread queue. Second, the new rows of all other records, which are
-            known only from the read and are not yet in the table; as the contents of Parquet files
-            if possible. Either may be None.
+            Two elements, either of which may be None. The first contains the results for the
+            records that are merged one by one: new rows of the object's table and of the reread
+            queue. The second contains the new rows of all other records, which are known only from
+            the read and are not yet in the table. If possible, it is a list of Parquet files.
         """
         log = self.log(note.entity)
         pieces = log.take(note.first, note.last)
@@ -268,7 +271,10 @@ class MirrorTables:
         return merged, found.alone(others, merging)
 
     def _record_ids(self, parts: Sequence[DataFrame]) -> tuple[pa.Array, DataFrame] | None:
-        """Return the distinct record ids in *parts*; None if *parts* has no rows."""
+        """Return the distinct record ids in *parts*, as an array and as a DataFrame.
+
+        Return None if *parts* has no rows.
+        """
         if not parts:  # usual on the first read: saves a job
             return None
         ids = reduce(DataFrame.unionAll, (part.select("record_id") for part in parts)).distinct()
@@ -288,8 +294,8 @@ class MirrorTables:
         """Return the merge results for the records that a read of the whole object did not return.
 
         Returns:
-            A pair like that of `_returned`: the results, or None if there are no such records; and
-            always None, because none of them is new.
+            Two elements, as for `_returned`. The first contains the results, or is None if there
+            are no such records. The second is always None, because none of the records is new.
         """
         as_of = note.read.as_of
         before = (
@@ -374,9 +380,9 @@ class MirrorTables:
         """Write a step's rows to a table in up to three commits.
 
         The commits have consecutive numbers, up to the last one that the step may use. If the step
-        is repeated after a crash, the commits that the table already has are skipped. A repeated
-        step may therefore merge a row that it inserted before, which is harmless, but it never
-        inserts a row that it merged before, which would duplicate it.
+        is repeated after a crash, the commits that the table already has are skipped. The repeated
+        step may merge a row that the first attempt inserted, which is harmless. It never inserts a
+        row that the first attempt merged, which would duplicate the row.
 
         Args:
             found: The object.
@@ -408,8 +414,8 @@ def _may_share(table: DataFrame, ids: tuple[str, str] | None) -> bool:
     """Return whether a table has a record id in the range *ids* (both ends inclusive).
 
     True if *ids* is None. During a first read the result is usually False, because the pieces of a
-    Bulk read are ranges of ids. Files outside a range are not read, whereas a join would read the
-    whole table for each piece.
+    Bulk read are ranges of ids. This check reads only the files that overlap with the range,
+    whereas a join would read the whole table for each piece.
     """
     return ids is None or not table.where(f.col("record_id").between(*ids)).isEmpty()
 

@@ -1,7 +1,7 @@
 """Convert the values of a read, from REST JSON or Bulk CSV, to the types of a table's columns.
 
-This module does not need Spark. Both formats are first converted to strings, so that a value does
-not depend on how it was read. An empty string becomes null, as in the org: an empty value in a
+This module does not need Spark. Both formats are first converted to strings, so that the result
+does not depend on the format. An empty string becomes null, as in the org: an empty value in a
 result is null (Bulk API 2.0 documentation).
 """
 

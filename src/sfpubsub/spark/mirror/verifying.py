@@ -131,7 +131,7 @@ class Verification:
         yield found
 
     def _rows(self, sides: _Sides) -> Iterator[dict[str, dict[str, Any]]]:
-        """Yield the table's live rows, or a sample, by record id, up to `MOST_IDS` at a time."""
+        """Yield the live rows, or a sample of them, by record id, in groups of up to `MOST_IDS`."""
         count = sides.live().count()
         if self.sample is not None:
             chosen = sides.live().orderBy(f.rand()).limit(self.sample)
@@ -276,9 +276,9 @@ class _Sides:
         return datetime.fromisoformat(changed) >= self.recent_since
 
     def _gone(self, record_id: str) -> Why | None:
-        """Return why the org lacks a record of the table: it was purged, or was changed recently.
+        """Return why a record of the table is missing from the org: purged, or changed recently.
 
-        None if neither is the case: it is in the Recycle Bin, and its last change is not recent.
+        Return None if the record is in the Recycle Bin and has not changed recently.
         """
         if record_id not in self._deleted:
             return Why.PURGED
@@ -340,7 +340,10 @@ def _chunks(ids: Sequence[str], size: int) -> Iterator[list[str]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value; a compound value without its null members, or None if all are null."""
+    """Return a value in the form in which values are compared.
+
+    Null fields of a compound value are removed. If all its fields are null, the result is None.
+    """
     if isinstance(value, dict):
         return none_if_empty({name: each for name, each in value.items() if each is not None})
     return value
