@@ -182,7 +182,7 @@ class _Bits:
         self._known: list[dict[int, tuple[str, ...]]] = [{} for _ in range(0, len(names), 8)]
 
     def of(self, bits: int) -> tuple[str, ...]:
-        """Return the names for the bits set in *bits*, which must be less than ``2 ** count``."""
+        """Return the names for the bits set in *bits*, which must be below ``2 ** self.count``."""
         found: tuple[str, ...] = ()
         known = self._known
         for place, byte in enumerate(bits.to_bytes(len(known), "little")):

@@ -159,7 +159,8 @@ class Codec:
     def decode_with_json(self, payload: bytes) -> tuple[dict[str, Any], str]:
         """Decode a payload, and return the event's fields by name and as JSON text.
 
-        This is faster than `decode` and then `sfpubsub.avro.json.to_json`, with the same results.
+        This is faster than calling `decode` and `sfpubsub.avro.json.to_json`, with the same
+        results.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -181,9 +182,9 @@ class Codec:
         return self.decode_with_json(payload)[1]
 
     def facts_and_json(self, payload: bytes) -> tuple[int | None, Mapping[str, Any] | None, str]:
-        """Decode a payload, and return the event's time, its header and its fields as JSON text.
+        """Decode a payload, and return the event's time, its header, and the JSON text.
 
-        Time and header are as in `facts`, the JSON text as in `to_json`.
+        See `facts` for the time and the header, and `to_json` for the JSON text.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -227,10 +228,10 @@ class Codec:
 
     @property
     def times(self) -> Times:
-        """The fields that the schema documents as ``DateTime``, also those within records.
+        """The fields that the schema documents as ``DateTime``, including those within records.
 
-        A ``DateTime`` field is paired with None, and a field of a record type with the `Times` of
-        that record.
+        This is a list of pairs: the name of a ``DateTime`` field and None, or the name of a field
+        with a record type and the `Times` of that record.
         """
         if self._times is None:
             self._times = _times(self._schema, self._named, {})

@@ -159,7 +159,10 @@ class _Version:
 def _expanded(
     lists: pa.ListArray, expand: Callable[[Sequence[str]], tuple[str, ...]], bad: Rejects
 ) -> pa.Array:
-    """Expand lists of bitmaps to lists of field names. Add errors of invalid lists to *bad*."""
+    """Expand lists of bitmaps to lists of field names.
+
+    If a list is not valid, the error is stored in *bad*, with the index of the list as the key.
+    """
     rows: list[int | None] = []
     known: dict[tuple[str, ...], int] = {}
     names: list[tuple[str, ...]] = []

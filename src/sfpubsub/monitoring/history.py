@@ -1,4 +1,4 @@
-"""Measurements from the last few hours, for the plots on the web page."""
+"""Measurements from the last six hours, for the plots on the web page."""
 
 from __future__ import annotations
 

@@ -105,8 +105,8 @@ def joined(
         other = found.setdefault(source.name.casefold(), source)
         if other is not source:
             raise ConfigurationError(
-                f"{where} cannot contain both {source} and {other}, whose names are equal if case "
-                f"is ignored: write one of them to another table"
+                f"{where} cannot contain both {source} and {other}, because their names are equal "
+                f"or differ only in case: write one of them to another table"
             )
     return tuple(found.values())
 

@@ -44,8 +44,8 @@ class EventReader(DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         if StartPosition.latest() in (options.start, *options.starts.values()):
             raise ConfigurationError(
-                "option startingOffsets is latest, after which there is nothing to read in a "
-                "batch: use earliest or a replay id, or readStream"
+                "option startingOffsets is latest, so there is nothing to read in a batch: use "
+                "earliest or a replay id, or use readStream"
             )
         self._options = replace(options, start=options.start or StartPosition.earliest())
 
@@ -68,10 +68,9 @@ class EventReader(DataSourceReader):
                 size += sum(len(piece.data) for piece in pieces)
                 if size > MAX_FRAME_BYTES:
                     raise ConfigurationError(
-                        f"there are more than {MAX_FRAME_BYTES} bytes of events from "
-                        f"startingOffsets to now on {', '.join(self._options.topics)}, which is "
-                        f"more than a batch read supports: read them as a stream with trigger "
-                        f"availableNow"
+                        f"a batch read supports at most {MAX_FRAME_BYTES} bytes of events, but "
+                        f"{', '.join(self._options.topics)} has more from startingOffsets to now: "
+                        f"read them as a stream with trigger availableNow"
                     )
                 found += pieces
                 start = end
