@@ -172,8 +172,9 @@ class _Bits:
     """Maps the set bits of a bitmap to names.
 
     A bitmap is looked up byte by byte, because it may have hundreds of set bits. The names for each
-    byte value are cached: at most 256 entries per eight names, of which events use only a few.
-    Thread-safe without a lock: two threads that miss the same entry write the same names.
+    byte value are cached. There are at most 256 entries for every eight names, and events use only
+    a few of them. Thread-safe without a lock: two threads that miss the same entry write the same
+    names.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:

@@ -1,11 +1,12 @@
-"""Codecs: decode and encode payloads of one Avro schema, and read an event's own metadata.
+"""Codecs: decode and encode payloads of one Avro schema, and read an event's time and header.
 
 A payload is one raw Avro datum of the schema that the event refers to, without a container
 (Salesforce documentation, event deserialization). Decoding with any other schema silently yields
 garbage, so a `Codec` is looked up by the event's own ``schema_id`` and checks that every byte was
 used.
 
-A generated function does the decoding (`sfpubsub.avro.decoder`). If it does not support a schema or
+The decoding is done by the compiled decoder (`sfpubsub.avro.compiled`) or, where that is not
+available, by a generated function (`sfpubsub.avro.decoder`). If it does not support a schema or
 payload, `sfpubsub.avro.guard` first validates the payload and fastavro then decodes it, with the
 same result. Since the guard has checked every length and count, a malicious payload cannot make
 fastavro loop or allocate without bound. Thread-safe.

@@ -1,8 +1,8 @@
 """Columns of a typed table: the fields of one event type, across all its schema versions.
 
-`columns_of` maps one Avro schema, `merge` adds the columns of another version, and `typed_rows`
-decodes rows into them. No Spark or grpc is needed. Invariant: columns are only ever added, so that
-existing data stays readable. Thread-safe.
+`columns_of` derives columns from one Avro schema, `merge` adds the columns of another version, and
+`typed_rows` decodes rows into them. No Spark or grpc is needed. Invariant: columns are only ever
+added, so that existing data stays readable. Thread-safe.
 """
 
 from __future__ import annotations

@@ -127,9 +127,9 @@ class _Version:
         return _Version(schema_id, schema_json, columns)
 
     def decode(self, payloads: Sequence[bytes]) -> tuple[list[pa.Array], Rejects]:
-        """Return the table's columns for all decodable payloads, and the other payloads' errors.
+        """Return the table's columns for all decodable payloads, and the errors of the others.
 
-        The key of an error is the payload's index in *payloads*.
+        The errors are a dict with the indexes of the payloads as keys.
         """
         value, rejected = self._values.decode(payloads)
         numbers = [n for n in range(len(payloads)) if n not in rejected]

@@ -32,7 +32,7 @@ class Series:
 
 
 class History:
-    """The points of all series. Thread-safe for one writer and any number of readers."""
+    """The measured points of all series. Thread-safe for one writer and any number of readers."""
 
     def __init__(self) -> None:
         self._points: dict[Series, deque[Point]] = {}

@@ -1,8 +1,8 @@
 """The monitor: collects the state of a running command, in a background thread.
 
-The monitor reads subscriptions (`Observation`), jobs (functions that return counts) and steps. The
-results are shown by `/metrics`, `/health`, the web page, OpenTelemetry and the status line on a
-terminal.
+The monitor reads subscriptions (`Observation`), jobs (functions that return counts), and steps such
+as writes (`Steps`). The results are shown by `/metrics`, `/health`, the web page, OpenTelemetry and
+the status line on a terminal.
 """
 
 from __future__ import annotations

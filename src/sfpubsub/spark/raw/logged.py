@@ -264,7 +264,7 @@ class LoggedTable(RawTable):
             return rows_among(self._spark, self._rows().where(written), keys)
 
     def _written(self, first: float, last: float) -> Column:
-        """Return a condition that limits rows to the partitions of times *first* through *last*."""
+        """Return a condition that selects the partitions of rows written from *first* to *last*."""
         layout = self._known.layout
         values = (f.lit(layout.value_of(time)) for time in (first, last))
         return f.col(layout.partition).between(*values)

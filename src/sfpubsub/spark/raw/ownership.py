@@ -161,7 +161,9 @@ def sources_of(path: Path) -> tuple[Source, ...]:
 
 
 def local_sidecars(path: Path, name: str) -> list[Path]:
-    """Return the local directories in which a sidecar of a table of any format may be.
+    """Return the local directories that may contain a table's sidecar.
+
+    The table may have any format.
 
     Args:
         path: The table's directory.

@@ -65,7 +65,7 @@ def sources_record(sources: Sequence[Source]) -> list[list[str]]:
 
 
 def recorded_sources(record: Mapping[str, Any]) -> tuple[Source, ...]:
-    """Return the sources stored in *record*. A record of an older version has only one.
+    """Return the sources stored in *record*. Older versions of sfpubsub stored only one.
 
     Raises:
         ConfigurationError: The record is not valid.

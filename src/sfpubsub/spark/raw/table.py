@@ -58,7 +58,7 @@ class RawTable(ABC):
     @property
     @abstractmethod
     def sources(self) -> tuple[Source, ...]:
-        """All sources of the table: those of the current writer, and those of earlier ones."""
+        """All sources of the table: those of the current writer and of earlier writers."""
 
     @property
     @abstractmethod

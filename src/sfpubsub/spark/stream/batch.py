@@ -1,7 +1,7 @@
 """Read topics once, from a position up to now, as a DataFrame.
 
-Each time a query plan is executed, Spark requests the partitions in a short-lived Python process
-next to the driver. All events are received in that process, so that executors need no connection.
+Each time a query plan is executed, Spark starts a short-lived Python process next to the driver.
+That process receives all events and returns them in partitions, so executors need no connection.
 The events must fit into the driver's memory. For more events, use a stream or ``sfpubsub ingest``.
 """
 

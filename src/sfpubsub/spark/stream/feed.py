@@ -66,7 +66,7 @@ class Schemas(SchemaStore):
 
 
 class Feed:
-    """A subscription to one topic, from which events are taken response by response.
+    """A subscription to one topic. Each call of `take` returns the events of one response.
 
     Args:
         client: The client; `close` leaves it open.
