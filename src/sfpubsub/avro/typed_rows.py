@@ -184,8 +184,9 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
 
     Args:
         array: The decoded values.
-        own: The column's type in the schema version of the values.
-        target: The type of the table's column, merged by `merge` from *own* and other versions.
+        own: The type of the column, as derived from the schema of the values.
+        target: The type of the table's column: `merge` has merged *own* with those of other schema
+            versions.
     """
     if array.type == target:
         return array
@@ -215,6 +216,6 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    """Return each list's start offset (null for a null list), then the last list's end offset."""
+    """Return the start offset of each list (null for a null list) and the end of the last list."""
     starts = pc.if_else(lists.is_null(), pa.scalar(None, pa.int32()), lists.offsets[:-1])
     return pa.concat_arrays([starts, lists.offsets[-1:]])

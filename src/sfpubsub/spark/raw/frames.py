@@ -126,7 +126,7 @@ def in_newest_layout(rows: DataFrame, *, others: bool = False) -> DataFrame:
 
 
 def with_comments(rows: DataFrame) -> DataFrame:
-    """Add the comments of `COMMENTS` to the columns."""
+    """Add the comments in `COMMENTS` to the columns."""
     return rows.select(
         [f.col(n).alias(n, metadata={"comment": COMMENTS.get(n, "")}) for n in rows.columns]
     )

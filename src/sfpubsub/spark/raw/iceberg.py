@@ -354,8 +354,8 @@ def published(
 
     Returns:
         True if published; False if *is_ours* returned False, the main branch no longer ends in the
-        parent of the staged snapshot, that snapshot has expired, or the metadata changed during
-        each of `TRIES` attempts.
+        parent of the staged snapshot, the staged snapshot has expired, or the metadata changed
+        during each of `TRIES` attempts.
     """
     for _ in range(TRIES):
         base = operations.refresh()

@@ -131,8 +131,8 @@ def settle(table: Path, place: Path) -> None:
     This can be interrupted at any step and repeated.
 
     1. A sidecar that does not exist in *place* yet is moved as a whole, with one rename.
-    2. If it exists in both places, because a stream still used the old path, its files are moved
-       one by one. A file that exists in both places has the same contents in both.
+    2. If a sidecar exists in both places, because a stream still used the old path, its files are
+       moved one by one. A file that exists in both places has the same contents in both.
     3. Files that a failed write left in staging are moved to the new staging directory, which is
        emptied when a writer starts.
 

@@ -69,8 +69,8 @@ class EventReader(DataSourceReader):
                 if size > MAX_FRAME_BYTES:
                     raise ConfigurationError(
                         f"a batch read supports at most {MAX_FRAME_BYTES} bytes of events, but "
-                        f"{', '.join(self._options.topics)} has more from startingOffsets to now: "
-                        f"read them as a stream with trigger availableNow"
+                        f"there are more on {', '.join(self._options.topics)} from startingOffsets "
+                        f"to now: read them as a stream with trigger availableNow"
                     )
                 found += pieces
                 start = end

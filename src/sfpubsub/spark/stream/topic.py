@@ -358,7 +358,7 @@ class TopicReader:
     # A batch that an earlier process planned but did not finish.
 
     def _recover(self, start: Offset, end: Offset) -> None:
-        """Reread a batch that an earlier process planned, and make it the planned batch.
+        """Reread a batch that an earlier process planned, and make it this reader's planned batch.
 
         Raises:
             ReplayIdRejectedError: Some of its events are lost, and option failOnDataLoss is true.
