@@ -91,11 +91,11 @@ class Bell:
         return None if timeout is None else self._loop.time() + timeout
 
     async def until(self, condition: Callable[[], bool], deadline: float | None = None) -> bool:
-        """Wait until *condition* is true, checking it after each ring.
+        """Wait until *condition* is true. It is checked immediately, and again after each ring.
 
         Args:
             condition: Called in the loop.
-            deadline: Time of the loop's clock, as from `deadline`; None means no limit.
+            deadline: Time on the loop's clock, as returned by `deadline`; None means no limit.
 
         Returns:
             True if the condition was met, False if the deadline passed first.

@@ -176,7 +176,7 @@ def _places_by_schema(raws: Sequence[RawEvent]) -> dict[str, Sequence[int]]:
 
 
 class _Group:
-    """Events of one schema, stored in columns."""
+    """Collects the events of one schema, as columns of a record batch."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec

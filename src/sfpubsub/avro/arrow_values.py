@@ -58,11 +58,11 @@ class Values:
         """Decode payloads into one struct array.
 
         Args:
-            payloads: At most `MAX_PAYLOAD_BYTES` in total.
+            payloads: The payloads; at most `MAX_PAYLOAD_BYTES` bytes in total.
 
         Returns:
-            The values of the valid payloads in order, and the errors of the others by their index
-            in *payloads*.
+            The values of the valid payloads, in order, and a dict from the index of each invalid
+            payload to its error.
         """
         if self._compiled is None:
             return self._decode_dicts(payloads)

@@ -172,8 +172,9 @@ class _Bits:
     """Maps the set bits of a bitmap to names.
 
     A bitmap is looked up byte by byte, because it may have hundreds of set bits. The names for each
-    byte value are cached: at most 256 entries per eight names, of which events use only a few.
-    Thread-safe without a lock: two threads that miss the same entry write the same names.
+    byte value are cached. There are at most 256 entries for every eight names, and events use only
+    a few of them. Thread-safe without a lock: two threads that miss the same entry write the same
+    names.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -182,7 +183,7 @@ class _Bits:
         self._known: list[dict[int, tuple[str, ...]]] = [{} for _ in range(0, len(names), 8)]
 
     def of(self, bits: int) -> tuple[str, ...]:
-        """Return the names for the bits set in *bits*, which must be less than ``2 ** count``."""
+        """Return the names for the bits set in *bits*, which must be below ``2 ** self.count``."""
         found: tuple[str, ...] = ()
         known = self._known
         for place, byte in enumerate(bits.to_bytes(len(known), "little")):

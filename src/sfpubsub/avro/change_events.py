@@ -1,4 +1,4 @@
-"""Change events in application terms: header values, and what happened to each field.
+"""Interpret change events: the values in their headers, and what happened to each field.
 
 A `ChangeEvent` reads a value that `Codec.decode` returned; `sfpubsub.avro.bitmaps` expands its
 bitmaps to names. Nothing here decodes payloads, modifies a decoded value or does I/O. Invariant: if
@@ -108,7 +108,8 @@ class ChangeEvent:
         header = value.get(CHANGE_EVENT_HEADER)
         if not isinstance(header, dict):
             raise DecodeError(
-                f"an event of type {schema.name} (schema {schema.schema_id}) has no header"
+                f"an event of type {schema.name} (schema {schema.schema_id}) has no header, so it "
+                f"cannot be read as a change event"
             )
         self._schema = schema
         self._value = value

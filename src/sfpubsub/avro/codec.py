@@ -1,11 +1,12 @@
-"""Codecs: decode and encode payloads of one Avro schema, and read an event's own metadata.
+"""Codecs: decode and encode payloads of one Avro schema, and read an event's time and header.
 
 A payload is one raw Avro datum of the schema that the event refers to, without a container
 (Salesforce documentation, event deserialization). Decoding with any other schema silently yields
 garbage, so a `Codec` is looked up by the event's own ``schema_id`` and checks that every byte was
 used.
 
-A generated function does the decoding (`sfpubsub.avro.decoder`). If it does not support a schema or
+The decoding is done by the compiled decoder (`sfpubsub.avro.compiled`) or, where that is not
+available, by a generated function (`sfpubsub.avro.decoder`). If it does not support a schema or
 payload, `sfpubsub.avro.guard` first validates the payload and fastavro then decodes it, with the
 same result. Since the guard has checked every length and count, a malicious payload cannot make
 fastavro loop or allocate without bound. Thread-safe.
@@ -159,7 +160,8 @@ class Codec:
     def decode_with_json(self, payload: bytes) -> tuple[dict[str, Any], str]:
         """Decode a payload, and return the event's fields by name and as JSON text.
 
-        This is faster than `decode` and then `sfpubsub.avro.json.to_json`, with the same results.
+        This is faster than calling `decode` and `sfpubsub.avro.json.to_json`, with the same
+        results.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -181,9 +183,9 @@ class Codec:
         return self.decode_with_json(payload)[1]
 
     def facts_and_json(self, payload: bytes) -> tuple[int | None, Mapping[str, Any] | None, str]:
-        """Decode a payload, and return the event's time, its header and its fields as JSON text.
+        """Decode a payload, and return the event's time, its header, and the JSON text.
 
-        Time and header are as in `facts`, the JSON text as in `to_json`.
+        See `facts` for the time and the header, and `to_json` for the JSON text.
 
         Raises:
             DecodeError: The payload does not fit the schema, or has trailing bytes.
@@ -227,10 +229,10 @@ class Codec:
 
     @property
     def times(self) -> Times:
-        """The fields that the schema documents as ``DateTime``, also those within records.
+        """The fields that the schema documents as ``DateTime``, including those within records.
 
-        A ``DateTime`` field is paired with None, and a field of a record type with the `Times` of
-        that record.
+        This is a list of pairs: the name of a ``DateTime`` field and None, or the name of a field
+        with a record type and the `Times` of that record.
         """
         if self._times is None:
             self._times = _times(self._schema, self._named, {})

@@ -1,8 +1,8 @@
 """Columns of a typed table: the fields of one event type, across all its schema versions.
 
-`columns_of` maps one Avro schema, `merge` adds the columns of another version, and `typed_rows`
-decodes rows into them. No Spark or grpc is needed. Invariant: columns are only ever added, so that
-existing data stays readable. Thread-safe.
+`columns_of` derives columns from one Avro schema, `merge` adds the columns of another version, and
+`typed_rows` decodes rows into them. No Spark or grpc is needed. Invariant: columns are only ever
+added, so that existing data stays readable. Thread-safe.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _inside(shape: Shape) -> Shape:
 
 
 def _wide(shape: Shape, times: Times | None) -> pa.DataType:
-    """Return a column type that Parquet and Spark support.
+    """Return the type of the column for a field: one that Parquet and Spark support.
 
     Numbers are widened to 64 bits, because a later version of the schema may widen the field.
     """
@@ -205,7 +205,7 @@ def names_of(field: pa.Field) -> Iterator[str]:
 
 
 def type_word(kind: pa.DataType) -> str:
-    """Return a type's name as in Spark SQL, using only characters that a column name allows."""
+    """Return a type's name as in Spark SQL, but with only characters allowed in column names."""
     if pa.types.is_list(kind):
         return f"array_{type_word(kind.value_type)}"
     if pa.types.is_map(kind):
@@ -239,7 +239,10 @@ def places_of(own: Iterable[pa.Field], fields: Iterable[pa.Field]) -> list[str]:
     for field in own:
         for name in map(str.lower, names_of(field)):
             if name not in targets:
-                raise SchemaError(f"the table has no column for {field.name} of type {field.type}")
+                raise SchemaError(
+                    f"the table has no column for field {field.name} of type {field.type}: merge "
+                    f"the columns of this schema version into the table's columns first"
+                )
             if name not in found and _common(targets[name], field.type) == targets[name]:
                 found.append(name)
                 break
@@ -254,9 +257,9 @@ def paths_of(schema_json: str, columns: pa.Schema) -> dict[str, tuple[str, ...]]
         columns: The table's columns.
 
     Returns:
-        The paths, by field name and, for components, by ``Parent.Child``, the form that the field
-        lists of change events use. A path is the name of a column, followed by the names of the
-        nested fields down to the value.
+        A dict from the name of each field or component to its path. A component is named
+        ``Parent.Child``, as in the field lists of change events. A path is the name of a column,
+        followed by the names of the nested fields down to the value.
     """
     own = version_columns(schema_json)
     places = places_of([pa.field(column.name, column.type) for column in own], columns)

@@ -38,7 +38,7 @@ def decoder_of(schema: Any, named: Mapping[str, Any], wanted: Collection[str] | 
 
 
 def field_names_of(fields: Sequence[str], parts: Mapping[str, Sequence[str]]) -> Any:
-    """Return the compiled code that expands a schema's bitmaps, or None if it is not available.
+    """Return an object that expands a schema's bitmaps with compiled code; None if not available.
 
     Args:
         fields: Names of the top-level fields.

@@ -87,8 +87,8 @@ def generate(
 class _Source:
     """The source text of one decoder, and the values of its globals.
 
-    Variables in the text: ``b`` the payload, ``p`` the position in it, ``q`` the length of a
-    string, ``x`` a number or its first byte.
+    The text uses these variables: ``b`` is the payload, ``p`` the position in it, ``q`` the length
+    of a string, and ``x`` a number or its first byte.
     """
 
     def __init__(self, named: Mapping[str, Any]) -> None:

@@ -1,8 +1,9 @@
-"""The lines of a generated decoder that read or skip one value, and the functions that they call.
+"""Lines of source text for generated decoders, and the functions that these lines call.
 
-Variables in the lines: ``b`` the payload, ``p`` the position in it, ``q`` the length of a string,
-``x`` a number or its first byte. If the payload contains anything unexpected, the lines raise an
-exception of any type (see `sfpubsub.avro.decoder`).
+Each group of lines reads or skips one value. The lines use these variables: ``b`` is the payload,
+``p`` the position in it, ``q`` the length of a string, and ``x`` a number or its first byte. If the
+payload contains anything unexpected, the lines raise an exception, which may have any type (see
+`sfpubsub.avro.decoder`).
 """
 
 from __future__ import annotations

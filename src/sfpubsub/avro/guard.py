@@ -2,9 +2,9 @@
 
 The check follows the Avro specification strictly. It runs before fastavro reads a payload, because
 fastavro trusts lengths and counts from the network. Time and memory are bounded by the size of the
-payload: every step consumes a byte of the payload, or reads a value that takes no bytes, of which a
-payload may have `MAX_EMPTY`, plus `MAX_DEPTH` for each of its bytes. The code is not fast, but it
-runs only for payloads that the generated decoder cannot read.
+payload: every step either consumes a byte, or reads a value that takes no bytes. The number of such
+values is limited to `MAX_EMPTY`, plus `MAX_DEPTH` for each byte of the payload. The code is not
+fast, but it runs only for payloads that the faster decoders cannot read.
 """
 
 from __future__ import annotations

@@ -157,8 +157,8 @@ class SchemaCache:
             self._mismatches.add(codec.schema_id)
         if not known:
             logger.warning(
-                "schema %s (%s) is used although its id does not match its content, whose id "
-                "would be %s",
+                "schema %s (%s) is used although its id does not match its content: the expected "
+                "id is %s",
                 codec.schema_id,
                 codec.name,
                 made_of,

@@ -127,9 +127,9 @@ class _Version:
         return _Version(schema_id, schema_json, columns)
 
     def decode(self, payloads: Sequence[bytes]) -> tuple[list[pa.Array], Rejects]:
-        """Return the table's columns for all decodable payloads, and the other payloads' errors.
+        """Return the table's columns for all decodable payloads, and the errors of the others.
 
-        The key of an error is the payload's index in *payloads*.
+        The errors are a dict with the indexes of the payloads as keys.
         """
         value, rejected = self._values.decode(payloads)
         numbers = [n for n in range(len(payloads)) if n not in rejected]
@@ -159,7 +159,10 @@ class _Version:
 def _expanded(
     lists: pa.ListArray, expand: Callable[[Sequence[str]], tuple[str, ...]], bad: Rejects
 ) -> pa.Array:
-    """Expand lists of bitmaps to lists of field names. Add errors of invalid lists to *bad*."""
+    """Expand lists of bitmaps to lists of field names.
+
+    If a list is not valid, the error is stored in *bad*, with the index of the list as the key.
+    """
     rows: list[int | None] = []
     known: dict[tuple[str, ...], int] = {}
     names: list[tuple[str, ...]] = []
@@ -181,8 +184,9 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
 
     Args:
         array: The decoded values.
-        own: The column's type in the schema version of the values.
-        target: The type of the table's column, merged by `merge` from *own* and other versions.
+        own: The type of the column, as derived from the schema of the values.
+        target: The type of the table's column: `merge` has merged *own* with those of other schema
+            versions.
     """
     if array.type == target:
         return array
@@ -212,6 +216,6 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
 
 
 def _offsets(lists: pa.Array) -> pa.Array:
-    """Return each list's start offset (null for a null list), then the last list's end offset."""
+    """Return the start offset of each list (null for a null list) and the end of the last list."""
     starts = pc.if_else(lists.is_null(), pa.scalar(None, pa.int32()), lists.offsets[:-1])
     return pa.concat_arrays([starts, lists.offsets[-1:]])

@@ -1,4 +1,4 @@
-"""Measurements from the last few hours, for the plots on the web page."""
+"""Measurements from the last six hours, for the plots on the web page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Series:
 
 
 class History:
-    """The points of all series. Thread-safe for one writer and any number of readers."""
+    """The measured points of all series. Thread-safe for one writer and any number of readers."""
 
     def __init__(self) -> None:
         self._points: dict[Series, deque[Point]] = {}

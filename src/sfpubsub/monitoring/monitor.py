@@ -1,8 +1,8 @@
 """The monitor: collects the state of a running command, in a background thread.
 
-The monitor reads subscriptions (`Observation`), jobs (functions that return counts) and steps. The
-results are shown by `/metrics`, `/health`, the web page, OpenTelemetry and the status line on a
-terminal.
+The monitor reads subscriptions (`Observation`), jobs (functions that return counts), and steps such
+as writes (`Steps`). The results are shown by `/metrics`, `/health`, the web page, OpenTelemetry and
+the status line on a terminal.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ class Monitor:
     def _running(self) -> dict[str, float | None]:
         """Return how long the current step of each kind has been running, in seconds.
 
-        The value is None for a kind that has no running step. If none has one, the current
-        iteration of each subscription's loop is included.
+        The value is None for a kind that has no running step. If no step is running,
+        the current iteration of each subscription's loop is included.
         """
         running = self.steps.running()
         if all(seconds is None for seconds in running.values()):
@@ -231,7 +231,7 @@ class Monitor:
                 self.update()
             except Exception:  # a failing monitor must not end the command that it monitors
                 logging.getLogger("sfpubsub.monitoring").exception(
-                    "the monitor failed: no plots and no log of stuck steps until a restart"
+                    "the monitor failed: plots and the check for stuck steps stop until a restart"
                 )
                 return
 

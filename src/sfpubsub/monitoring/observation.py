@@ -125,7 +125,7 @@ class Observation:
     def acked(self, batch: EventBatch, events: int | None = None) -> None:
         """Record that the first *events* of *batch* were acked; None means all of them.
 
-        Like `turn`, call this only from the thread of the loop that reads the subscription.
+        Call this only from the thread of the loop that reads the subscription, as with `turn`.
         """
         self._acked = batch, len(batch) if events is None else events, self._clock()
 

@@ -1,4 +1,4 @@
-"""The web page: status, plots of the last hours, positions, gaps, batches and errors.
+"""The web page: status, plots of the last six hours, positions, gaps, batches and errors.
 
 The page is rendered on the server at each request, and refreshes itself. It shows no payloads and
 no secrets.

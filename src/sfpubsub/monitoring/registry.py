@@ -81,7 +81,7 @@ class Registry:
             self._forwards[metric] = (*self._forwards.get(metric, ()), take)
 
     def read(self, reader: Reader) -> None:
-        """Register *reader*, which every `collect` calls. It must not block."""
+        """Register *reader*, which returns samples. Every `collect` calls it; it must not block."""
         with self._lock:
             self._readers.append(reader)
 

@@ -1,4 +1,4 @@
-"""The situations in which a running command is unhealthy, with their reasons.
+"""Determine whether a running command is unhealthy, and why.
 
 This module is pure: no I/O, no clock.
 """

@@ -1,4 +1,8 @@
-"""Track steps, to detect stuck ones: how long each has been running, and which have finished."""
+"""Track the steps of a command, such as writes, to detect stuck ones.
+
+For each kind of step, `Steps` knows how long the current one has been running. It also keeps the
+most recently finished steps, which the web page shows.
+"""
 
 from __future__ import annotations
 

@@ -138,10 +138,10 @@ class SourceTracing:
         self._span("settle", SpanKind.CLIENT, self._processed_at or now, now, events, links)
 
     def _take(self, events: int) -> Iterator[SpanContext]:
-        """Yield the contexts of the spans in which the next events to process were received.
+        """Yield the span context of each response that contains some of the next events to process.
 
         Args:
-            events: Number of these events.
+            events: Number of events to process next.
         """
         while events > 0 and self._received:
             count, context = self._received.popleft()

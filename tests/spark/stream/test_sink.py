@@ -157,7 +157,7 @@ def test_the_results_of_all_tasks_are_counted(caplog, streamed):
         else:
             EventSink(options, ["a"], "w").commit(tasks)
     batch = "batch 7 to " if streamed else ""
-    assert caplog.messages == [f"{batch}{TOPIC}: published 605 events, 200 sent again"]
+    assert caplog.messages == [f"{batch}{TOPIC}: published 605 events, with 200 resends"]
 
 
 def test_a_task_without_rows_signs_in_nowhere(monkeypatch):

@@ -1,1 +1,1 @@
-"""The raw table: rows, layouts, formats, locations, and the lease that admits one writer."""
+"""The raw table: rows, layouts, formats, locations, and the lease that allows only one writer."""

@@ -1,4 +1,4 @@
-"""Decode payloads to columns of a raw table with the compiled decoder.
+"""Decode payloads with the compiled decoder, into columns of a raw table.
 
 The compiled decoder creates no Python object per event. If it does not support a schema or payload,
 the Python code in `sfpubsub.spark.raw.rows` decodes the events one by one instead. Invariant:
@@ -103,7 +103,7 @@ def _fact(codec: Codec) -> pa.Field | None:
 
 @functools.lru_cache(maxsize=512)  # the capacity of SchemaCache
 def _fact_of(schema_json: str, is_change_event: bool) -> pa.Field | None:
-    """Return the Arrow field of a change event's header, or of another event's ``CreatedDate``.
+    """Return the Arrow field of the header (change events) or of ``CreatedDate`` (other events).
 
     Return None if the schema has no Arrow form or lacks the field, or if the field does not have
     the documented type.

@@ -3,7 +3,7 @@
 Each of our transactions is a Delta commit. Its user metadata is the `State`, and its ``txnVersion``
 for our application id is the state's number. If the table already has the same or a higher number,
 Delta skips the commit without an error. So each commit is verified by reading it from the log.
-Delta rejects a commit if a concurrent commit has changed the number that it read.
+Delta rejects a transaction if a concurrent commit has changed the number that it has read.
 """
 
 from __future__ import annotations
@@ -188,9 +188,9 @@ class DeltaTable(LoggedTable):
     def _add(self, frame: DataFrame, state: State) -> None:
         """Commit the transaction, unless the table already has its number or a higher one.
 
-        The result is that of Delta's own writer, but faster. Delta's writer looks up the number in
-        the complete state of the table, which Delta recomputes after each commit with three Spark
-        jobs, whereas the write itself needs only one job.
+        This has the same result as Delta's own writer, but is faster. Delta's writer looks up the
+        number in the complete state of the table. After each commit, Delta recomputes that state
+        with three Spark jobs, whereas the write itself needs only one job.
         """
         spark, application = self._spark, state.application
         delta = "org.apache.spark.sql.delta"

@@ -60,9 +60,9 @@ class Destination:
         check_format(format)
         if format == "iceberg" and is_object_store(os.fspath(destination)):
             raise ConfigurationError(
-                f"path-only iceberg tables need an atomic rename that never overwrites, which "
-                f"{destination} does not support, so commits could be lost: use a catalog table "
-                f"(catalog type jdbc or rest) or delta"
+                f"a path-only iceberg table relies on atomic renames that never overwrite a file. "
+                f"{destination} does not support them, so commits could be lost: use a catalog "
+                f"table (catalog type jdbc or rest) or format delta"
             )
         if staging is not None and format != "parquet":
             raise ConfigurationError(

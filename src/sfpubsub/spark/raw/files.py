@@ -64,7 +64,7 @@ class Files(ABC):
     def names(self) -> list[str]:
         """Return the sorted names of the files; empty if the directory does not exist.
 
-        They include temporary files that an interrupted `replace` has left, ending with ``.tmp``.
+        They include temporary files (``*.tmp``) that an interrupted `replace` has left behind.
 
         Raises:
             ConfigurationError: The directory cannot be listed.
@@ -137,10 +137,10 @@ class LocalFiles(Files):
 class HadoopFiles(Files):
     """A directory on a file system of Spark's JVM, such as ``s3a://…`` or ``hdfs://…``.
 
-    In an object store, a file is written under its final name: it appears atomically when it is
-    closed, and replaces the old one. A rename would delete the old file and then copy the new one.
-    On other file systems, such as HDFS, a temporary file is renamed over the old file. Its name is
-    hidden, so Spark ignores it.
+    In an object store, a new file is written directly under its final name. It appears atomically
+    when it is closed, and replaces the old file. (A rename there is not atomic: it would delete the
+    old file, and then copy the new one.) On other file systems, such as HDFS, a temporary file is
+    renamed to the final name. Temporary files have hidden names, so Spark ignores them.
 
     Args:
         spark: A classic session, not Spark Connect.

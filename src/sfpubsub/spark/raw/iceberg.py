@@ -8,8 +8,8 @@ snapshot. The writer does this only if the newest state in the current metadata 
 last read or wrote. If the metadata has changed in the meantime, the swap fails. It is then retried,
 unless the newest state has changed. If there is a new snapshot, the rows are first staged again.
 
-The state is a property of both the snapshot and the table, because compaction adds snapshots on top
-of ours, after which ours may expire.
+The state is a property of both the snapshot and the table. The snapshot's property is not enough:
+compaction adds newer snapshots, and after that, ours may expire.
 """
 
 from __future__ import annotations
@@ -330,9 +330,9 @@ def check_catalog(spark: SparkSession, place: Destination) -> None:
     warehouse = str(spark.conf.get(f"{catalog}.warehouse", ""))
     if (kind == "hadoop" or made_by.endswith("HadoopCatalog")) and is_object_store(warehouse):
         raise ConfigurationError(
-            f"the catalog of {place} is of type hadoop on {warehouse.split(':')[0]}, which has no "
-            f"atomic rename that never overwrites, so commits could be lost: use a catalog of "
-            f"type jdbc or rest"
+            f"the catalog of {place} is of type hadoop, which relies on atomic renames that never "
+            f"overwrite a file. {warehouse.split(':')[0]} does not support them, so commits could "
+            f"be lost: use a catalog of type jdbc or rest"
         )
 
 
@@ -354,8 +354,8 @@ def published(
 
     Returns:
         True if published; False if *is_ours* returned False, the main branch no longer ends in the
-        parent of the staged snapshot, that snapshot has expired, or the metadata changed during
-        each of `TRIES` attempts.
+        parent of the staged snapshot, the staged snapshot has expired, or the metadata changed
+        during each of `TRIES` attempts.
     """
     for _ in range(TRIES):
         base = operations.refresh()

@@ -125,7 +125,7 @@ def layout_with(columns: Collection[str]) -> Layout:
 
 
 def newer_layout(table: object, number: object) -> str:
-    """Return the error message for a table whose layout this version is too old to support."""
+    """Return the error message for a table with a layout that this version does not know yet."""
     return (
         f"{table} has layout {number}, which a newer version of sfpubsub wrote; this version would "
         f"leave its new columns empty: use the newer version, or choose another destination"

@@ -115,8 +115,8 @@ def _await_jvm(descriptor: int, table: Path, deadline: float, *, own: Process) -
     while old is not None and old != own and old.alive():
         if time.monotonic() >= deadline:
             raise ConfigurationError(
-                f"{table} may still be written by the Spark JVM (pid {old.pid}) of a writer that "
-                f"was killed: stop that process first"
+                f"a writer of {table} was killed, but its Spark JVM (pid {old.pid}) is still "
+                f"running and may be writing: stop that process first"
             )
         time.sleep(_POLL)
 

@@ -1,9 +1,10 @@
 """The common part of raw tables in Delta and Iceberg format.
 
-Each of our transactions carries a `State`, and optionally rows. A format must be able to find the
-newest state in the table, and to commit a transaction only if none of ours was committed since that
-state was read. This allows fencing: a writer starts by committing an empty transaction. After that,
-no older writer can commit, even if it was suspended during a commit and resumes a week later.
+Each transaction by sfpubsub adds a `State` to the table, and optionally rows. A format must support
+two operations: finding the newest state, and committing a transaction only if sfpubsub has not
+committed another one since that state was read. This allows fencing: a writer starts by committing
+an empty transaction. After that, no older writer can commit, even if it was suspended during a
+commit and resumes a week later.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ class LoggedTable(RawTable):
         self._try_commit(None, self._known.moved(positions), "writing the position")
 
     def keys_since(self, oldest: float, after: int = -1) -> Iterable[tuple[float, bytes]]:
-        """See `RawTable`. A pair's time is its partition's end, or `newest_time` if earlier."""
+        """See `RawTable`. A pair's time is its partition's end, but at most `newest_time`."""
         layout = self._known.layout
         column = layout.partition
         if self.next_seq <= after + 1 or layout.text_of(self.newest_time) < layout.text_of(oldest):
@@ -236,7 +237,7 @@ class LoggedTable(RawTable):
                 yield from self._keys(some)
 
     def _keys(self, rows: pa.Table) -> Iterator[tuple[float, bytes]]:
-        """Yield the pairs of `keys_since`, one for each partition in *rows*, oldest first."""
+        """Yield one pair, as in `keys_since`, for each partition in *rows*; oldest first."""
         layout = self._known.layout
         column = rows[layout.partition]
         for value in sorted(pc.unique(column).to_pylist()):
@@ -263,7 +264,7 @@ class LoggedTable(RawTable):
             return rows_among(self._spark, self._rows().where(written), keys)
 
     def _written(self, first: float, last: float) -> Column:
-        """Return a condition that limits rows to the partitions of the times *first* to *last*."""
+        """Return a condition that selects the partitions of rows written from *first* to *last*."""
         layout = self._known.layout
         values = (f.lit(layout.value_of(time)) for time in (first, last))
         return f.col(layout.partition).between(*values)

@@ -161,7 +161,9 @@ def sources_of(path: Path) -> tuple[Source, ...]:
 
 
 def local_sidecars(path: Path, name: str) -> list[Path]:
-    """Return the possible local directories of one of a table's sidecars, for any format.
+    """Return the local directories that may contain a table's sidecar.
+
+    The table may have any format.
 
     Args:
         path: The table's directory.
@@ -218,7 +220,7 @@ def _check_writable(path: Path, message: str) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Return whether *name* may have been created by a writer whose start was interrupted."""
+    """Return whether a writer that was interrupted while it started may have created *name*."""
     return name in {LEASE_NAME, STAGING_NAME, *SIDECARS} or name.startswith(IDENTITY_NAME)
 
 

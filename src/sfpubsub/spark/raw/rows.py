@@ -192,7 +192,12 @@ class EventRows:
         self._count = 0
 
     def extend(self, events: Iterable[Event], received_at: float) -> None:
-        """Add events in order of arrival, received at *received_at* (seconds since 1970 UTC)."""
+        """Add events.
+
+        Args:
+            events: The events, in order of arrival.
+            received_at: When they were received, in seconds since 1970 UTC.
+        """
         for event in events:
             self._events.append(event)
             self.bytes += len(event.raw.payload)

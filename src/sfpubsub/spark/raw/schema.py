@@ -90,7 +90,7 @@ def check_rows(rows: pa.Table) -> pa.Table:
     """Check rows, and return them with exactly the columns of `SCHEMA`.
 
     In the result, ``ingest_seq`` is only a placeholder; see `renumbered`. *rows* may lack
-    ``ingest_seq`` and the columns added after layout 2, which become null. Partition
+    ``ingest_seq``, and the columns added after layout 2; those columns become null. Partition
     columns, `BATCH_COLUMN` and `SCHEMA_JSON` are dropped if present.
 
     Raises:

@@ -1,14 +1,14 @@
-"""The directory ``.NAME.sfpubsub`` next to a Parquet table, for its staging files and sidecars.
+"""The directory ``.NAME.sfpubsub``, which contains a Parquet table's staging files and sidecars.
 
-These are kept outside the table's own tree, because not every reader of ``**/*.parquet`` ignores
-names that begin with ``_``, and even a reader that does may list such a directory while it is being
-removed. By default the directory is next to the table; the user can choose another parent
-directory, which is then recorded in the table's identity file. It must be on the table's file
-system, because a batch is published by one rename.
+Inside the table, these files would disturb readers: not every reader of ``**/*.parquet`` ignores
+names that begin with ``_``, and even one that does may list a directory while it is being removed.
+By default, ``.NAME.sfpubsub`` is next to the table. The user can choose another parent directory,
+which is then recorded in the table's identity file. It must be on the table's file system, because
+a batch is published by one rename.
 
-Tables of layout 1 kept these files inside the table. `settle` moves them out while the lease is
-held. It can be interrupted at any step and repeated; until it has finished, readers check both
-places (`sidecar_places`).
+In layout 1, these files were inside the table. `settle` moves them out while the lease is held. It
+can be interrupted at any step and repeated; until it has finished, readers check both places
+(`sidecar_places`).
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def settle(table: Path, place: Path) -> None:
     This can be interrupted at any step and repeated.
 
     1. A sidecar that does not exist in *place* yet is moved as a whole, with one rename.
-    2. If it exists in both places, because a stream still used the old path, its files are moved
-       one by one. A file that exists in both places has the same contents in both.
+    2. If a sidecar exists in both places, because a stream still used the old path, its files are
+       moved one by one. A file that exists in both places has the same contents in both.
     3. Files that a failed write left in staging are moved to the new staging directory, which is
        emptied when a writer starts.
 

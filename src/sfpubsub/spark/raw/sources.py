@@ -65,7 +65,7 @@ def sources_record(sources: Sequence[Source]) -> list[list[str]]:
 
 
 def recorded_sources(record: Mapping[str, Any]) -> tuple[Source, ...]:
-    """Return the sources stored in *record*. A record of an older version has only one.
+    """Return the sources stored in *record*. Older versions of sfpubsub stored only one.
 
     Raises:
         ConfigurationError: The record is not valid.
@@ -105,8 +105,8 @@ def joined(
         other = found.setdefault(source.name.casefold(), source)
         if other is not source:
             raise ConfigurationError(
-                f"{where} cannot contain both {source} and {other}, whose names are equal if case "
-                f"is ignored: write one of them to another table"
+                f"{where} cannot contain both {source} and {other}, because their names are equal "
+                f"or differ only in case: write one of them to another table"
             )
     return tuple(found.values())
 

@@ -58,19 +58,19 @@ class RawTable(ABC):
     @property
     @abstractmethod
     def sources(self) -> tuple[Source, ...]:
-        """All sources of the table: those of the current writer, and those of earlier ones."""
+        """All sources of the table: those of the current writer and of earlier writers."""
 
     @property
     @abstractmethod
     def positions(self) -> Mapping[str, ReplayId]:
-        """Positions by name of the topic or channel; a source without a position is omitted."""
+        """The position of each topic or channel, by name. Those without a position are omitted."""
 
     @property
     @abstractmethod
     def newest_time(self) -> float:
-        """The newest batch was written at this time or later; 0 if there are no batches.
+        """The earliest time at which the newest batch may have been written; 0 without batches.
 
-        The unit is seconds since 1970 UTC, as for *now* of `append`.
+        In seconds since 1970 UTC.
         """
 
     @property
@@ -133,7 +133,7 @@ class RawTable(ABC):
             spans: Time spans, as pairs of a first and a last time, in seconds since 1970 UTC.
 
         Returns:
-            The first row with each key, by key. Keys without a row are omitted.
+            A mapping from each key to the first row that has it. Keys without a row are omitted.
 
         Raises:
             WriteError: The table cannot be read.

@@ -1,7 +1,7 @@
 """Read topics once, from a position up to now, as a DataFrame.
 
-Each time a query plan is executed, Spark requests the partitions in a short-lived Python process
-next to the driver. All events are received in that process, so that executors need no connection.
+Each time a query plan is executed, Spark starts a short-lived Python process next to the driver.
+That process receives all events and returns them in partitions, so executors need no connection.
 The events must fit into the driver's memory. For more events, use a stream or ``sfpubsub ingest``.
 """
 
@@ -44,8 +44,8 @@ class EventReader(DataSourceReader):
     def __init__(self, options: SourceOptions) -> None:
         if StartPosition.latest() in (options.start, *options.starts.values()):
             raise ConfigurationError(
-                "option startingOffsets is latest, after which there is nothing to read in a "
-                "batch: use earliest or a replay id, or readStream"
+                "option startingOffsets is latest, so there is nothing to read in a batch: use "
+                "earliest or a replay id, or use readStream"
             )
         self._options = replace(options, start=options.start or StartPosition.earliest())
 
@@ -68,10 +68,9 @@ class EventReader(DataSourceReader):
                 size += sum(len(piece.data) for piece in pieces)
                 if size > MAX_FRAME_BYTES:
                     raise ConfigurationError(
-                        f"there are more than {MAX_FRAME_BYTES} bytes of events from "
-                        f"startingOffsets to now on {', '.join(self._options.topics)}, which is "
-                        f"more than a batch read supports: read them as a stream with trigger "
-                        f"availableNow"
+                        f"a batch read supports at most {MAX_FRAME_BYTES} bytes of events, but "
+                        f"there are more on {', '.join(self._options.topics)} from startingOffsets "
+                        f"to now: read them as a stream with trigger availableNow"
                     )
                 found += pieces
                 start = end

@@ -1,4 +1,4 @@
-"""The input of the streaming source: a subscription, and the detection of a topic's current end.
+"""Receive a topic's events for the streaming source, and detect the topic's current end.
 
 The client handles retries, sessions, flow control and timeouts, so an error raised here is final.
 This module is used only in the source's process, which Spark starts next to the driver. Not
@@ -66,7 +66,7 @@ class Schemas(SchemaStore):
 
 
 class Feed:
-    """A subscription to one topic, from which events are taken response by response.
+    """A subscription to one topic. Each call of `take` returns the events of one response.
 
     Args:
         client: The client; `close` leaves it open.
@@ -124,7 +124,7 @@ class Feed:
 
     @property
     def idle(self) -> float:
-        """Seconds for which the stream has been able to receive events but has received none."""
+        """Seconds since the stream last received an event or was unable to receive events."""
         return time.monotonic() - self._quiet_since
 
     @property
@@ -161,10 +161,10 @@ class Feed:
 class Horizon:
     """Detects when all events published before its creation have been read.
 
-    This works even if events keep arriving. A second stream is opened at LATEST, whose first event
-    was therefore published later. Reading is complete once the stream that is being read receives
-    the same event. If nothing more is published, the second stream receives no event; then the
-    stream that is being read becomes idle or receives a keepalive.
+    This works even if events keep arriving. A second stream is opened at LATEST, so its first event
+    was published later. Reading is complete once the stream that is being read receives the same
+    event. If nothing more is published, the second stream receives no event; then the stream that
+    is being read becomes idle or receives a keepalive.
 
     Args:
         client: The client; `close` leaves it open.
@@ -202,9 +202,10 @@ class Horizon:
         return None
 
     def read(self, events: list[ReceivedEvent]) -> None:
-        """Remember events that were read, until the stream opened at LATEST receives an event.
+        """Record that *events* have been read.
 
-        The first event on that stream may be one of them.
+        One of them may turn out to be the first event of the stream that was opened at LATEST. Once
+        that first event is known, this method does nothing.
         """
         if self._first is None:
             self._seen.extend(event.raw.replay_id for event in events)

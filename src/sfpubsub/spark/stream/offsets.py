@@ -144,8 +144,8 @@ class Offsets:
         if not found.keys() & set(topics):
             raise ConfigurationError(
                 f"the checkpoint belongs to topic {', '.join(found)}, but the query reads "
-                f"{', '.join(topics)}: use a separate checkpoint, or add one of the checkpoint's "
-                f"topics to the option topics"
+                f"{', '.join(topics)}: use a separate checkpoint, or also read one of the "
+                f"checkpoint's topics (option topics)"
             )
         return cls(found)
 

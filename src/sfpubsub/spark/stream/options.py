@@ -192,7 +192,9 @@ def _starts(
 ) -> tuple[StartPosition | None, dict[str, StartPosition]]:
     """Parse option startingOffsets.
 
-    Return a start for all topics (None if there is none), and the starts of individual topics.
+    Returns:
+        The start that applies to all topics, or None; and a dict from each topic that has its own
+        start to that start.
     """
     if text is None:
         return None, {}
@@ -214,7 +216,7 @@ def _starts(
     if unknown:
         raise ConfigurationError(
             f"option startingOffsets names {unknown[0]}, which is not one of the topics: remove "
-            f"it, or add it to option topics"
+            f"it, or list it in option topics"
         )
     return None, found
 

@@ -52,7 +52,8 @@ class EventPartition(InputPartition):
         first_seq: ``ingest_seq`` of the first event.
         schemas: Avro schemas as JSON text, by id; those that could not be fetched are omitted.
         data: The events, as an Arrow stream.
-        gaps: Gaps before the events, each with its time in seconds since 1970 UTC.
+        gaps: Gaps before the events, each with the time at which it was detected, in seconds since
+            1970 UTC.
     """
 
     def __init__(

@@ -99,8 +99,8 @@ class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next batch, or *start* if there are no events.
 
-        Without events, the result differs from *start* only if it renews the position of a quiet
-        topic with that of a keepalive, or contains a new topic.
+        Even without events, the result differs from *start* if a keepalive has renewed the position
+        of a quiet topic.
 
         Args:
             start: The end of the last finished batch.

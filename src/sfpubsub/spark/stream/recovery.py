@@ -18,7 +18,7 @@ from sfpubsub.spark.stream.offsets import Offset
 
 
 class Found(NamedTuple):
-    """A batch that was reread."""
+    """The result of `find`: a batch that was read again."""
 
     events: list[ReceivedEvent]
     after: list[ReceivedEvent]

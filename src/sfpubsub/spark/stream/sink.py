@@ -204,8 +204,8 @@ class Ids:
 def field_value(value: Any) -> Any:
     """Convert the value of a column to the value of an event's field.
 
-    A timestamp becomes milliseconds since 1970 UTC, a decimal becomes a double; other values are
-    unchanged.
+    A timestamp becomes milliseconds since 1970 UTC, and a decimal becomes a double. Other values
+    are unchanged.
     """
     if isinstance(value, datetime):
         # Spark passes a timestamp in the local time zone of the process.
@@ -268,4 +268,4 @@ def _log(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
     found = [message for message in messages if isinstance(message, Published)]
     accepted = sum(message.accepted for message in found)
     again = sum(message.sent_again for message in found)
-    logger.info("%s: published %d events, %d sent again", what, accepted, again)
+    logger.info("%s: published %d events, with %d resends", what, accepted, again)

@@ -125,7 +125,7 @@ class TopicReader:
         """Plan the next batch, and return its end. Call `follow` first.
 
         If there are no events, return the start of the batch. If the position of a quiet topic has
-        to be renewed, a keepalive's position is added to the start.
+        to be renewed, the position of the last keepalive is added to it.
 
         Args:
             share: Limits of this topic's share of the batch.
@@ -205,8 +205,8 @@ class TopicReader:
             if start.floats and not self.is_new:
                 _log.warning(
                     "the checkpoint of %s has no position yet, because neither an event nor a "
-                    "keepalive had arrived: the query starts at latest again, without the events "
-                    "published in the meantime",
+                    "keepalive had arrived: the query starts at latest again, and misses the "
+                    "events published in the meantime",
                     start.topic,
                 )
             self._open(start, start.resume)
@@ -313,7 +313,7 @@ class TopicReader:
         )
 
     def _renewed(self) -> Offset | None:
-        """Return the start of the next batch, renewed by the position of the last keepalive.
+        """Return the start of the next batch with the position of the last keepalive added to it.
 
         Return None if the position need not be renewed yet, if events or gaps are pending, or if
         no keepalive has arrived since the last event.
@@ -358,7 +358,7 @@ class TopicReader:
     # A batch that an earlier process planned but did not finish.
 
     def _recover(self, start: Offset, end: Offset) -> None:
-        """Reread a batch that an earlier process planned, and make it the planned batch.
+        """Reread a batch that an earlier process planned, and make it this reader's planned batch.
 
         Raises:
             ReplayIdRejectedError: Some of its events are lost, and option failOnDataLoss is true.
@@ -395,7 +395,7 @@ class TopicReader:
 
     def _fail(self, reason: str, gap: Gap | None, cause: SfPubSubError | None = None) -> NoReturn:
         raise ReplayIdRejectedError(
-            f"the checkpoint's position on {self.topic} cannot be resumed: {reason}. "
+            f"the query cannot resume at the checkpoint's position on {self.topic}: {reason}. "
             f"Start with a new checkpoint and option startingOffsets, or set failOnDataLoss to "
             f"false: then the query continues with the oldest retained event, and a row with "
             f"event_name {GAP_EVENT} marks the gap",
