@@ -121,7 +121,7 @@ class Sessions:
 
     @property
     def access_token(self) -> str:
-        """The newest of the emulator's own tokens, which may no longer be valid."""
+        """The newest of the emulator's own tokens. It may no longer be valid."""
         return self._newest
 
     def new_token(self) -> str:

@@ -309,8 +309,8 @@ def _fields_of(asked: soql.Condition) -> list[str]:
 
 
 def _without_header(asked: soql.Condition, header: Mapping[str, Any]) -> soql.Condition:
-    """Return a condition in which each comparison of a ChangeEventHeader field is replaced by a
-    comparison that is always true or always false: the result for `header`.
+    """Return the condition `asked` without comparisons of ChangeEventHeader fields. Each of them is
+    evaluated for `header`, and replaced by a comparison that is always true or always false.
     """
     if isinstance(asked, soql.Joined):
         decided = tuple(_without_header(item, header) for item in asked.conditions)
