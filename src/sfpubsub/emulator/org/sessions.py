@@ -239,9 +239,11 @@ class Sessions:
         return self.user_of(token) is not None
 
     def is_ours(self, token: str) -> bool:
-        """Return whether this org issued a token and still knows it. Expired and revoked tokens are
-        known at least until the process ends, unless the org has too many tokens. The admin
-        endpoint accepts them, so that the client can request a new one.
+        """Return whether this org issued a token and still knows it, even if it is no longer valid.
+
+        Expired and revoked tokens are known at least until the process ends, unless the org has too
+        many tokens. The admin endpoint accepts every known token, so that a client can use an old
+        token to request a new one.
         """
         with self._lock:
             return token in self._tokens
