@@ -107,8 +107,8 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 def proxy_to(host: str, given: str = "") -> str:
     """Return the URL of the HTTP proxy for TLS connections to *host*.
 
-    The rule is the same for gRPC and HTTP, whose libraries disagree about the names and case of the
-    variables, and about how hosts are excluded.
+    This function is used for both gRPC and HTTP, because their libraries disagree about the names
+    and case of the environment variables, and about how to exclude hosts.
 
     Args:
         host: A name or an address.

@@ -134,7 +134,7 @@ class Settings:
             )
         if self.auth not in AUTH_WAYS:
             raise ConfigurationError(
-                f"{self._naming('auth')}={self.auth} is not a way to sign in: use one of "
+                f"{self._naming('auth')}={self.auth} is not valid: use one of "
                 f"{', '.join(AUTH_WAYS)}"
             )
         for name, path in (("login_url", True), ("instance_url", False), ("audience", True)):

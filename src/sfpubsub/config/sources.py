@@ -53,8 +53,8 @@ def near(name: str, known: Iterable[str], prefix: str = "") -> str:
     Args:
         name: The unknown name, without the prefix.
         known: The valid names, without the prefix.
-        prefix: Prepended to each name in the hint. Kept separate so that it does not make all names
-            look alike.
+        prefix: Prepended to each name in the hint. It is not part of the names, because a common
+            prefix would make all names similar.
     """
     names = sorted(known)
     close = get_close_matches(name, names, n=1)
@@ -149,7 +149,7 @@ def _read(path: Path) -> dict[str, Any]:
         return found
     # Outside the except block, so not chained: the parser's error contains the text, with secrets.
     raise ConfigurationError(
-        f'{path} is not valid TOML: write a setting as in endpoint = "host:7443"'
+        f'{path} is not valid TOML: write settings like endpoint = "host:7443"'
     )
 
 

@@ -119,7 +119,7 @@ def _start(directory: Path, options: Sequence[str]) -> str:
             start_new_session=True,
         )
     if process.stdout is None:
-        raise AssertionError("the emulator's stdout must be a pipe")
+        raise AssertionError("bug in sfpubsub: the emulator's stdout is not a pipe")
     with process.stdout as output:
         line = _first_line(output)
     if not line:

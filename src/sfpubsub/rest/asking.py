@@ -138,9 +138,9 @@ class Asker:
         """Return the result of *ask*, retrying it on transient errors.
 
         Raises:
-            SfPubSubError: The first error that is not transient or after which the service asks for
-                a delay longer than `RestTimings.backoff_max`; otherwise, the error of the last
-                attempt.
+            SfPubSubError: The error of the last attempt. There is no further attempt if the error
+                is not transient, if the service asks for a delay longer than
+                `RestTimings.backoff_max`, or after `RestTimings.attempts` attempts.
         """
         most = self.timings.attempts
         for attempt in range(1, most + 1):

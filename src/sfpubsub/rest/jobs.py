@@ -1,7 +1,7 @@
 """Bulk API 2.0 query jobs: create them, wait for them, fetch their results, delete them.
 
-A job exists in the org and is identified only by its id. After a crash, a process can continue with
-the id and the locator that it saved.
+The org keeps a job and its results, and identifies the job by its id. A process that has saved the
+id and the locator of the next page can therefore continue after a crash.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class QueryJobs:
             return fetch(self._asker, f"{self._path(job_id)}/results", query, columns, file)
 
     def abort(self, job_id: str) -> QueryJob:
-        """Abort a running job and return it, so that it can be deleted."""
+        """Abort a running job, and return its new state. An aborted job can be deleted."""
         with _expiring(job_id):
             return _job_of(self._asker.patch(self._path(job_id), {"state": "Aborted"}))
 

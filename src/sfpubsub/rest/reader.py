@@ -235,9 +235,9 @@ class OrgReader:
             fields: Fields to read; ``Id`` can be omitted.
 
         Returns:
-            A row per id, keyed by the id as passed; None if the record does not exist or the user
-            may not see it. A record in the Recycle Bin was observed to give None as well, which is
-            not documented.
+            For each id, as passed, the record as a row; or None if the record does not exist or the
+            user may not see it. The org was also observed to return None for records in the Recycle
+            Bin, which is not documented.
 
         Raises:
             RequestRefusedError: A field does not exist, or is not visible to the user

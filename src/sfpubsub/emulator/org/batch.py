@@ -1,4 +1,4 @@
-"""The data types for publishing, and batches of events that become durable in one transaction."""
+"""The data types for publishing, and `Batch`, which adds events to the log in one transaction."""
 
 from __future__ import annotations
 

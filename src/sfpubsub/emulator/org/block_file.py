@@ -86,8 +86,8 @@ class BlockFile:
             )
 
     def after(self, topic_id: int, position: int) -> Block | None:
-        """Return the block of a topic whose range includes the next position after `position`, or
-        None if there is no such block. The block contains the topic's first event after `position`.
+        """Return the block that contains a topic's first event after `position`. Return None if no
+        block of the topic begins at or before `position` and ends after it.
         """
         with self._lock:
             found = self._db.execute(

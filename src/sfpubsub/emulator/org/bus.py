@@ -5,8 +5,8 @@ All topics share one sequence of positions, as on the real bus: an event has the
 its topic and on every channel that carries the topic, and the positions of one topic have gaps.
 `positions` tracks which positions exist and which are deleted.
 
-Locking: one lock guards the topics, the log and the tip. It is held during a read or an append,
-never while waiting. Streams are notified through `Positions.bells`.
+Locking: one lock guards the topics, the log and the newest position. It is held during a read or
+an append, never while waiting. Streams are notified through `Positions.bells`.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ class Bus(Positions):
 
     def pass_by(self, topic: Topic, after: int, count: int) -> int | None:
         """If a topic has no events after the position `after`, create `count` positions without
-        events, as events of other topics would.
+        events, as if other topics had received events.
 
         Returns:
             The last new position, or None if no positions were created.

@@ -26,6 +26,7 @@ def claim(data_dir: Path) -> int:
     except OSError as error:
         raise EmulatorProblem(
             f"data directory {data_dir} cannot be written to ({error.strerror}): choose another"
+            " directory"
         ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

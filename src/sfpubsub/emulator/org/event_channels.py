@@ -89,7 +89,7 @@ class Member:
 
 
 class ChangeSource(Protocol):
-    """The source of the change events that channel members select."""
+    """Publishes the change events that channel members select. Implemented by `Records`."""
 
     def offer(self, event_name: str) -> None:
         """Create the topic for an object's change events, unless it exists. Do nothing if
@@ -106,7 +106,8 @@ class ChangeSource(Protocol):
         ...
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """Handle a change to the channel members.
+        """Publish the change events that the current members select, and no longer those that only
+        removed members selected.
 
         Args:
             members: All current members.

@@ -1,6 +1,6 @@
-"""The lag of managed subscriptions now and over time, counted in events. For display only.
+"""Computes the lag of a managed subscription at given times, in events. For display only.
 
-Past lag is not sampled. It is computed from the publication times in the log and from the commit
+The lag is not sampled. It is computed from the publication times in the log and from the commit
 times, which this module stores in memory.
 """
 

@@ -68,9 +68,7 @@ class Mailbox(Generic[R]):
             self._stir()
 
     def wake(self) -> None:
-        """Make the current or next `wait` return: something that the call depends on may have
-        changed.
-        """
+        """Make the current or next `wait` return, so that its caller checks for changes."""
         with self._condition:
             self._stir()
 
@@ -89,8 +87,11 @@ class Mailbox(Generic[R]):
             return arrivals, self._half_closed
 
     def wait(self, deadline: float | None) -> None:
-        """Wait until a request or wake-up has arrived since the last `collect`, the call has ended,
-        or `deadline` (seconds since 1970 UTC; None for no deadline) has passed.
+        """Wait for a request, a wake-up, the end of the call, or the deadline. If a request or
+        wake-up has arrived since the last `collect`, return immediately.
+
+        Args:
+            deadline: Time in seconds since 1970 UTC; None waits without limit.
         """
         with self._condition:
             while not self._news and not self._gone:

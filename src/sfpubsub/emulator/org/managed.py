@@ -83,9 +83,10 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Change:
-    """A change to a managed subscription's record that streams do not see yet. Until `until`
-    (seconds since 1970 UTC), they see the presets of `before`, and see RUN only if `before` and the
-    new record are both in that state.
+    """A change to the record of a managed subscription that takes effect for streams with a delay.
+
+    Until `until` (seconds since 1970 UTC), streams see the replay presets of `before`. They see the
+    state RUN if both `before` and the new record are in that state, otherwise STOP.
     """
 
     until: float

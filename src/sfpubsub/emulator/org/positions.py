@@ -1,12 +1,13 @@
-"""The positions of one org's bus: which exist, and which were deleted. Independent of topics.
+"""Tracks which positions of one org's bus are valid. Independent of topics.
 
-A position p is alive from its creation until it or a later position is deleted, that is, as long as
-`purged_through < p <= tip`, unless `corrupt` invalidates it earlier. A position is deleted when its
-retention period ends, or earlier by `age_out`, `reset` or `move`. A fault that deleted or corrupted
-positions is kept in memory until the process ends, so that it can be counted each time a client
-uses one of them.
+Each event on the bus has a position, a number that increases from event to event. There are also
+positions without an event. The oldest positions are deleted when their retention period ends, or
+earlier by `age_out`, `reset` or `move`; all positions after the last deleted one, up to the newest,
+are valid. Only `corrupt` invalidates a single position. A fault that deleted or corrupted positions
+is kept in memory until the process ends, so that it can be counted each time a client uses one of
+them.
 
-Invariant: a deleted position never becomes alive again, and its replay id is never issued again.
+Invariant: a deleted position never becomes valid again, and its replay id is never issued again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Positions:
     """The positions of one org's bus, and their replay ids. Thread-safe.
 
     Args:
-        store: The store for events, and for positions without events.
+        store: Stores the events, and the positions without events.
         clock: The org's clock.
         settings: The retention period, and the length of replay ids.
 
@@ -109,15 +110,15 @@ class Positions:
     # Creating positions.
 
     def freshen_tip(self) -> None:
-        """Create a position, as other events of the org would, if the newest position is older than
-        `Settings.tip_refresh_s`.
+        """If the newest position is at least `Settings.tip_refresh_s` old, create a position
+        without an event, as if another topic had received an event.
         """
         with self._lock:
             if self._clock.now() - self._tip_at >= self._settings.tip_refresh_s:
                 self.skip_positions(1)
 
     def skip_positions(self, count: int) -> None:
-        """Create `count` positions without events, as events of other topics would."""
+        """Create `count` positions without events, as if other topics had received events."""
         with self._lock, self._store.transaction():
             self._mark(self._tip + count)
 

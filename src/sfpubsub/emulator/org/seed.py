@@ -32,7 +32,7 @@
 
     [[users]]                           # who can sign in; see also the defaults below
     username = "user@example.com"
-    password = "…"                      # optional; append the security token
+    password = "…"                      # optional; followed by the security token, if any
     active = true                       # optional; default true
     view_all = true                     # optional; default true: sees records of other users
 
@@ -327,7 +327,7 @@ class _Reader:
         return row
 
     def _beside(self, what: str, row: dict[str, Any], key: str) -> str:
-        """Return the text of the file whose path, relative to the seed, is in `row[key]`."""
+        """Return the text of the file that `row[key]` names by its path relative to the seed."""
         file = self._path.parent / str(row[key])
         try:
             return file.read_text(encoding="utf-8")

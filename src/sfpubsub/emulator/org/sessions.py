@@ -121,7 +121,7 @@ class Sessions:
 
     @property
     def access_token(self) -> str:
-        """The newest of the emulator's own tokens, which may no longer be valid."""
+        """The newest of the emulator's own tokens. It may no longer be valid."""
         return self._newest
 
     def new_token(self) -> str:
@@ -239,9 +239,11 @@ class Sessions:
         return self.user_of(token) is not None
 
     def is_ours(self, token: str) -> bool:
-        """Return whether this org issued a token and still knows it. Expired and revoked tokens are
-        known at least until the process ends, unless the org has too many tokens. The admin
-        endpoint accepts them, so that the client can request a new one.
+        """Return whether this org issued a token and still knows it, even if it is no longer valid.
+
+        Expired and revoked tokens are known at least until the process ends, unless the org has too
+        many tokens. The admin endpoint accepts every known token, so that a client can use an old
+        token to request a new one.
         """
         with self._lock:
             return token in self._tokens

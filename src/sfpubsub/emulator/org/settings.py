@@ -295,8 +295,8 @@ class Settings:
         for suffix, status in self.statuses.items():
             if suffix not in FAILURES or status not in STATUSES:
                 raise ValueError(
-                    f"setting statuses: {suffix} = {status} must map an error-code suffix of the"
-                    " service to the name of a gRPC status"
+                    f"setting statuses: {suffix} = {status} is not valid: each key must be an"
+                    " error-code suffix of the service, and each value the name of a gRPC status"
                 )
 
     def status_of(self, suffix: str) -> str:

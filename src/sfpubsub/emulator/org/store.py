@@ -1,12 +1,12 @@
 """The durable state of the org: one SQLite file in the data directory.
 
-The store only reads and writes rows; its callers decide which rows are valid. Invariant: changes
-survive a kill of the process once their call has returned or, in a `transaction`, once the
-transaction has ended.
+The store only reads and writes rows; its callers decide which rows are valid. Invariant: once a
+method has returned, its changes are kept even if the process is killed; in a `transaction`, this
+holds once the transaction has ended.
 
-WAL with synchronous=NORMAL: a commit is passed to the operating system before the call returns,
-so it survives a kill of the process. FULL would add an fsync per publish to survive a crash of the
-whole machine, which an emulator does not promise.
+The database uses WAL with synchronous=NORMAL, which hands each commit to the operating system. This
+is enough if only the process is killed. FULL would add an fsync to each publish, to survive a crash
+of the whole machine, which an emulator does not promise.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Counters for display and tests: publications, deliveries, redeliveries and commits.
 
 Deliveries and commits are counted from the start of the process, publications over the lifetime of
-the data directory. The counters have no effect on the emulator's behaviour. Invariant: an event on
-a gRPC stream is counted as redelivered if and only if, since the process started, a gRPC stream has
-already sent the event at this position for the same topic or managed subscription. For the
-Streaming API, only deliveries are counted.
+the data directory. An event that a gRPC stream sends is also counted as redelivered if a gRPC
+stream of the same topic or managed subscription has already sent the event at this position since
+the process started. For the Streaming API, only deliveries are counted. The counters have no effect
+on the emulator's behaviour.
 """
 
 from __future__ import annotations

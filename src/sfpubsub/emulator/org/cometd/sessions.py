@@ -1,8 +1,9 @@
-"""CometD sessions: the channels to which each is subscribed, and its position in each channel.
+"""The CometD sessions of clients, with their subscriptions.
 
-A session exists while a connect message is pending, and for some time after its last response. An
-event that was put into a response is not sent again, even if the client did not receive the
-response. As on the real service, the client must subscribe again from an earlier replay id.
+A session stores its position in each channel to which the client is subscribed. It exists while a
+connect message is pending, and for some time after the last response. An event that was put into a
+response is not sent again, even if the client did not receive the response. To get the event, the
+client must subscribe again from an earlier replay id, as on the real service.
 """
 
 from __future__ import annotations

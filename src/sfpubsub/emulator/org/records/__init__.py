@@ -7,7 +7,7 @@
     table        the rows of objects in SQLite
     queries      translation of SOQL to SQL
     writing      transactions: validated and stored changes
-    reading      reads of records and queries, paged queries, and lagged reads
+    reading      access to records by id and by query, optionally with a lag
     schemas      the Avro schema of an object's change events
     bitmaps      lists of changed fields in the header of a change event
     changes      contents of the change events for one transaction

@@ -87,8 +87,9 @@ class ChangeEvent:
         of: The object.
         header: The ChangeEventHeader.
         body: Values by field name, in the format of the schema.
-        rows: The rows after the change, one for each record in the event; empty for an overflow
-            event, and for a variant that only one channel receives.
+        rows: The rows after the change, one for each record in the event. Empty for an overflow
+            event, and for an event that is built for a single channel with a filter or enriched
+            fields.
         weight: How many changes this event counts as toward the org's limit for a transaction.
     """
 

@@ -131,7 +131,8 @@ class Field:
         default: The value for new records that do not set one.
         compound: Name of the compound field to which this field belongs; blank for other fields.
         part: Name of this field within its compound field; blank for other fields.
-        avro: Replaces the type in the `doc` of the field in the Avro schema, unless blank.
+        avro: Name of the type for the field's `doc` in the Avro schema; blank uses the default
+            for `type`.
     """
 
     name: str
@@ -251,7 +252,10 @@ class SObject:
         """
         rest = [item for item in self.definition["fields"] if item["name"] != name]
         if len(rest) == len(self.definition["fields"]):
-            raise ValueError(f"{self.name} has no field {name} that can be removed")
+            raise ValueError(
+                f"{self.name}: cannot remove the field {name}: it does not exist, or is a system"
+                " field or a component of a compound field"
+            )
         return SObject({**self.definition, "fields": rest})
 
     @property
@@ -284,7 +288,7 @@ class SObject:
         return tuple(field for field in self.fields if field.calculated)
 
     def parts(self, compound: str) -> dict[str, Field]:
-        """Return the fields that belong to a compound field, by their names within it."""
+        """Return the components of a compound field, by their names within it."""
         return {field.part: field for field in self.fields if field.compound == compound}
 
     def field_id(self, field: Field) -> str:

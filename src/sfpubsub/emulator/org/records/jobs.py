@@ -221,7 +221,7 @@ class Jobs:
 
         Args:
             job: The job.
-            which: results, successful, failed or unprocessed.
+            which: The kind of file: results, successful, failed or unprocessed.
             columns: The column names, for the header line.
         """
         return ResultFile(

@@ -1,7 +1,7 @@
 """The records of one org, used by the REST API, the Bulk API and the web page.
 
-A record and the event of its change become durable in one transaction of the bus. Changes to
-records are serialised, in the order of their events.
+A change to a record and the event for the change become durable in one transaction of the bus.
+Only one such transaction runs at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Records(Reading):
         settings: Limits and behaviours.
         faults: The fault plan.
         accounts: The users who can own and change records.
-        channels: The PushTopics, for which changes also publish events.
+        channels: The PushTopics. A change also publishes events to those that it concerns.
         late: Publishes delayed change events when they are due.
 
     Attributes:
@@ -132,11 +132,11 @@ class Records(Reading):
                 raise BadValue("INVALID_INPUT", problem.text, "filterExpression") from problem
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """From now on, publish change events for the objects that `members` select, and no longer
-        for those that only `gone` selected.
+        """Start publishing change events for the objects that `members` select. Stop publishing
+        them for objects that only removed members selected.
 
         Args:
-            members: All current members of channels.
+            members: All current members of all channels.
             gone: The members that were removed.
         """
         events = {member.entity for member in members}

@@ -192,9 +192,9 @@ class Publishing:
     def _variants(
         self, event: changes.ChangeEvent, special: _Special, *, is_gap: bool
     ) -> list[changes.ChangeEvent]:
-        """Return the events that a channel with a filter or enriched fields receives in place of
-        `event`. Records that the filter rejects are omitted; the others share an event if they have
-        the same enriched values.
+        """Return the events that a channel with a filter or enriched fields receives instead of
+        `event`. Records that the filter rejects are omitted. Records with the same enriched values
+        share an event.
         """
         of, found = event.of, dict[str, changes.ChangeEvent]()
         enriches = event.header["changeType"] in ("UPDATE", "DELETE")
@@ -291,8 +291,8 @@ def _parts(of: SObject, name: str) -> list[str]:
 
 
 def _merged(added: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values `added` by enrichment merged with the values in an event's body, which
-    take precedence. Compound fields are merged component by component.
+    """Return an event's body with the values `added` by enrichment. If a field is in both, the
+    value in the body is kept. Compound fields are merged component by component.
     """
     merged = {**added, **body}
     for name, value in body.items():
@@ -309,8 +309,8 @@ def _fields_of(asked: soql.Condition) -> list[str]:
 
 
 def _without_header(asked: soql.Condition, header: Mapping[str, Any]) -> soql.Condition:
-    """Return a condition in which each comparison of a ChangeEventHeader field is replaced by a
-    comparison that is always true or always false: the result for `header`.
+    """Return the condition `asked` without comparisons of ChangeEventHeader fields. Each of them is
+    evaluated for `header`, and replaced by a comparison that is always true or always false.
     """
     if isinstance(asked, soql.Joined):
         decided = tuple(_without_header(item, header) for item in asked.conditions)

@@ -1,7 +1,7 @@
-"""Reads the records of an org: single records, queries, and queries in pages. Read-only.
+"""Reads the records of an org by id, by external id, and with queries. Changes nothing.
 
-Reads can return an earlier state of the records, because a real org's API lags behind its bus; see
-`Past`.
+On a real org, a change can appear on the event bus before the API returns it. To imitate this,
+reads can return an earlier state of the records; see `Past`.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class _Cursor:
 class Past:
     """Reads the contents that the store had `lag_s` seconds ago. Thread-safe.
 
-    A snapshot is taken before each change. The oldest snapshot that is younger than the lag
-    therefore contains the state as of `lag_s` seconds ago. Changes in quick succession share a
-    snapshot, and can become visible too early by up to a quarter of the lag.
+    A snapshot of the store is taken before a change, and kept for `lag_s` seconds. Reads use the
+    oldest of these snapshots, or the current state if there are none. Changes in quick succession
+    share a snapshot, and can become visible too early by up to a quarter of the lag.
 
     Args:
         store: The store to read.
@@ -102,8 +102,8 @@ class Past:
         self._snapshots: list[tuple[float, Snapshot]] = []
 
     def remember(self) -> None:
-        """Take a snapshot, unless there is no lag, or the newest snapshot is at most a quarter of
-        the lag old. Call this before each change.
+        """Take a snapshot, unless one was taken within the last quarter of the lag. Without a lag,
+        do nothing. Call this before each change.
         """
         if not self._lag_s:
             return
