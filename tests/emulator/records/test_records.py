@@ -6,7 +6,7 @@ import pytest
 
 from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.server import EmulatorServer
-from tests.emulator.records.support import events, said
+from tests.emulator.records.support import events, values_of
 
 ACCOUNTS = "/data/AccountChangeEvent"
 ORDERS = "/data/Order__ChangeEvent"
@@ -121,7 +121,7 @@ def test_a_polymorphic_lookup_takes_each_of_its_objects(org, user):
             {"Name": "1", "Party__c": org.records.create("Opportunity", sale, user)},
             user,
         )
-    assert said(events(org, ORDERS)[1])["Party__c"] == contact
+    assert values_of(events(org, ORDERS)[1])["Party__c"] == contact
 
 
 def test_undelete_takes_a_record_out_of_the_recycle_bin(org, user):
