@@ -219,7 +219,7 @@ def test_a_wrong_argument_leaves_nothing_open(start: Start):
 # Events, acks, commits.
 
 
-def test_events_acks_an_event_when_the_next_is_requested(start: Start):
+def test_iteration_acks_an_event_when_the_next_is_requested(start: Start):
     """`events` acks an event when the next one is requested.
 
     After a break, the event that was being handled is therefore delivered again.
@@ -233,10 +233,10 @@ def test_events_acks_an_event_when_the_next_is_requested(start: Start):
     assert face.managed(NAME).collect(4) == [6, 7, 8, 9]
 
 
-def test_events_after_a_break_come_with_the_next_batch(start: Start):
-    """After a break in the middle of a batch, `next_batch` returns the rest of that batch.
+def test_next_batch_returns_the_rest_of_a_batch_after_a_break(start: Start):
+    """After a loop over `events` ends within a batch, `next_batch` returns the rest of that batch.
 
-    Events of the rest are not acked by the break.
+    Events of the rest are not acked before the next batch is requested.
     """
     target, face = start(events_per_response=5)
     target.publish(10)

@@ -1,6 +1,7 @@
 """Tests of what the service can do to a subscriber, on the emulator.
 
 Each test runs with the synchronous client and with the asyncio client. Each fault is counted.
+Labels such as t12 in names of tests are explained in test_scenarios.
 """
 
 from __future__ import annotations
@@ -166,8 +167,7 @@ def test_an_expired_position_raises_an_error_with_the_gap(start: Start):
 def test_t5b_an_idle_topic_keeps_its_position_fresh(start: Start):
     """Keepalives renew the position of an idle topic beyond the retention time.
 
-    After 80 hours without events, a new subscription resumes there (a variant of trap T5, see
-    test_scenarios).
+    After 80 hours without events, a new subscription resumes without a gap.
     """
     target, face = start(keepalive_s=270.0, tip_refresh_s=0.0)
     target.publish(2)
@@ -187,9 +187,9 @@ def test_t5b_an_idle_topic_keeps_its_position_fresh(start: Start):
 
 
 def test_an_expired_managed_position_is_reported_as_a_gap(start: Start):
-    """The service restarts an expired managed subscription elsewhere, and reports nothing.
+    """The service restarts an expired managed subscription elsewhere, and does not report it.
 
-    The client reports a gap, because events that are not acked yet did not come again.
+    The client notices that unacked events are not redelivered, and reports a gap.
     """
     target, face = start(events_per_response=5)
     target.publish(10)
@@ -261,7 +261,7 @@ def test_a_slot_that_stays_held_raises_an_error(start: Start):
 
 
 def test_run_after_stop_starts_at_the_default(start: Start):
-    """STOP deletes the committed position, so RUN makes events start at `defaultReplay`."""
+    """STOP deletes the committed position, so after RUN events start at `defaultReplay`."""
     target, face = start()
     target.publish(2)
     held = face.managed(NAME)
@@ -295,7 +295,7 @@ def test_a_deleted_subscription_ends_with_its_reason(start: Start):
 # Time.
 
 
-def test_a_silent_stream_is_opened_again(start: Start):
+def test_a_silent_stream_is_reopened(start: Start):
     """A stream that is silent beyond the keepalive interval and its margin is reopened."""
     timings = Timings(keepalive=0.2, keepalive_margin=0.1, backoff_initial=0.02)
     target, face = start(timings, keepalive_s=0.1)
@@ -347,7 +347,7 @@ def test_a_missed_commit_deadline_costs_only_a_reconnect(start: Start):
 def test_t4b_the_position_in_a_commit_response_is_not_committed(start: Start):
     """The latest position in a commit response may be ahead of undelivered events.
 
-    Committing it would lose them (a variant of trap T4, see test_scenarios).
+    Committing it would lose them.
     """
     target, face = start(commit_answer_tip="org")
     target.publish(10)
@@ -389,7 +389,7 @@ def test_responses_are_split_and_merged(start: Start):
 
 
 def test_t12_two_schemas_in_one_response(start: Start):
-    """After a schema change, each event is decoded with the schema that it names (trap T12)."""
+    """After a schema change, each event is decoded with the schema that it names."""
     target, face = start()
     emulator = target.emulator
     old = emulator.publish(TOPIC, [{"Order_Number__c": "0"}])[0].schema_id
@@ -407,7 +407,7 @@ def test_t12_two_schemas_in_one_response(start: Start):
 
 
 def test_t13_a_slow_schema_does_not_reorder_events(start: Start):
-    """Responses that arrive while a schema is being fetched stay in order (trap T13)."""
+    """Responses that arrive while a schema is being fetched are delivered in order."""
     target, face = start(events_per_response=5)
     target.plan("delay_call", rpc="GetSchema", seconds=0.3)
     target.publish(20)
@@ -427,7 +427,7 @@ def test_a_schema_that_is_unavailable_for_a_while_loses_no_event(start: Start):
 
 
 def test_t15_errors_have_the_error_code_and_the_rpc_id(start: Start):
-    """Errors of unary calls and of streams have the service's error code and rpc id (trap T15).
+    """Errors of unary calls and of streams have the service's error code and rpc id.
 
     Salesforce Support asks for them.
     """
@@ -444,7 +444,7 @@ def test_t15_errors_have_the_error_code_and_the_rpc_id(start: Start):
 
 
 def test_t17_a_named_type_used_twice_is_decoded(start: Start):
-    """A schema may refer to a named record type that an earlier field defines (trap T17).
+    """A schema may refer to a named record type that an earlier field defines.
 
     Here BillingAddress defines the type that ShippingAddress refers to.
     """

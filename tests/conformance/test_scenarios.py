@@ -1,7 +1,8 @@
 """What a subscriber must survive, with both clients, on the emulator and an in-memory service.
 
-Labels T1 to T17 in names of tests number the traps that other clients fall into. T10 and T11 are
-limits of the service, and T8 is about a Spark source, so they have no test here.
+Labels T1 to T17 in names of tests number the traps that other clients fall into; a letter marks a
+variant. T10 and T11 are limits of the service, and T8 is about a Spark source, so they have no test
+here.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def start(request: pytest.FixtureRequest, face_kind: type[Face], tmp_path: Any) 
 
 @pytest.mark.parametrize("length", [8, 10, 12, 24])
 def test_t1_replay_ids_are_bytes(start: Open, length: int):
-    """Replay ids of any length resume a stream exactly, although their byte order means nothing."""
+    """A stream resumes exactly with replay ids of any length, whose byte order means nothing."""
     target, face = start(replay_id_bytes=length, events_per_response=7)
     target.plan("drop_stream", times=3, after_responses=2)
     target.publish(100)
@@ -61,7 +62,7 @@ def test_t1_replay_ids_are_bytes(start: Open, length: int):
 
 
 def test_t2_events_published_during_an_outage_are_delivered(start: Open):
-    """After a failure the stream resumes at its position and not at LATEST."""
+    """After a failure the stream resumes at its position, not at LATEST, and reports no gap."""
     target, face = start()
     target.publish(3)
     held = face.plain(TOPIC, replay="earliest")
@@ -86,7 +87,7 @@ def test_t3_a_managed_stream_has_no_end(start: Open):
 
 
 @pytest.mark.parametrize("fault", ["drop_before_commit_answer", "leave_commit_unanswered"])
-def test_t4_a_commit_without_an_answer(start: Open, fault: str):
+def test_t4_a_commit_without_a_response(start: Open, fault: str):
     """A commit that gets no response causes no gap and no second delivery.
 
     The final commit succeeds.
@@ -165,7 +166,7 @@ def test_t5_a_fallback_is_followed_and_reported(start: Open, fallback: str):
     assert held.health().gaps == tuple(gaps)
 
 
-def test_t6_a_failure_in_the_middle_of_a_batch_resumes_there(start: Open):
+def test_t6_a_failure_within_a_batch_resumes_at_the_failed_event(start: Open):
     """If the fourth of ten events fails, the next subscription starts with it.
 
     The three acked events are not delivered again.
@@ -207,15 +208,15 @@ def test_t9_skipping_an_event_loses_no_other(start: Open):
     assert target.committed() == 9
 
 
-def test_t14_every_event_of_every_response(start: Open):
-    """Each event of each response is delivered: a thousand events, three per response."""
+def test_t14_every_event_of_every_response_is_delivered(start: Open):
+    """A thousand events arrive completely and in order, three per response."""
     target, face = start(events_per_response=3)
     target.publish(1000)
     held = face.plain(TOPIC, replay="earliest")
     assert held.collect(1000) == list(range(1000))
 
 
-def test_redelivered_events_are_delivered_once(start: Open):
+def test_redelivered_events_reach_the_application_once(start: Open):
     """Reconnects before the first ack make the service send events again.
 
     The application gets each event once.

@@ -149,9 +149,9 @@ def test_blocks_are_added_to_an_older_data_directory(open_org):
 
 @pytest.mark.parametrize("changed", [{"replay_id_bytes": 8}, {"change_event_ids": False}])
 def test_blocks_of_other_settings_are_not_used(open_org, changed):
-    """After a restart with settings that change the form of events, none has the old form.
+    """If new settings change how events are encoded, no event is sent in the old encoding.
 
-    The same is true after a restart with the first settings.
+    The same is true after a return to the first settings.
     """
     org = open_org()
     for settings in (Settings(**changed), SETTINGS, Settings(**changed)):
@@ -198,7 +198,7 @@ def test_blocks_match_the_log_after_random_operations(open_org, seed):
 
 
 def test_stale_blocks_after_a_kill_are_ignored(open_org):
-    """A kill may leave blocks of events that the log has lost. They are not sent."""
+    """A kill may leave blocks of events that are no longer in the log. They are not sent."""
     org = open_org()
     org.publish(ORDERS, 200)
     file, kept = org.emulator.data_dir / "blocks.sqlite3", org.emulator.data_dir / "kept"

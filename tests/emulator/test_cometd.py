@@ -59,7 +59,7 @@ def test_a_handshake_returns_a_client_id_and_the_extensions(emulator):
     assert client.cookie.startswith("BAYEUX_BROWSER=")
 
 
-def test_the_first_connect_is_not_held_and_brings_the_advice(emulator):
+def test_only_the_first_connect_returns_at_once_with_advice(emulator):
     """The first connect is answered at once with advice.
 
     Later connects are held for the timeout, and have no advice.
@@ -75,8 +75,8 @@ def test_the_first_connect_is_not_held_and_brings_the_advice(emulator):
     assert client.connect(advice={"timeout": 0})[-1]["successful"]
 
 
-def test_a_held_connect_wakes_for_an_event(start):
-    """A held connect is answered as soon as an event is published."""
+def test_a_held_connect_returns_when_an_event_is_published(start):
+    """A held connect is answered as soon as an event is published, and not at its timeout."""
     emulator, _ = start(settings=Settings(streaming_timeout_s=60.0))
     emulator.publish_streaming(TOPIC, records("old"))
     client = Bayeux(emulator).ready()
@@ -148,7 +148,7 @@ def test_the_path_may_name_the_kind_of_message(emulator):
 # Channels.
 
 
-def test_new_events_are_those_after_the_subscribe(client, emulator):
+def test_new_events_are_those_published_after_the_subscribe(client, emulator):
     """A subscription without a replay id, or with -1, gets only events published after it."""
     assert client.subscribe(TOPIC)["subscription"] == TOPIC
     new = emulator.publish_streaming(TOPIC, records("a", "b"))
@@ -306,7 +306,7 @@ def test_a_response_has_a_limited_number_of_events(start):
 
 
 @pytest.mark.parametrize("habit", ["newest", "refuse"])
-def test_retired_versions_are_treated_as_the_newest_or_refused(start, habit):
+def test_retired_versions_are_accepted_or_rejected(start, habit):
     """Retired API versions are accepted or rejected, as the setting says.
 
     Versions that never existed are rejected.

@@ -135,7 +135,7 @@ def test_refuse_rejects_a_stream_with_any_status(emulator, client):
 def test_drop_stream_ends_a_stream_after_some_responses(emulator, client, status, seen):
     """The fault `drop_stream` ends a stream after exactly `after_responses` responses.
 
-    The end has no trailers.
+    There are no trailers.
     """
     emulator.faults.add(Fault("drop_stream", after_responses=2, status=status))
     stream = client.subscribe()

@@ -57,10 +57,10 @@ def held(emulator, client):
     return result
 
 
-def test_a_refusal_has_any_text_advice_and_reason(emulator):
+def test_refuse_message_rejects_a_message_with_any_text(emulator):
     """The fault `refuse_message` rejects any message with a given error text and reason.
 
-    Its advice can be chosen, too.
+    By default the client is unknown, and there is no advice.
     """
     emulator.faults.add(
         Fault(

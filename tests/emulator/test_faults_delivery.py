@@ -121,7 +121,7 @@ def test_responses_are_merged(start):
 def test_merging_ends_after_within_s_or_without_credit(start):
     """If too few events arrive, they are sent after `within_s` seconds.
 
-    They are sent earlier if no more events are requested.
+    They are sent earlier if the client has requested no more than these.
     """
     emulator, client = start(clock=ManualClock())
     emulator.faults.add(Fault("merge_responses", events=3, within_s=60, times=2))

@@ -59,7 +59,7 @@ def renew(emulator, client):
 # Tokens.
 
 
-def test_expired_token_ends_open_streams(emulator, client):
+def test_an_expired_token_ends_open_streams(emulator, client):
     """An expired token ends open streams of each kind at once.
 
     With a new token a stream resumes.
@@ -83,7 +83,7 @@ def test_expired_token_ends_open_streams(emulator, client):
     assert happened(emulator) == [4]
 
 
-def test_revoked_token_leaves_open_streams(emulator, client):
+def test_a_revoked_token_leaves_streams_open(emulator, client):
     """A revoked token leaves streams open, and they can still commit.
 
     The next call is rejected until there is a new token.
@@ -225,7 +225,7 @@ def test_a_keepalive_after_losing_all_events_has_a_valid_id(start, kind):
 
 
 def test_each_fault_counts_its_own_ids(emulator, client):
-    """A rejected replay id counts only for that of several faults that invalidated it."""
+    """If several faults invalidate replay ids, each one counts only the ids that it invalidated."""
     published = emulator.publish(ORDERS, orders(3))
     for event in published[:2]:
         emulator.faults.add(Fault("age_out", replay_id=event.replay_id.hex()))

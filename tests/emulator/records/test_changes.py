@@ -115,9 +115,9 @@ def test_an_update_that_changes_nothing_has_an_event(org, user, clock):
 
 
 def test_a_persons_name_is_a_compound_field(org, user, clock):
-    """The parts of a person's name change one by one.
+    """A person's name is sent as its parts, without the full name.
 
-    An event has the parts, and not the full name.
+    If a part is cleared, the bitmaps name that part.
     """
     record = org.records.create("Contact", {"FirstName": "Ada", "LastName": "L"}, user)
     clock.jump(1)
@@ -129,14 +129,14 @@ def test_a_persons_name_is_a_compound_field(org, user, clock):
     assert changed["Name"] is None or changed["Name"]["FirstName"] is None
 
 
-def test_formulas_are_in_no_event(org, user):
+def test_formulas_are_not_in_events(org, user):
     """Formula fields are in queries, but neither in change events nor in their schema."""
     org.records.create("Order__c", {"Name": "1", "Quantity__c": 2, "Price__c": 3}, user)
     assert "Total__c" not in events(org, ORDERS)[0]
     assert org.records.query("SELECT Total__c FROM Order__c", user).rows == [{"Total__c": 6}]
 
 
-def test_formulas_are_in_events_if_a_setting_says_so(make):
+def test_a_setting_adds_formulas_to_events(make):
     """With `change_event_formulas`, change events have a formula's value whenever it changes."""
     org, user = make(change_event_formulas=True)
     record = org.records.create("Order__c", {"Name": "1", "Quantity__c": 2, "Price__c": 3}, user)
@@ -190,7 +190,7 @@ def test_an_event_describes_the_final_state_of_a_record(org, user):
     assert values_of(events(org, ORDERS)[3])["Quantity__c"] == 5.0
 
 
-def test_a_deleted_record_has_no_values_and_an_undeleted_one_all(org, user):
+def test_delete_events_have_no_values_and_undelete_events_all(org, user):
     """A DELETE event has a header only; an UNDELETE event has every field that is not empty."""
     record = org.records.create("Account", {"Name": "A", "Phone": "1"}, user)
     org.records.delete("Account", record, user)
@@ -224,9 +224,9 @@ def test_the_schema_changes_with_the_object(org, user):
 
 
 def test_removing_a_field_deletes_its_values(org, user):
-    """A removed field that is added again, even with another type, is empty.
+    """A field that is removed and added again, even with another type, is empty.
 
-    A formula field has values at once.
+    An added or changed formula applies at once.
     """
     of = org.records.describe("Order__c")
     shoe = {"name": "Size__c", "type": "string", "external_id": True}
@@ -247,7 +247,7 @@ def test_removing_a_field_deletes_its_values(org, user):
 
 
 def test_the_same_change_of_several_records_is_one_event(make):
-    """Equal changes of records in a transaction share an event of limited size."""
+    """Equal changes in a transaction share an event with up to `change_event_records` ids."""
     org, user = make(change_event_records=2)
     with org.records.transaction(user) as changing:
         for name in ("a", "b", "a", "a"):
@@ -258,9 +258,9 @@ def test_the_same_change_of_several_records_is_one_event(make):
 
 
 def test_changes_beyond_the_limit_of_a_transaction_overflow(make):
-    """Beyond the limit of a transaction, one overflow event per object replaces the events.
+    """Beyond `overflow_changes`, one overflow event per object replaces a transaction's events.
 
-    It has no record ids. An update counts once per changed field.
+    It names no records. An update counts once per changed field.
     """
     org, user = make(overflow_changes=3, change_event_records=1)
     with org.records.transaction(user) as changing:
@@ -280,9 +280,9 @@ def test_changes_beyond_the_limit_of_a_transaction_overflow(make):
 
 
 def test_an_event_that_is_too_large_is_a_gap_event(make):
-    """A change whose event would be too large makes a gap event without values.
+    """A change whose event would be too large is sent as a gap event without values.
 
-    The record has them.
+    The stored record has the values.
     """
     org, user = make(event_bytes=2000)
     record = org.records.create("Order__c", {"Name": "1", "Notes__c": "x" * 3000}, user)
@@ -380,9 +380,9 @@ def test_a_member_enriches_and_filters(org, user, clock):
 
 
 def test_an_enriched_channel_has_positions_of_its_own(org, user):
-    """An enriched event has another position than the original one.
+    """An enriched event has a different position from the original event.
 
-    On a channel without enrichment the positions are the same.
+    On a channel without enrichment the position is the same.
     """
     org.event_channels.create("Big__chn", "data", "Big")
     org.event_channels.add("Big_Orders", "Big__chn", "Order__ChangeEvent", enriched=["Name"])
@@ -415,7 +415,7 @@ def test_a_filter_may_compare_times_by_their_order(org, user):
 def test_an_outdated_filter_is_ignored(tmp_path, clock):
     """A filter on a deleted field is ignored, and so is an unreadable filter of a platform event.
 
-    The org starts, and the channel has its events.
+    The org still starts, and the channel gets its events.
     """
     org = EmulatorServer(tmp_path, clock=clock)
     user = org.accounts.holder("")
@@ -473,7 +473,7 @@ def test_push_topics_make_events_of_changes(org, user, fields, types):
 
 
 def test_reads_can_lag_behind_the_events(make, clock):
-    """With `rest_lag_s`, reads and queries return the state of that many seconds ago.
+    """With `rest_lag_s`, reads and queries return the state from that many seconds earlier.
 
     Updates see the current state.
     """

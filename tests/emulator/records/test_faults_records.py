@@ -20,7 +20,7 @@ def headers(emulator, topic):
 
 
 def test_gap_event_replaces_the_next_event_of_its_target(org, user):
-    """The fault `gap_event` replaces the next change event of its target by a gap event.
+    """The fault `gap_event` replaces the next change event of its target with a gap event.
 
     Other events stay as they are.
     """
@@ -81,9 +81,9 @@ def test_commit_numbers_start_anew_after_a_move(org, user):
 
 
 def test_a_purged_record_vanishes_without_an_event(org, user):
-    """The fault `purge_record` deletes a record without an event, and from the Recycle Bin, too.
+    """The fault `purge_record` deletes a record permanently and without an event.
 
-    It is counted when a client reads the record.
+    It is counted when a client looks for the record.
     """
     record = org.records.create("Account", {"Name": "A"}, user)
     org.faults.add(Fault("purge_record", record_id=record))

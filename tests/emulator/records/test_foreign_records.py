@@ -37,9 +37,9 @@ def changed(emulator: EmulatorServer) -> dict[str, int]:
 
 @needs_node
 def test_jsforce(tmp_path):
-    """jsforce can create, read, update, upsert, query, describe and delete records, also in bulk.
+    """jsforce can create, read, update, upsert, query, describe and delete records.
 
-    Each change has its event.
+    It can do so one by one and in bulk, and each change has its event.
     """
     modules = str(node_packages() / "node_modules")
     with EmulatorServer(tmp_path) as emulator:

@@ -61,7 +61,7 @@ def check(directory, made: list[str]) -> None:
 def test_a_kill_loses_no_record_or_event_alone(spawn, tmp_path, rounds):
     """After kills at random moments, stored records and their change events match.
 
-    Each round restarts it on the same directory.
+    Each round restarts the emulator on the same directory.
     """
     seed = random.randrange(2**32)
     print("seed", seed)

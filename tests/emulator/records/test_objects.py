@@ -94,7 +94,7 @@ def test_a_seed_that_changes_a_field_type_is_rejected(tmp_path):
     ],
 )
 def test_formulas_are_computed(formula, value):
-    """Formulas compute numbers and join texts. A formula that cannot be computed is empty."""
+    """Formulas compute numbers and concatenate texts. One that cannot be computed is null."""
     row = {"A": 2.0, "B": 3.0, "Name": "x", "Empty": None}
     assert formulas.compute(formula, row) == value
 
@@ -113,7 +113,10 @@ def test_formulas_are_computed(formula, value):
     ],
 )
 def test_unsafe_formulas_are_rejected(formula):
-    """A formula with calls, attributes, powers, or other Python syntax is rejected."""
+    """A formula with calls, attributes, powers, or other Python syntax is rejected.
+
+    So is one that is nested too deeply.
+    """
     with pytest.raises(ValueError, match="formula"):
         formulas.fields_of(formula)
 

@@ -69,7 +69,7 @@ def test_compound_fields_and_formulas_are_derived_from_their_parts(org, user):
 
 
 def test_upsert_by_an_external_id_updates_or_creates(org, user):
-    """An upsert updates the record with the external id, compared without case, or creates one.
+    """An upsert updates the record with the external id, ignoring case, or creates one.
 
     A field that is no external id is rejected.
     """
@@ -134,9 +134,9 @@ def test_a_polymorphic_lookup_accepts_each_of_its_objects(org, user):
 
 
 def test_undelete_takes_a_record_out_of_the_recycle_bin(org, user):
-    """A deleted record can only be found with deleted records included, until it is undeleted.
+    """A deleted record is found only by queries that include deleted records.
 
-    It cannot be updated, and can be undeleted only once.
+    It cannot be updated, and it can be undeleted only once.
     """
     record = org.records.create("Account", {"Name": "A"}, user)
     org.records.delete("Account", record, user)

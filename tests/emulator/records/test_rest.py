@@ -29,7 +29,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def rest(shared):
-    """Return a function that sends a request; the org has no orders and no retained events."""
+    """Delete all orders and events; return a function that sends a request to the org."""
     query = "SELECT Id FROM Order__c"
     user = shared.accounts.user("user@example.com")
     for row in shared.records.query(query, user).rows:
@@ -56,7 +56,7 @@ def find(rest, soql, **headers):
 def test_create_read_update_and_delete_a_record(shared, rest):
     """Creating, reading, updating and deleting a record return the documented responses.
 
-    Each change has an event with the client's name in its origin.
+    Each change has an event, whose origin names the client if the request does.
     """
     made = rest("POST", "/sobjects/Order__c", {"Name": "1", "Quantity__c": 2})
     assert made.status == 201
@@ -251,9 +251,9 @@ def test_a_collection_is_one_transaction(shared, rest):
 
 
 def test_a_collection_may_alternate_between_objects(shared, rest):
-    """A collection whose records alternate between objects twelve times is one transaction.
+    """A collection of twelve records that alternate between two objects is one transaction.
 
-    Salesforce accepts fewer such changes; the emulator has no limit.
+    Salesforce limits how often the object may change, and the emulator does not.
     """
     records = [
         {"attributes": {"type": "Account"}, "Name": "a"},
@@ -303,9 +303,9 @@ def test_a_collection_upserts(rest):
 
 
 def test_describe_returns_objects_and_their_fields(rest):
-    """The describe responses list all objects, and the fields of each object.
+    """The describe responses list all objects, and the fields of an object.
 
-    Fields are listed with types, compound parts, formulas and references.
+    Fields have their types, compound parts, formulas and references.
     """
     everything = rest("GET", "/sobjects").json
     names = [row["name"] for row in everything["sobjects"]]
