@@ -118,6 +118,6 @@ def until(condition: Callable[[], Any], what: str = "the condition", patience: f
     """Wait until *condition* returns a true value, and return it; fail after *patience* seconds."""
     deadline = time.monotonic() + patience
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"timed out after {patience} s waiting for {what}"
+        assert time.monotonic() < deadline, f"{what}: timed out after {patience} s"
         time.sleep(0.005)  # until the deadline
     return value

@@ -14,7 +14,7 @@ from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.records.schemas import change_schema
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from tests.emulator.records.support import events, select, values_of
+from tests.emulator.records.support import body, events, select
 
 ACCOUNTS, CONTACTS = "/data/AccountChangeEvent", "/data/ContactChangeEvent"
 ORDERS, ALL = "/data/Order__ChangeEvent", "/data/ChangeEvents"
@@ -98,7 +98,7 @@ def test_a_change_says_which_fields_changed(org, user, clock):
     assert header["nulledFields"] == ["0x40"]
     assert header["commitUser"] == user.user_id
     assert header["commitTimestamp"] == int(clock.now() * 1000)
-    assert values_of(changed) == {
+    assert body(changed) == {
         "BillingAddress": {**dict.fromkeys(changed["BillingAddress"]), "City": "Bari"},
         "LastModifiedDate": int(clock.now() * 1000),
     }
@@ -111,7 +111,7 @@ def test_an_update_that_changes_nothing_has_an_event(org, user, clock):
     org.records.update("Account", record, {"Name": "A"}, user)
     _, changed = events(org, ACCOUNTS)
     assert changed["ChangeEventHeader"]["changedFields"] == ["0x800000"]
-    assert values_of(changed) == {"LastModifiedDate": int(clock.now() * 1000)}
+    assert body(changed) == {"LastModifiedDate": int(clock.now() * 1000)}
 
 
 def test_a_persons_name_is_a_compound_field(org, user, clock):
@@ -187,7 +187,7 @@ def test_an_event_describes_the_final_state_of_a_record(org, user):
         changing.undelete("Order__c", made)
     told = [(h["changeType"], h["recordIds"]) for h in headers(org, ORDERS)[3:]]
     assert told == [("UPDATE", [kept]), ("CREATE", [made])]
-    assert values_of(events(org, ORDERS)[3])["Quantity__c"] == 5.0
+    assert body(events(org, ORDERS)[3])["Quantity__c"] == 5.0
 
 
 def test_delete_events_have_no_values_and_undelete_events_all(org, user):
@@ -196,11 +196,9 @@ def test_delete_events_have_no_values_and_undelete_events_all(org, user):
     org.records.delete("Account", record, user)
     org.records.undelete("Account", record, user)
     _, deleted, undeleted = events(org, ACCOUNTS)
-    assert values_of(deleted) == {}
+    assert body(deleted) == {}
     assert deleted["ChangeEventHeader"]["recordIds"] == [record]
-    assert {"Name": "A", "Phone": "1", "OwnerId": user.user_id}.items() <= values_of(
-        undeleted
-    ).items()
+    assert {"Name": "A", "Phone": "1", "OwnerId": user.user_id}.items() <= body(undeleted).items()
 
 
 def test_the_schema_changes_with_the_object(org, user):
@@ -289,7 +287,7 @@ def test_an_event_that_is_too_large_is_a_gap_event(make):
     (event,) = events(org, ORDERS)
     assert event["ChangeEventHeader"]["changeType"] == "GAP_CREATE"
     assert event["ChangeEventHeader"]["recordIds"] == [record]
-    assert values_of(event) == {}
+    assert body(event) == {}
     assert len(org.records.get("Order__c", record, ["Notes__c"])["Notes__c"]) == 3000
 
 
@@ -365,12 +363,8 @@ def test_a_member_enriches_and_filters(org, user, clock):
     ]
     assert found[1]["ChangeEventHeader"]["recordIds"] == [big]
     enriched = {"External_Id__c": "x", "Quantity__c": 9.0}
-    assert values_of(found[1]) == {
-        "Name": "same",
-        "LastModifiedDate": clock.now() * 1000,
-        **enriched,
-    }
-    assert values_of(found[2]) == enriched
+    assert body(found[1]) == {"Name": "same", "LastModifiedDate": clock.now() * 1000, **enriched}
+    assert body(found[2]) == enriched
     (plain,) = [e for e in events(org, ORDERS) if e["ChangeEventHeader"]["changeType"] == "UPDATE"]
     assert plain["ChangeEventHeader"]["recordIds"] == [small, big]
     assert plain["External_Id__c"] is None

@@ -6,7 +6,7 @@ import pytest
 
 from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.server import EmulatorServer
-from tests.emulator.records.support import events, values_of
+from tests.emulator.records.support import body, events
 
 ACCOUNTS = "/data/AccountChangeEvent"
 ORDERS = "/data/Order__ChangeEvent"
@@ -130,7 +130,7 @@ def test_a_polymorphic_lookup_accepts_each_of_its_objects(org, user):
             {"Name": "1", "Party__c": org.records.create("Opportunity", sale, user)},
             user,
         )
-    assert values_of(events(org, ORDERS)[1])["Party__c"] == contact
+    assert body(events(org, ORDERS)[1])["Party__c"] == contact
 
 
 def test_undelete_takes_a_record_out_of_the_recycle_bin(org, user):
