@@ -403,8 +403,8 @@ def test_objects_that_are_not_stores_are_rejected(start: Start, store: Any):
         face.plain(TOPIC, replay_store=store)
 
 
-def test_an_ack_after_close_does_not_call_the_store(start: Start):
-    """An ack after `close` stores nothing.
+def test_an_ack_after_close_stores_nothing(start: Start):
+    """An ack after `close` does not change the stored position.
 
     The store may be closed by then, or the next subscription may have stored a later position.
     """

@@ -31,6 +31,7 @@ Open = Callable[..., tuple[Target, Face]]
 
 @pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
 def face_kind(request: pytest.FixtureRequest) -> type[Face]:
+    """The class of the client under test."""
     return request.param
 
 

@@ -76,7 +76,7 @@ def test_a_bulk_query_of_a_million_records_in_flat_memory(tmp_path):
 def test_five_hundred_changes_per_second_each_with_its_event(tmp_path):
     """Changes by concurrent REST clients have one event each, in commit order.
 
-    The rate is checked in CPU time, because the machine may be busy.
+    The rate is only printed; `LEAST_BY_CPU` limits the CPU time, because the machine may be busy.
     """
     clients, changes = 4, 1000
     with EmulatorServer(tmp_path) as emulator:
