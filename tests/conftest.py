@@ -35,6 +35,7 @@ with contextlib.suppress(ModuleNotFoundError):  # not installed in Iceberg's env
 
 
 def pytest_report_header() -> str:
+    """Return a line with the versions of Python, gRPC and protobuf for the report's header."""
     import grpc
     from google import protobuf
 
@@ -110,13 +111,13 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGABRT)
         _, errors = process.communicate(timeout=PATIENCE)
-        pytest.fail(f"it did not end: {errors}")
+        pytest.fail(f"the process did not exit: {errors}")
 
 
 def until(condition: Callable[[], Any], what: str = "the condition", patience: float = PATIENCE):
     """Wait until *condition* returns a true value, and return it; fail after *patience* seconds."""
     deadline = time.monotonic() + patience
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not come true in {patience} s"
+        assert time.monotonic() < deadline, f"{what}: timed out after {patience} s"
         time.sleep(0.005)  # until the deadline
     return value

@@ -27,6 +27,7 @@ class Held:
         self._subscription = subscription
 
     def next(self, timeout: float = PATIENCE) -> EventBatch | None:
+        """Return the next batch; None if none arrives within *timeout* seconds."""
         return self._face.call(self._subscription.next_batch, timeout)
 
     def batch(self) -> EventBatch:
@@ -89,11 +90,12 @@ class Held:
 
 
 def numbers(batch: EventBatch) -> list[int]:
+    """Return the order numbers of a batch's events."""
     return [int(event.value["Order_Number__c"]) for event in batch]
 
 
 class Face:
-    """The synchronous client."""
+    """The synchronous client, with an interface that `AsyncFace` shares."""
 
     name = "sync"
 
@@ -106,15 +108,19 @@ class Face:
         return PubSubClient(**arguments)
 
     def call(self, method: Any, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the client or of a subscription, and return its result."""
         return method(*arguments, **options)
 
     def handler(self, function: Callable[[Event], object]) -> Any:
+        """Return *function* as a handler of this client's `run`."""
         return function
 
     def managed(self, name: str, **options: Any) -> Held:
+        """Subscribe to a managed subscription by name."""
         return self._hold(self.call(self.client.subscribe_managed, name, **options))
 
     def plain(self, topic: str, **options: Any) -> Held:
+        """Subscribe to a topic."""
         return self._hold(self.call(self.client.subscribe, topic, **options))
 
     def _hold(self, subscription: Any) -> Held:
@@ -122,12 +128,14 @@ class Face:
         return self._held[-1]
 
     def forget(self, held: Held) -> None:
+        """Drop the reference to a subscription, so that it can be garbage-collected."""
         self._held.remove(held)
 
     def close_subscription(self, subscription: Any) -> None:
         subscription.close()
 
     def events_of(self, subscription: Any, count: int | None) -> list[Event]:
+        """Return the next *count* events; all events until the end if *count* is None."""
         return list(itertools.islice(subscription.events(), count))
 
     def commit_at(self, subscription: Any, place: int) -> Any:
@@ -138,6 +146,7 @@ class Face:
         return None
 
     def fail_inside(self, subscription: Any, error: Exception) -> None:
+        """Raise *error* in the ``with`` block of a subscription."""
         with subscription:
             raise error
 

@@ -72,7 +72,7 @@ class MemoryService(Transport):
         replay_id_bytes: int = 10,
         commit_answer_tip: str = "sent",
         commit_answer_pending: bool = True,
-        **_of_the_emulator: Any,
+        **_emulator_only: Any,
     ) -> None:
         self.per_response = events_per_response
         self.id_bytes = replay_id_bytes
@@ -86,7 +86,7 @@ class MemoryService(Transport):
         self.calls: list[Call] = []
         self._codec = Codec("schema", SCHEMA)
 
-    # Called by scenarios.
+    # What scenarios call.
 
     def append(self, count: int) -> None:
         """Publish the next *count* events."""
@@ -110,7 +110,7 @@ class MemoryService(Transport):
                 call.end(STOPPED)
 
     def take_fault(self, kind: str, responses: int = 0) -> bool:
-        """Consume the next planned fault of a kind if it is due; return whether it was."""
+        """Consume the next planned fault of a kind if it is due; return whether it was due."""
         planned = self.faults.get(kind)
         if not planned or responses < planned[0].get("after_responses", 0):
             return False
@@ -132,7 +132,7 @@ class MemoryService(Transport):
         numbers = range(-1, len(self.log))
         return next((number for number in numbers if self.mint(number) == replay_id), None)
 
-    # The transport.
+    # The methods of a transport.
 
     def connect(self, timeout: float) -> None:
         """Return immediately: the service is always reachable."""
@@ -232,7 +232,7 @@ class Call(StreamCall):
         assert request.commit is not None
         service, error = self._service, None
         number = service.number_of(request.commit.replay_id)
-        assert number is not None, "a position that the service does not know"
+        assert number is not None, "the service does not know this position"
         if service.take_fault("fail_commit"):
             error = "The commit failed."
         elif number < service.committed:
@@ -252,7 +252,7 @@ class Call(StreamCall):
             Response(latest_replay_id=tips[service.answer_tip], pending=pending, commit=answer)
         )
 
-    # The client's end.
+    # What the client calls.
 
     def receive(self) -> Response | Failure | None:
         return self._out.get()
@@ -262,7 +262,7 @@ class Call(StreamCall):
             if not self._alive:
                 return
             self._credit += request.num_requested
-            assert self._credit <= 100, "over-asked"
+            assert self._credit <= 100, "more than 100 events were requested"
             if request.commit is not None:
                 self._commit(request)
             self.pump()

@@ -1,4 +1,4 @@
-"""Two services for the scenarios: the emulator over gRPC, and a small in-memory service.
+"""Two services that the scenarios run against: the emulator, and a small in-memory service.
 
 Both support the same faults and count them. Events are numbered from 0 in order of publication;
 `committed` returns such a number.

@@ -1,4 +1,7 @@
-"""What applications do with a subscription: a table, for both faces, on the emulator."""
+"""Tests of what applications do with a subscription, on the emulator.
+
+Each test runs with the synchronous client and with the asyncio client.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ Start = Callable[..., tuple[EmulatorTarget, Face]]
 
 @pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
 def start(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Start]:
-    """Make an emulator with settings, and a client of either face."""
+    """Return a function that starts an emulator with given settings, and creates a client of it."""
     with contextlib.ExitStack() as stack:
 
         def make(timings: Timings = QUICK, **settings: Any) -> tuple[EmulatorTarget, Face]:
@@ -47,7 +50,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Start]:
 
 
 class CountingStore(ReplayStore):
-    """Keeps positions in memory; counts its calls, and remembers their threads."""
+    """A replay store in memory that records stored positions and the threads of its callers."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.positions: list[ReplayId] = []
@@ -65,11 +68,14 @@ class CountingStore(ReplayStore):
         self.positions.append(replay_id)
 
 
-# The end.
+# How a subscription ends.
 
 
-def test_a_closed_subscription_cannot_be_taken_for_a_quiet_one(start: Start):
-    """A loop that polls hears of the end; None means that the time was up, and nothing else."""
+def test_next_batch_raises_after_the_end_of_the_subscription(start: Start):
+    """After the end of a subscription, `next_batch` raises an error each time it is called.
+
+    None only ever means that the timeout has passed.
+    """
     _, face = start()
     held = face.plain(TOPIC)
     assert held.next(0.01) is None
@@ -81,8 +87,8 @@ def test_a_closed_subscription_cannot_be_taken_for_a_quiet_one(start: Start):
             held.next(0.01)
 
 
-def test_whoever_waits_hears_of_a_drain(start: Start):
-    """next_batch without a timeout ends when another thread or task drains."""
+def test_drain_ends_next_batch_in_another_thread(start: Start):
+    """A waiting `next_batch` raises an error as soon as another thread drains the subscription."""
     _, face = start()
     held = face.plain(TOPIC)
     ended: list[BaseException] = []
@@ -102,7 +108,7 @@ def test_whoever_waits_hears_of_a_drain(start: Start):
 
 
 def test_iterating_over_a_closed_subscription_is_an_empty_loop(start: Start):
-    """The protocol of iterators: what is at its end stays there."""
+    """Iterating over a closed subscription yields no events and raises no error, each time."""
     target, face = start()
     target.publish(2)
     held = face.managed(NAME)
@@ -113,8 +119,11 @@ def test_iterating_over_a_closed_subscription_is_an_empty_loop(start: Start):
         assert held.all_events() == []
 
 
-def test_close_commits_what_was_acked_and_can_be_repeated(start: Start):
-    """As leaving the with block."""
+def test_close_commits_acked_events_and_can_be_repeated(start: Start):
+    """`close` commits the acked events, as leaving the `with` block does.
+
+    A second call has no effect.
+    """
     target, face = start()
     target.publish(3)
     held = face.managed(NAME, ack="manual")
@@ -125,8 +134,8 @@ def test_close_commits_what_was_acked_and_can_be_repeated(start: Start):
     assert held.subscription.closed
 
 
-def test_a_failure_that_was_told_is_not_raised_again_by_close(start: Start):
-    """And one that nobody has heard of is."""
+def test_close_raises_only_a_failure_that_was_not_raised_before(start: Start):
+    """`close` raises the failure that ended a subscription only if no call has raised it before."""
     target, face = start()
     target.publish(1)
     told, untold = (
@@ -143,7 +152,10 @@ def test_a_failure_that_was_told_is_not_raised_again_by_close(start: Start):
 
 
 def test_an_abandoned_subscription_warns_and_ends(start: Start):
-    """`for batch in …: break` must not hold the managed slot for ever."""
+    """A garbage-collected subscription warns and ends, so that it does not keep the managed slot.
+
+    Without this, `for batch in ...: break` would keep the slot until the client is closed.
+    """
     target, face = start()
     target.publish(2)
     held = face.managed(NAME)
@@ -156,13 +168,16 @@ def test_an_abandoned_subscription_warns_and_ends(start: Start):
         until(lambda: caught, "the warning")
     assert [each.category for each in caught] == [ResourceWarning]
     assert NAME in str(caught[0].message)
-    assert len(batch) == 2  # which is still in the application's hands
-    # The slot is free: another one gets the events, long before any timeout.
+    assert len(batch) == 2  # the application can still use the batch
+    # The slot is free: another subscription gets the events long before any timeout.
     assert numbers(face.managed(NAME).batch()) == [0, 1]
 
 
 def test_an_abandoned_subscription_ends_where_warnings_are_errors(start: Start):
-    """As in many test suites; then Python can only print what __del__ raised."""
+    """A garbage-collected subscription ends even if the application turns warnings into errors.
+
+    Test suites often do so; Python can then only print the exception that `__del__` raises.
+    """
     _, face = start()
     held = face.managed(NAME)
     driver = held.subscription._delivery.driver
@@ -177,7 +192,7 @@ def test_an_abandoned_subscription_ends_where_warnings_are_errors(start: Start):
 
 
 def test_a_subscription_whose_client_was_closed_does_not_warn(start: Start):
-    """The client has ended it: nobody forgot anything."""
+    """Closing the client ends its subscriptions, so collecting one later causes no warning."""
     _, face = start()
     held = face.plain(TOPIC)
     face.call(face.client.close)
@@ -189,7 +204,7 @@ def test_a_subscription_whose_client_was_closed_does_not_warn(start: Start):
 
 
 def test_a_wrong_argument_leaves_nothing_open(start: Start):
-    """Everything is checked before a stream is made."""
+    """A wrong argument is rejected before a stream is opened: no thread and no stream is left."""
     _, face = start()
     before = threading.active_count()
     for kind in (face.plain, face.managed):
@@ -204,19 +219,25 @@ def test_a_wrong_argument_leaves_nothing_open(start: Start):
 # Events, acks, commits.
 
 
-def test_events_one_by_one(start: Start):
-    """Asking for the next event acks the one before, so the one in hand comes again."""
+def test_iteration_acks_an_event_when_the_next_is_requested(start: Start):
+    """`events` acks an event when the next one is requested.
+
+    After a break, the event that was being handled is therefore delivered again.
+    """
     target, face = start(events_per_response=4)
     target.publish(10)
     held = face.managed(NAME)
     assert [int(event.value["Order_Number__c"]) for event in held.some_events(7)] == list(range(7))
     held.drain()
-    assert target.committed() == 5  # number 6 was in hand
+    assert target.committed() == 5  # event 6 was still being handled
     assert face.managed(NAME).collect(4) == [6, 7, 8, 9]
 
 
-def test_leaving_the_events_of_a_batch_loses_none(start: Start):
-    """What is behind the event in hand is handed out next, and not acked before."""
+def test_next_batch_returns_the_rest_of_a_batch_after_a_break(start: Start):
+    """After a loop over `events` ends within a batch, `next_batch` returns the rest of that batch.
+
+    Events of the rest are not acked before the next batch is requested.
+    """
     target, face = start(events_per_response=5)
     target.publish(10)
     held = face.managed(NAME)
@@ -224,12 +245,12 @@ def test_leaving_the_events_of_a_batch_loses_none(start: Start):
     seen += numbers(held.batch())
     assert seen == [0, 1, 2, 3, 4]
     held.drain()
-    assert target.committed() == 2  # asked for more, so number 2 is done; 3 and 4 were in hand
+    assert target.committed() == 2  # event 2 is done; 3 and 4 were still being handled
     assert face.managed(NAME).collect(7) == [3, 4, 5, 6, 7, 8, 9]
 
 
-def test_commit_among_events_commits_what_was_seen(start: Start):
-    """And not the rest of the response."""
+def test_commit_while_iterating_commits_the_current_event(start: Start):
+    """`commit` in the loop commits up to the current event, not the rest of its response."""
     target, face = start(events_per_response=5)
     target.publish(5)
     held = face.managed(NAME)
@@ -239,8 +260,8 @@ def test_commit_among_events_commits_what_was_seen(start: Start):
     assert face.managed(NAME).collect(3) == [2, 3, 4]
 
 
-def test_commit_takes_the_batch_in_hand(start: Start):
-    """With ack="auto", in the loop, where the batch is done when commit is called."""
+def test_commit_includes_the_current_batch(start: Start):
+    """With `ack="auto"`, `commit` includes the batch that `next_batch` returned last."""
     target, face = start(events_per_response=5)
     target.publish(10)
     held = face.managed(NAME)
@@ -251,11 +272,14 @@ def test_commit_takes_the_batch_in_hand(start: Start):
     assert target.committed() == 4
 
 
-def test_a_pause_keeps_the_stream_and_hands_out_nothing(start: Start):
-    """For longer than the service's idle rule; then everything comes, once."""
+def test_a_paused_subscription_keeps_its_stream(start: Start):
+    """A paused subscription delivers nothing and keeps its stream beyond the service's idle limit.
+
+    After `resume` every event arrives exactly once.
+    """
     target, face = start(
         Timings(backoff_initial=0.02, backoff_max=0.1, reserve=0.1),
-        idle_close_s=2.0,  # the rest is what a loaded machine may be late by
+        idle_close_s=2.0,  # below the pause of 2.5 s, with a margin for a busy machine
         events_per_response=10,
     )
     held = face.managed(NAME)
@@ -265,15 +289,18 @@ def test_a_pause_keeps_the_stream_and_hands_out_nothing(start: Start):
     target.publish(300)
     assert held.next(2.5) is None
     assert "paused" in (held.health().reason or "")
-    assert held.health().pending_count < 200  # what was outstanding, and the reserve
+    assert held.health().pending_count < 200  # the requested events and the reserve
     held.subscription.resume()
     seen += held.collect(300)
     assert seen == list(range(305))
     assert held.health().reconnects == 0
 
 
-def test_datetimes_on_request(start: Start):
-    """event.value has datetime objects; the JSON form and the event's time stay as they are."""
+def test_datetimes_option_converts_event_values_only(start: Start):
+    """With `datetimes=True`, `event.value` has datetime objects.
+
+    The event's JSON form and its `event_time` stay the same.
+    """
     target, face = start(client={"datetimes": True})
     target.publish(1)
     (event,) = face.plain(TOPIC, replay="earliest").batch()
@@ -287,8 +314,11 @@ def test_datetimes_on_request(start: Start):
 # Schemas and stores.
 
 
-def test_polling_does_not_ask_for_a_missing_schema_more_often(start: Start):
-    """next_batch(0.05), again and again: the backoff is the subscription's, not the call's."""
+def test_polling_does_not_shorten_the_backoff_of_a_missing_schema(start: Start):
+    """Short `next_batch` calls do not shorten the backoff between requests for a missing schema.
+
+    The backoff belongs to the subscription, not to the single call.
+    """
     target, face = start(Timings(backoff_initial=0.4, backoff_max=3.2))
     target.publish(1)
     target.plan("refuse", times=1000, rpc="GetSchema", status="UNAVAILABLE")
@@ -302,7 +332,10 @@ def test_polling_does_not_ask_for_a_missing_schema_more_often(start: Start):
 
 
 def test_acks_are_stored_together(start: Start, tmp_path: Any):
-    """A hundred acks are not a hundred flushes; the last one is stored all the same."""
+    """The store is not called for every ack: 200 acks cause fewer than 40 calls.
+
+    The last position is stored nevertheless.
+    """
     target, face = start(events_per_response=50)
     target.publish(200)
     store = CountingStore()
@@ -317,8 +350,11 @@ def test_acks_are_stored_together(start: Start, tmp_path: Any):
     assert len(store.positions) < 40
 
 
-def test_a_file_is_never_written_in_the_loop(start: Start, tmp_path: Any):
-    """The loop serves everybody, and a flush may take long. The last one is that of a drain."""
+def test_the_event_loop_never_calls_the_store(start: Start, tmp_path: Any):
+    """The asyncio client calls the store in threads, since writing may block the event loop.
+
+    Closing the subscription stores the last acked position.
+    """
     target, face = start(events_per_response=3)
     target.publish(6)
     store = CountingStore()
@@ -334,8 +370,8 @@ def test_a_file_is_never_written_in_the_loop(start: Start, tmp_path: Any):
         assert face.loop_thread not in store.threads
 
 
-def test_a_failing_store_does_not_hide_what_went_wrong_first(start: Start):
-    """Whatever a store raises on the way out, the handler's exception is what the caller sees."""
+def test_a_failing_store_does_not_hide_the_applications_exception(start: Start):
+    """An exception in the `with` block reaches the caller even if the store fails, too."""
     target, face = start()
     target.publish(2)
     held = face.plain(TOPIC, replay_store=CountingStore(OSError("disk full")), ack="manual")
@@ -344,8 +380,8 @@ def test_a_failing_store_does_not_hide_what_went_wrong_first(start: Start):
         held.fail_inside(KeyError("of the application"))
 
 
-def test_the_start_goes_with_the_store(start: Start, tmp_path: Any):
-    """replay is for topics that the store does not know."""
+def test_replay_applies_only_to_topics_that_the_store_lacks(start: Start, tmp_path: Any):
+    """`replay` is only used if the store has no position for the topic."""
     target, face = start()
     target.publish(4)
     with FileReplayStore(tmp_path / "positions.json") as store:
@@ -360,15 +396,18 @@ def test_the_start_goes_with_the_store(start: Start, tmp_path: Any):
 
 
 @pytest.mark.parametrize("store", ["positions.json", object()])
-def test_what_is_no_store_is_refused(start: Start, store: Any):
-    """A duck that cannot swim would be asked for ever."""
+def test_objects_that_are_not_stores_are_rejected(start: Start, store: Any):
+    """`replay_store` rejects an object without a store's methods before a stream is opened."""
     _, face = start()
     with pytest.raises(ConfigurationError, match="is not a replay store"):
         face.plain(TOPIC, replay_store=store)
 
 
-def test_an_ack_that_comes_late_moves_no_store(start: Start):
-    """The next subscription may have gone further; and the store may be closed by now."""
+def test_an_ack_after_close_stores_nothing(start: Start):
+    """An ack after `close` does not change the stored position.
+
+    The store may be closed by then, or the next subscription may have stored a later position.
+    """
     target, face = start(events_per_response=1)
     target.publish(2)
     store = CountingStore()
@@ -381,15 +420,18 @@ def test_an_ack_that_comes_late_moves_no_store(start: Start):
     assert store.positions[-1] == target.replay_id(0)
 
 
-def test_two_stores_are_refused(start: Start):
-    """Nobody could say which one holds."""
+def test_two_stores_are_rejected(start: Start):
+    """A store as `replay` and a second one as `replay_store` are rejected as ambiguous."""
     _, face = start()
     with pytest.raises(ConfigurationError, match="both stores"):
         face.plain(TOPIC, replay={}, replay_store={})
 
 
-def test_a_child_of_a_fork_is_told(start: Start):
-    """It has none of the threads: an error at once, where drain would wait for ever."""
+def test_a_forked_child_gets_an_error(start: Start):
+    """In a forked child `drain` raises an error.
+
+    Otherwise it would wait for threads that exist only in the parent.
+    """
     import os
 
     _, face = start()
@@ -397,10 +439,10 @@ def test_a_child_of_a_fork_is_told(start: Start):
     reader, writer = os.pipe()
     gc.collect()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the fork of a process with threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking a process that has threads
         child = os.fork()
-    if child == 0:  # pragma: no cover  # in the child, which coverage does not see
-        gc.disable()  # gRPC aborts where channels of other tests are freed in a child
+    if child == 0:  # pragma: no cover  # coverage does not see the child
+        gc.disable()  # gRPC aborts if a child frees channels of other tests
         said = "no LocalProtocolError"
         try:
             drained = held.subscription.drain()

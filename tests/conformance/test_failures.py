@@ -1,6 +1,7 @@
-"""What the service can do to a subscriber, on the emulator, for both faces.
+"""Tests of what the service can do to a subscriber, on the emulator.
 
-Each fault is counted, and each test waits until its own has happened.
+Each test runs with the synchronous client and with the asyncio client. Each fault is counted.
+Labels such as t12 in names of tests are explained in test_scenarios.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Start = Callable[..., tuple[EmulatorTarget, Face]]
 
 
 class Provider:
-    """Signs in at an emulator, and counts how often."""
+    """Signs in at an emulator, and counts the renewals."""
 
     def __init__(self, emulator: EmulatorServer) -> None:
         self.emulator = emulator
@@ -62,7 +63,7 @@ class Provider:
 
 @pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
 def start(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Start]:
-    """Make an emulator with settings, and a client of it that can renew its session."""
+    """Return a function that starts an emulator, and a client that can renew its session."""
     with contextlib.ExitStack() as stack:
 
         def make(timings: Timings = QUICK, **settings: Any) -> tuple[EmulatorTarget, Face]:
@@ -81,7 +82,10 @@ def start(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Start]:
 
 
 def test_an_expired_session_is_renewed_once_for_all_streams(start: Start):
-    """U3: four streams die together, one sign-in brings all back, at the same position."""
+    """If a session expires, one sign-in is enough for four open streams.
+
+    Each resumes at its position without a gap.
+    """
     target, face = start(events_per_response=5)
     target.publish(10)
     held = [face.plain(TOPIC, replay="earliest") for _ in range(3)]
@@ -98,7 +102,10 @@ def test_an_expired_session_is_renewed_once_for_all_streams(start: Start):
 
 
 def test_a_revoked_token_is_noticed_by_the_next_call(start: Start):
-    """Open streams live on; the call that is refused renews the session and succeeds."""
+    """A revoked token does not end open streams.
+
+    The next call is rejected, renews the session and succeeds.
+    """
     target, face = start()
     target.publish(1)
     held = face.plain(TOPIC, replay="earliest")
@@ -112,7 +119,7 @@ def test_a_revoked_token_is_noticed_by_the_next_call(start: Start):
 
 
 def test_a_session_that_cannot_be_renewed_ends_the_subscription(start: Start):
-    """With the provider's own words."""
+    """If a session cannot be renewed, the provider's exception ends the subscription."""
     target, face = start()
     target.publish(1)
     held = face.plain(TOPIC, replay="earliest")
@@ -123,8 +130,11 @@ def test_a_session_that_cannot_be_renewed_ends_the_subscription(start: Start):
         held.next()
 
 
-def test_a_session_that_is_refused_again_and_again_is_given_up(start: Start):
-    """A sign-in that works and does not help is not repeated for ever, nor given up at once."""
+def test_a_session_that_stays_rejected_is_given_up_after_a_time(start: Start):
+    """If the service rejects each renewed session, the client gives up after `session_budget`.
+
+    The retryable error says that signing in worked.
+    """
     target, face = start(Timings(backoff_initial=0.02, backoff_max=0.1, session_budget=0.5))
     target.plan("refuse", times=500, rpc="Subscribe", error_code="service.auth.error")
     held = face.plain(TOPIC)
@@ -137,8 +147,11 @@ def test_a_session_that_is_refused_again_and_again_is_given_up(start: Start):
 # Positions.
 
 
-def test_a_position_that_aged_out_stops_with_its_gap(start: Start):
-    """73 hours pass in an instant: the position is refused, and the user is told what is lost."""
+def test_an_expired_position_raises_an_error_with_the_gap(start: Start):
+    """A position that is older than the retention time is rejected.
+
+    The error names the gap, which begins at that position.
+    """
     target, face = start()
     target.publish(3)
     stored = target.replay_id(2)
@@ -152,7 +165,10 @@ def test_a_position_that_aged_out_stops_with_its_gap(start: Start):
 
 
 def test_t5b_an_idle_topic_keeps_its_position_fresh(start: Start):
-    """80 hours with keepalives only: a new run resumes where the old one was."""
+    """Keepalives renew the position of an idle topic beyond the retention time.
+
+    After 80 hours without events, a new subscription resumes without a gap.
+    """
     target, face = start(keepalive_s=270.0, tip_refresh_s=0.0)
     target.publish(2)
     store = MemoryStore(StartPosition.earliest())
@@ -170,8 +186,11 @@ def test_t5b_an_idle_topic_keeps_its_position_fresh(start: Start):
     assert again.health().gaps == ()
 
 
-def test_a_managed_position_that_aged_out_is_a_gap_when_it_can_be_seen(start: Start):
-    """The service restarts at errorRecoveryReplay; events that we still hold show it."""
+def test_an_expired_managed_position_is_reported_as_a_gap(start: Start):
+    """The service restarts an expired managed subscription elsewhere, and does not report it.
+
+    The client notices that unacked events are not redelivered, and reports a gap.
+    """
     target, face = start(events_per_response=5)
     target.publish(10)
     gaps: list[Any] = []
@@ -190,8 +209,11 @@ def test_a_managed_position_that_aged_out_is_a_gap_when_it_can_be_seen(start: St
 
 
 @pytest.mark.parametrize("fault", ["move_org", "reset_stream"])
-def test_a_moved_org_is_a_refused_position(start: Start, fault: str):
-    """Old ids mean nothing after it: the caller's fallback decides, and the gap says so."""
+def test_a_moved_org_is_handled_as_a_rejected_position(start: Start, fault: str):
+    """After a move or a reset of the org, old replay ids are rejected.
+
+    The subscription restarts at `replay_fallback` and reports a gap.
+    """
     target, face = start()
     target.publish(3)
     gaps: list[Any] = []
@@ -199,7 +221,7 @@ def test_a_moved_org_is_a_refused_position(start: Start, fault: str):
     assert held.collect(3) == [0, 1, 2]
     target.plan(fault)
     until(lambda: gaps, "a gap")
-    if fault == "move_org":  # the same events under new ids: for the table to recognise
+    if fault == "move_org":  # the same events, under new ids
         assert held.collect(3) == [0, 1, 2]
     target.publish(1)
     assert held.collect(1) == [3]
@@ -209,8 +231,11 @@ def test_a_moved_org_is_a_refused_position(start: Start, fault: str):
 # The managed slot, STOP and RUN.
 
 
-def test_a_half_open_connection_is_waited_for_with_a_visible_reason(start: Start):
-    """The slot is held for a while after a loss; health says what is being waited for."""
+def test_health_says_why_a_managed_stream_waits_for_its_slot(start: Start):
+    """A lost connection may hold the managed slot for a while.
+
+    The next subscription waits for the slot, and `health().reason` says so.
+    """
     target, face = start()
     target.publish(2)
     target.plan("hold_slot", seconds=0.6)
@@ -224,8 +249,8 @@ def test_a_half_open_connection_is_waited_for_with_a_visible_reason(start: Start
     assert second.health().reason is None
 
 
-def test_a_slot_that_stays_held_ends_in_an_error(start: Start):
-    """After the time that a half-open loss was seen to take, not before."""
+def test_a_slot_that_stays_held_raises_an_error(start: Start):
+    """A managed slot that another client keeps beyond `slot_timeout` ends in an error."""
     target, face = start(Timings(slot_initial=0.02, slot_max=0.05, slot_timeout=0.3))
     target.publish(1)
     holder = face.managed(NAME)
@@ -236,7 +261,7 @@ def test_a_slot_that_stays_held_ends_in_an_error(start: Start):
 
 
 def test_run_after_stop_starts_at_the_default(start: Start):
-    """STOP forgets the position: a new run begins at defaultReplay."""
+    """STOP deletes the committed position, so after RUN events start at `defaultReplay`."""
     target, face = start()
     target.publish(2)
     held = face.managed(NAME)
@@ -251,7 +276,10 @@ def test_run_after_stop_starts_at_the_default(start: Start):
 
 
 def test_a_deleted_subscription_ends_with_its_reason(start: Start):
-    """And cannot be found afterwards."""
+    """Deleting a managed subscription ends its stream.
+
+    Later subscriptions raise `SubscriptionNotFoundError`.
+    """
     target, face = start()
     target.publish(1)
     held = face.managed(NAME)
@@ -267,8 +295,8 @@ def test_a_deleted_subscription_ends_with_its_reason(start: Start):
 # Time.
 
 
-def test_a_silent_stream_is_opened_again(start: Start):
-    """U2: no event and no keepalive for longer than the interval and its margin."""
+def test_a_silent_stream_is_reopened(start: Start):
+    """A stream that is silent beyond the keepalive interval and its margin is reopened."""
     timings = Timings(keepalive=0.2, keepalive_margin=0.1, backoff_initial=0.02)
     target, face = start(timings, keepalive_s=0.1)
     target.publish(1)
@@ -282,9 +310,9 @@ def test_a_silent_stream_is_opened_again(start: Start):
 
 
 def test_an_idle_managed_stream_outlives_the_commit_deadline(start: Start):
-    """The last position is committed again in time; the stream is not closed."""
+    """An idle subscription commits its last position again in time to keep its stream open."""
     timings = Timings(commit_interval=0.1, slot_initial=0.02)
-    # The rest is what a loaded machine may be late by.
+    # Below the wait of 2.5 s, with a margin for a busy machine.
     target, face = start(timings, commit_deadline_s=2.0)
     target.publish(1)
     held = face.managed(NAME)
@@ -296,8 +324,11 @@ def test_an_idle_managed_stream_outlives_the_commit_deadline(start: Start):
     assert held.health().reconnects == 0
 
 
-def test_a_missed_commit_deadline_is_a_reconnect(start: Start):
-    """A handler that takes longer than the service allows costs a reconnect and nothing else."""
+def test_a_missed_commit_deadline_costs_only_a_reconnect(start: Start):
+    """A handler that misses the service's commit deadline causes a reconnect.
+
+    No event is lost or delivered twice, and its commit succeeds.
+    """
     target, face = start(commit_deadline_s=0.3)
     target.publish(3)
     held = face.managed(NAME, ack="manual")
@@ -313,14 +344,17 @@ def test_a_missed_commit_deadline_is_a_reconnect(start: Start):
 # Messages of every shape.
 
 
-def test_t4b_the_tip_of_an_answer_is_no_position(start: Start):
-    """It may be ahead of events that are still to come: committing it would lose them."""
+def test_t4b_the_position_in_a_commit_response_is_not_committed(start: Start):
+    """The latest position in a commit response may be ahead of undelivered events.
+
+    Committing it would lose them.
+    """
     target, face = start(commit_answer_tip="org")
     target.publish(10)
     held = face.managed(NAME, ack="manual")
     batch = held.batch()
     target.plan("merge_responses", events=100, within_s=5.0)
-    target.publish(5)  # held back, while answers already speak of them
+    target.publish(5)  # held back, while commit responses already have their position
     batch.ack()
     held.commit()
     held.drain()
@@ -331,8 +365,8 @@ def test_t4b_the_tip_of_an_answer_is_no_position(start: Start):
     assert face.managed(NAME).collect(5) == list(range(10, 15))
 
 
-def test_events_and_a_commits_answer_in_one_message(start: Start):
-    """Both count: the events for credit and position, the answer for the commit."""
+def test_events_and_a_commit_response_in_one_message(start: Start):
+    """If a message has both events and a commit response, the client processes both."""
     target, face = start(events_per_response=10)
     target.plan("answer_with_events", times=3)
     target.publish(200)
@@ -344,7 +378,7 @@ def test_events_and_a_commits_answer_in_one_message(start: Start):
 
 
 def test_responses_are_split_and_merged(start: Start):
-    """Nothing rests on how events are packed."""
+    """Events arrive completely and in order if the service splits or merges its responses."""
     target, face = start()
     target.plan("split_response", times=5, events=1)
     target.plan("merge_responses", times=2, events=20, within_s=0.2)
@@ -355,7 +389,7 @@ def test_responses_are_split_and_merged(start: Start):
 
 
 def test_t12_two_schemas_in_one_response(start: Start):
-    """A field added in mid-stream: each event is decoded by the schema that it names."""
+    """After a schema change, each event is decoded with the schema that it names."""
     target, face = start()
     emulator = target.emulator
     old = emulator.publish(TOPIC, [{"Order_Number__c": "0"}])[0].schema_id
@@ -373,7 +407,7 @@ def test_t12_two_schemas_in_one_response(start: Start):
 
 
 def test_t13_a_slow_schema_does_not_reorder_events(start: Start):
-    """Two quick responses while the schema is on its way arrive in order."""
+    """Responses that arrive while a schema is being fetched are delivered in order."""
     target, face = start(events_per_response=5)
     target.plan("delay_call", rpc="GetSchema", seconds=0.3)
     target.publish(20)
@@ -382,8 +416,8 @@ def test_t13_a_slow_schema_does_not_reorder_events(start: Start):
     until(target.is_consumed)
 
 
-def test_a_schema_that_cannot_be_had_for_now_costs_no_event(start: Start):
-    """The batch waits for it."""
+def test_a_schema_that_is_unavailable_for_a_while_loses_no_event(start: Start):
+    """If a schema is temporarily unavailable, its events wait for it and are then delivered."""
     target, face = start()
     target.plan("refuse", times=3, rpc="GetSchema", error_code="schema.api.unavailable")
     target.publish(5)
@@ -392,8 +426,11 @@ def test_a_schema_that_cannot_be_had_for_now_costs_no_event(start: Start):
     until(target.is_consumed)
 
 
-def test_t15_errors_carry_what_support_asks_for(start: Start):
-    """The service's code and rpc id, typed, from a stream and from a call."""
+def test_t15_errors_have_the_error_code_and_the_rpc_id(start: Start):
+    """Errors of unary calls and of streams have the service's error code and rpc id.
+
+    Salesforce Support asks for them.
+    """
     _, face = start()
     with pytest.raises(TopicNotFoundError) as caught:
         face.call(face.client.get_topic, "/event/Nothing__e")
@@ -407,7 +444,10 @@ def test_t15_errors_carry_what_support_asks_for(start: Start):
 
 
 def test_t17_a_named_type_used_twice_is_decoded(start: Start):
-    """ShippingAddress refers to the record that BillingAddress defines."""
+    """A schema may refer to a named record type that an earlier field defines.
+
+    Here BillingAddress defines the type that ShippingAddress refers to.
+    """
     target, face = start()
     row = {
         **ACCOUNT,
@@ -421,8 +461,8 @@ def test_t17_a_named_type_used_twice_is_decoded(start: Start):
     assert event.value["ShippingAddress"]["Latitude"] == 46.8
 
 
-def test_ids_may_be_missing_on_change_events(start: Start):
-    """The key that removes duplicates does not need one."""
+def test_change_events_without_ids_have_a_dedupe_key(start: Start):
+    """Change events may have no id. Their `dedupe_key` does not need it."""
     target, face = start(change_event_ids=False)
     target.emulator.publish("/data/AccountChangeEvent", [ACCOUNT])
     held = face.plain("/data/ChangeEvents", replay="earliest")

@@ -1,7 +1,8 @@
-"""What a subscriber must survive: a table, for both faces, on both services.
+"""What a subscriber must survive, with both clients, on the emulator and an in-memory service.
 
-The names T1 to T17 are those of traps that other clients fall into. T10 and T11 are limits of the
-service and T8 is about a Spark source; they have no row here.
+Labels T1 to T17 in names of tests number the traps that other clients fall into; a letter marks a
+variant. T10 and T11 are limits of the service, and T8 is about a Spark source, so they have no test
+here.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ Open = Callable[..., tuple[Target, Face]]
 
 @pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
 def face_kind(request: pytest.FixtureRequest) -> type[Face]:
+    """The class of the client under test."""
     return request.param
 
 
 @pytest.fixture(params=[MemoryTarget, EmulatorTarget], ids=lambda target: target.name)
 def start(request: pytest.FixtureRequest, face_kind: type[Face], tmp_path: Any) -> Iterator[Open]:
-    """Make a service with settings, and a client of it."""
+    """Return a function that starts a service with given settings, and creates a client of it."""
     with contextlib.ExitStack() as stack:
 
         def make(timings: Timings = QUICK, **settings: Any) -> tuple[Target, Face]:
@@ -50,7 +52,7 @@ def start(request: pytest.FixtureRequest, face_kind: type[Face], tmp_path: Any) 
 
 @pytest.mark.parametrize("length", [8, 10, 12, 24])
 def test_t1_replay_ids_are_bytes(start: Open, length: int):
-    """Ids of any length resume a stream exactly, though their order as bytes means nothing."""
+    """A stream resumes exactly with replay ids of any length, whose byte order means nothing."""
     target, face = start(replay_id_bytes=length, events_per_response=7)
     target.plan("drop_stream", times=3, after_responses=2)
     target.publish(100)
@@ -60,8 +62,8 @@ def test_t1_replay_ids_are_bytes(start: Open, length: int):
     until(target.is_consumed, "every fault")
 
 
-def test_t2_what_is_published_during_an_outage_is_delivered(start: Open):
-    """A failure never restarts at LATEST."""
+def test_t2_events_published_during_an_outage_are_delivered(start: Open):
+    """After a failure the stream resumes at its position, not at LATEST, and reports no gap."""
     target, face = start()
     target.publish(3)
     held = face.plain(TOPIC, replay="earliest")
@@ -75,7 +77,7 @@ def test_t2_what_is_published_during_an_outage_is_delivered(start: Open):
 
 
 def test_t3_a_managed_stream_has_no_end(start: Open):
-    """Credit is returned for as long as anyone listens."""
+    """The client keeps requesting events on a managed stream: 500 arrive without a reconnect."""
     target, face = start()
     target.publish(250)
     held = face.managed(NAME)
@@ -86,8 +88,11 @@ def test_t3_a_managed_stream_has_no_end(start: Open):
 
 
 @pytest.mark.parametrize("fault", ["drop_before_commit_answer", "leave_commit_unanswered"])
-def test_t4_a_commit_without_an_answer(start: Open, fault: str):
-    """Carried out or not: nothing walks back, nothing comes twice, and in the end it is known."""
+def test_t4_a_commit_without_a_response(start: Open, fault: str):
+    """A commit that gets no response causes no gap and no second delivery.
+
+    The final commit succeeds.
+    """
     target, face = start(
         Timings(backoff_initial=0.02, backoff_max=0.1, slot_initial=0.02, commit_timeout=0.2),
         events_per_response=10,
@@ -97,8 +102,8 @@ def test_t4_a_commit_without_an_answer(start: Open, fault: str):
     held = face.managed(NAME, ack="manual")
     batches = [held.batch() for _ in range(6)]
     assert [number for batch in batches for number in numbers(batch)] == list(range(60))
-    # Not everything at once: a first commit of all that was received, without an answer, leaves a
-    # doubt that only the next keepalive ends.
+    # The first commit leaves out a batch: if it covered all received events and got no response,
+    # only the next keepalive could tell whether it succeeded.
     for batch in batches[:-1]:
         batch.ack()
     held.commit()
@@ -112,8 +117,13 @@ def test_t4_a_commit_without_an_answer(start: Open, fault: str):
 
 @pytest.mark.parametrize("tip", ["none", "sent", "org"])
 @pytest.mark.parametrize("pending", [True, False])
-def test_t4b_commit_answers_are_no_credit_and_no_position(start: Open, tip: str, pending: bool):
-    """A thousand events at a credit of 100 on one stream, whatever the answers carry."""
+def test_t4b_commit_responses_change_neither_credit_nor_position(
+    start: Open, tip: str, pending: bool
+):
+    """Pending counts and latest positions in commit responses do not affect the event flow.
+
+    A thousand events arrive on one stream, whatever the responses contain.
+    """
     target, face = start(commit_answer_tip=tip, commit_answer_pending=pending)
     target.publish(1000)
     held = face.managed(NAME)
@@ -124,8 +134,11 @@ def test_t4b_commit_answers_are_no_credit_and_no_position(start: Open, tip: str,
     assert held.health().reconnects == 0
 
 
-def test_t5_a_refused_position_ends_in_one_error(start: Open):
-    """No loop with the same id, and no silent start somewhere else."""
+def test_t5_a_rejected_position_raises_an_error_with_the_gap(start: Open):
+    """A rejected position raises an error with the gap.
+
+    The client neither retries it nor restarts silently at another position.
+    """
     target, face = start()
     target.publish(3)
     held = face.plain(TOPIC, replay=ReplayId(b"not known"))
@@ -140,7 +153,7 @@ def test_t5_a_refused_position_ends_in_one_error(start: Open):
 
 @pytest.mark.parametrize("fallback", ["earliest", "latest"])
 def test_t5_a_fallback_is_followed_and_reported(start: Open, fallback: str):
-    """The caller chose it, and hears of the gap."""
+    """After a rejected position the subscription starts at `replay_fallback`. It reports a gap."""
     target, face = start()
     target.publish(3)
     gaps: list[Any] = []
@@ -154,8 +167,11 @@ def test_t5_a_fallback_is_followed_and_reported(start: Open, fallback: str):
     assert held.health().gaps == tuple(gaps)
 
 
-def test_t6_a_failure_in_the_middle_of_a_batch_resumes_there(start: Open):
-    """Ten events in a response, the fourth fails: a new run sees 3 to 9, and 0 to 2 never again."""
+def test_t6_a_failure_within_a_batch_resumes_at_the_failed_event(start: Open):
+    """If the fourth of ten events fails, the next subscription starts with it.
+
+    The three acked events are not delivered again.
+    """
     target, face = start()
     target.publish(10)
     held = face.managed(NAME, ack="manual")
@@ -166,14 +182,14 @@ def test_t6_a_failure_in_the_middle_of_a_batch_resumes_there(start: Open):
     assert numbers(again.batch()) == list(range(3, 10))
 
 
-def test_t7_work_that_failed_comes_again(start: Open):
-    """A sink that raises once: what it did not take is delivered to the next run."""
+def test_t7_events_of_failed_work_are_delivered_again(start: Open):
+    """If a sink raises, the events that it did not store are delivered to the next subscription."""
     target, face = start(events_per_response=5)
     target.publish(15)
     written: list[int] = []
     held = face.managed(NAME)
     written += numbers(held.batch())
-    failed = numbers(held.batch())  # the sink raises: this batch is never acked
+    failed = numbers(held.batch())  # as if the sink raised: this batch is never acked
     held.drain()
     again = face.managed(NAME)
     written += again.collect(10)
@@ -181,8 +197,8 @@ def test_t7_work_that_failed_comes_again(start: Open):
     assert written == list(range(15))
 
 
-def test_t9_leaving_out_an_event_costs_no_other(start: Open):
-    """A handler that passes over its own changes keeps the rest of the batch."""
+def test_t9_skipping_an_event_loses_no_other(start: Open):
+    """A handler that skips an event, such as its own change, still gets the rest of the batch."""
     target, face = start(events_per_response=5)
     target.publish(10)
     held = face.managed(NAME)
@@ -193,16 +209,19 @@ def test_t9_leaving_out_an_event_costs_no_other(start: Open):
     assert target.committed() == 9
 
 
-def test_t14_every_event_of_every_response(start: Open):
-    """Three to a response, a thousand in all."""
+def test_t14_every_event_of_every_response_is_delivered(start: Open):
+    """A thousand events arrive completely and in order, three per response."""
     target, face = start(events_per_response=3)
     target.publish(1000)
     held = face.plain(TOPIC, replay="earliest")
     assert held.collect(1000) == list(range(1000))
 
 
-def test_redeliveries_are_handed_out_once(start: Open):
-    """Drops before anything is acked: the service repeats, the application sees each event once."""
+def test_redelivered_events_reach_the_application_once(start: Open):
+    """Reconnects before the first ack make the service send events again.
+
+    The application gets each event once.
+    """
     target, face = start(events_per_response=10)
     target.plan("drop_stream", times=4, after_responses=3)
     target.publish(100)
@@ -220,7 +239,7 @@ def test_redeliveries_are_handed_out_once(start: Open):
 
 
 def test_acks_out_of_order_commit_the_prefix_only(start: Open):
-    """Workers finish as they like; the position stays below the oldest open event."""
+    """A commit never goes beyond the oldest event that is not acked, whatever was acked later."""
     target, face = start()
     target.publish(6)
     held = face.managed(NAME, ack="manual")
@@ -234,13 +253,13 @@ def test_acks_out_of_order_commit_the_prefix_only(start: Open):
     assert target.committed() == 3
 
 
-def test_a_refused_commit_reaches_its_caller_and_moves_nothing(start: Open):
-    """And the next one works."""
+def test_a_failed_commit_stores_nothing_and_later_ones_succeed(start: Open):
+    """A failed commit leaves the committed position unchanged, and a later commit succeeds."""
     target, face = start(commit_answer_delay_s=0.1)
     target.publish(4)
     held = face.managed(NAME, ack="manual")
     events = list(held.batch())
-    target.plan("fail_commit", times=2)  # the commit of the ack, and that of the caller
+    target.plan("fail_commit", times=2)  # the commit after the ack, and the explicit one
     events[0].ack()
     with contextlib.suppress(CommitError):
         held.commit()
@@ -253,8 +272,8 @@ def test_a_refused_commit_reaches_its_caller_and_moves_nothing(start: Open):
     assert target.committed() == 2
 
 
-def test_a_held_slot_is_waited_for(start: Open):
-    """ALREADY_EXISTS is a matter of time."""
+def test_a_held_slot_is_retried_until_it_is_free(start: Open):
+    """The error ALREADY_EXISTS is retried until the managed slot is free."""
     target, face = start()
     target.publish(2)
     if target.name == "memory":
@@ -269,7 +288,7 @@ def test_a_held_slot_is_waited_for(start: Open):
 
 
 def test_stop_ends_the_subscription_with_its_reason(start: Open):
-    """An administrator's STOP is no failure to retry."""
+    """STOP ends the subscription with `SubscriptionStoppedError` instead of a retry."""
     target, face = start()
     target.publish(1)
     held = face.managed(NAME)
@@ -283,10 +302,10 @@ def test_stop_ends_the_subscription_with_its_reason(start: Open):
 
 
 def test_a_slow_application_keeps_its_stream(start: Open):
-    """U7: a queue that is full, for longer than the service's idle rule; nothing is lost."""
+    """A full queue keeps its stream beyond the service's idle limit, and no event is lost."""
     target, face = start(
         Timings(backoff_initial=0.02, backoff_max=0.1, reserve=0.25),
-        idle_close_s=2.0,  # the rest is what a loaded machine may be late by
+        idle_close_s=2.0,  # below the pause of 2.5 s, with a margin for a busy machine
         events_per_response=10,
     )
     target.publish(300)
@@ -294,15 +313,18 @@ def test_a_slow_application_keeps_its_stream(start: Open):
     seen = numbers(held.batch())
     until(lambda: held.health().pending_count >= 20)
     pause = time.monotonic() + 2.5
-    until(lambda: time.monotonic() > pause)  # the handler is busy for longer than the idle rule
+    until(lambda: time.monotonic() > pause)  # the handler is busy beyond the idle limit
     assert held.health().pending_count <= 20 + 20
     seen += held.collect(300 - len(seen))
     assert seen == list(range(300))
     assert held.health().reconnects == 0
 
 
-def test_max_bytes_bounds_what_waits_on_one_stream(start: Open):
-    """No more is asked for than fits, so that nothing is dropped with its stream and sent again."""
+def test_max_bytes_limits_the_queue_without_a_reconnect(start: Open):
+    """With `max_bytes`, the client requests only what fits into its queue.
+
+    It never drops queued events, which a new stream would have to send again.
+    """
     target, face = start(events_per_response=10)
     target.publish(500)
     held = face.plain(TOPIC, replay="earliest", max_bytes=150)
@@ -315,8 +337,8 @@ def test_max_bytes_bounds_what_waits_on_one_stream(start: Open):
     assert held.health().reconnects == 0
 
 
-def test_nothing_acked_is_committed_twice_as_far(start: Open):
-    """A drain commits what is acked and no more."""
+def test_drain_commits_acked_events_only(start: Open):
+    """`drain` commits the acked events and no others."""
     target, face = start(events_per_response=10)
     target.publish(30)
     held = face.managed(NAME, ack="manual")

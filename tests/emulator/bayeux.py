@@ -58,15 +58,18 @@ class Bayeux:
         return messages
 
     def handshake(self, **more: Any) -> dict[str, Any]:
+        """Send a handshake, store the client id, and return the reply."""
         more = {"version": "1.0", "supportedConnectionTypes": ["long-polling"], **more}
         (reply,) = self.ask("handshake", **more)
         self.client_id = reply.get("clientId", "")
         return reply
 
     def connect(self, **more: Any) -> list[dict[str, Any]]:
+        """Send a connect message; return all messages of the response."""
         return self.ask("connect", connectionType="long-polling", **more)
 
     def subscribe(self, name: str, replay: Any = None) -> dict[str, Any]:
+        """Subscribe to a channel, from replay id *replay* if it is not None; return the reply."""
         path = name.partition("?")[0]
         more = {} if replay is None else {"ext": {"replay": {path: replay}}}
         return self.ask("subscribe", subscription=name, **more)[0]
@@ -91,6 +94,7 @@ class Bayeux:
 
 
 def ids(events: list[dict[str, Any]]) -> list[int]:
+    """Return the replay ids of events."""
     return [event["data"]["event"]["replayId"] for event in events]
 
 

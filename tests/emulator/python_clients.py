@@ -58,6 +58,7 @@ class Reader:
 
 
 def with_simple_salesforce() -> dict[str, Any]:
+    """Publish an event, list event objects and read a limit with simple-salesforce."""
     session, instance = SalesforceLogin(
         **USER, security_token="", scratch_url=ready["http"], sf_version="59.0"
     )
@@ -75,6 +76,7 @@ def with_simple_salesforce() -> dict[str, Any]:
 
 
 def with_pysfpubsub() -> dict[str, Any]:
+    """Publish an event, and receive two, with pysfpubsub."""
     client = pysfpubsub.Client(**USER, **PLACE)
     client.auth()
     topic = client.get_topic(TOPIC)
@@ -91,6 +93,7 @@ def with_pysfpubsub() -> dict[str, Any]:
 
 
 async def with_aiosfpubsub() -> dict[str, Any]:
+    """Receive two events with aiosfpubsub."""
     client = aiosfpubsub.Client(**USER, **PLACE)
     client.auth()
     reader = Reader(2)

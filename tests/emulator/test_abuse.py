@@ -1,4 +1,7 @@
-"""Malformed, oversized, slow and vanishing clients: typed statuses, no leak, the log intact."""
+"""Tests of malformed, oversized, slow and vanishing clients.
+
+Each client gets a typed status, leaks nothing, and leaves the event log intact.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,14 @@ STREAMS = ("Subscribe", "PublishStream", "ManagedSubscribe")
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: Any) -> Any:
-    """One emulator that all of this must leave as it is."""
+    """An emulator that all tests of this module share, and have to leave intact."""
     with EmulatorServer(tmp_path_factory.mktemp("emulator")) as emulator:
         yield emulator
 
 
 @pytest.fixture(autouse=True)
 def _intact(emulator: EmulatorServer) -> Any:
-    """Whatever a test does: events of before are there in order, and a new one arrives."""
+    """Check after each test that old events are retained in order, and that new ones arrive."""
     before = [item.replay_id for item in emulator.publish(ORDERS, [{} for _ in range(3)])]
     yield
     (after,) = emulator.publish(ORDERS, [{}])
@@ -63,7 +66,7 @@ def _intact(emulator: EmulatorServer) -> Any:
 
 
 def raw_call(channel: grpc.Channel, rpc: str, metadata: Any, *messages: bytes) -> str:
-    """Send bytes as requests; the name of the status."""
+    """Send bytes as the requests of a call; return the name of the call's status."""
     path = f"/eventbus.v1.PubSub/{rpc}"
     if rpc in STREAMS:
         call: Any = channel.stream_stream(path)(iter(messages), metadata=metadata, timeout=WAIT_S)
@@ -75,9 +78,11 @@ def raw_call(channel: grpc.Channel, rpc: str, metadata: Any, *messages: bytes) -
     return call.code().name
 
 
-def test_bytes_that_are_no_message(emulator):
-    """They end the call with a status of gRPC's own, on every method, streams in their middle too;
-    an unknown method is UNIMPLEMENTED."""
+def test_malformed_messages_end_the_call_with_an_error_status(emulator):
+    """A malformed message ends a call of any method with an error status.
+
+    So does a later message of an open stream. A call of an unknown method ends with UNIMPLEMENTED.
+    """
     garbage = (b"\xff" * 20, b"\x0a\xff\xff\xff\xff\x0f", os.urandom(1000))
     good = pb.FetchRequest(topic_name=ORDERS, num_requested=1).SerializeToString()
     with grpc.insecure_channel(emulator.grpc_target) as channel:
@@ -89,9 +94,8 @@ def test_bytes_that_are_no_message(emulator):
         assert raw_call(channel, "Nothing", emulator.metadata, b"") == "UNIMPLEMENTED"
 
 
-def test_messages_that_make_no_sense(emulator):
-    """Random values in every field, in streams of several requests: each end has a status that
-    says something, and a refusal has its code."""
+def test_messages_with_random_values_get_a_specific_status(emulator):
+    """Requests with random values in all fields never end with UNKNOWN and never hang."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -130,8 +134,8 @@ def test_messages_that_make_no_sense(emulator):
     assert {"OK", "INVALID_ARGUMENT", "NOT_FOUND"} <= ends
 
 
-def test_headers_that_make_no_sense(emulator):
-    """They are refused as what they are, whatever is in them."""
+def test_invalid_headers_are_unauthenticated(emulator):
+    """A call with an invalid value in any authentication header ends with UNAUTHENTICATED."""
     odd = ["", " ", "x" * 4000, "00D" * 5, "core/x/y", "https:/", "a b", "core/a/b/c"]
     request = pb.TopicRequest(topic_name=ORDERS).SerializeToString()
     good = dict(emulator.metadata)
@@ -142,9 +146,12 @@ def test_headers_that_make_no_sense(emulator):
                 assert raw_call(channel, "GetTopic", given, request) == "UNAUTHENTICATED"
 
 
-def test_messages_that_are_too_large(emulator):
-    """More than the transport takes is RESOURCE_EXHAUSTED, more than a proxy takes UNAVAILABLE, and
-    a huge value elsewhere is refused like a small one."""
+def test_oversized_messages_are_rejected(emulator):
+    """A request beyond gRPC's size limit ends with RESOURCE_EXHAUSTED.
+
+    One beyond a proxy's lower limit ends with UNAVAILABLE. A huge replay id is rejected like a
+    small invalid one.
+    """
     client = Client(emulator.grpc_target, emulator.metadata)
     schema_id = emulator.bus.topic(ORDERS).schema_id
     for size, status in ((5, "UNAVAILABLE"), (65, "RESOURCE_EXHAUSTED")):
@@ -158,9 +165,11 @@ def test_messages_that_are_too_large(emulator):
     client.close()
 
 
-def test_a_reader_that_reads_nothing(emulator):
-    """It gets as much as fits into its connection and holds up nobody; when it goes, its threads
-    do too."""
+def test_a_client_that_reads_nothing_delays_no_other(emulator):
+    """A client that reads nothing gets only what fits into its connection.
+
+    It does not delay others, and its threads end with its stream.
+    """
     before = call_threads()
     notes = "x" * 300_000
     emulator.publish(ORDERS, [{"Notes__c": notes} for _ in range(60)])
@@ -177,7 +186,7 @@ def test_a_reader_that_reads_nothing(emulator):
         client = Client(emulator.grpc_target, emulator.metadata)
         assert client.subscribe(num_requested=5).events(5)
         client.close()
-        # 18 MB wait; a response has at most 3, and three of them fill any window.
+        # 18 MB are waiting; a response has at most 3 MB, and three responses fill any window.
         held = emulator.bus.tally.of_topic(ORDERS).delivered - delivered
         assert held < 63
         call.cancel()
@@ -206,8 +215,11 @@ threading.Event().wait()
 """
 
 
-def test_clients_that_vanish(emulator):
-    """A process with 21 streams is killed: all of its threads go back, and the slot is free."""
+def test_a_killed_client_leaves_no_threads_and_frees_its_slot(emulator):
+    """After the kill of a process with 21 open streams, their threads end.
+
+    The managed slot is free again.
+    """
     before = call_threads(), request_threads()
     program = VANISHING.format(
         path=sys.path,
@@ -232,7 +244,7 @@ def test_clients_that_vanish(emulator):
 
 
 def drop(address: tuple[str, int], count: int, say: bytes, reset: bool) -> int:
-    """Open connections and drop them; how many came about."""
+    """Open *count* connections, send *say*, and drop them; return how many were opened."""
     opened = 0
     for _ in range(count):
         with contextlib.suppress(OSError), socket.create_connection(address, WAIT_S) as connection:
@@ -246,15 +258,18 @@ def drop(address: tuple[str, int], count: int, say: bytes, reset: bool) -> int:
 
 
 def open_files() -> int:
+    """Return how many file descriptors this process has open."""
     return len(os.listdir("/proc/self/fd"))
 
 
 def addresses(emulator: EmulatorServer) -> list[tuple[str, int]]:
+    """Return the addresses of the gRPC port and the HTTP port."""
     urls = (emulator.grpc_target, emulator.http_url)
     return [("127.0.0.1", int(url.rpartition(":")[2])) for url in urls]
 
 
 def drop_many(emulator: EmulatorServer, count: int, check: Callable[[], None]) -> None:
+    """Drop *count* connections of each kind on each port, and call *check* after each kind."""
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9)
     for address in addresses(emulator):
         for say in (b"", b"GET / HTTP", preface, b"\x16\x03\x01\xff\xff"):
@@ -265,9 +280,11 @@ def drop_many(emulator: EmulatorServer, count: int, check: Callable[[], None]) -
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 @pytest.mark.parametrize("count", [12, pytest.param(625, marks=pytest.mark.slow)])
-def test_connections_opened_and_dropped(emulator, count):
-    """Silent, half a request, half a handshake, closed and reset, on both ports, 16 times that
-    many: no file and no thread is left of them."""
+def test_dropped_connections_leave_no_files_or_threads(emulator, count):
+    """Connections may be closed or reset at any time, even in a request or in a handshake.
+
+    No file descriptor and no thread of them remains on either port.
+    """
     files, threads = open_files(), threading.active_count()
     drop_many(emulator, count, lambda: None)
     until(lambda: open_files() <= files + 4)

@@ -1,4 +1,4 @@
-"""`sfpubsub emulator publish` and its neighbours, against one emulator that runs."""
+"""Tests of commands such as `sfpubsub emulator publish`, against a running emulator."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from .support import ACCOUNTS, MANAGED, ORDERS, WAIT_S
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    """One that all tests share."""
+    """An emulator that all tests of this module share."""
     with EmulatorServer(tmp_path_factory.mktemp("data"), clock=ManualClock()) as emulator:
         yield emulator
 
 
 @pytest.fixture
 def command(running, monkeypatch):
-    """Run a command, found by the environment; return its exit code and what it printed."""
+    """Return a function that runs a command; it returns the exit code and the output.
+
+    The output is a list of decoded JSON lines if the exit code is 0, and a string otherwise.
+    """
     monkeypatch.setenv("SFPUBSUB_EMULATOR_URL", running.http_url)
 
     def run(*arguments: str, stdin: str = "") -> tuple[int, Any]:
@@ -36,9 +39,11 @@ def command(running, monkeypatch):
     return run
 
 
-def test_publish(command, running):
-    """A line is an event, also of a topic that clients may not publish to; results come in order,
-    and more than one request is made of many."""
+def test_publish_publishes_one_event_per_line(command, running):
+    """`publish` publishes a line of stdin as one event, and prints the results in order.
+
+    It splits many lines into several requests, and can publish change events, too.
+    """
     before = running.bus.tip()
     lines = [json.dumps({"Order_Number__c": str(number)}) for number in range(401)]
     code, results = command("publish", ORDERS, stdin="\n".join(lines))
@@ -50,8 +55,11 @@ def test_publish(command, running):
     assert set(row) == {"event_id", "replay_id"}
 
 
-def test_an_event_that_is_refused_is_told_with_its_lines(command, running):
-    """A request is published whole or not at all: the message says which lines are not."""
+def test_publish_names_the_lines_of_a_rejected_request(command, running):
+    """A request of several lines is published as a whole or not at all.
+
+    If it is rejected, the error names its lines.
+    """
     before = running.bus.tip()
     code, output = command("publish", ORDERS, stdin="{}\n" * 200 + '\n{}\n{"Nonsense": 1}\n')
     assert code == 1
@@ -69,8 +77,11 @@ def test_an_event_that_is_refused_is_told_with_its_lines(command, running):
         ("/data/ChangeEvents", "{}", "is a channel"),
     ],
 )
-def test_publish_refused(command, running, topic, line, said):
-    """What cannot be published is one line and exit code 1; nothing of the request is published."""
+def test_publish_rejects_invalid_lines(command, running, topic, line, said):
+    """A line that cannot be published makes `publish` exit with code 1 and an error message.
+
+    Nothing of its request is published.
+    """
     before = running.bus.tip()
     code, output = command("publish", topic, stdin=line)
     assert code == 1
@@ -79,7 +90,7 @@ def test_publish_refused(command, running, topic, line, said):
 
 
 def test_topics_and_subscriptions(command, running):
-    """The lists are those of the health page."""
+    """`topics` and `subscriptions` print the names and counts of the emulator's health page."""
     rows = command("topics")[1]
     assert ORDERS in {row["name"] for row in rows}
     assert {"published", "delivered", "streams"} <= set(rows[0])
@@ -87,8 +98,11 @@ def test_topics_and_subscriptions(command, running):
     assert (row["name"], row["state"], row["committed_replay_id"]) == (MANAGED, "RUN", None)
 
 
-def test_faults(command, running):
-    """A fault is added with its parameters, and listed with what has happened."""
+def test_faults_can_be_added_listed_and_switched_off(command, running):
+    """`faults` adds a fault with parameters, lists all faults, and switches one off.
+
+    Invalid uses exit with code 1 or 2.
+    """
     code, (row,) = command("faults", "add", "drop_stream", "after_responses=3", "status=RESET")
     assert code == 0
     listed = command("faults")[1][row["number"]]
@@ -107,8 +121,8 @@ def test_faults(command, running):
     assert command("faults", "add", "drop_stream", "nonsense")[0] == 2
 
 
-def test_clock(command, running):
-    """The clock is shown and moved on."""
+def test_clock_shows_and_advances_the_time(command, running):
+    """`clock` prints the emulator's time, and `--jump` advances it."""
     before = running.clock.now()
     assert command("clock")[1][0]["now"] == before
     assert command("clock", "--jump", "73h")[1][0]["now"] == before + 73 * 3600
@@ -116,30 +130,33 @@ def test_clock(command, running):
     assert command("clock", "--jump", "soon")[0] == 2
 
 
-def test_nobody_there(command):
-    """Where no emulator answers, one line says where it was looked for."""
+def test_no_emulator_at_the_url_is_an_error(command):
+    """If no emulator answers, the command exits with code 1, and the error names the URL."""
     code, output = command("topics", "--url", "http://127.0.0.1:1")
     assert code == 1
     assert "no emulator answers at http://127.0.0.1:1" in output
 
 
 def test_the_grpc_port_is_not_the_http_port(command, running):
-    """Who takes the wrong one of two ports is told so, in one line."""
+    """A URL with the gRPC port is an error that says to use the HTTP port."""
     code, output = command("topics", "--url", f"http://{running.grpc_target}")
     assert code == 1
     assert "does not speak HTTP; use the emulator's http port" in output
     assert "seed" not in command("clock", "--url", "http://127.0.0.1:1")[1]
 
 
-def test_options_of_a_start_are_refused_with_a_command(command):
-    """--http-port in front of a command would be ignored; it is refused."""
+def test_server_options_are_rejected_with_a_command(command):
+    """Options that apply to starting an emulator, such as `--http-port`, are rejected."""
     code, output = command("--http-port", "7012", "topics")
     assert code == 2
     assert "--url" in output
 
 
-def test_an_org_with_apps_of_its_own_needs_its_token(tmp_path, monkeypatch):
-    """The default app opens nothing there, and the refusal says what does."""
+def test_an_org_with_its_own_apps_needs_a_token(tmp_path, monkeypatch):
+    """If the seed defines apps, the default app cannot sign in.
+
+    The error says which token to set.
+    """
     seed = tmp_path / "seed.toml"
     seed.write_text(
         '[[users]]\nusername = "me@example.com"\n[[apps]]\nclient_id = "x"\nclient_secret = "y"\n'
@@ -153,8 +170,8 @@ def test_an_org_with_apps_of_its_own_needs_its_token(tmp_path, monkeypatch):
         assert CliRunner().invoke(cli, arguments).exit_code == 0
 
 
-def test_tls(tmp_path):
-    """With the authority of the ready line, an emulator with TLS is reached too."""
+def test_commands_reach_an_emulator_with_tls(tmp_path):
+    """A command reaches an emulator that uses TLS with `--ca-file`, and only with it."""
     with EmulatorServer(tmp_path, tls=True) as emulator:
         arguments = ["emulator", "topics", "--url", emulator.http_url]
         assert CliRunner().invoke(cli, arguments).exit_code == 1
@@ -162,15 +179,18 @@ def test_tls(tmp_path):
         assert CliRunner().invoke(cli, trusting).exit_code == 0
 
 
-def test_it_ends_with_its_stdin(spawn):
-    """--until-stdin-closes: the end of the one who holds the pipe is its own, and a clean one."""
+def test_until_stdin_closes_stops_the_emulator(spawn):
+    """With `--until-stdin-closes`, the emulator exits with code 0 when its stdin is closed."""
     process = spawn("--until-stdin-closes", stdin=True).wait_ready()
     process.popen.stdin.close()
     assert process.popen.wait(WAIT_S) == 0
 
 
-def test_records(command, running):
-    """A record is made, found, changed and deleted, each with its change event."""
+def test_records_can_be_created_queried_updated_and_deleted(command, running):
+    """`records` creates, queries, updates, shows and deletes a record.
+
+    Each change publishes one change event.
+    """
     assert "Account" in {row["name"] for row in command("records")[1]}
     before = running.bus.tip()
     code, (made,) = command("records", "create", "Account", "Name=Acme", "NumberOfEmployees=7")

@@ -1,4 +1,7 @@
-"""Blocks: what is sent is made when it is published, and says what the log says, always."""
+"""Tests of blocks: encoded responses that are stored when their events are published.
+
+Streams send blocks instead of encoding events again, so blocks have to match the event log.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ SETTINGS = Settings(retention_s=1000.0, response_bytes=200_000)
 
 
 class Org:
-    """The bus of an emulator that is not started, and the pages that streams get of it."""
+    """The bus of an emulator without a server, and the pages that its streams would send."""
 
     def __init__(self, directory: Path, settings: Settings) -> None:
         self.emulator = EmulatorServer(directory, clock=ManualClock(), settings=settings)
@@ -39,16 +42,17 @@ class Org:
         self.bus.append(name, [Draft(b"x" * size, schema_id) for _ in range(count)])
 
     def blocks(self) -> int:
+        """Return how many blocks are stored."""
         with closing(sqlite3.connect(self.emulator.data_dir / "blocks.sqlite3")) as database:
             return int(database.execute("SELECT count(*) FROM blocks").fetchone()[0])
 
-    def without_rows(self) -> None:
-        """Empty the log behind the back of the blocks, and have no pages left."""
+    def delete_events(self) -> None:
+        """Delete all events of the log, but not their blocks, and forget cached pages."""
         self.emulator._store.run("DELETE FROM events")
         self.pages = Pages(self.bus, self.emulator.settings)
 
     def read_all(self, name: str, limits: Callable[[], int], start: int = 0) -> list[Any]:
-        """What a stream sends, page by page, each checked against the log."""
+        """Return the positions and events that a stream would send; check the size of each page."""
         topic, position = self.bus.topic(name), start
         sent: list[Any] = []
         while (page := self.pages.after(topic, position, limits())).positions:
@@ -63,7 +67,7 @@ class Org:
         return sent
 
     def check(self, name: str, limits: Callable[[], int], start: int = 0) -> int:
-        """Compare what is sent with the log, event by event; how many there are."""
+        """Check that what a stream would send matches the log; return the number of events."""
         topic, position, log = self.bus.topic(name), start, []
         while events := self.bus.read(topic, position, 1000)[0]:
             log += events
@@ -88,7 +92,7 @@ class Org:
 
 @pytest.fixture
 def open_org(tmp_path: Path) -> Iterator[Callable[..., Org]]:
-    """Open the data directory, as a start of the emulator does; the one before is closed."""
+    """Return a function that opens the data directory, after closing the org that is open."""
     opened: list[Org] = []
 
     def open_it(settings: Settings = SETTINGS) -> Org:
@@ -102,12 +106,15 @@ def open_org(tmp_path: Path) -> Iterator[Callable[..., Org]]:
 
 
 def whole() -> int:
+    """Return the highest number of events in a page, for reading whole pages."""
     return 100
 
 
-def test_what_was_published_is_read_from_blocks(open_org):
-    """Published by whatever calls, after a start too: a hundred events are one row, and neither the
-    rows of events nor their messages are touched again."""
+def test_published_events_are_read_from_blocks(open_org):
+    """A block has up to 100 events, however they were published, also across restarts.
+
+    Streams can send them without the rows of the log.
+    """
     org = open_org()
     for count in (1, 98, 200, 1, 50):
         org.publish(ORDERS, count)
@@ -118,13 +125,15 @@ def test_what_was_published_is_read_from_blocks(open_org):
     org.publish(ORDERS, 1)
     assert org.blocks() == 4
     org = open_org()
-    org.without_rows()
+    org.delete_events()
     assert len(org.read_all(ORDERS, whole)) == 400
 
 
-def test_an_older_data_directory_goes_on(open_org):
-    """One without blocks is read as before; what is published then has blocks made of the old
-    events too, some at each call."""
+def test_blocks_are_added_to_an_older_data_directory(open_org):
+    """A data directory without blocks is read as before.
+
+    Each publication adds some blocks of old events.
+    """
     org = open_org()
     org.publish(ORDERS, 1000)
     org.emulator.stop()
@@ -139,8 +148,11 @@ def test_an_older_data_directory_goes_on(open_org):
 
 
 @pytest.mark.parametrize("changed", [{"replay_id_bytes": 8}, {"change_event_ids": False}])
-def test_other_settings_have_other_blocks(open_org, changed):
-    """After a start with another form of events none is sent in the old one, nor after one back."""
+def test_blocks_of_other_settings_are_not_used(open_org, changed):
+    """If new settings change how events are encoded, no event is sent in the old encoding.
+
+    The same is true after a return to the first settings.
+    """
     org = open_org()
     for settings in (Settings(**changed), SETTINGS, Settings(**changed)):
         org.publish(ACCOUNTS, 150)
@@ -159,9 +171,8 @@ LOSSES: dict[str, Callable[[Org], None]] = {
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_happens_blocks_say_what_the_log_says(open_org, seed):
-    """Events of several topics, schemas and sizes, read from anywhere by any number, between losses
-    and starts: each page has what the log has."""
+def test_blocks_match_the_log_after_random_operations(open_org, seed):
+    """Blocks match the log after random publications, losses, schema changes and restarts."""
     print(f"seed {seed}")
     chance = random.Random(seed)
     org = open_org()
@@ -186,8 +197,8 @@ def test_whatever_happens_blocks_say_what_the_log_says(open_org, seed):
             org.check(name, lambda: chance.choice([1, 7, 99, 100]), chance.choice([0, start]))
 
 
-def test_blocks_that_a_kill_has_left(open_org):
-    """Between the change of the log and that of the blocks: they are not looked at."""
+def test_stale_blocks_after_a_kill_are_ignored(open_org):
+    """A kill may leave blocks of events that are no longer in the log. They are not sent."""
     org = open_org()
     org.publish(ORDERS, 200)
     file, kept = org.emulator.data_dir / "blocks.sqlite3", org.emulator.data_dir / "kept"
@@ -203,7 +214,10 @@ def test_blocks_that_a_kill_has_left(open_org):
 
 
 def test_large_events_have_no_blocks(open_org):
-    """They would take their room on disk once more; those behind them have blocks again."""
+    """Large events have no blocks, which would double their size on disk.
+
+    Events after them have blocks again.
+    """
     org = open_org()
     org.publish(ORDERS, 100, module._LARGEST_BYTES // 100)
     assert org.blocks() == 0
@@ -213,8 +227,8 @@ def test_large_events_have_no_blocks(open_org):
 
 
 @pytest.mark.parametrize("happened", ["aged out", "reset", "moved"])
-def test_there_are_blocks_after_a_loss(open_org, happened):
-    """From the first event behind what was lost."""
+def test_events_after_a_loss_have_blocks(open_org, happened):
+    """After events were lost by age, reset or move, later events have blocks."""
     org = open_org()
     org.publish(ORDERS, 100)
     LOSSES[happened](org)
@@ -222,12 +236,12 @@ def test_there_are_blocks_after_a_loss(open_org, happened):
     kept = 200 if happened == "moved" else 100
     org.publish(ACCOUNTS, 1)
     assert org.check(ORDERS, whole) == kept
-    org.without_rows()
+    org.delete_events()
     assert len(org.read_all(ORDERS, whole)) == kept
 
 
-def test_a_channel_takes_its_blocks_along(open_org):
-    """Another topic may get the number of a channel that was deleted, and none of its events."""
+def test_deleting_a_channel_deletes_its_blocks(open_org):
+    """A new channel with the number of a deleted one sends none of the deleted channel's events."""
     org = open_org()
     org.bus.put_channel("/data/Some__chn", [ACCOUNTS])
     org.publish(ACCOUNTS, 100)
@@ -240,8 +254,8 @@ def test_a_channel_takes_its_blocks_along(open_org):
     assert org.check("/data/Other__chn", whole) == 100
 
 
-def test_events_lost_while_a_block_is_made_are_in_none(open_org, monkeypatch):
-    """Between the read of the events and the block that they go into."""
+def test_events_lost_while_a_block_is_stored_are_in_no_block(open_org, monkeypatch):
+    """Events that expire while a block of them is being stored are in no block."""
     org = open_org()
     org.publish(ORDERS, 99)
     put = Bus.put_block

@@ -1,4 +1,4 @@
-"""`sfpubsub emulator` as a process: the ready line, signals, and one-line errors."""
+"""Tests of the process `sfpubsub emulator`: its ready line, signals, and one-line errors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from sfpubsub.emulator.server import EmulatorServer
 from .support import ORDERS
 
 
-def test_ready_line(spawn):
-    """Exactly these keys; the ports are open and the token is good."""
+def test_ready_line_has_open_ports_and_a_valid_token(spawn):
+    """The ready line has exactly the documented keys.
+
+    Its ports are open, and its token is valid.
+    """
     process = spawn().wait_ready()
     ready = process.ready
     assert set(ready) == {"grpc", "http", "access_token", "instance_url", "tenant_id"}
@@ -33,8 +36,8 @@ def test_ready_line(spawn):
     client.close()
 
 
-def test_tls_adds_the_authority(spawn):
-    """--tls adds ca_file, and a client that trusts it connects, to both ports."""
+def test_tls_adds_the_ca_file(spawn):
+    """With `--tls`, the ready line names a CA file. A client that trusts it can use both ports."""
     process = spawn("--tls").wait_ready()
     trust = ssl.create_default_context(cafile=process.ready["ca_file"])
     assert process.ready["http"].startswith("https://")
@@ -46,9 +49,11 @@ def test_tls_adds_the_authority(spawn):
     client.close()
 
 
-def test_what_a_container_needs(spawn, tmp_path):
-    """The certificate and the URLs have the name that clients know it by; the ready file is
-    complete, for its owner only, and gone at the end."""
+def test_advertised_names_and_the_ready_file(spawn, tmp_path):
+    """The certificate and the advertised URLs have the names that clients outside a container use.
+
+    The ready file is complete, readable by its owner only, and removed at exit.
+    """
     file = tmp_path / "ready.json"
     options = ["--host", "0.0.0.0", "--tls", "--tls-name", "other.test", "--tls-name", "10.1.2.3"]
     process = spawn(*options, "--advertise", "salesforce.test:8443", "--ready-file", str(file))
@@ -90,8 +95,13 @@ run_as = "me@example.com"
         ([], APPS, "token"),
     ],
 )
-def test_the_settings_file_leads_a_client_there(spawn, tmp_path, monkeypatch, options, seed, auth):
-    """With nothing but the file, a client signs in and reads; only its owner can read the file."""
+def test_a_client_connects_with_the_settings_file_alone(
+    spawn, tmp_path, monkeypatch, options, seed, auth
+):
+    """The emulator writes a settings file, readable by its owner only.
+
+    A client that gets nothing else can sign in and call the emulator.
+    """
     for variable in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
         monkeypatch.delenv(variable)
     if seed is not None:
@@ -120,8 +130,8 @@ def test_the_settings_file_leads_a_client_there(spawn, tmp_path, monkeypatch, op
         (["--ready-file", "/no/such/directory/ready"], "/no/such/directory/ready"),
     ],
 )
-def test_names_that_are_none(spawn, options, named):
-    """What cannot be told to clients is one line and exit 1."""
+def test_invalid_names_and_paths_exit_with_one_line(spawn, options, named):
+    """An invalid name, URL or path exits with code 1 and a one-line error that names it."""
     code, out, err = spawn(*options).result()
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("error: ")
@@ -129,8 +139,11 @@ def test_names_that_are_none(spawn, options, named):
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_signals(spawn, sent, code):
-    """SIGTERM ends with 0, Ctrl-C with 130, both without a word and with a stream open."""
+def test_signals_end_the_process_without_output(spawn, sent, code):
+    """SIGTERM ends the process with code 0, and Ctrl-C with 130, even if a stream is open.
+
+    Neither prints anything.
+    """
     process = spawn().wait_ready()
     client = process.client()
     stream = client.subscribe()
@@ -140,8 +153,8 @@ def test_signals(spawn, sent, code):
     client.close()
 
 
-def test_second_on_one_directory(spawn):
-    """A living emulator's directory is refused in one line, exit 1."""
+def test_a_second_emulator_on_a_directory_is_rejected(spawn):
+    """A second emulator on a data directory in use exits with code 1 and a one-line error."""
     spawn().wait_ready()
     code, out, err = spawn().result()
     assert (code, out) == (1, "")
@@ -150,8 +163,8 @@ def test_second_on_one_directory(spawn):
 
 
 @pytest.mark.parametrize("option", ["--grpc-port", "--http-port"])
-def test_port_in_use(spawn, option):
-    """A taken port is one line and exit 1."""
+def test_a_port_in_use_is_an_error(spawn, option):
+    """A port that is already in use exits with code 1 and a one-line error that names the port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -165,13 +178,13 @@ def test_port_in_use(spawn, option):
 @pytest.mark.parametrize(
     "arguments", [["--grpc-port", "x"], ["--grpc-port", "70000"], ["--nonsense"], ["extra"]]
 )
-def test_usage_errors(arguments):
-    """What cannot be is a usage error: exit 2."""
+def test_usage_errors_exit_with_code_2(arguments):
+    """Invalid options and arguments exit with code 2."""
     assert CliRunner().invoke(command, arguments).exit_code == 2
 
 
-def test_missing_seed(tmp_path):
-    """A seed that is not there is named; nothing is made."""
+def test_a_missing_seed_is_an_error(tmp_path):
+    """A missing seed file is an error that names it, and no data directory is created."""
     data = tmp_path / "data"
     result = CliRunner().invoke(
         command, ["--data-dir", str(data), "--seed", str(tmp_path / "none.toml")]
@@ -181,8 +194,11 @@ def test_missing_seed(tmp_path):
     assert not data.exists()
 
 
-def test_missing_extra(tmp_path, monkeypatch):
-    """Without trustme --tls is one line that names the extra; without it all is well."""
+def test_tls_without_its_package_names_the_extra(tmp_path, monkeypatch):
+    """Without the package trustme, `--tls` is an error that names the extra to install.
+
+    An emulator without TLS starts nevertheless.
+    """
     monkeypatch.setitem(sys.modules, "trustme", None)
     result = CliRunner().invoke(command, ["--tls", "--data-dir", str(tmp_path)])
     assert result.exit_code == 1
@@ -193,5 +209,5 @@ def test_missing_extra(tmp_path, monkeypatch):
 
 
 def test_help_explains_each_option():
-    """Every option has a text."""
+    """Every option of the command has a help text."""
     assert all(getattr(param, "help", None) for param in command.params)

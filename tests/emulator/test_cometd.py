@@ -1,4 +1,4 @@
-"""The emulator's Streaming API: who gets which events, from where on, and what a refusal says."""
+"""Tests of the emulator's Streaming API: sessions, delivery, replay, records and refusals."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ DATA = "/services/data/v67.0"
 
 @pytest.fixture
 def emulator(start):
-    """One whose connects are held for a moment only."""
+    """An emulator that holds connect requests for only 0.3 s."""
     return start(settings=Settings(streaming_timeout_s=0.3))[0]
 
 
 @pytest.fixture
 def client(emulator):
+    """A connected Bayeux client of an emulator that retains one old event."""
     emulator.publish_streaming(TOPIC, records("old"))
     return Bayeux(emulator).ready()
 
 
 def error(message):
+    """Return the error text of a message that was rejected."""
     assert message["successful"] is False
     return message["error"]
 
@@ -44,8 +46,11 @@ def error(message):
 # Sessions.
 
 
-def test_a_handshake_says_what_there_is(emulator):
-    """Replay, long polling alone, a client id, and a cookie."""
+def test_a_handshake_returns_a_client_id_and_the_extensions(emulator):
+    """A handshake returns a client id, a cookie and the replay extension.
+
+    Long polling is the only transport.
+    """
     client = Bayeux(emulator)
     reply = client.handshake()
     assert reply["ext"] == {"replay": True, "payload.format": True}
@@ -54,8 +59,11 @@ def test_a_handshake_says_what_there_is(emulator):
     assert client.cookie.startswith("BAYEUX_BROWSER=")
 
 
-def test_the_first_connect_is_not_held_and_brings_the_advice(emulator):
-    """110 s are advised by default; later connects bring none."""
+def test_only_the_first_connect_returns_at_once_with_advice(emulator):
+    """The first connect is answered at once with advice.
+
+    Later connects are held for the timeout, and have no advice.
+    """
     client = Bayeux(emulator)
     client.handshake()
     (first,) = client.connect()
@@ -67,8 +75,8 @@ def test_the_first_connect_is_not_held_and_brings_the_advice(emulator):
     assert client.connect(advice={"timeout": 0})[-1]["successful"]
 
 
-def test_a_held_connect_wakes_for_an_event(start):
-    """Nothing polls: the event is there at once."""
+def test_a_held_connect_returns_when_an_event_is_published(start):
+    """A held connect is answered as soon as an event is published."""
     emulator, _ = start(settings=Settings(streaming_timeout_s=60.0))
     emulator.publish_streaming(TOPIC, records("old"))
     client = Bayeux(emulator).ready()
@@ -82,8 +90,8 @@ def test_a_held_connect_wakes_for_an_event(start):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", event["data"]["event"]["createdDate"])
 
 
-def test_a_session_dies_without_a_connect(start):
-    """40 s after the last answer, and then its messages find an unknown client."""
+def test_a_session_expires_without_a_connect(start):
+    """A session expires 40 s after the last response. Then its client id is unknown."""
     clock = ManualClock()
     emulator, _ = start(clock=clock)
     client = Bayeux(emulator).ready()
@@ -97,7 +105,10 @@ def test_a_session_dies_without_a_connect(start):
 
 
 def test_the_older_of_two_connects_is_cancelled(start):
-    """As the server of the CometD project does: HTTP 500 for the older one."""
+    """If a second connect arrives while one is held, the older one is answered with HTTP 500.
+
+    The server of the CometD project does the same.
+    """
     emulator, _ = start(settings=Settings(streaming_timeout_s=60.0))
     client = Bayeux(emulator).ready()
     answers = []
@@ -116,13 +127,13 @@ def test_the_older_of_two_connects_is_cancelled(start):
 
 
 def test_a_disconnect_ends_the_session(client):
-    """After it, the client is unknown."""
+    """After a disconnect the client id is unknown."""
     assert client.ask("disconnect")[0]["successful"]
     assert error(client.connect()[0]) == "403::Unknown client"
 
 
-def test_the_kind_of_message_may_stand_in_the_path(emulator):
-    """Some clients append it."""
+def test_the_path_may_name_the_kind_of_message(emulator):
+    """A request is accepted if its path ends with the kind of message. Some clients append it."""
     client = Bayeux(emulator)
     message = {
         "channel": "/meta/handshake",
@@ -137,8 +148,8 @@ def test_the_kind_of_message_may_stand_in_the_path(emulator):
 # Channels.
 
 
-def test_new_events_are_those_after_the_subscribe(client, emulator):
-    """Without a replay, and with -1."""
+def test_new_events_are_those_published_after_the_subscribe(client, emulator):
+    """A subscription without a replay id, or with -1, gets only events published after it."""
     assert client.subscribe(TOPIC)["subscription"] == TOPIC
     new = emulator.publish_streaming(TOPIC, records("a", "b"))
     assert ids(client.read(2)) == new
@@ -149,15 +160,15 @@ def test_new_events_are_those_after_the_subscribe(client, emulator):
     assert ids(client.read(1)) == last
 
 
-def test_all_events_are_those_still_kept(client, emulator):
-    """-2 begins with the oldest, and goes on with the new ones."""
+def test_replay_minus_2_delivers_all_retained_events(client, emulator):
+    """A subscription with replay id -2 gets all retained events, and then the new ones."""
     first = emulator.publish_streaming(TOPIC, records("a", "b"))
     client.subscribe(TOPIC, ALL)
     assert ids(client.read(3))[1:] == first
 
 
-def test_an_id_means_the_events_after_it(client, emulator):
-    """Strictly after; the ids have gaps."""
+def test_a_replay_id_delivers_the_events_after_it(client, emulator):
+    """A subscription with a replay id gets the events after it, although ids have gaps."""
     found = emulator.publish_streaming(TOPIC, records(*"abcdefgh"))
     assert found != list(range(found[0], found[0] + 8))
     assert found == sorted(found)
@@ -167,7 +178,10 @@ def test_an_id_means_the_events_after_it(client, emulator):
 
 @pytest.mark.parametrize(("channel", "hours"), [(TOPIC, 24), ("/event/Order_Event__e", 72)])
 def test_events_age_out(start, channel, hours):
-    """PushTopic and generic events after 24 h, the newer kinds after 72 h; their ids with them."""
+    """PushTopic events expire after 24 hours and platform events after 72.
+
+    A subscription with the replay id of an expired event is rejected.
+    """
     clock = ManualClock()
     emulator, _ = start(clock=clock)
 
@@ -192,16 +206,19 @@ def test_events_age_out(start, channel, hours):
     assert error(client.subscribe(channel, new + 1000)).startswith("400::The replayId")
 
 
-def test_a_filter_lets_through_what_fits_any_of_its_conditions(client, emulator):
-    """The ampersand is an or; fields have to be in the query of the topic."""
+def test_a_filter_matches_any_of_its_conditions(client, emulator):
+    """A filter on a PushTopic channel delivers events that match any of its conditions.
+
+    A field that the topic's query lacks is rejected.
+    """
     client.subscribe(f"{TOPIC}?Name='a'&Name='c'")
     emulator.publish_streaming(TOPIC, records(*"abcd"))
     assert [event["data"]["sobject"]["Name"] for event in client.read(2)] == ["a", "c"]
     assert error(client.subscribe(f"{TOPIC}?Phone='1'")).startswith("400::")
 
 
-def test_a_generic_event_is_text(client, emulator):
-    """Payload, date and id; no record."""
+def test_a_generic_event_has_a_text_payload(client, emulator):
+    """A generic event has a text payload, a creation date and a replay id, and no record."""
     (first,) = emulator.publish_streaming(GENERIC, [{"payload": "hello"}])
     client.subscribe(GENERIC, ALL)
     (event,) = client.read(1)
@@ -212,7 +229,10 @@ def test_a_generic_event_is_text(client, emulator):
 
 
 def test_platform_and_change_events_come_as_json(emulator):
-    """Dates as text, bitmaps as names, and no field that did not change."""
+    """Platform and change events are JSON: dates are texts, and bitmaps are field names.
+
+    Fields that did not change are left out.
+    """
     client = Bayeux(emulator).ready()
     header = {"changeType": "UPDATE", "recordIds": ["001"], "changedFields": ["0x02"]}
     for channel in ("/event/Order_Event__e", "/data/AccountChangeEvent"):
@@ -229,14 +249,14 @@ def test_platform_and_change_events_come_as_json(emulator):
     assert ids([order, change]) == sorted(ids([order, change]))
 
 
-def test_grpc_knows_no_pushtopic(client, emulator):
-    """The Pub/Sub API does not carry them."""
+def test_pushtopics_are_not_topics_of_the_pubsub_api(client, emulator):
+    """A PushTopic channel is not among the topics of the Pub/Sub API."""
     names = [topic.name for topic in emulator.bus.topics()]
     assert TOPIC not in names
 
 
 def test_channels_and_events_survive_a_restart(tmp_path):
-    """As everything that the emulator has acknowledged; sessions do not."""
+    """Channels and events survive a restart, and sessions do not."""
     with EmulatorServer(tmp_path) as emulator:
         found = emulator.publish_streaming(TOPIC, records("a", "b"))
         client = Bayeux(emulator).ready()
@@ -251,8 +271,11 @@ def test_channels_and_events_survive_a_restart(tmp_path):
 # Variations.
 
 
-def test_events_may_stand_behind_the_answer(start):
-    """Servers differ; and so do ids of events, advice, and events beside a subscribe."""
+def test_settings_change_the_shape_of_responses(start):
+    """Settings control the order of events and reply, event ids, advice, and events on subscribe.
+
+    Real servers differ in these.
+    """
     emulator, _ = start(
         settings=Settings(
             streaming_events_first=False,
@@ -272,8 +295,8 @@ def test_events_may_stand_behind_the_answer(start):
     assert event["data"]["sobject"]["Name"] == "b"
 
 
-def test_an_answer_has_a_largest_number_of_events(start):
-    """The rest comes with the next connect."""
+def test_a_response_has_a_limited_number_of_events(start):
+    """A response has at most `streaming_reply_events` events. Later connects return the rest."""
     emulator, _ = start(settings=Settings(streaming_reply_events=2))
     found = emulator.publish_streaming(TOPIC, records(*"abcde"))
     client = Bayeux(emulator).ready()
@@ -283,8 +306,11 @@ def test_an_answer_has_a_largest_number_of_events(start):
 
 
 @pytest.mark.parametrize("habit", ["newest", "refuse"])
-def test_retired_versions_are_treated_as_the_newest_or_refused(start, habit):
-    """23 to 36; a version that never was is refused."""
+def test_retired_versions_are_accepted_or_rejected(start, habit):
+    """Retired API versions are accepted or rejected, as the setting says.
+
+    Versions that never existed are rejected.
+    """
     emulator, _ = start(settings=Settings(streaming_old_versions=habit))
     reply = Bayeux(emulator, version="36.0").handshake()
     assert reply["successful"] is (habit == "newest")
@@ -301,8 +327,8 @@ def test_retired_versions_are_treated_as_the_newest_or_refused(start, habit):
 # Refusals.
 
 
-def test_refusals_of_the_rules_are_word_by_word(client, emulator):
-    """What clients look at: each rule, and its text."""
+def test_refusals_have_the_documented_texts(client, emulator):
+    """Each violation of a protocol rule is rejected with exactly the documented error text."""
     emulator.publish_streaming(GENERIC, [{"payload": "x"}])
     for name, key, names in (
         ("", "channel name", {}),
@@ -329,8 +355,8 @@ def test_refusals_of_the_rules_are_word_by_word(client, emulator):
     assert error(refused).startswith("400::Invalid connection type")
 
 
-def test_a_large_request_is_refused_whole(client):
-    """32,768 bytes are too many, 32,767 are not."""
+def test_a_large_request_is_rejected(client):
+    """A request of 32,768 bytes is rejected as a whole, and one of 32,767 bytes is accepted."""
     message = {"channel": "/meta/subscribe", "clientId": client.client_id, "subscription": TOPIC}
     size = len(f"[{json.dumps({**message, 'x': ''})}]")
     status, (reply,) = client.post({**message, "x": "x" * (32_767 - size)})
@@ -340,8 +366,8 @@ def test_a_large_request_is_refused_whole(client):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]"])
-def test_a_body_that_is_no_message_is_a_page(emulator, body):
-    """As a server that knows no Bayeux would answer."""
+def test_an_invalid_body_is_answered_with_an_html_page(emulator, body):
+    """A body that is not a Bayeux message is answered with status 400 and an HTML page."""
     from .web import ask
 
     reply = ask(emulator, "POST", "/cometd/67.0", body)
@@ -353,8 +379,8 @@ def test_a_body_that_is_no_message_is_a_page(emulator, body):
     ("token", "reason"),
     [("", "401::Request requires authentication"), ("wrong", "401::Authentication invalid")],
 )
-def test_a_handshake_without_a_good_token_says_why_in_its_ext(emulator, token, reason):
-    """The error itself only says that it is denied."""
+def test_a_denied_handshake_gives_the_reason_in_its_ext(emulator, token, reason):
+    """A handshake without a valid token is denied. Only the reply's `ext` says why."""
     reply = Bayeux(emulator, token=token).handshake()
     assert error(reply) == "403::Handshake denied"
     assert reply["advice"]["reconnect"] == "none"
@@ -362,7 +388,7 @@ def test_a_handshake_without_a_good_token_says_why_in_its_ext(emulator, token, r
 
 
 def test_every_text_is_in_the_documented_form():
-    """Three digits, colons, words."""
+    """Every error text has the documented form: a status of three digits, two colons and words."""
     for key, text in TEXTS.items():
         assert re.fullmatch(r"[45]\d\d::[A-Za-z].+", text), key
 
@@ -371,7 +397,10 @@ def test_every_text_is_in_the_documented_form():
 
 
 def test_pushtopics_are_records(emulator):
-    """Made, queried, read and deleted over REST; a name twice is refused."""
+    """PushTopics can be created, queried, read and deleted over REST.
+
+    A duplicate name is rejected.
+    """
     path = f"{DATA}/sobjects/PushTopic"
     body = {"Name": "Leads", "Query": "SELECT Id, Name FROM Lead", "ApiVersion": 67.0}
     made = rest(emulator, "POST", path, body)
@@ -398,8 +427,8 @@ def test_pushtopics_are_records(emulator):
         ({"Name": "A", "Colour": 1}, "INVALID_FIELD"),
     ],
 )
-def test_a_wrong_pushtopic_is_refused(emulator, body, code):
-    """With the code of the REST API."""
+def test_an_invalid_pushtopic_is_rejected(emulator, body, code):
+    """An invalid PushTopic record is rejected with the error code of the REST API."""
     assert rest(emulator, "POST", f"{DATA}/sobjects/PushTopic", body).code == (400, code)
 
 
@@ -411,13 +440,16 @@ def test_a_wrong_pushtopic_is_refused(emulator, body, code):
         ("SELECT", "MALFORMED_QUERY"),
     ],
 )
-def test_a_query_for_something_else_is_refused(emulator, query, code):
-    """As before there were records."""
+def test_invalid_queries_of_pushtopics_are_rejected(emulator, query, code):
+    """A query of an unknown object or field, or with invalid syntax, has its own error code."""
     assert rest(emulator, "GET", f"{DATA}/query?q={query}").code == (400, code)
 
 
-def test_a_push_reaches_everybody_or_a_list(emulator):
-    """-1 is a broadcast, 0 is nobody; who is online can be asked."""
+def test_a_push_reaches_all_users_or_listed_ones(emulator):
+    """A push without user ids is a broadcast, and one with user ids reaches only these users.
+
+    A broadcast has the fanout count -1. The users that are online can be requested.
+    """
     path = f"{DATA}/sobjects/StreamingChannel"
     made = rest(emulator, "POST", path, {"Name": GENERIC}).json["id"]
     push = f"{path}/{made}/push"
@@ -440,8 +472,11 @@ def test_a_push_reaches_everybody_or_a_list(emulator):
     assert rest(emulator, "POST", push, long).code == (400, "INVALID_FIELD")
 
 
-def test_events_come_from_the_admin_endpoint(emulator):
-    """The channel is made if it is not there; nonsense is refused."""
+def test_the_admin_endpoint_publishes_streaming_events(emulator):
+    """The admin endpoint publishes streaming events, and creates a missing channel.
+
+    Invalid requests are rejected.
+    """
     body = {"channel": TOPIC, "events": records("a")}
     (replay_id,) = rest(emulator, "POST", "/admin/streaming", body).json["replay_ids"]
     client = Bayeux(emulator).ready()

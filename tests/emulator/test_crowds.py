@@ -1,4 +1,4 @@
-"""Many calls, and calls that say nothing: bounds that are told, and threads that go back."""
+"""Tests of many concurrent calls and of silent ones: limits, and threads that end."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ FETCH = pb.FetchRequest(topic_name=ORDERS, num_requested=10, replay_preset=pb.EA
 
 
 def call_threads() -> int:
-    """Threads of this process that serve calls."""
+    """Return how many threads of this process serve calls."""
     return sum(thread.name.startswith("emulator-call") for thread in threading.enumerate())
 
 
 def request_threads() -> int:
-    """Threads of this process that read the requests of streams."""
+    """Return how many threads of this process read the requests of streams."""
     return sum(thread.name == "emulator-requests" for thread in threading.enumerate())
 
 
-def test_one_stream_too_many_is_refused_at_once(start):
-    """Beyond the bound every kind of stream is refused in the service's words, unary calls go on,
-    and a stream that ends makes room."""
+def test_a_stream_beyond_max_streams_is_rejected_at_once(start):
+    """Beyond `max_streams`, each kind of stream is rejected with the service's error text.
+
+    Unary calls still work, and a stream that ends makes room.
+    """
     emulator, client = start(settings=Settings(max_streams=3))
     emulator.publish(ORDERS, [{}])
     streams = [client.subscribe(), client.subscribe(), client.stream("PublishStream")]
@@ -52,8 +54,11 @@ def test_one_stream_too_many_is_refused_at_once(start):
     client.subscribe().events(1)
 
 
-def test_unary_calls_find_a_thread_behind_streams_that_are_delayed(start):
-    """Streams count from their start, even while a fault holds them up."""
+def test_unary_calls_work_while_all_streams_are_delayed(start):
+    """A stream counts against `max_streams` from its start, even while a fault delays it.
+
+    Unary calls still work then.
+    """
     emulator, client = start(settings=Settings(max_streams=2), clock=ManualClock())
     for _ in range(2):
         emulator.faults.add(Fault("delay_call", rpc="Subscribe", seconds=9.0))
@@ -63,8 +68,8 @@ def test_unary_calls_find_a_thread_behind_streams_that_are_delayed(start):
     assert client.call("GetTopic", TOPIC).topic_name == ORDERS
 
 
-def test_threads_go_back_when_streams_end(emulator):
-    """200 streams at once each get their event; after their end nearly no thread is left."""
+def test_threads_end_when_their_streams_end(emulator):
+    """Each of 200 concurrent streams gets its event. After they end, almost no thread is left."""
     emulator.publish(ORDERS, [{}])
     before, readers = call_threads(), request_threads()
     with grpc.insecure_channel(emulator.grpc_target) as channel:
@@ -86,8 +91,8 @@ def test_threads_go_back_when_streams_end(emulator):
     until(lambda: request_threads() <= readers)
 
 
-def test_workers_run_in_turn_beyond_their_number():
-    """Two threads do five pieces of work, an error reaches its future, and none is left behind."""
+def test_workers_queue_tasks_beyond_their_number():
+    """Two worker threads run five tasks. An exception reaches the future of its task."""
     workers = Workers(2, "emulator-call-test")
     gate = threading.Event()
     running = [workers.submit(gate.wait, WAIT_S) for _ in range(2)]
@@ -104,8 +109,8 @@ def test_workers_run_in_turn_beyond_their_number():
 
 @pytest.mark.parametrize("rpc", ["Subscribe", "ManagedSubscribe"])
 @pytest.mark.parametrize("close", ["ok", "error"])
-def test_a_stream_that_says_nothing_is_closed(start, rpc, close):
-    """Without a first request it ends in its time, as one that asks for nothing does."""
+def test_a_stream_without_a_request_is_closed(start, rpc, close):
+    """A stream without a first request is closed after 60 s, like one that requests no events."""
     clock = ManualClock()
     emulator, client = start(settings=Settings(idle_close=close), clock=clock)
     stream = client.stream(rpc)
@@ -120,8 +125,8 @@ def test_a_stream_that_says_nothing_is_closed(start, rpc, close):
     assert emulator.bus.bells.count("first request") == 0
 
 
-def test_a_silent_stream_ends_with_its_token(start):
-    """The token expires before the first request: the stream ends, it does not wait for one."""
+def test_a_stream_without_a_request_ends_when_its_token_expires(start):
+    """A stream that still waits for its first request ends as soon as its token expires."""
     clock = ManualClock()
     emulator, client = start(settings=Settings(token_lifetime_s=10.0), clock=clock)
     stream = client.stream("Subscribe")
@@ -131,8 +136,10 @@ def test_a_silent_stream_ends_with_its_token(start):
 
 
 def test_response_headers_before_the_first_message(start, tmp_path):
-    """At once if the setting says so, with the first message otherwise: tonic tells the two
-    apart."""
+    """With `headers_at_once`, response headers are sent at once, otherwise with the first message.
+
+    The Rust library tonic behaves differently in the two cases.
+    """
     _, client = start(settings=Settings(headers_at_once=True), data_dir=tmp_path / "at once")
     stream = client.subscribe()
     assert stream.call.initial_metadata() == ()
@@ -141,7 +148,7 @@ def test_response_headers_before_the_first_message(start, tmp_path):
     found: list[Any] = []
     waiting = threading.Thread(target=lambda: found.append(stream.call.initial_metadata()))
     waiting.start()
-    waiting.join(0.2)  # a promise that something does not happen
+    waiting.join(0.2)  # the headers must not arrive in this time
     assert not found
     emulator.publish(ORDERS, [{}])
     waiting.join(WAIT_S)
@@ -173,7 +180,7 @@ def test_response_headers_before_the_first_message(start, tmp_path):
     ],
 )
 def test_refusals_say_what_is_wrong(client, rpc, first, suffix, said):
-    """One suffix can stand for several mistakes: the text tells which."""
+    """The error text says which mistake was made, since one error code can stand for several."""
     code, details, trailers = getattr(client, rpc)(**first).end()
     assert (code, trailers["error-code"]) == ("INVALID_ARGUMENT", PREFIX + suffix)
     assert said in details

@@ -1,4 +1,4 @@
-"""docs/reference/emulator.md: its examples run, and what it promises is what the code has."""
+"""Tests that the emulator's pages in docs/reference match the code, and that their examples run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ PAGE = page("emulator").read_text(encoding="utf-8")
     "code", [code for code in blocks(page("emulator"), "python") if "EmulatorServer" in code]
 )
 def test_examples_run(code, tmp_path, monkeypatch):
-    """Every Python block of a test's runs as it stands there; for others see tests/test_docs.py."""
+    """Each Python block of the page that uses `EmulatorServer` runs unchanged.
+
+    For other blocks, see tests/test_docs.py.
+    """
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "example", "exec"), {"__name__": "example"})
 
 
 def test_the_seed_starts(tmp_path):
-    """The seed of the page is a good one, and its app can sign in."""
+    """An emulator starts with the seed on the page, and the seed's app can sign in."""
     text, *_ = blocks(page("emulator"), "toml")
     seed = tmp_path / "seed.toml"
     seed.write_text(text, encoding="utf-8")
@@ -43,27 +46,27 @@ def test_the_seed_starts(tmp_path):
         assert token(emulator, **mine).status == 200
 
 
-def test_the_seed_of_the_recipes_starts():
-    """The settings that a recipe gives are ones."""
+def test_the_settings_of_the_recipes_are_valid():
+    """The settings in the recipes for other clients are valid settings of the emulator."""
     (text,) = blocks(page("emulator-clients"), "toml")
     assert Settings.from_mapping(tomllib.loads(text)["settings"]).headers_at_once
 
 
-def test_the_recipe_for_rust_is_what_is_tried():
-    """The page shows a part of the program that test_foreign_clients builds and runs."""
+def test_the_recipe_for_rust_is_part_of_the_tested_program():
+    """The Rust code on the page is part of a program that test_foreign_clients builds and runs."""
     (shown,) = blocks(page("emulator-clients"), "rust")
     program = Path(__file__).with_name("foreign") / "rust" / "main.rs"
     assert shown.rstrip("\n") in program.read_text(encoding="utf-8")
 
 
-def test_default_credentials():
-    """The page has the default credentials, each in a row of its own."""
+def test_default_credentials_are_documented():
+    """Each default credential has its own row in a table of the page."""
     for value in (*DEFAULT_USER.values(), *DEFAULT_APP.values()):
         assert f"| `{value}` |" in PAGE
 
 
 def test_settings_and_errors_exist():
-    """Every setting in the table is one, and every error code of sign-in is on the page."""
+    """Every setting in the table exists, and every error code of sign-in is on the page."""
     rows = re.search(r"## Settings\n(.*?)\n## ", PAGE, re.DOTALL)[1]
     named = re.findall(r"`(\w+)`", "\n".join(re.findall(r"^\| (.*?) \|", rows, re.MULTILINE)))
     assert set(named) <= {item.name for item in fields(Settings)}
@@ -75,7 +78,7 @@ def test_settings_and_errors_exist():
 
 
 def test_admin_requests_are_documented():
-    """Every path of the admin endpoint is on the page, with its method."""
+    """Every path of the admin endpoint is on the page with its methods."""
     for route in _ROUTES:
         if route.path.pattern.startswith("/admin/"):
             for method in route.methods:
@@ -86,8 +89,8 @@ RECORDS = page("emulator-records").read_text(encoding="utf-8")
 EVIDENCE = page("emulator-evidence").read_text(encoding="utf-8")
 
 
-def test_the_page_of_records_holds(tmp_path, monkeypatch):
-    """Its example runs, and its object is one."""
+def test_the_example_and_the_object_of_the_records_page_work(tmp_path, monkeypatch):
+    """The Python example on the page about records runs, and the object in its seed is valid."""
     monkeypatch.chdir(tmp_path)
     (code,) = blocks(page("emulator-records"), "python")
     exec(compile(code, "example", "exec"), {"__name__": "example"})
@@ -99,7 +102,7 @@ def test_the_page_of_records_holds(tmp_path, monkeypatch):
 
 
 def test_evidence_names_tests_that_exist():
-    """The page names tests by file and name, and these are there."""
+    """Each test that the page names as evidence, in the form `file::name`, exists."""
     here = Path(__file__).parent
     texts = {
         path.stem: path.read_text(encoding="utf-8")
@@ -117,8 +120,11 @@ MARKS = ("DOC", "PROTO", "SAMPLE", "CLIENT", "SEEN", "2ND", "UNCONF")
 
 
 def test_evidence_has_sources_and_dates():
-    """Each behaviour has a source or is marked as not confirmed, and a test; each section says when
-    it was looked up."""
+    """Each behaviour on the page has a source or the mark UNCONF.
+
+    In a table with a column of tests, each one also has a test. Each section has the date on which
+    it was looked up.
+    """
     for section in EVIDENCE.split("\n## ")[1:]:
         head, _, text = section.partition("\n")
         assert re.search(r"^Looked up on 20\d\d-\d\d-\d\d", text, re.MULTILINE), head
@@ -126,12 +132,15 @@ def test_evidence_has_sources_and_dates():
         known = rows[0].index("known from")
         for row in rows[2:]:
             marked = any(mark in row[known] for mark in MARKS)
-            assert marked or len(row[known]) > 20, row  # in words, where no mark fits
+            assert marked or len(row[known]) > 20, row  # a source in words, if no mark fits
             assert "test" not in rows[0] or "`" in row[rows[0].index("test")], row
 
 
 def test_evidence_has_every_status():
-    """Codes and statuses are those of the table, and what was not seen is marked so."""
+    """The page lists exactly the error codes and statuses of the code.
+
+    Statuses that were never observed are marked UNCONF.
+    """
     told = dict(re.findall(r"^\| `([a-z.]+)` \| ([A-Z_]+ \| .*) \|$", EVIDENCE, re.MULTILINE))
     assert told.keys() == FAILURES.keys()
     for code, failure in FAILURES.items():

@@ -1,4 +1,4 @@
-"""Channels by Tooling, what they carry, and the org's figures of usage."""
+"""Tests of channels that are created with the Tooling API, their events, and usage figures."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ ALL = "/event/Orders__chn"
 
 
 def make_channel(emulator: Any, name: str = "Orders__chn", kind: str = "event", **more: Any) -> Any:
+    """Create a channel with the Tooling API; return the reply."""
     metadata = {"channelType": kind, "label": "x", **more}
     return rest(emulator, "POST", CHANNEL, {"FullName": name, "Metadata": metadata})
 
@@ -28,12 +29,14 @@ def make_channel(emulator: Any, name: str = "Orders__chn", kind: str = "event", 
 def make_member(
     emulator: Any, channel: str = "Orders__chn", entity: str = "Order_Event__e", **more: Any
 ) -> Any:
+    """Add an event to a channel with the Tooling API; return the reply."""
     metadata = {"eventChannel": channel, "selectedEntity": entity, **more}
     name = more.pop("name", f"{channel}_{entity}".replace("__", "_"))
     return rest(emulator, "POST", MEMBER, {"FullName": name, "Metadata": metadata})
 
 
 def rows(emulator: Any, text: str) -> list[Any]:
+    """Return the rows of a Tooling API query, without their attributes."""
     reply = query(emulator, text)
     assert reply.status == 200, reply.text
     return [
@@ -43,12 +46,15 @@ def rows(emulator: Any, text: str) -> list[Any]:
 
 
 def plain(emulator: Any, text: str) -> Any:
+    """Run a query with the REST API; return the reply."""
     return rest(emulator, "GET", f"/services/data/v62.0/query?q={urllib.parse.quote(text)}")
 
 
-def test_a_channel_carries_what_is_selected_for_it(emulator, client):
-    """Made by Tooling it is a topic; its events have the ids of their own topic; a member that is
-    removed is carried no longer, and what was stays readable."""
+def test_a_channel_has_the_events_of_its_members(emulator, client):
+    """A channel is a topic with the events of its members, under their own replay ids.
+
+    After a member is removed, its earlier events stay readable and new ones are not added.
+    """
     channel_id = make_channel(emulator).json["id"]
     assert not client.call("GetTopic", pb.TopicRequest(topic_name=ALL)).schema_id
     stream = client.subscribe(topic_name=ALL)
@@ -71,7 +77,10 @@ def test_a_channel_carries_what_is_selected_for_it(emulator, client):
 
 
 def test_change_events_are_selected_for_both_kinds_of_channel(emulator, client):
-    """Filter and enriched fields are kept as they were given; the standard channel is no record."""
+    """Change events can be members of custom channels and of ChangeEvents.
+
+    Filters and enriched fields are stored as given, and ChangeEvents itself is no record.
+    """
     assert make_channel(emulator, "Changes__chn", "data").status == 201
     body = {
         "filterExpression": "Industry = 'Banking'",
@@ -120,8 +129,8 @@ def test_change_events_are_selected_for_both_kinds_of_channel(emulator, client):
         ("New__chn", {"nothing": 1}, "INVALID_FIELD"),
     ],
 )
-def test_what_is_no_channel(shared, name, metadata, code):
-    """Refused with the reason, and nothing is made."""
+def test_invalid_channels_are_rejected(shared, name, metadata, code):
+    """An invalid channel is rejected with its error code, and nothing is created."""
     assert make_channel(shared, name, **metadata).code == (
         400,
         code,
@@ -148,8 +157,8 @@ def test_what_is_no_channel(shared, name, metadata, code):
         ),
     ],
 )
-def test_what_is_no_member(shared, channel, entity, metadata, code):
-    """Refused with the reason, and the channel carries nothing new."""
+def test_invalid_channel_members_are_rejected(shared, channel, entity, metadata, code):
+    """An invalid channel member is rejected with its error code, and the channel stays as it is."""
     before = shared.event_channels.members()
     assert make_member(shared, channel, entity, **metadata).code == (400, code)
     assert shared.event_channels.members() == before
@@ -157,14 +166,17 @@ def test_what_is_no_member(shared, channel, entity, metadata, code):
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: Any) -> Any:
-    """One emulator, with one channel, that nonsense leaves as it is."""
+    """An emulator with one channel, which the tests of invalid requests share."""
     with EmulatorServer(tmp_path_factory.mktemp("emulator")) as emulator:
         assert make_channel(emulator, "Taken__chn").status == 201
         yield emulator
 
 
-def test_records_that_are_not_there(shared):
-    """Unknown ids are 404, and so are both objects before their version; a token is needed."""
+def test_unknown_channels_and_members_are_not_found(shared):
+    """Unknown ids of channels and members return 404.
+
+    So do API versions that lack these objects. A request without a token returns 401.
+    """
     for path in (f"{CHANNEL}/0YLSB0000000099AAA", f"{MEMBER}/0v8SB0000000099"):
         for method in ("GET", "DELETE", "PATCH"):
             body = {"Metadata": {"label": "x"}} if method == "PATCH" else None
@@ -181,8 +193,11 @@ def test_records_that_are_not_there(shared):
     assert query(shared, text).status == 200
 
 
-def test_channels_outlive_a_restart_and_a_seed(tmp_path):
-    """What Tooling made is there again; a seed's channels are put as they stand in the file."""
+def test_channels_survive_a_restart_with_a_seed(tmp_path):
+    """Channels that were created with the Tooling API survive a restart.
+
+    Channels of the seed are reset to their definition in the file.
+    """
     seed = tmp_path / "seed.toml"
     schema = EmulatorServer(tmp_path / "x")
     order = schema.bus.schema(schema.bus.topic(ORDERS).schema_id).text
@@ -212,8 +227,8 @@ def test_channels_outlive_a_restart_and_a_seed(tmp_path):
         client.close()
 
 
-def test_events_among_the_objects(shared):
-    """EntityDefinition has every event and no channel, over both kinds of queries."""
+def test_entity_definition_lists_events(shared):
+    """EntityDefinition lists events and no channels, in the REST API and the Tooling API."""
     text = "SELECT QualifiedApiName, Label FROM EntityDefinition WHERE QualifiedApiName LIKE "
     found = rows(shared, text + "'%\\_\\_e'")
     assert found == [{"QualifiedApiName": "Order_Event__e", "Label": "Order Event"}]
@@ -222,13 +237,16 @@ def test_events_among_the_objects(shared):
 
 
 def limit(emulator: Any, name: str) -> tuple[int, int]:
+    """Return the maximum and the remaining number of a limit."""
     found = rest(emulator, "GET", "/services/data/v62.0/limits").json[name]
     return found["Max"], found["Remaining"]
 
 
-def test_usage(start):
-    """Each delivery counts, on whatever stream and channel; each publication once; after a day
-    neither does, and a publication counts for an hour."""
+def test_usage_counts_deliveries_and_publications(start):
+    """Each delivery to any stream counts for a day, and each publication counts for an hour.
+
+    Limits and usage metrics report both.
+    """
     clock = ManualClock()
     settings = Settings(daily_deliveries=20, hourly_publications=4, token_lifetime_s=0.0)
     emulator, client = start(clock=clock, settings=settings)

@@ -1,4 +1,7 @@
-"""Faults: each kind does what it says, is counted, and nonsense is refused when it is made."""
+"""Tests of fault plans, and of faults of streams, calls and commits.
+
+Each kind of fault does what it says and is counted, and an invalid fault is rejected.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from .support import MANAGED, ORDERS, commit, until
 
 
 def orders(count):
+    """Return the values of *count* numbered orders."""
     return [{"Order_Number__c": str(i)} for i in range(count)]
 
 
@@ -57,14 +61,17 @@ def orders(count):
         [],
     ],
 )
-def test_nonsense_is_refused(arguments):
-    """An unknown kind, place, parameter or value is an error when the fault is made."""
+def test_invalid_faults_are_rejected(arguments):
+    """An unknown kind, place, parameter or value is rejected when the fault is created."""
     with pytest.raises(ValueError, match="fault"):
         Fault.from_json(arguments)
 
 
-def test_plan_counts():
-    """A fault happens as often as planned, where planned; the plan knows what is left."""
+def test_a_plan_counts_its_faults():
+    """A fault happens as often as planned and only at its target.
+
+    The plan knows which faults are left.
+    """
     plan = FaultPlan([Fault("refuse", rpc="GetTopic", target=ORDERS, times=2)])
     assert plan.take("refuse", "GetSchema", ORDERS) is None
     assert plan.take("refuse", "GetTopic", "/event/Other__e") is None
@@ -76,8 +83,11 @@ def test_plan_counts():
     assert plan.take("refuse", "GetTopic", ORDERS) is None
 
 
-def test_a_fault_is_switched_off():
-    """It happens no more, and what has happened of it is enough; the others stay as they are."""
+def test_a_fault_can_be_switched_off():
+    """A fault that is switched off does not happen again, and counts as consumed.
+
+    Other faults are not affected.
+    """
     acts = Fault("expire_token")
     plan = FaultPlan([Fault("refuse", times=3), Fault("refuse", times=2), acts])
     assert plan.take("refuse", "GetTopic")
@@ -101,8 +111,8 @@ def test_a_fault_is_switched_off():
 
 
 @pytest.mark.parametrize("suffix", sorted(FAILURES))
-def test_any_code_can_be_refused_with(emulator, client, suffix):
-    """refuse ends a call with any code of the table, and the next call succeeds."""
+def test_refuse_rejects_a_call_with_any_error_code(emulator, client, suffix):
+    """The fault `refuse` rejects a call with any known error code, and the next call succeeds."""
     emulator.faults.add(Fault("refuse", rpc="GetTopic", error_code=suffix))
     request = pb.TopicRequest(topic_name=ORDERS)
     assert client.refusal("GetTopic", request) == (FAILURES[suffix].status, suffix)
@@ -110,8 +120,8 @@ def test_any_code_can_be_refused_with(emulator, client, suffix):
     emulator.faults.assert_consumed()
 
 
-def test_refuse_a_stream_with_another_status(emulator, client):
-    """refuse takes a status of its own, and works on streams."""
+def test_refuse_rejects_a_stream_with_any_status(emulator, client):
+    """The fault `refuse` can also reject a stream, with a status other than its error code's."""
     emulator.faults.add(Fault("refuse", rpc="ManagedSubscribe", status="ABORTED"))
     status, _, trailers = client.managed().end()
     assert status == "ABORTED"
@@ -122,8 +132,11 @@ def test_refuse_a_stream_with_another_status(emulator, client):
 @pytest.mark.parametrize(
     ("status", "seen"), [("UNAVAILABLE", "UNAVAILABLE"), ("RESET", "CANCELLED"), ("OK", "OK")]
 )
-def test_drop_stream(emulator, client, status, seen):
-    """The stream delivers exactly that many responses and ends without trailers."""
+def test_drop_stream_ends_a_stream_after_some_responses(emulator, client, status, seen):
+    """The fault `drop_stream` ends a stream after exactly `after_responses` responses.
+
+    There are no trailers.
+    """
     emulator.faults.add(Fault("drop_stream", after_responses=2, status=status))
     stream = client.subscribe()
     for _ in range(2):
@@ -135,8 +148,8 @@ def test_drop_stream(emulator, client, status, seen):
     emulator.faults.assert_consumed()
 
 
-def test_drop_an_idle_stream(emulator, client):
-    """A fault that is added while a stream waits happens at once."""
+def test_drop_stream_ends_an_idle_stream_at_once(emulator, client):
+    """A `drop_stream` fault that is added while a stream is idle ends that stream at once."""
     stream = client.managed()
     until(lambda: emulator.managed.is_active(emulator.managed.get(MANAGED).subscription_id))
     emulator.faults.add(Fault("drop_stream", target=MANAGED))
@@ -144,8 +157,8 @@ def test_drop_an_idle_stream(emulator, client):
     emulator.faults.assert_consumed()
 
 
-def test_fail_stream(emulator, client):
-    """fail_stream ends an open stream with an error code."""
+def test_fail_stream_ends_a_stream_with_an_error_code(emulator, client):
+    """The fault `fail_stream` ends an open stream with the given error code."""
     emulator.faults.add(Fault("fail_stream", after_responses=1, error_code="service.auth.error"))
     emulator.publish(ORDERS, orders(1))
     stream = client.subscribe()
@@ -154,8 +167,8 @@ def test_fail_stream(emulator, client):
 
 
 @pytest.mark.parametrize("status", ["UNAVAILABLE", "RESET"])
-def test_drop_a_unary_call(emulator, client, status):
-    """drop_call fails a unary call without trailers; the next one succeeds."""
+def test_drop_call_fails_a_unary_call(emulator, client, status):
+    """The fault `drop_call` fails a unary call without trailers, and the next call succeeds."""
     emulator.faults.add(Fault("drop_call", status=status))
     request = pb.TopicRequest(topic_name=ORDERS)
     with pytest.raises(grpc.RpcError) as caught:
@@ -165,8 +178,11 @@ def test_drop_a_unary_call(emulator, client, status):
     emulator.faults.assert_consumed()
 
 
-def test_drop_between_commit_and_answer(emulator, client):
-    """The commit is durable although its answer never came: the next stream begins after it."""
+def test_drop_before_commit_answer_stores_the_commit(emulator, client):
+    """A commit is stored although its stream is dropped before the response.
+
+    The next stream starts after it.
+    """
     published = emulator.publish(ORDERS, orders(4))
     emulator.faults.add(Fault("drop_before_commit_answer"))
     stream = client.managed()
@@ -177,8 +193,11 @@ def test_drop_between_commit_and_answer(emulator, client):
     emulator.faults.assert_consumed()
 
 
-def test_fail_commit(emulator, client):
-    """The answer is an error, the committed position stays, the stream goes on."""
+def test_fail_commit_leaves_the_position_unchanged(emulator, client):
+    """A failed commit has an error response and leaves the committed position unchanged.
+
+    The stream stays open.
+    """
     published = emulator.publish(ORDERS, orders(2))
     emulator.faults.add(Fault("fail_commit", message="not today"))
     stream = client.managed()
@@ -191,8 +210,8 @@ def test_fail_commit(emulator, client):
     assert not stream.answer().HasField("error")
 
 
-def test_leave_commit_unanswered(emulator, client):
-    """One commit is accepted and never answered; the next one is."""
+def test_leave_commit_unanswered_omits_one_response(emulator, client):
+    """The fault `leave_commit_unanswered` omits one commit's response. The next one is sent."""
     published = emulator.publish(ORDERS, orders(2))
     emulator.faults.add(Fault("leave_commit_unanswered"))
     stream = client.managed()
@@ -204,8 +223,8 @@ def test_leave_commit_unanswered(emulator, client):
     emulator.faults.assert_consumed()
 
 
-def test_coalesce_commits(emulator, client):
-    """The answer comes with the m-th commit and carries its values."""
+def test_coalesce_commits_answers_several_commits_at_once(emulator, client):
+    """Three commits get a single response, which has the values of the last one."""
     published = emulator.publish(ORDERS, orders(3))
     emulator.faults.add(Fault("coalesce_commits", count=3, within_s=60))
     stream = client.managed()
@@ -217,8 +236,8 @@ def test_coalesce_commits(emulator, client):
     assert stream.answer().commit_request_id == "2"
 
 
-def test_coalescing_gives_up(emulator, client):
-    """With too few commits the answer comes after within_s."""
+def test_coalesce_commits_answers_after_within_s(emulator, client):
+    """If there are too few commits, their response is sent after `within_s` seconds."""
     (event,) = emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("coalesce_commits", count=5, within_s=0.05))
     stream = client.managed()
@@ -228,7 +247,7 @@ def test_coalescing_gives_up(emulator, client):
 
 
 def test_an_error_is_never_hidden_by_coalescing(start):
-    """A refused commit between two accepted ones has an answer of its own."""
+    """A rejected commit has its own response, even if those of other commits are merged."""
     emulator, client = start(settings=Settings(commit_answer_delay_s=0.2))
     published = emulator.publish(ORDERS, orders(3))
     stream = client.managed()
@@ -248,8 +267,8 @@ def test_an_error_is_never_hidden_by_coalescing(start):
     ]
 
 
-def test_hold_slot(start):
-    """The slot stays taken that long after the end of its stream."""
+def test_hold_slot_keeps_the_managed_slot_taken(start):
+    """The fault `hold_slot` keeps the managed slot taken for a time after its stream has ended."""
     emulator, client = start(clock=ManualClock())
     emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("hold_slot", seconds=900))
@@ -264,8 +283,8 @@ def test_hold_slot(start):
     emulator.faults.assert_consumed()
 
 
-def test_withhold_keepalives(start):
-    """Two keepalives are left out, the third is sent."""
+def test_withhold_keepalive_omits_keepalives(start):
+    """The fault `withhold_keepalive` omits two keepalives, and the third one is sent."""
     emulator, client = start(clock=ManualClock())
     emulator.faults.add(Fault("withhold_keepalive", times=2))
     stream = client.subscribe()
@@ -279,8 +298,8 @@ def test_withhold_keepalives(start):
     emulator.faults.assert_consumed()
 
 
-def test_keeps_working_after_a_hundred_faults(emulator, client):
-    """After a hundred dropped streams the next one delivers everything, and no listener is left."""
+def test_the_emulator_works_after_a_hundred_faults(emulator, client):
+    """After a hundred dropped streams the next one delivers everything. No listener is left."""
     published = emulator.publish(ORDERS, orders(3))
     emulator.faults.add(Fault("drop_stream", after_responses=1, times=100))
     for _ in range(100):
@@ -291,14 +310,14 @@ def test_keeps_working_after_a_hundred_faults(emulator, client):
 
 
 def test_every_kind_is_tested():
-    """A kind without a test in one of the files of faults is not finished."""
+    """Each kind of fault is used in one of the files test_faults*.py."""
     files = Path(__file__).parent.rglob("test_faults*.py")
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     assert [kind for kind in KINDS if f'Fault("{kind}"' not in text] == []
 
 
 def test_every_kind_is_documented():
-    """The table of docs/reference/emulator.md has each kind with its parameters, and no other."""
+    """docs/reference/emulator.md lists exactly the existing kinds of faults and parameters."""
     text = page("emulator").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \|([^|]*)\|", text, re.MULTILINE)
     written = {name: set(re.findall(r"`(\w+)`", params)) for name, params in rows if name in KINDS}

@@ -1,4 +1,4 @@
-"""Faults of the Streaming API: each happens where it says, and is counted."""
+"""Tests of faults of the Streaming API: each one happens at its place, and is counted."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ TOPIC = "/topic/Accounts"
 
 @pytest.fixture
 def emulator(start):
+    """An emulator with one retained event; checks at the end that all faults have happened."""
     emulator = start(settings=Settings(streaming_timeout_s=60.0))[0]
     emulator.publish_streaming(TOPIC, records("old"))
     yield emulator
@@ -26,13 +27,17 @@ def emulator(start):
 
 @pytest.fixture
 def client(emulator):
+    """A Bayeux client that is connected and subscribed to `TOPIC`."""
     client = Bayeux(emulator).ready()
     assert client.subscribe(TOPIC)["successful"]
     return client
 
 
 def held(emulator, client):
-    """Begin a connect in a thread; return what gives its outcome."""
+    """Send a connect in a thread, and return when it is held.
+
+    Return a function that waits for the outcome: the messages of the response, or an exception.
+    """
     outcome = []
 
     def poll():
@@ -52,8 +57,11 @@ def held(emulator, client):
     return result
 
 
-def test_a_refusal_has_any_text_advice_and_reason(emulator):
-    """Every error text of the documentation can be had, at any message."""
+def test_refuse_message_rejects_a_message_with_any_text(emulator):
+    """The fault `refuse_message` rejects any message with a given error text and reason.
+
+    By default the client is unknown, and there is no advice.
+    """
     emulator.faults.add(
         Fault(
             "refuse_message",
@@ -73,14 +81,17 @@ def test_a_refusal_has_any_text_advice_and_reason(emulator):
 
 
 def test_a_session_ends_while_its_connect_is_held(emulator, client):
-    """The held connect is told at once."""
+    """If a session ends while its connect is held, the connect gets an error at once."""
     result = held(emulator, client)
     emulator.faults.add(Fault("end_cometd_session"))
     assert result()[0]["error"] == "403::Unknown client"
 
 
-def test_the_server_says_goodbye(emulator, client):
-    """In the answer to a connect, and the session is over."""
+def test_the_server_disconnects_the_client(emulator, client):
+    """The fault `say_goodbye` adds a disconnect message to the response to a connect.
+
+    Then the session is over.
+    """
     result = held(emulator, client)
     emulator.faults.add(Fault("say_goodbye"))
     goodbye, reply = result()
@@ -89,8 +100,8 @@ def test_the_server_says_goodbye(emulator, client):
     assert client.connect()[0]["error"] == "403::Unknown client"
 
 
-def test_a_page_instead_of_an_answer(emulator, client):
-    """HTML, with the status that was asked for."""
+def test_an_html_page_replaces_a_response(emulator, client):
+    """The fault `answer_with_page` answers with an HTML page and the given status."""
     emulator.faults.add(Fault("answer_with_page", status=503))
     status, text = client.post({"channel": "/meta/connect"})
     assert status == 503
@@ -99,7 +110,10 @@ def test_a_page_instead_of_an_answer(emulator, client):
 
 @pytest.mark.parametrize("with_events", [True, False])
 def test_a_poll_is_cut_and_its_events_are_lost_to_the_session(emulator, client, with_events):
-    """With events they are gone for the session; a replay brings them again."""
+    """The fault `cut_poll` closes the connection of a held connect.
+
+    Events of its response are lost to the session, but a replay delivers them.
+    """
     result = held(emulator, client)
     emulator.faults.add(Fault("cut_poll", with_events=with_events))
     found = emulator.publish_streaming(TOPIC, records("a")) if with_events else []
@@ -110,15 +124,18 @@ def test_a_poll_is_cut_and_its_events_are_lost_to_the_session(emulator, client, 
         assert ids(client.read(2))[1:] == found
 
 
-def test_an_answer_drips(emulator, client):
-    """It comes whole in the end."""
+def test_a_response_is_sent_slowly(emulator, client):
+    """The fault `drip_answer` sends a response slowly, but completely."""
     emulator.faults.add(Fault("drip_answer", seconds=0.05))
     assert client.connect(advice={"timeout": 0})[0]["successful"]
 
 
 @pytest.mark.parametrize("kind", ["expire_token", "revoke_token"])
-def test_a_token_that_is_void_ends_the_session(emulator, client, kind):
-    """Expired while a connect is held: at once. Revoked: with the next connect."""
+def test_an_invalid_token_ends_the_session(emulator, client, kind):
+    """An expired token ends the session at once, even while a connect is held.
+
+    A revoked one ends it with the next connect.
+    """
     result = held(emulator, client) if kind == "expire_token" else client.connect
     emulator.faults.add(Fault(kind))
     (reply,) = result()
@@ -126,8 +143,8 @@ def test_a_token_that_is_void_ends_the_session(emulator, client, kind):
     assert reply["advice"]["reconnect"] == "none"
 
 
-def test_wrong_faults_are_refused():
-    """Nonsense is refused when a fault is made."""
+def test_invalid_faults_of_messages_are_rejected():
+    """Faults of the Streaming API with invalid parameters are rejected when they are created."""
     for arguments in ({"reconnect": "perhaps"}, {"text": ""}, {"rpc": "Subscribe"}):
         with pytest.raises(ValueError, match="refuse_message"):
             Fault("refuse_message", **arguments)

@@ -1,4 +1,4 @@
-"""Faults of delivery and of calls: what arrives, in which responses, when, and with which tip."""
+"""Tests of faults of delivery and of calls: events, their responses, timing and positions."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from .support import MANAGED, ORDERS, WAIT_S, commit, until
 
 
 def orders(count):
+    """Return the values of *count* numbered orders."""
     return [{"Order_Number__c": str(i)} for i in range(count)]
 
 
 def ids(items):
+    """Return the replay ids of events or publish results."""
     return [item.replay_id for item in items]
 
 
-def listening(emulator, count=1):
+def wait_for_listeners(emulator, count=1):
+    """Wait until *count* streams wait for events."""
     until(lambda: emulator.bus.bells.count(ORDERS) == count)
 
 
 # Calls.
 
 
-def test_schema_fails_and_then_works(emulator, client):
-    """GetSchema fails as often as planned, for the schema that was named, and then answers."""
+def test_get_schema_fails_as_often_as_planned(emulator, client):
+    """GetSchema fails as often as planned for the given schema, and then succeeds."""
     schema_id = emulator.bus.topic(ORDERS).schema_id
     request = pb.SchemaRequest(schema_id=schema_id)
     emulator.faults.add(
@@ -50,8 +53,11 @@ def test_schema_fails_and_then_works(emulator, client):
     emulator.faults.assert_consumed()
 
 
-def test_schema_is_slow(start):
-    """A delayed call is answered when the emulator's clock says so; others are not held up."""
+def test_delay_call_delays_only_its_own_call(start):
+    """The fault `delay_call` delays one call until the emulator's clock has reached its time.
+
+    Other calls are answered meanwhile.
+    """
     emulator, client = start(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="GetSchema", seconds=30))
     request = pb.SchemaRequest(schema_id=emulator.bus.topic(ORDERS).schema_id)
@@ -66,7 +72,7 @@ def test_schema_is_slow(start):
     emulator.faults.assert_consumed()
 
 
-def test_a_delayed_call_can_be_given_up(start):
+def test_a_delayed_call_can_be_cancelled(start):
     """A call that is cancelled while it is delayed leaves nothing behind."""
     emulator, client = start(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", seconds=1e9))
@@ -80,8 +86,11 @@ def test_a_delayed_call_can_be_given_up(start):
 # Events per response.
 
 
-def test_responses_are_split_as_scripted(emulator, client):
-    """Each split applies to one response, in the order of their addition; nothing is lost."""
+def test_responses_are_split_as_planned(emulator, client):
+    """Each `split_response` fault applies to one response, in the order in which faults were added.
+
+    No event is lost.
+    """
     published = emulator.publish(ORDERS, orders(10))
     for size in (3, 1, 2):
         emulator.faults.add(Fault("split_response", events=size))
@@ -95,11 +104,11 @@ def test_responses_are_split_as_scripted(emulator, client):
 
 
 def test_responses_are_merged(start):
-    """Events published one by one leave in one response once enough of them wait."""
+    """The fault `merge_responses` holds events until enough of them can be sent in one response."""
     emulator, client = start(clock=ManualClock())
     emulator.faults.add(Fault("merge_responses", events=3, within_s=60))
     stream = client.managed()
-    listening(emulator)
+    wait_for_listeners(emulator)
     published = emulator.publish(ORDERS, orders(1)) + emulator.publish(ORDERS, orders(1))
     assert stream.silent(0.05)
     published += emulator.publish(ORDERS, orders(1))
@@ -109,8 +118,11 @@ def test_responses_are_merged(start):
     emulator.faults.assert_consumed()
 
 
-def test_merging_gives_up(start):
-    """With too few events they leave after within_s; with little credit, when it is used up."""
+def test_merging_ends_after_within_s_or_without_credit(start):
+    """If too few events arrive, they are sent after `within_s` seconds.
+
+    They are sent earlier if the client has requested no more than these.
+    """
     emulator, client = start(clock=ManualClock())
     emulator.faults.add(Fault("merge_responses", events=3, within_s=60, times=2))
     stream = client.subscribe(num_requested=3)
@@ -125,7 +137,7 @@ def test_merging_gives_up(start):
 
 
 class CountingClock(ManualClock):
-    """Counts how often anyone thinks of waiting."""
+    """A manual clock that counts how often anything computes a time to wait."""
 
     waits = 0
 
@@ -134,8 +146,11 @@ class CountingClock(ManualClock):
         return super().timeout(deadline)
 
 
-def test_merged_events_that_are_forgotten(start):
-    """Events that are aged out while they are held do not come; the stream goes on, and waits."""
+def test_events_that_expire_while_held_are_not_sent(start):
+    """Events that expire while `merge_responses` holds them are not sent.
+
+    The stream stays open and does not run in a busy loop.
+    """
     emulator, client = start(clock=CountingClock())
     emulator.faults.add(Fault("merge_responses", events=2, within_s=60))
     stream = client.subscribe()
@@ -144,7 +159,7 @@ def test_merged_events_that_are_forgotten(start):
     emulator.bus.age_out()
     emulator.clock.jump(60)
     assert stream.silent(0.1)
-    assert emulator.clock.waits < 100  # no loop that turns without news
+    assert emulator.clock.waits < 100  # no busy loop
     emulator.clock.jump(60)
     keepalive = stream.next()
     assert not keepalive.events
@@ -153,18 +168,21 @@ def test_merged_events_that_are_forgotten(start):
     assert ids(stream.events(1)) == [new.replay_id]
 
 
-# Late activation of LATEST.
+# LATEST streams that become active late.
 
 
 @pytest.mark.parametrize("rpc", ["subscribe", "managed"])
-def test_late_activation(start, rpc):
-    """What is published in the first seconds of a LATEST stream never comes; all later does."""
+def test_a_late_latest_stream_misses_the_first_events(start, rpc):
+    """With `activate_late`, a LATEST stream misses what is published in its first seconds.
+
+    It delivers all later events.
+    """
     emulator, client = start(clock=ManualClock())
     emulator.managed.create("Late", ORDERS)
     emulator.faults.add(Fault("activate_late", seconds=5))
     first = {"replay_preset": pb.LATEST} if rpc == "subscribe" else {"developer_name": "Late"}
     stream = getattr(client, rpc)(**first)
-    listening(emulator)
+    wait_for_listeners(emulator)
     emulator.publish(ORDERS, orders(2))
     emulator.clock.jump(4)
     emulator.publish(ORDERS, orders(1))
@@ -176,7 +194,7 @@ def test_late_activation(start, rpc):
 
 
 def test_late_activation_spares_other_presets(emulator, client):
-    """EARLIEST and a stored position are active at once, and do not use the fault up."""
+    """The fault `activate_late` does not affect EARLIEST or CUSTOM streams, and stays unused."""
     published = emulator.publish(ORDERS, orders(3))
     emulator.faults.add(Fault("activate_late", seconds=3600))
     assert len(client.subscribe().events(3)) == 3
@@ -189,8 +207,11 @@ def test_late_activation_spares_other_presets(emulator, client):
 # Keepalives.
 
 
-def test_keepalive_repeats_the_position(start):
-    """The tip of a keepalive is the last event's although the org has moved on; the next is new."""
+def test_a_keepalive_repeats_the_last_position(start):
+    """With `move_keepalive_tip`, a keepalive repeats the last event's position.
+
+    The next keepalive has the current position.
+    """
     emulator, client = start(clock=ManualClock())
     (event,) = emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("move_keepalive_tip"))
@@ -204,8 +225,11 @@ def test_keepalive_repeats_the_position(start):
     assert emulator.bus.position(stream.next().latest_replay_id) == emulator.bus.tip()
 
 
-def test_keepalive_runs_ahead(start):
-    """The tip is ahead by so many positions, can be started from and committed, and skips none."""
+def test_a_keepalive_position_ahead_skips_no_event(start):
+    """A keepalive's position may be ahead of the log.
+
+    It can be committed and resumed from without missing an event.
+    """
     emulator, client = start(clock=ManualClock(), settings=Settings(commit_answer_delay_s=0))
     emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("move_keepalive_tip", advance=40, rpc="ManagedSubscribe"))
@@ -226,8 +250,11 @@ def test_keepalive_runs_ahead(start):
 # The clock.
 
 
-def test_three_days_in_an_instant(start):
-    """A jump of 73 h does what 73 h would: retention, keepalives and every deadline follow."""
+def test_a_jump_of_the_clock_applies_to_all_deadlines(start):
+    """A jump of 73 hours has all effects of that time.
+
+    Events expire, keepalives are sent, and streams end.
+    """
     emulator, client = start(clock=ManualClock(), settings=Settings(commit_answer_delay_s=0))
     (old,) = emulator.publish(ORDERS, orders(1))
     plain, idle, managed = client.subscribe(), client.subscribe(num_requested=1), client.managed()
@@ -253,8 +280,11 @@ def test_three_days_in_an_instant(start):
 
 @pytest.mark.parametrize("tip", ["none", "sent", "org"])
 @pytest.mark.parametrize("pending", [True, False])
-def test_shape_of_the_next_answers(emulator, client, tip, pending):
-    """The next n answers have the asked shape, later ones that of the settings."""
+def test_the_next_commit_responses_have_the_planned_shape(emulator, client, tip, pending):
+    """The next two commit responses have the planned position and pending count.
+
+    Later ones follow the settings.
+    """
     published = emulator.publish(ORDERS, orders(4))
     emulator.faults.add(Fault("shape_commit_answer", times=2, tip=tip, pending=pending))
     stream = client.managed()
@@ -272,8 +302,11 @@ def test_shape_of_the_next_answers(emulator, client, tip, pending):
     emulator.faults.assert_consumed()
 
 
-def test_answer_with_events(emulator, client):
-    """One message has events and the answer to a commit; the credit is that of the events."""
+def test_a_commit_response_can_arrive_with_events(emulator, client):
+    """The fault `answer_with_events` sends a commit response in one message with events.
+
+    The pending count is that of the events.
+    """
     (first,) = emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("answer_with_events", within_s=3600))
     stream = client.managed()
@@ -292,8 +325,8 @@ def test_answer_with_events(emulator, client):
     emulator.faults.assert_consumed()
 
 
-def test_an_answer_with_events_is_a_response(start):
-    """Of the 60 s rule: a message with events counts as one although it has an answer."""
+def test_a_commit_response_with_events_resets_the_idle_timeout(start):
+    """A message with both events and a commit response resets the idle timeout of 60 s."""
     emulator, client = start(clock=ManualClock())
     (first,) = emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("answer_with_events", within_s=3600))
@@ -312,8 +345,8 @@ def test_an_answer_with_events_is_a_response(start):
     assert stream.end()[0] == "OK"
 
 
-def test_answer_with_events_gives_up(start):
-    """Without events the answer comes alone after within_s, or when the client half-closes."""
+def test_a_held_commit_response_is_sent_without_events(start):
+    """Without events, the commit response is sent after `within_s` seconds or a half-close."""
     emulator, client = start(clock=ManualClock())
     (first,) = emulator.publish(ORDERS, orders(1))
     emulator.faults.add(Fault("answer_with_events", within_s=60, times=2))
@@ -329,7 +362,7 @@ def test_answer_with_events_gives_up(start):
 
 
 def test_an_error_within_held_answers_does_not_delay_the_rest(start):
-    """Answers that were held together are all due together, though an error splits them."""
+    """Commit responses that were held are sent together, even if an error is among them."""
     emulator, client = start(clock=ManualClock())
     published = emulator.publish(ORDERS, orders(2))
     emulator.faults.add(Fault("coalesce_commits", count=3, within_s=3600))
@@ -344,8 +377,8 @@ def test_an_error_within_held_answers_does_not_delay_the_rest(start):
     assert [stream.answer().commit_request_id for _ in range(3)] == ["0", "bad", "1"]
 
 
-def test_many_faults_from_many_threads(emulator, client):
-    """Faults added by several threads at once all happen, each exactly once."""
+def test_faults_added_by_many_threads_happen_once_each(emulator, client):
+    """Faults that several threads add at the same time each happen exactly once."""
     request = pb.TopicRequest(topic_name=ORDERS)
 
     def add():

@@ -1,6 +1,6 @@
-"""Faults that are done to the org: tokens, ids, the log, managed subscriptions.
+"""Tests of faults of the org: tokens, replay ids, the event log and managed subscriptions.
 
-Each test shows that the fault is counted when a client meets it, not when it is added.
+Such a fault is counted when a client is affected by it, not when it is added.
 """
 
 from __future__ import annotations
@@ -21,23 +21,27 @@ P = "managed.subscription."
 
 
 def orders(count):
+    """Return the values of *count* numbered orders."""
     return [{"Order_Number__c": str(i)} for i in range(count)]
 
 
 def ids(items):
+    """Return the replay ids of events or publish results."""
     return [item.replay_id for item in items]
 
 
 def happened(emulator):
+    """Return how often each fault has happened."""
     return [row["happened"] for row in emulator.faults.report()]
 
 
 def resume(client, replay_id):
+    """Open a Subscribe stream that starts after *replay_id*."""
     return client.subscribe(replay_preset=pb.CUSTOM, replay_id=replay_id)
 
 
-def committed(client, replay_id, events):
-    """Commit on a stream of its own, and end it."""
+def commit_once(client, replay_id, events):
+    """Commit *replay_id* on its own stream, after *events* events, and end the stream."""
     stream = client.managed()
     stream.events(events)
     stream.send(commit(replay_id))
@@ -47,6 +51,7 @@ def committed(client, replay_id, events):
 
 
 def renew(emulator, client):
+    """Create a new token, and use it for the client's next calls."""
     emulator.new_token()
     client.metadata = emulator.metadata
 
@@ -54,8 +59,11 @@ def renew(emulator, client):
 # Tokens.
 
 
-def test_expired_token_ends_open_streams(emulator, client):
-    """Open streams of every kind end with service.auth.error at once, and a new token resumes."""
+def test_an_expired_token_ends_open_streams(emulator, client):
+    """An expired token ends open streams of each kind at once.
+
+    With a new token a stream resumes.
+    """
     published = emulator.publish(ORDERS, orders(2))
     streams = [client.subscribe(), client.managed()]
     for stream in streams:
@@ -75,8 +83,11 @@ def test_expired_token_ends_open_streams(emulator, client):
     assert happened(emulator) == [4]
 
 
-def test_revoked_token_leaves_open_streams(emulator, client):
-    """Open streams live on, and commit; the next call is refused, and a new token helps."""
+def test_a_revoked_token_leaves_streams_open(emulator, client):
+    """A revoked token leaves streams open, and they can still commit.
+
+    The next call is rejected until there is a new token.
+    """
     stream, plain = client.managed(), client.subscribe()
     until(lambda: emulator.bus.bells.count(ORDERS) == 2)
     emulator.faults.add(Fault("revoke_token"))
@@ -91,8 +102,11 @@ def test_revoked_token_leaves_open_streams(emulator, client):
     client.subscribe().events(1)
 
 
-def test_a_token_from_before_the_fault_stays_void(emulator, client):
-    """Neither a new token nor a second fault makes an old one good; new ones do not disturb."""
+def test_a_revoked_token_stays_invalid(emulator, client):
+    """All tokens from before the fault stay invalid, even after new tokens were created.
+
+    New tokens are valid.
+    """
     old = emulator.access_token
     also_good = emulator.new_token()
     client.call("GetTopic", TOPIC)
@@ -107,8 +121,11 @@ def test_a_token_from_before_the_fault_stays_void(emulator, client):
     emulator.faults.assert_consumed()
 
 
-def test_tokens_last(tmp_path):
-    """After a restart a good token is good, a void one void, and there always is a good one."""
+def test_tokens_survive_a_restart(tmp_path):
+    """After a restart, valid tokens are still valid and revoked ones invalid.
+
+    There is always a valid token.
+    """
     with EmulatorServer(tmp_path) as emulator:
         first = emulator.access_token
         emulator.faults.add(Fault("revoke_token"))
@@ -127,8 +144,11 @@ def test_tokens_last(tmp_path):
 # Ids.
 
 
-def test_corrupt_id(emulator, client):
-    """The one id is refused, as often as it comes and in both its forms; its neighbours are not."""
+def test_corrupt_id_rejects_one_replay_id(emulator, client):
+    """The fault `corrupt_id` rejects one replay id, in its full and its short form.
+
+    Ids next to it are valid.
+    """
     published = emulator.publish(ORDERS, orders(4))
     emulator.faults.add(Fault("corrupt_id", replay_id=published[1].replay_id.hex(), times=2))
     assert ids(resume(client, published[0].replay_id).events(3)) == ids(published[1:])
@@ -141,14 +161,14 @@ def test_corrupt_id(emulator, client):
 
 
 @pytest.mark.parametrize(("recovery", "missed"), [("EARLIEST", 4), ("LATEST", 0)])
-def test_corrupt_committed_id(emulator, client, recovery, missed):
-    """A managed stream whose committed id is corrupt begins at errorRecoveryReplay."""
+def test_a_corrupt_committed_id_starts_at_error_recovery_replay(emulator, client, recovery, missed):
+    """A managed stream whose committed id is corrupt starts at `errorRecoveryReplay`."""
     emulator.managed.delete(MANAGED)
     emulator.managed.create(
         MANAGED, ORDERS, default_replay="EARLIEST", error_recovery_replay=recovery
     )
     published = emulator.publish(ORDERS, orders(4))
-    committed(client, published[2].replay_id, 4)
+    commit_once(client, published[2].replay_id, 4)
     emulator.faults.add(Fault("corrupt_id", replay_id=published[2].replay_id.hex()))
     stream = client.managed()
     until(lambda: emulator.bus.bells.count(ORDERS) == 1)
@@ -161,7 +181,10 @@ def test_corrupt_committed_id(emulator, client, recovery, missed):
 
 
 def test_age_out_up_to_an_id(emulator, client):
-    """Ids up to the given one are refused with their events gone; later ones are good."""
+    """The fault `age_out` removes events up to the given replay id.
+
+    These ids are rejected, and later ones are valid.
+    """
     published = emulator.publish(ORDERS, orders(5))
     emulator.faults.add(Fault("age_out", replay_id=published[2].replay_id.hex()))
     assert ids(resume(client, published[3].replay_id).events(1)) == ids(published[4:])
@@ -172,9 +195,12 @@ def test_age_out_up_to_an_id(emulator, client):
 
 
 def test_age_out_everything(emulator, client):
-    """Without an id everything before now is gone; open streams live on and new events come."""
+    """Without a replay id, `age_out` removes all events.
+
+    Open streams stay open and deliver new events.
+    """
     published = emulator.publish(ORDERS, orders(3))
-    committed(client, published[0].replay_id, 3)
+    commit_once(client, published[0].replay_id, 3)
     stream = client.subscribe()
     stream.events(3)
     emulator.faults.add(Fault("age_out", times=2))
@@ -187,8 +213,8 @@ def test_age_out_everything(emulator, client):
 
 
 @pytest.mark.parametrize("kind", ["age_out", "reset_stream", "move_org"])
-def test_the_tip_after_forgetting_is_good(start, kind):
-    """A keepalive soon after everything was forgotten has an id from which a stream can start."""
+def test_a_keepalive_after_losing_all_events_has_a_valid_id(start, kind):
+    """After all events are lost, a keepalive has a replay id from which a stream can start."""
     emulator, client = start(settings=Settings(keepalive_s=0.05))
     emulator.publish(ORDERS, orders(3))
     emulator.bus.skip_positions(2)
@@ -199,7 +225,7 @@ def test_the_tip_after_forgetting_is_good(start, kind):
 
 
 def test_each_fault_counts_its_own_ids(emulator, client):
-    """Of two faults that made ids invalid, the one that did it to this id is counted."""
+    """If several faults invalidate replay ids, each one counts only the ids that it invalidated."""
     published = emulator.publish(ORDERS, orders(3))
     for event in published[:2]:
         emulator.faults.add(Fault("age_out", replay_id=event.replay_id.hex()))
@@ -213,8 +239,11 @@ def test_each_fault_counts_its_own_ids(emulator, client):
 
 @pytest.mark.parametrize("kind", ["corrupt_id", "age_out"])
 @pytest.mark.parametrize("replay_id", ["00", "00" * 10, "ff" * 10])
-def test_an_id_that_was_never_given_out(emulator, kind, replay_id):
-    """It is refused when the fault is added, the plan stays empty and nothing happens."""
+def test_a_replay_id_that_was_never_issued_is_rejected(emulator, kind, replay_id):
+    """A fault with a replay id that was never issued is rejected when it is added.
+
+    The plan stays empty.
+    """
     emulator.publish(ORDERS, orders(1))
     with pytest.raises(ValueError, match="never issued"):
         emulator.faults.add(Fault(kind, replay_id=replay_id))
@@ -224,10 +253,13 @@ def test_an_id_that_was_never_given_out(emulator, kind, replay_id):
 # The log.
 
 
-def test_reset_stream(emulator, client):
-    """Events are gone, old ids refused, streams dropped; what is published then is delivered."""
+def test_reset_stream_removes_events_and_drops_streams(emulator, client):
+    """The fault `reset_stream` removes all events and ids, and drops open streams.
+
+    Later events are delivered.
+    """
     published = emulator.publish(ORDERS, orders(3))
-    committed(client, published[1].replay_id, 3)
+    commit_once(client, published[1].replay_id, 3)
     stream = client.subscribe()
     stream.events(3)
     emulator.faults.add(Fault("reset_stream", times=3))
@@ -242,12 +274,14 @@ def test_reset_stream(emulator, client):
 
 
 @pytest.mark.parametrize("length", [8, 10, 12, 24])
-def test_move_org(start, length):
-    """The same events come again in order with the same event.id under new replay ids; old ids are
-    unknown and streams dropped; the new ids are good."""
+def test_move_org_keeps_events_under_new_replay_ids(start, length):
+    """After `move_org`, the same events have new replay ids but the same event ids and order.
+
+    Old replay ids are rejected, and open streams are dropped.
+    """
     emulator, client = start(settings=Settings(replay_id_bytes=length))
     published = emulator.publish(ORDERS, orders(4))
-    committed(client, published[1].replay_id, 4)
+    commit_once(client, published[1].replay_id, 4)
     stream = client.subscribe()
     before = stream.events(4)
     emulator.faults.add(Fault("move_org", times=3))
@@ -265,7 +299,7 @@ def test_move_org(start, length):
 
 
 def test_no_moved_event_on_an_old_stream(emulator, client, monkeypatch):
-    """A move in the very moment before a stream reads: the stream ends without new ids."""
+    """If the org moves just before a stream reads, the stream ends without delivering anything."""
     emulator.publish(ORDERS, orders(3))
     bus, read = emulator.bus, emulator.bus.read
     until_moved = iter([True])
@@ -283,7 +317,7 @@ def test_no_moved_event_on_an_old_stream(emulator, client, monkeypatch):
 
 
 def test_move_org_keeps_the_age_of_events(start):
-    """Moved events age out when they would have without the move."""
+    """Events expire after a move at the time at which they would have without it."""
     emulator, client = start(clock=ManualClock())
     emulator.publish(ORDERS, orders(1))
     emulator.clock.jump(48 * 3600)
@@ -296,9 +330,11 @@ def test_move_org_keeps_the_age_of_events(start):
     assert emulator.bus.read(emulator.bus.topic(ORDERS), 0, 10)[0] == []
 
 
-def test_moving_again_and_again(tmp_path):
-    """Positions do not run away: after a hundred moves and a restart the events are still there,
-    and no id was given out twice."""
+def test_a_hundred_moves_keep_all_events(tmp_path):
+    """After a hundred moves and a restart all events are still there.
+
+    No position was used twice, and positions do not grow without bound.
+    """
     seen = set()
     with EmulatorServer(tmp_path) as emulator:
         published = emulator.publish(ORDERS, orders(3))
@@ -322,10 +358,13 @@ _SLOW_STOP = Settings(state_delay_s=3, commit_answer_delay_s=0)
 
 
 def test_stop_reaches_the_stream_after_a_delay(start):
-    """The stream goes on for the delay, its commits are refused, then it ends; RUN begins anew."""
+    """After STOP a stream stays open for the delay, and its commits are rejected.
+
+    Then it ends, and RUN starts at `defaultReplay`.
+    """
     emulator, client = start(clock=ManualClock(), settings=_SLOW_STOP)
     published = emulator.publish(ORDERS, orders(3))
-    committed(client, published[1].replay_id, 3)
+    commit_once(client, published[1].replay_id, 3)
     stream = client.managed()
     stream.events(1)
     emulator.faults.add(Fault("stop_managed", target=MANAGED, times=2))
@@ -345,8 +384,10 @@ def test_stop_reaches_the_stream_after_a_delay(start):
 
 
 def test_stop_and_run_at_once_still_end_the_stream(start):
-    """A stream from before a STOP ends although RUN came first, and cannot commit what STOP
-    forgot."""
+    """A stream from before a STOP ends even if RUN follows at once.
+
+    Its commits are rejected, because STOP deleted the position.
+    """
     emulator, client = start(clock=ManualClock(), settings=_SLOW_STOP)
     published = emulator.publish(ORDERS, orders(2))
     stream = client.managed()
@@ -361,10 +402,13 @@ def test_stop_and_run_at_once_still_end_the_stream(start):
     assert ids(client.managed().events(2)) == ids(published)
 
 
-def test_delete_managed(emulator, client):
-    """The stream ends, later ones do not find the name or the id; another record is another."""
+def test_delete_managed_ends_the_stream(emulator, client):
+    """The fault `delete_managed` ends the stream.
+
+    Then the name and the id are unknown until a subscription with the name is created.
+    """
     emulator.publish(ORDERS, orders(1))
-    own = _own(emulator)
+    own = _managed_id(emulator)
     stream = client.managed()
     stream.events(1)
     emulator.faults.add(Fault("delete_managed", target=MANAGED, times=3))
@@ -378,16 +422,16 @@ def test_delete_managed(emulator, client):
     assert len(client.managed().events(1)) == 1
 
 
-def test_a_subscription_that_is_not_there(emulator):
-    """The fault is refused when it is added."""
+def test_a_fault_of_an_unknown_subscription_is_rejected(emulator):
+    """A fault of an unknown managed subscription is rejected when it is added."""
     for kind in ("stop_managed", "delete_managed"):
         with pytest.raises(ValueError, match="Nobody"):
             emulator.faults.add(Fault(kind, target="Nobody"))
     assert emulator.faults.report() == []
 
 
-def test_faults_given_before_the_start(start):
-    """A plan that was made before its emulator is carried out with the emulator's making."""
+def test_faults_in_a_plan_apply_from_the_start(start):
+    """A plan that is passed to an emulator takes effect when the emulator is created."""
     plan = FaultPlan([Fault("stop_managed", target=MANAGED), Fault("revoke_token")])
     emulator, client = start(faults=plan)
     assert client.managed().refusal() == "service.auth.error"
@@ -396,5 +440,6 @@ def test_faults_given_before_the_start(start):
     plan.assert_consumed()
 
 
-def _own(emulator):
+def _managed_id(emulator):
+    """Return the id of the default managed subscription."""
     return emulator.managed.get(MANAGED).subscription_id

@@ -1,4 +1,4 @@
-"""Faults of publishing: what a publisher has to live with."""
+"""Tests of faults of publishing, and of the setting that rejects old schemas."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from .test_publish import encode, schema_of
 
 
 def order(client, event_id: str) -> pb.ProducerEvent:
+    """Return an encoded order event with the given id."""
     schema_id, schema = schema_of(client, ORDERS)
     return pb.ProducerEvent(id=event_id, schema_id=schema_id, payload=encode(schema))
 
 
 @pytest.mark.parametrize(("status", "seen"), [("UNAVAILABLE",) * 2, ("RESET", "CANCELLED")])
-def test_lose_answer(emulator, client, status, seen):
-    """The events are on the bus, and nobody was told: of a stream after so many responses."""
+def test_lose_answer_publishes_events_without_a_response(emulator, client, status, seen):
+    """The fault `lose_answer` publishes a request's events, and drops the call before its response.
+
+    On a stream this happens after `after_responses` responses.
+    """
     emulator.faults.add(Fault("lose_answer", rpc="PublishStream", after_responses=1, status=status))
     stream = client.stream("PublishStream")
     for event_id in ("a", "b"):
@@ -38,8 +42,8 @@ def test_lose_answer(emulator, client, status, seen):
     emulator.faults.assert_consumed()
 
 
-def test_refuse_event(emulator, client):
-    """The first event of a request is refused alone, with the text that was asked for."""
+def test_refuse_event_rejects_the_first_event_of_a_request(emulator, client):
+    """The fault `refuse_event` rejects only the first event of a request, with the given text."""
     emulator.faults.add(Fault("refuse_event", target=ORDERS, times=2, text="LIMIT_EXCEEDED"))
     events = [order(client, "a"), order(client, "b")]
     request = pb.PublishRequest(topic_name=ORDERS, events=events)
@@ -53,8 +57,11 @@ def test_refuse_event(emulator, client):
     assert [got.event.id for got in client.subscribe().events(1)] == ["b"]
 
 
-def test_old_schemas_can_be_refused(start):
-    """With accept_old_schemas off an event of the schema before is refused, and told the new id."""
+def test_old_schemas_can_be_rejected(start):
+    """With `accept_old_schemas` off, an event with an outdated schema is rejected.
+
+    The response has the current schema's id.
+    """
     emulator, client = start(settings=Settings(accept_old_schemas=False))
     old = order(client, "a")
     _, schema = schema_of(client, ORDERS)

@@ -1,4 +1,4 @@
-"""Fixtures: an emulator with change events for all objects of the default seed, and its user."""
+"""Fixtures: an emulator with change events for all objects of the default seed, and a user."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.emulator.records.support import select
 
 @pytest.fixture
 def clock() -> ManualClock:
+    """The clock of `org`, which a test moves by hand."""
     return ManualClock()
 
 
@@ -28,4 +29,5 @@ def org(tmp_path, clock) -> Iterator[EmulatorServer]:
 
 @pytest.fixture
 def user(org):
+    """The default user of `org`."""
     return org.accounts.user("user@example.com")

@@ -27,6 +27,7 @@ KIND = "Order__c"
 
 
 def records(client: Salesforce) -> dict[str, Any]:
+    """Create, read, update, upsert and delete records; return what the client reported."""
     seen: dict[str, Any] = {}
     orders = client.Order__c
     made = orders.create({"Name": "one", "Quantity__c": 2, "Price__c": 1.5})
@@ -50,6 +51,7 @@ def records(client: Salesforce) -> dict[str, Any]:
 
 
 def bulk(client: Salesforce) -> dict[str, Any]:
+    """Insert, query and delete records with Bulk API 2.0; return what the client reported."""
     given = [{"Name": f"bulk {n}", "Quantity__c": str(n)} for n in range(2500)]
     (job,) = client.bulk2.Order__c.insert(records=given)
     seen = {"loaded": job["numberRecordsProcessed"], "failed": job["numberRecordsFailed"]}

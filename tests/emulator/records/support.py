@@ -21,8 +21,8 @@ def events(emulator: EmulatorServer, topic: str) -> list[dict[str, Any]]:
     return [emulator.bus.schema(event.schema_id).decode(event.payload) for event in found]
 
 
-def said(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an event that are not null, without its header."""
+def body(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the body of an event: its fields that are not null, without its header."""
     return {k: v for k, v in event.items() if k != "ChangeEventHeader" and v is not None}
 
 
@@ -49,4 +49,5 @@ def peak_mb() -> float:
 
 
 def forget_peak() -> None:
+    """Reset the peak memory of this process, so that `peak_mb` starts anew."""
     Path("/proc/self/clear_refs").write_text("5")

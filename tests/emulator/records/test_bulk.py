@@ -1,4 +1,4 @@
-"""Bulk API 2.0: jobs that query and jobs that ingest, over HTTP as loaders use them."""
+"""Tests of Bulk API 2.0 query and ingest jobs over HTTP, as data loaders use them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,17 @@ ORDERS = "/data/Order__ChangeEvent"
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
+    """An emulator with change events for Order__c, shared by the tests of this module."""
     with EmulatorServer(tmp_path_factory.mktemp("org")) as emulator:
         select(emulator, "Order__c")
         yield emulator
 
 
 def call(emulator, method, path, body=None, kind="application/json"):
+    """Send a request with the emulator's token; return the reply.
+
+    *path* is relative to ``/jobs`` unless it begins with ``/services``.
+    """
     headers = {"Authorization": f"Bearer {emulator.access_token}"}
     if body is not None:
         headers["Content-Type"] = kind
@@ -38,8 +43,8 @@ def call(emulator, method, path, body=None, kind="application/json"):
     )
 
 
-def ended(emulator, kind, job_id):
-    """Wait for the end of a job."""
+def wait_for_job(emulator, kind, job_id):
+    """Wait until a job has ended, and return its state as JSON."""
 
     def state():
         found = call(emulator, "GET", f"/{kind}/{job_id}").json
@@ -48,8 +53,8 @@ def ended(emulator, kind, job_id):
     return until(state)
 
 
-def load(emulator, facts, text):
-    """Run an ingest job."""
+def ingest(emulator, facts, text):
+    """Run an ingest job with the CSV data *text*, wait until it ends, and return its state."""
     made = call(emulator, "POST", "/ingest", {"object": "Order__c", **facts})
     assert made.json["state"] == "Open", made.text
     path = made.json["contentUrl"]
@@ -57,20 +62,23 @@ def load(emulator, facts, text):
     job_id = made.json["id"]
     closed = call(emulator, "PATCH", f"/ingest/{job_id}", {"state": "UploadComplete"})
     assert closed.json["state"] == "UploadComplete"
-    return ended(emulator, "ingest", job_id)
+    return wait_for_job(emulator, "ingest", job_id)
 
 
 def rows(reply):
+    """Return the rows of a CSV response as dicts."""
     return list(csv.DictReader(io.StringIO(reply.text)))
 
 
 def test_an_ingest_job_and_a_query_job(shared):
-    """Rows of a file become records with their events; bad rows are told with their reason, and a
-    query reads everything back in sets, each with its own first line."""
+    """An ingest job creates records and change events, and lists each rejected row with an error.
+
+    A query job then returns all of these records in several parts, each with a header line.
+    """
     lines = "".join(f"n{n},{n},\n" for n in range(450))
     text = f'Name,Quantity__c,Notes__c\n{lines},1,\nbad,many,\nquoted,1,"a ""b""\nc"\n'
     before = len(events(shared, ORDERS))
-    job = load(shared, {"operation": "insert"}, text)
+    job = ingest(shared, {"operation": "insert"}, text)
     assert (job["state"], job["jobType"]) == ("JobComplete", "V2Ingest")
     assert (job["numberRecordsProcessed"], job["numberRecordsFailed"]) == (453, 2)
     good = rows(call(shared, "GET", f"/ingest/{job['id']}/successfulResults"))
@@ -92,7 +100,7 @@ def test_an_ingest_job_and_a_query_job(shared):
     made = call(shared, "POST", "/query", {"operation": "query", "query": soql}).json
     assert (made["state"], made["object"]) == ("UploadComplete", "Order__c")
     assert "numberRecordsProcessed" not in made
-    job = ended(shared, "query", made["id"])
+    job = wait_for_job(shared, "query", made["id"])
     assert (job["state"], job["numberRecordsProcessed"]) == ("JobComplete", 451)
     found, locator = [], ""
     while locator != "null":
@@ -115,11 +123,14 @@ def test_an_ingest_job_and_a_query_job(shared):
 
 
 def test_an_ingest_job_updates_upserts_and_deletes(shared):
-    """Each operation does what its name says; #N/A empties a field, nothing leaves it alone."""
+    """Ingest jobs upsert, update and delete records.
+
+    `#N/A` clears a field, and an empty value leaves it unchanged.
+    """
     facts = {"operation": "upsert", "externalIdFieldName": "External_Id__c"}
-    job = load(shared, facts, "External_Id__c,Name,Quantity__c\nu1,one,1\nu2,two,2\n")
+    job = ingest(shared, facts, "External_Id__c,Name,Quantity__c\nu1,one,1\nu2,two,2\n")
     assert job["numberRecordsFailed"] == 0
-    job = load(shared, facts, "External_Id__c,Name,Quantity__c\nu2,zwei,\nu3,three,#N/A\n")
+    job = ingest(shared, facts, "External_Id__c,Name,Quantity__c\nu2,zwei,\nu3,three,#N/A\n")
     good = rows(call(shared, "GET", f"/ingest/{job['id']}/successfulResults"))
     assert [row["sf__Created"] for row in good] == ["false", "true"]
     second = good[0]["sf__Id"]
@@ -127,13 +138,13 @@ def test_an_ingest_job_updates_upserts_and_deletes(shared):
     read = shared.records.get("Order__c", second, ["Name", "Quantity__c"])
     assert read == {"Name": "zwei", "Quantity__c": 2.0}
     facts = {"operation": "update", "lineEnding": "CRLF", "columnDelimiter": "SEMICOLON"}
-    load(shared, facts, f"Id;Quantity__c\r\n{second};#N/A\r\n")
+    ingest(shared, facts, f"Id;Quantity__c\r\n{second};#N/A\r\n")
     assert shared.records.get("Order__c", second, ["Quantity__c"])["Quantity__c"] is None
-    assert load(shared, {"operation": "delete"}, f"Id\n{second}\n")["numberRecordsFailed"] == 0
+    assert ingest(shared, {"operation": "delete"}, f"Id\n{second}\n")["numberRecordsFailed"] == 0
     soql = f"SELECT Id FROM Order__c WHERE Id = '{second}'"
     assert shared.records.query(soql, user).total == 0
     assert shared.records.query(soql, user, deleted=True).total == 1
-    job = load(shared, {"operation": "delete"}, f"Id\n{second}\nnonsense\n")
+    job = ingest(shared, {"operation": "delete"}, f"Id\n{second}\nnonsense\n")
     errors = [
         row["sf__Error"] for row in rows(call(shared, "GET", f"/ingest/{job['id']}/failedResults"))
     ]
@@ -148,20 +159,23 @@ def test_an_ingest_job_updates_upserts_and_deletes(shared):
         (b"Name\n\x00bad\n".decode() + "\udcff", "cannot be read"),
     ],
 )
-def test_a_file_that_cannot_be_taken_fails_the_job(shared, text, said):
-    """A file without names, with unknown ones, or with bytes that are no text takes nothing."""
+def test_an_unreadable_file_fails_the_job(shared, text, said):
+    """A file without a header line, with an unknown field, or with invalid text fails its job.
+
+    The error message gives the reason.
+    """
     made = call(shared, "POST", "/ingest", {"object": "Order__c", "operation": "insert"}).json
     headers = {"Authorization": f"Bearer {shared.access_token}", "Content-Type": "text/csv"}
     data = text.encode(errors="surrogateescape")
     ask(shared, "PUT", f"{BASE}/ingest/{made['id']}/batches", data, headers)
     call(shared, "PATCH", f"/ingest/{made['id']}", {"state": "UploadComplete"})
-    job = ended(shared, "ingest", made["id"])
+    job = wait_for_job(shared, "ingest", made["id"])
     assert job["state"] == "Failed"
     assert said in job["errorMessage"]
 
 
-def test_jobs_that_are_refused(shared):
-    """What cannot be a job is refused when it is made, and a state that cannot be, too."""
+def test_invalid_jobs_and_state_changes_are_rejected(shared):
+    """Creating an invalid job is rejected, and so is an invalid change of a job's state."""
     for kind, body in (
         ("query", {"operation": "query"}),
         ("query", {"operation": "insert", "query": "SELECT Id FROM Account"}),
@@ -175,7 +189,7 @@ def test_jobs_that_are_refused(shared):
     assert call(shared, "POST", "/query", body).code == (400, "INVALID_FIELD")
     body = {"operation": "query", "query": "SELECT COUNT() FROM Account"}
     made = call(shared, "POST", "/query", body).json
-    assert ended(shared, "query", made["id"])["state"] == "Failed"
+    assert wait_for_job(shared, "query", made["id"])["state"] == "Failed"
     assert call(shared, "GET", f"/query/{made['id']}/results").status == 204
     assert call(shared, "PATCH", f"/query/{made['id']}", {"state": "Aborted"}).status == 400
     made = call(shared, "POST", "/ingest", {"operation": "insert", "object": "Account"}).json
@@ -186,8 +200,11 @@ def test_jobs_that_are_refused(shared):
     assert listed[-1]["id"] == made["id"]
 
 
-def test_a_job_that_is_aborted_keeps_what_it_did(shared):
-    """Rows that were taken stay, the others are unprocessed, and the state stays Aborted."""
+def test_an_aborted_job_keeps_its_processed_rows(shared):
+    """An aborted job keeps the records that it has created and lists all other rows as unprocessed.
+
+    Its state stays Aborted.
+    """
     made = call(shared, "POST", "/ingest", {"object": "Order__c", "operation": "insert"}).json
     path = f"/ingest/{made['id']}"
     text = "Name\n" + "".join(f"aborted {n}\n" for n in range(20_000))
@@ -195,8 +212,8 @@ def test_a_job_that_is_aborted_keeps_what_it_did(shared):
     call(shared, "PATCH", path, {"state": "UploadComplete"})
     assert call(shared, "PATCH", path, {"state": "Aborted"}).json["state"] == "Aborted"
     job = shared.jobs.job(made["id"], queries=False)
-    # The next job begins when this one has stopped.
-    following = load(shared, {"operation": "insert"}, "Name\nnext\n")
+    # The next job begins only after this one has stopped.
+    following = ingest(shared, {"operation": "insert"}, "Name\nnext\n")
     assert following["numberRecordsProcessed"] == 1
     assert call(shared, "GET", path).json["state"] == "Aborted"
     done = job.facts["numberRecordsProcessed"]
@@ -207,8 +224,8 @@ def test_a_job_that_is_aborted_keeps_what_it_did(shared):
     assert shared.records.query(soql, shared.accounts.holder("")).total == done
 
 
-def test_unprocessed_rows_are_told_once(shared):
-    """Several ask at once, right after the abort: each gets every row that was not taken."""
+def test_concurrent_requests_get_all_unprocessed_rows(shared):
+    """Concurrent requests right after an abort each return every unprocessed row exactly once."""
     made = call(shared, "POST", "/ingest", {"object": "Order__c", "operation": "insert"}).json
     path = f"/ingest/{made['id']}"
     names = [f"at once {n}" for n in range(20_000)]
@@ -217,12 +234,12 @@ def test_unprocessed_rows_are_told_once(shared):
     job = shared.jobs.job(made["id"], queries=False)
     until(lambda: job.facts["numberRecordsProcessed"] > 0, "the first rows")
     with ThreadPoolExecutor(4) as pool:
-        with shared.records.transaction(shared.accounts.holder("")):  # the job waits for its turn
+        with shared.records.transaction(shared.accounts.holder("")):  # the job has to wait
             shared.jobs.abort(job)
             asked = [
                 pool.submit(call, shared, "GET", f"{path}/unprocessedrecords") for _ in range(4)
             ]
-            wait(asked, timeout=0.5)  # they may come only when the job has done its part
+            wait(asked, timeout=0.5)  # responses must not arrive before the job has stopped
         found = [[row["Name"] for row in rows(one.result())] for one in asked]
     assert found == [names[job.facts["numberRecordsProcessed"] :]] * 4
     soql = "SELECT COUNT() FROM Order__c WHERE Name LIKE 'at once%'"
@@ -230,25 +247,25 @@ def test_unprocessed_rows_are_told_once(shared):
     assert taken == job.facts["numberRecordsProcessed"] < 20_000
 
 
-def test_a_job_is_its_users_own(shared):
-    """Who sees no records of others does not see them by a job of somebody else either."""
+def test_a_job_is_visible_to_its_user_only(shared):
+    """A user without View All gets neither the jobs of other users nor their results."""
     shared.accounts.put_user("clerk@example.com", "word", view_all=False)
     fields = {"username": "clerk@example.com", "password": "word"}
     clerk = token(shared, "password", **fields).json["access_token"]
     headers = {"Authorization": f"Bearer {clerk}", "Content-Type": "application/json"}
     body = {"operation": "query", "query": "SELECT Id, Name FROM Order__c"}
     theirs = call(shared, "POST", "/query", body).json["id"]
-    ended(shared, "query", theirs)
+    wait_for_job(shared, "query", theirs)
     for path in (f"/query/{theirs}", f"/query/{theirs}/results"):
         assert ask(shared, "GET", BASE + path, None, headers).code == (404, "NOT_FOUND")
     own = ask(shared, "POST", f"{BASE}/query", json.dumps(body).encode(), headers).json["id"]
     listed = ask(shared, "GET", f"{BASE}/query", None, headers).json["records"]
     assert [row["id"] for row in listed] == [own]
-    assert ended(shared, "query", own)["state"] == "JobComplete"
+    assert wait_for_job(shared, "query", own)["state"] == "JobComplete"
 
 
-def test_a_query_that_is_aborted_lets_the_next_job_begin(org, user):
-    """A query that is aborted among its rows gives its snapshot back, and the thread goes on."""
+def test_an_aborted_query_lets_the_next_job_begin(org, user):
+    """A query job that is aborted halfway releases its snapshot, so that the next job runs."""
     for _ in range(20):
         org.records.create("Account", {"Name": "A", "Description": "x" * 30_000}, user)
     facts = {"operation": "query", "columnDelimiter": "COMMA", "lineEnding": "LF"}
@@ -264,8 +281,11 @@ def test_a_query_that_is_aborted_lets_the_next_job_begin(org, user):
     until(lambda: following.state == "JobComplete", "the end of the next job")
 
 
-def test_a_job_goes_on_after_a_restart(tmp_path):
-    """A job that was under way takes each row once, whatever its files held beyond its counts."""
+def test_an_ingest_job_resumes_after_a_restart(tmp_path):
+    """An interrupted ingest job resumes after a restart and processes each row once.
+
+    Result rows beyond its stored count are discarded.
+    """
     with EmulatorServer(tmp_path) as emulator:
         select(emulator, "Order__c")
         made = call(emulator, "POST", "/ingest", {"object": "Order__c", "operation": "insert"}).json
@@ -274,14 +294,14 @@ def test_a_job_goes_on_after_a_restart(tmp_path):
         call(emulator, "PUT", f"{path}/batches", f"Name\n{lines}", "text/csv")
         job = emulator.jobs.job(made["id"], queries=False)
         user = emulator.accounts.user("user@example.com")
-        # As it is when the process dies behind the second transaction of three.
+        # The state that a kill after the second of three transactions leaves.
         for n in range(400):
             emulator.records.create("Order__c", {"Name": f"n{n}"}, user)
         file = emulator.jobs.result(job, "successful", ["sf__Id", "sf__Created", "Name"])
         list(file.append(iter([["x", "true", f"n{n}"] for n in range(450)])))
         emulator.jobs.change(job, state="InProgress", numberRecordsProcessed=400)
     with EmulatorServer(tmp_path) as emulator:
-        done = ended(emulator, "ingest", made["id"])
+        done = wait_for_job(emulator, "ingest", made["id"])
         assert (done["state"], done["numberRecordsProcessed"]) == ("JobComplete", 600)
         user = emulator.accounts.user("user@example.com")
         names = [

@@ -1,4 +1,4 @@
-"""The events of changes: headers, bitmaps, bodies, who selects them, and how they can fail."""
+"""Tests of change events: headers, bitmaps, bodies, channels, and overflow and gap events."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.org.records.schemas import change_schema
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.emulator.server import EmulatorServer
-from tests.emulator.records.support import events, said, select
+from tests.emulator.records.support import body, events, select
 
 ACCOUNTS, CONTACTS = "/data/AccountChangeEvent", "/data/ContactChangeEvent"
 ORDERS, ALL = "/data/Order__ChangeEvent", "/data/ChangeEvents"
 
 
 def headers(emulator, topic):
+    """Return the headers of a topic's retained change events."""
     return [event["ChangeEventHeader"] for event in events(emulator, topic)]
 
 
 @pytest.fixture
 def make(tmp_path, clock):
-    """Makes an org with other settings."""
+    """Return a function that starts an org with given settings; it returns the org and a user."""
     made = []
 
     def start(**settings):
@@ -42,17 +43,22 @@ def make(tmp_path, clock):
         emulator.stop()
 
 
-def test_bitmaps_are_those_of_captures():
-    """Two texts seen on the real service come out letter by letter; a part alone has no first."""
+def test_bitmaps_are_encoded_as_on_the_real_service():
+    """Two bitmaps that were captured from the real service are reproduced exactly.
+
+    If only parts of a compound field changed, there is no bitmap of whole fields.
+    """
     assert bitmaps([23, 68], {}) == ["0x100000000000800000"]
     assert bitmaps([], {6: [7, 8]}) == ["6-0x0180"]
     assert bitmaps([23], {6: [0]}) == ["0x800000", "6-0x01"]
     assert bitmaps([], {}) == []
 
 
-def test_the_schema_of_an_account_has_the_shape_of_a_captured_one(org):
-    """Of the fields that a captured schema of an account has, those here have the same types, and
-    both begin with the same header; LastModifiedDate stands at place 23, as in captures."""
+def test_the_account_schema_matches_a_captured_one(org):
+    """Fields that the emulator's account schema shares with a captured one have the same types.
+
+    As in captured events, LastModifiedDate is field 23.
+    """
     file = Path(__file__).parents[2] / "data" / "schemas" / "account_change.avsc"
     captured = {row["name"]: row for row in json.loads(file.read_text())["fields"]}
     made = json.loads(change_schema(org.records.describe("Account")).text)["fields"]
@@ -60,7 +66,7 @@ def test_the_schema_of_an_account_has_the_shape_of_a_captured_one(org):
     same = 0
     for row in made:
         other = captured.get(row["name"])
-        # Compound fields had one part more in 2022, and custom ones are each org's own.
+        # Compound fields had one more part in 2022, and each org has its own custom fields.
         if other and row["name"] not in ("Name", "BillingAddress") and "__" not in row["name"]:
             assert row["type"] == other["type"], row["name"]
             same += 1
@@ -68,7 +74,10 @@ def test_the_schema_of_an_account_has_the_shape_of_a_captured_one(org):
 
 
 def test_a_change_says_which_fields_changed(org, user, clock):
-    """Compound fields by their parts, empty ones as nulled too; what did not change is null."""
+    """An update's bitmaps name the changed fields, parts of compound fields, and cleared fields.
+
+    All unchanged fields are null.
+    """
     record = org.records.create(
         "Account",
         {"Name": "A", "Phone": "1", "BillingCity": "Rome", "BillingStreet": "Via 1"},
@@ -89,24 +98,27 @@ def test_a_change_says_which_fields_changed(org, user, clock):
     assert header["nulledFields"] == ["0x40"]
     assert header["commitUser"] == user.user_id
     assert header["commitTimestamp"] == int(clock.now() * 1000)
-    assert said(changed) == {
+    assert body(changed) == {
         "BillingAddress": {**dict.fromkeys(changed["BillingAddress"]), "City": "Bari"},
         "LastModifiedDate": int(clock.now() * 1000),
     }
 
 
 def test_an_update_that_changes_nothing_has_an_event(org, user, clock):
-    """With the time of the change as all that changed: LastModifiedDate is field 23."""
+    """An update that changes no value has an event that names only LastModifiedDate (field 23)."""
     record = org.records.create("Account", {"Name": "A"}, user)
     clock.jump(1)
     org.records.update("Account", record, {"Name": "A"}, user)
     _, changed = events(org, ACCOUNTS)
     assert changed["ChangeEventHeader"]["changedFields"] == ["0x800000"]
-    assert said(changed) == {"LastModifiedDate": int(clock.now() * 1000)}
+    assert body(changed) == {"LastModifiedDate": int(clock.now() * 1000)}
 
 
-def test_a_name_of_a_person_is_a_compound_field(org, user, clock):
-    """Its parts change alone; the text that is put together is in no event."""
+def test_a_persons_name_is_a_compound_field(org, user, clock):
+    """A person's name is sent as its parts, without the full name.
+
+    If a part is cleared, the bitmaps name that part.
+    """
     record = org.records.create("Contact", {"FirstName": "Ada", "LastName": "L"}, user)
     clock.jump(1)
     org.records.update("Contact", record, {"FirstName": None}, user)
@@ -117,15 +129,15 @@ def test_a_name_of_a_person_is_a_compound_field(org, user, clock):
     assert changed["Name"] is None or changed["Name"]["FirstName"] is None
 
 
-def test_formulas_are_in_no_event(org, user):
-    """Neither the schema nor an event knows a formula; its record does."""
+def test_formulas_are_not_in_events(org, user):
+    """Formula fields are in queries, but neither in change events nor in their schema."""
     org.records.create("Order__c", {"Name": "1", "Quantity__c": 2, "Price__c": 3}, user)
     assert "Total__c" not in events(org, ORDERS)[0]
     assert org.records.query("SELECT Total__c FROM Order__c", user).rows == [{"Total__c": 6}]
 
 
-def test_formulas_are_in_events_if_asked_for(make):
-    """With the setting, a formula has a place in the schema and its value in events."""
+def test_a_setting_adds_formulas_to_events(make):
+    """With `change_event_formulas`, change events have a formula's value whenever it changes."""
     org, user = make(change_event_formulas=True)
     record = org.records.create("Order__c", {"Name": "1", "Quantity__c": 2, "Price__c": 3}, user)
     org.records.update("Order__c", record, {"Quantity__c": 4}, user)
@@ -133,8 +145,11 @@ def test_formulas_are_in_events_if_asked_for(make):
     assert [event["Total__c"] for event in events(org, ORDERS)] == [6.0, 12.0, None]
 
 
-def test_a_record_has_one_event_a_transaction(org, user):
-    """From what it was before to what it is at the end."""
+def test_a_record_has_one_event_per_transaction(org, user):
+    """Several changes of a record in one transaction make one event with its final values.
+
+    A record that is created and deleted in the transaction has no event.
+    """
     kept = org.records.create("Order__c", {"Name": "kept"}, user)
     gone = org.records.create("Order__c", {"Name": "gone"}, user)
     with org.records.transaction(user) as changing:
@@ -153,8 +168,11 @@ def test_a_record_has_one_event_a_transaction(org, user):
     assert (updated["Quantity__c"], updated["Price__c"]) == (6.0, 1.0)
 
 
-def test_a_transaction_tells_what_has_become_of_a_record(org, user):
-    """Deleted and taken back, a record is there: an event that says it is gone would lose it."""
+def test_an_event_describes_the_final_state_of_a_record(org, user):
+    """If a transaction deletes and undeletes a record, its event is a creation or an update.
+
+    A DELETE event would make subscribers lose the record.
+    """
     kept = org.records.create("Order__c", {"Name": "kept"}, user)
     gone = org.records.create("Order__c", {"Name": "gone"}, user)
     org.records.delete("Order__c", gone, user)
@@ -169,23 +187,25 @@ def test_a_transaction_tells_what_has_become_of_a_record(org, user):
         changing.undelete("Order__c", made)
     told = [(h["changeType"], h["recordIds"]) for h in headers(org, ORDERS)[3:]]
     assert told == [("UPDATE", [kept]), ("CREATE", [made])]
-    assert said(events(org, ORDERS)[3])["Quantity__c"] == 5.0
+    assert body(events(org, ORDERS)[3])["Quantity__c"] == 5.0
 
 
-def test_a_deleted_record_has_no_values_and_an_undeleted_one_all(org, user):
-    """DELETE carries the header alone, UNDELETE every field that is not empty."""
+def test_delete_events_have_no_values_and_undelete_events_all(org, user):
+    """A DELETE event has a header only; an UNDELETE event has every field that is not empty."""
     record = org.records.create("Account", {"Name": "A", "Phone": "1"}, user)
     org.records.delete("Account", record, user)
     org.records.undelete("Account", record, user)
     _, deleted, undeleted = events(org, ACCOUNTS)
-    assert said(deleted) == {}
+    assert body(deleted) == {}
     assert deleted["ChangeEventHeader"]["recordIds"] == [record]
-    assert {"Name": "A", "Phone": "1", "OwnerId": user.user_id}.items() <= said(undeleted).items()
+    assert {"Name": "A", "Phone": "1", "OwnerId": user.user_id}.items() <= body(undeleted).items()
 
 
 def test_the_schema_changes_with_the_object(org, user):
-    """A field that is added is in later events, earlier ones keep their schema; one that is removed
-    is gone from events and queries."""
+    """An added field is in later events, and earlier events keep their schema.
+
+    A removed field is gone from events and queries.
+    """
     org.records.create("Order__c", {"Name": "1"}, user)
     before = org.bus.topic(ORDERS).schema_id
     added = org.records.describe("Order__c").with_field({"name": "Colour__c", "type": "string"})
@@ -201,8 +221,11 @@ def test_the_schema_changes_with_the_object(org, user):
         org.records.query("SELECT Colour__c FROM Order__c", user)
 
 
-def test_a_field_that_is_removed_takes_its_values_along(org, user):
-    """Made again, with another type, it is empty; a formula that is added has values at once."""
+def test_removing_a_field_deletes_its_values(org, user):
+    """A field that is removed and added again, even with another type, is empty.
+
+    An added or changed formula applies at once.
+    """
     of = org.records.describe("Order__c")
     shoe = {"name": "Size__c", "type": "string", "external_id": True}
     org.records.put_object(of.with_field(shoe))
@@ -222,7 +245,7 @@ def test_a_field_that_is_removed_takes_its_values_along(org, user):
 
 
 def test_the_same_change_of_several_records_is_one_event(make):
-    """Records of one transaction that change alike share an event, up to a number of them."""
+    """Equal changes in a transaction share an event with up to `change_event_records` ids."""
     org, user = make(change_event_records=2)
     with org.records.transaction(user) as changing:
         for name in ("a", "b", "a", "a"):
@@ -233,7 +256,10 @@ def test_the_same_change_of_several_records_is_one_event(make):
 
 
 def test_changes_beyond_the_limit_of_a_transaction_overflow(make):
-    """One overflow event an object stands for the rest, without ids; an update counts by fields."""
+    """Beyond `overflow_changes`, one overflow event per object replaces a transaction's events.
+
+    It names no records. An update counts once per changed field.
+    """
     org, user = make(overflow_changes=3, change_event_records=1)
     with org.records.transaction(user) as changing:
         ids = [changing.create("Order__c", {"Name": str(n)}) for n in range(5)]
@@ -252,18 +278,24 @@ def test_changes_beyond_the_limit_of_a_transaction_overflow(make):
 
 
 def test_an_event_that_is_too_large_is_a_gap_event(make):
-    """The change is told, its values are not; the record has them."""
+    """A change whose event would be too large is sent as a gap event without values.
+
+    The stored record has the values.
+    """
     org, user = make(event_bytes=2000)
     record = org.records.create("Order__c", {"Name": "1", "Notes__c": "x" * 3000}, user)
     (event,) = events(org, ORDERS)
     assert event["ChangeEventHeader"]["changeType"] == "GAP_CREATE"
     assert event["ChangeEventHeader"]["recordIds"] == [record]
-    assert said(event) == {}
+    assert body(event) == {}
     assert len(org.records.get("Order__c", record, ["Notes__c"])["Notes__c"]) == 3000
 
 
-def test_a_small_change_of_a_large_text_is_told_as_a_difference(org, user):
-    """From 1,000 characters on, and if little changed; else the text comes whole."""
+def test_a_small_change_of_a_large_text_is_sent_as_a_diff(org, user):
+    """A small change of a text of 1,000 characters or more is sent as a diff.
+
+    A large change is sent as the whole text.
+    """
     lines = [f"line {n:03} of a long text\n" for n in range(60)]
     record = org.records.create("Order__c", {"Name": "1", "Notes__c": "".join(lines)}, user)
     new = "".join([*lines[:30], "another line\n", *lines[31:]])
@@ -279,11 +311,11 @@ def test_a_small_change_of_a_large_text_is_told_as_a_difference(org, user):
     assert much["Notes__c"] == "y" * 2000
 
 
-# Who selects what.
+# Which objects have change events, and in which channels.
 
 
 def test_objects_are_selected_by_members_of_channels(tmp_path, clock):
-    """An object's changes make events once a member selects it, until the last is removed."""
+    """An object has change events while a channel member selects it, and none before or after."""
     org = EmulatorServer(tmp_path, clock=clock)
     user = org.accounts.user("user@example.com")
     org.records.create("Contact", {"LastName": "before"}, user)
@@ -301,8 +333,10 @@ def test_objects_are_selected_by_members_of_channels(tmp_path, clock):
 
 
 def test_a_member_enriches_and_filters(org, user, clock):
-    """Its channel has events with the enriched fields and those of the filter, only where the
-    filter holds; the object's own topic has them as they are."""
+    """A filtered channel has only matching events, with enriched fields and those of the filter.
+
+    The object's own topic has all events, without these fields.
+    """
     org.event_channels.create("Big__chn", "data", "Big")
     org.event_channels.add(
         "Big_Orders",
@@ -329,8 +363,8 @@ def test_a_member_enriches_and_filters(org, user, clock):
     ]
     assert found[1]["ChangeEventHeader"]["recordIds"] == [big]
     enriched = {"External_Id__c": "x", "Quantity__c": 9.0}
-    assert said(found[1]) == {"Name": "same", "LastModifiedDate": clock.now() * 1000, **enriched}
-    assert said(found[2]) == enriched
+    assert body(found[1]) == {"Name": "same", "LastModifiedDate": clock.now() * 1000, **enriched}
+    assert body(found[2]) == enriched
     (plain,) = [e for e in events(org, ORDERS) if e["ChangeEventHeader"]["changeType"] == "UPDATE"]
     assert plain["ChangeEventHeader"]["recordIds"] == [small, big]
     assert plain["External_Id__c"] is None
@@ -340,7 +374,10 @@ def test_a_member_enriches_and_filters(org, user, clock):
 
 
 def test_an_enriched_channel_has_positions_of_its_own(org, user):
-    """Its event is another one than that of the object's topic; one that is only carried is not."""
+    """An enriched event has a different position from the original event.
+
+    On a channel without enrichment the position is the same.
+    """
     org.event_channels.create("Big__chn", "data", "Big")
     org.event_channels.add("Big_Orders", "Big__chn", "Order__ChangeEvent", enriched=["Name"])
     org.event_channels.create("Plain__chn", "data", "Plain")
@@ -354,7 +391,10 @@ def test_an_enriched_channel_has_positions_of_its_own(org, user):
 
 
 def test_a_filter_may_compare_times_by_their_order(org, user):
-    """An org takes equality only; here what a condition of a query may say is taken."""
+    """A channel filter accepts comparisons of times, as queries do.
+
+    Salesforce accepts equality only.
+    """
     org.event_channels.create("Banks__chn", "data", "Banks")
     org.event_channels.add(
         "Banks_Accounts",
@@ -366,8 +406,11 @@ def test_a_filter_may_compare_times_by_their_order(org, user):
     assert len(events(org, "/data/Banks__chn")) == 1
 
 
-def test_a_filter_that_fits_no_longer_stops_nothing(tmp_path, clock):
-    """Neither one of a platform event, which nobody reads, nor one whose field is gone."""
+def test_an_outdated_filter_is_ignored(tmp_path, clock):
+    """A filter on a deleted field is ignored, and so is an unreadable filter of a platform event.
+
+    The org still starts, and the channel gets its events.
+    """
     org = EmulatorServer(tmp_path, clock=clock)
     user = org.accounts.holder("")
     org.event_channels.create("Ev__chn", "event", "Events")
@@ -405,7 +448,7 @@ ACCOUNT_TOPIC = "SELECT Id, Name FROM Account WHERE Phone LIKE '1%'"
     ],
 )
 def test_push_topics_make_events_of_changes(org, user, fields, types):
-    """Which changes are told is what NotifyForFields, NotifyForOperations and WHERE say."""
+    """A PushTopic reports the changes that its NotifyFor fields and its WHERE clause select."""
     given = {"Query": ACCOUNT_TOPIC, "NotifyForFields": "Referenced", **fields}
     org.cometd.channels.create("PushTopic", "Accounts", given)
     record = org.records.create("Account", {"Name": "A", "Phone": "11"}, user)
@@ -423,8 +466,11 @@ def test_push_topics_make_events_of_changes(org, user, fields, types):
         assert found[-2]["sobject"] == {"Id": record}
 
 
-def test_reads_stay_behind_the_bus(make, clock):
-    """With a lag, reads and queries show what was there that long ago; changes see what is."""
+def test_reads_can_lag_behind_the_events(make, clock):
+    """With `rest_lag_s`, reads and queries return the state from that many seconds earlier.
+
+    Updates see the current state.
+    """
     org, user = make(rest_lag_s=3.0)
     query = "SELECT Name FROM Order__c"
 
@@ -446,7 +492,7 @@ def test_reads_stay_behind_the_bus(make, clock):
 
 
 def test_a_user_without_view_all_sees_own_records_only(org, user):
-    """What another user owns is not found, not read, not changed and not counted."""
+    """A user without View All can neither query, read, change nor count records that others own."""
     org.accounts.put_user("clerk@example.com", view_all=False)
     clerk = org.accounts.user("clerk@example.com")
     theirs = org.records.create("Account", {"Name": "theirs"}, user)

@@ -1,4 +1,4 @@
-"""Faults of changes: gap events, late events, another instance, a record that vanishes."""
+"""Tests of faults of records: gap events, delayed events, a moved org, and a purged record."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ ALL = "/data/ChangeEvents"
 
 
 def headers(emulator, topic):
+    """Return the headers of a topic's retained change events."""
     return [event["ChangeEventHeader"] for event in events(emulator, topic)]
 
 
-def test_a_gap_event_says_no_more_than_that_there_was_a_change(org, user):
-    """The next change of the target's object is a gap event; the others are not touched."""
+def test_gap_event_replaces_the_next_event_of_its_target(org, user):
+    """The fault `gap_event` replaces the next change event of its target with a gap event.
+
+    Other events stay as they are.
+    """
     org.faults.add(Fault("gap_event", target=ORDERS))
     org.records.create("Account", {"Name": "A"}, user)
     record = org.records.create("Order__c", {"Name": "1"}, user)
@@ -29,8 +33,11 @@ def test_a_gap_event_says_no_more_than_that_there_was_a_change(org, user):
     org.faults.assert_consumed()
 
 
-def test_an_event_can_be_late(org, user, clock, tmp_path):
-    """It comes when its time has come, behind later ones, and also after a restart."""
+def test_delayed_events_arrive_when_due(org, user, clock, tmp_path):
+    """The fault `delay_event` sends an event after its delay, behind later events.
+
+    A restart does not lose it.
+    """
     for seconds in (5.0, 60.0):
         org.faults.add(Fault("delay_event", seconds=seconds))
     for name in ("late", "later", "now"):
@@ -46,8 +53,11 @@ def test_an_event_can_be_late(org, user, clock, tmp_path):
     again.stop()
 
 
-def test_a_channel_can_go_while_an_event_is_late(org, user, clock):
-    """Its other topics get the event, and those behind it come, too."""
+def test_a_channel_can_be_deleted_while_an_event_is_delayed(org, user, clock):
+    """If a channel is deleted while its event is delayed, the event still reaches its other topics.
+
+    Later delayed events do, too.
+    """
     org.bus.put_channel("/data/Banks__chn", [ACCOUNTS])
     for _ in range(2):
         org.faults.add(Fault("delay_event", seconds=5.0))
@@ -57,8 +67,8 @@ def test_a_channel_can_go_while_an_event_is_late(org, user, clock):
     until(lambda: len(events(org, ACCOUNTS)) == 2)
 
 
-def test_on_another_instance_commit_numbers_begin_anew(org, user):
-    """After a move they grow from a smaller number, and old replay ids are refused."""
+def test_commit_numbers_start_anew_after_a_move(org, user):
+    """After a move of the org, commit numbers start lower, and old replay ids are invalid."""
     org.records.create("Account", {"Name": "1"}, user)
     old = org.bus.ids.mint(org.bus.tip())
     org.faults.add(Fault("move_org"))
@@ -70,8 +80,11 @@ def test_on_another_instance_commit_numbers_begin_anew(org, user):
     assert org.bus.position(old) is None
 
 
-def test_a_record_can_vanish_without_an_event(org, user):
-    """A purged record is found by nobody, and no event says so; whoever looks for it is counted."""
+def test_a_purged_record_vanishes_without_an_event(org, user):
+    """The fault `purge_record` deletes a record permanently and without an event.
+
+    It is counted when a client looks for the record.
+    """
     record = org.records.create("Account", {"Name": "A"}, user)
     org.faults.add(Fault("purge_record", record_id=record))
     assert len(events(org, ACCOUNTS)) == 1

@@ -1,4 +1,4 @@
-"""Clients of others read and change records, one by one and in bulk, as they are published.
+"""Tests in which unchanged clients of other projects read and change records.
 
 Run with `-m foreign`. The packages are fetched once, at pinned versions, into a cache directory
 outside of the tree.
@@ -26,7 +26,7 @@ ORDERS = "/data/Order__ChangeEvent"
 
 
 def changed(emulator: EmulatorServer) -> dict[str, int]:
-    """How many records the change events of orders name, by kind of change."""
+    """Return how many records the change events of orders name, by change type."""
     counts: dict[str, int] = {}
     for event in events(emulator, ORDERS):
         header = event["ChangeEventHeader"]
@@ -37,8 +37,10 @@ def changed(emulator: EmulatorServer) -> dict[str, int]:
 
 @needs_node
 def test_jsforce(tmp_path):
-    """It creates, reads, updates, upserts, queries, describes, loads and reads in bulk, deletes;
-    each change has its event."""
+    """jsforce can create, read, update, upsert, query, describe and delete records.
+
+    It can do so one by one and in bulk, and each change has its event.
+    """
     modules = str(node_packages() / "node_modules")
     with EmulatorServer(tmp_path) as emulator:
         select(emulator, "Order__c")
@@ -64,8 +66,8 @@ def test_jsforce(tmp_path):
 
 
 @needs_node
-def test_a_loader(tmp_path):
-    """node-sf-bulk2, which does nothing but bulk, loads and reads with a token that it is given."""
+def test_node_sf_bulk2(tmp_path):
+    """node-sf-bulk2 signs in with a given token, and can insert and query records in bulk."""
     modules = str(node_packages() / "node_modules")
     with EmulatorServer(tmp_path) as emulator:
         select(emulator, "Order__c")
@@ -84,7 +86,7 @@ def test_a_loader(tmp_path):
 
 
 def test_simple_salesforce(tmp_path):
-    """The same, over TLS, with bulk results in sets and queries in pages."""
+    """simple-salesforce can change and query records over TLS, in pages and in bulk."""
     venv = CACHE / "simple_salesforce"
     python = str(venv / "bin" / "python")
     if not (venv / SIMPLE_SALESFORCE).exists():

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of changes: a record and its event are both there, or neither."""
+"""Tests that a record and its change event survive a kill together, or are both lost."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.emulator.support import ACCOUNTS
 PATH = "/services/data/v67.0/sobjects/Account"
 
 
-def changes(process, made: list[str]) -> None:
-    """Make records and change each, until the emulator is gone."""
+def make_changes(process, made: list[str]) -> None:
+    """Create records and update each, until the emulator is killed; append their ids to *made*."""
     headers = {
         "Authorization": f"Bearer {process.ready['access_token']}",
         "Content-Type": "application/json",
@@ -35,8 +35,11 @@ def changes(process, made: list[str]) -> None:
 
 
 def check(directory, made: list[str]) -> None:
-    """What is on the disk: each record has its creation's event, each that was changed the
-    change's, and no event has no record."""
+    """Check that stored records and events match after a kill.
+
+    Each record has its creation's event, and each updated one its update's event. No event names a
+    missing record, and all records in *made* exist.
+    """
     store = Store(directory / "bus.sqlite3")
     rows = dict(store.rows("SELECT Id, Phone FROM rec_Account"))
     schemas = {row[0]: Schema(row[1]) for row in store.rows("SELECT schema_id, text FROM schemas")}
@@ -51,12 +54,15 @@ def check(directory, made: list[str]) -> None:
     store.close()
     assert told["CREATE"] == sorted(rows)
     assert told["UPDATE"] == sorted(one for one, phone in rows.items() if phone)
-    assert set(made) <= set(rows), "what was answered is there"
+    assert set(made) <= set(rows), "a record whose creation was confirmed is missing"
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_killed_emulator_has_both_or_neither(spawn, tmp_path, rounds):
-    """Round after round on one directory, killed at any moment."""
+def test_a_kill_loses_no_record_or_event_alone(spawn, tmp_path, rounds):
+    """After kills at random moments, stored records and their change events match.
+
+    Each round restarts the emulator on the same directory.
+    """
     seed = random.randrange(2**32)
     print("seed", seed)
     chance = random.Random(seed)
@@ -64,7 +70,7 @@ def test_a_killed_emulator_has_both_or_neither(spawn, tmp_path, rounds):
     for _ in range(rounds):
         process = spawn().wait_ready()
         enough = len(made) + chance.randrange(20, 120)
-        worker = threading.Thread(target=changes, args=(process, made))
+        worker = threading.Thread(target=make_changes, args=(process, made))
         worker.start()
         until(lambda enough=enough: len(made) >= enough, "enough records", 60)
         process.kill()

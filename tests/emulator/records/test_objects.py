@@ -1,4 +1,4 @@
-"""Objects: what a seed may say of them, formulas, and what clients may not be able to break."""
+"""Tests of object definitions in a seed, of formulas, and of files with results of bulk jobs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ schema = '{"type": "record", "name": "A__ChangeEvent", "fields": []}'
 
 
 def seed_of(path, *, name="A__c", prefix="a0A", fields="", rest=""):
+    """Write a seed with one object to *path*, and return *path*."""
     path.write_text(OBJECT.format(name=name, prefix=prefix, fields=fields) + rest, encoding="utf-8")
     return path
 
@@ -45,15 +46,17 @@ def seed_of(path, *, name="A__c", prefix="a0A", fields="", rest=""):
         ({"rest": TOPIC}, "topic /data/A__ChangeEvent appears twice"),
     ],
 )
-def test_an_object_that_cannot_be_is_refused_with_the_seed(tmp_path, given, said):
-    """The text names the object and what is wrong; nothing is stored."""
+def test_a_seed_with_an_invalid_object_is_rejected(tmp_path, given, said):
+    """A seed with an invalid object is rejected with a message that says what is wrong."""
     with pytest.raises(SeedError, match=said):
         seeds.load(seed_of(tmp_path / "seed.toml", **given))
 
 
-def test_a_seed_with_objects_is_applied_twice(tmp_path):
-    """An object that got another field in the file has it, its records stay, and channels can have
-    its topic."""
+def test_a_restart_applies_the_changed_seed(tmp_path):
+    """A restart adds the fields that were added to the seed, and keeps the records.
+
+    A channel of the seed has the events of its objects.
+    """
     rest = "[[channels]]\nname = '/data/ChangeEvents'\ntopics = ['/data/A__ChangeEvent']\n"
     seed = seed_of(tmp_path / "seed.toml", fields="{name = 'Name', type = 'string'}", rest=rest)
     with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
@@ -68,8 +71,8 @@ def test_a_seed_with_objects_is_applied_twice(tmp_path):
         assert len(emulator.bus.read(emulator.bus.topic("/data/ChangeEvents"), 0, 10)[0]) == 2
 
 
-def test_a_seed_that_does_not_fit_the_directory_is_refused(tmp_path):
-    """A field cannot change its type under records that have it; one line says so."""
+def test_a_seed_that_changes_a_field_type_is_rejected(tmp_path):
+    """A seed that changes a stored field's type is rejected. The message names the field."""
     seed = seed_of(tmp_path / "seed.toml", fields="{name = 'X__c', type = 'string'}")
     EmulatorServer(tmp_path / "data", seed=seed).stop()
     seed_of(seed, fields="{name = 'X__c', type = 'int'}")
@@ -90,8 +93,8 @@ def test_a_seed_that_does_not_fit_the_directory_is_refused(tmp_path):
         ("Name * Name", None),
     ],
 )
-def test_formulas(formula, value):
-    """Numbers are computed, texts joined; what cannot be computed is empty."""
+def test_formulas_are_computed(formula, value):
+    """Formulas compute numbers and concatenate texts. One that cannot be computed is null."""
     row = {"A": 2.0, "B": 3.0, "Name": "x", "Empty": None}
     assert formulas.compute(formula, row) == value
 
@@ -109,20 +112,26 @@ def test_formulas(formula, value):
         "1+" * 60 + "1",
     ],
 )
-def test_formulas_compute_and_nothing_else(formula):
-    """Calls, attributes, powers and deep nesting are refused when the field is defined."""
+def test_unsafe_formulas_are_rejected(formula):
+    """A formula with calls, attributes, powers, or other Python syntax is rejected.
+
+    So is one that is nested too deeply.
+    """
     with pytest.raises(ValueError, match="formula"):
         formulas.fields_of(formula)
 
 
 def test_a_custom_objects_event_is_named_after_it():
-    """Order__c has Order__ChangeEvent, Account has AccountChangeEvent."""
+    """The event of Order__c is Order__ChangeEvent, and that of Account is AccountChangeEvent."""
     for name, event in (("Order__c", "Order__ChangeEvent"), ("Account", "AccountChangeEvent")):
         assert SObject({"name": name, "key_prefix": "001", "fields": []}).event_name == event
 
 
-def test_any_run_of_rows_is_read_from_a_file(tmp_path):
-    """Rows with quotes and line ends come out as they went in, also after a cut and more rows."""
+def test_result_file_returns_any_range_of_rows(tmp_path):
+    """A result file returns any range of rows unchanged, even with quotes and line breaks.
+
+    This also holds after it was truncated and extended.
+    """
     file = ResultFile(tmp_path / "rows.csv", ["A", "B"])
     rows = [[str(n), 'x "y"\n' * (n % 3)] for n in range(1000)]
     list(file.append(iter(rows)))

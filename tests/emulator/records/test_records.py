@@ -1,4 +1,4 @@
-"""Records: what a change does, and that its event is as durable as it."""
+"""Tests of changes to records, and of the transaction that stores a record with its event."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pytest
 
 from sfpubsub.emulator.org.records.problems import RecordProblem
 from sfpubsub.emulator.server import EmulatorServer
-from tests.emulator.records.support import events, said
+from tests.emulator.records.support import body, events
 
 ACCOUNTS = "/data/AccountChangeEvent"
 ORDERS = "/data/Order__ChangeEvent"
 
 
 def test_a_record_and_its_event_are_one_transaction(org, user, monkeypatch):
-    """A change whose event cannot be stored has not happened, and the next one is not disturbed."""
+    """If an event cannot be stored, its record is not changed either. Later changes succeed."""
     kept = org.records.create("Account", {"Name": "Kept"}, user)
     append = org._store.append
 
@@ -32,8 +32,8 @@ def test_a_record_and_its_event_are_one_transaction(org, user, monkeypatch):
     assert [event["Name"] for event in events(org, ACCOUNTS)] == ["Kept", "Next"]
 
 
-def test_records_outlive_the_emulator(org, user, tmp_path, clock):
-    """Another start on the same directory has the records, and gives no id out again."""
+def test_records_survive_a_restart(org, user, tmp_path, clock):
+    """A restart on the same directory has all records, and never reuses a record id."""
     first = org.records.create("Order__c", {"Name": "1"}, user)
     org.records.delete("Order__c", first, user)
     org.stop()
@@ -50,8 +50,11 @@ def test_records_outlive_the_emulator(org, user, tmp_path, clock):
     again.stop()
 
 
-def test_the_parts_of_compound_fields_and_formulas_are_made(org, user):
-    """A person's name is put together, an address shown as one, a formula computed."""
+def test_compound_fields_and_formulas_are_derived_from_their_parts(org, user):
+    """A person's name is joined from its parts, and a formula is computed.
+
+    An address is one compound value.
+    """
     contact = org.records.create(
         "Contact", {"FirstName": "Ada", "LastName": "L", "MailingCity": "Rome"}, user
     )
@@ -65,8 +68,11 @@ def test_the_parts_of_compound_fields_and_formulas_are_made(org, user):
     assert org.records.get("Order__c", order, ["Total__c"]) == {"Total__c": None}
 
 
-def test_upsert(org, user):
-    """A value of an external id finds its record, in either case, or makes one."""
+def test_upsert_by_an_external_id_updates_or_creates(org, user):
+    """An upsert updates the record with the external id, ignoring case, or creates one.
+
+    A field that is no external id is rejected.
+    """
     first, made = org.records.upsert("Order__c", "External_Id__c", "a", {"Name": "1"}, user)
     again, remade = org.records.upsert("order__C", "external_id__c", "A", {"Name": "2"}, user)
     assert (again, made, remade) == (first, True, False)
@@ -96,8 +102,11 @@ def test_upsert(org, user):
         ({"Name": "x", "External_Id__c": "taken"}, "DUPLICATE_VALUE"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(org, user, values, code):
-    """Each kind of wrong value has its code, and neither a record nor an event comes of it."""
+def test_invalid_values_are_rejected_and_change_nothing(org, user, values, code):
+    """Each kind of invalid value is rejected with its own error code.
+
+    No record and no event is stored.
+    """
     org.records.create("Order__c", {"Name": "1", "External_Id__c": "taken"}, user)
     with pytest.raises(RecordProblem) as caught:
         org.records.create("Order__c", values, user)
@@ -106,8 +115,8 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(org, user, values, cod
     assert len(events(org, ORDERS)) == 1
 
 
-def test_a_polymorphic_lookup_takes_each_of_its_objects(org, user):
-    """Account and Contact fit Party__c, an Opportunity does not; User fits OwnerId."""
+def test_a_polymorphic_lookup_accepts_each_of_its_objects(org, user):
+    """The lookup Party__c accepts an Account or a Contact, but no Opportunity."""
     account = org.records.create("Account", {"Name": "A"}, user)
     contact = org.records.create("Contact", {"LastName": "C"}, user)
     for party in (account, contact[:15]):
@@ -121,11 +130,14 @@ def test_a_polymorphic_lookup_takes_each_of_its_objects(org, user):
             {"Name": "1", "Party__c": org.records.create("Opportunity", sale, user)},
             user,
         )
-    assert said(events(org, ORDERS)[1])["Party__c"] == contact
+    assert body(events(org, ORDERS)[1])["Party__c"] == contact
 
 
 def test_undelete_takes_a_record_out_of_the_recycle_bin(org, user):
-    """Deleted records are found by queryAll only, until they are undeleted."""
+    """A deleted record is found only by queries that include deleted records.
+
+    It cannot be updated, and it can be undeleted only once.
+    """
     record = org.records.create("Account", {"Name": "A"}, user)
     org.records.delete("Account", record, user)
     query = "SELECT Id FROM Account"

@@ -1,4 +1,4 @@
-"""Records over REST: paths, statuses and bodies as clients know them."""
+"""Tests of records over REST: paths, statuses and bodies as clients expect them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ ORDERS = "/data/Order__ChangeEvent"
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
+    """An emulator with change events for Order__c, shared by the tests of this module."""
     with EmulatorServer(tmp_path_factory.mktemp("org")) as emulator:
         select(emulator, "Order__c")
         yield emulator
@@ -28,7 +29,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def rest(shared):
-    """Ask the org for a path, with a body in JSON."""
+    """Delete all orders and events; return a function that sends a request to the org."""
     query = "SELECT Id FROM Order__c"
     user = shared.accounts.user("user@example.com")
     for row in shared.records.query(query, user).rows:
@@ -48,11 +49,15 @@ def rest(shared):
 
 
 def find(rest, soql, **headers):
+    """Run a query, and return the reply."""
     return rest("GET", f"/query?q={quote(soql)}", **headers)
 
 
-def test_a_life_of_a_record(shared, rest):
-    """Create, read, update and delete answer as documented, each with its change event."""
+def test_create_read_update_and_delete_a_record(shared, rest):
+    """Creating, reading, updating and deleting a record return the documented responses.
+
+    Each change has an event, whose origin names the client if the request does.
+    """
     made = rest("POST", "/sobjects/Order__c", {"Name": "1", "Quantity__c": 2})
     assert made.status == 201
     assert made.json == {"id": made.json["id"], "success": True, "errors": []}
@@ -79,7 +84,10 @@ def test_a_life_of_a_record(shared, rest):
 
 
 def test_upsert_by_an_external_id(rest):
-    """201 with created for a new record, 200 for one that was there; older versions have 204."""
+    """An upsert returns 201 for a new record and 200 for an existing one.
+
+    API version 45.0 returns 204.
+    """
     path = "/sobjects/Order__c/External_Id__c/a%2Fb"
     made = rest("PATCH", path, {"Name": "1"})
     assert (made.status, made.json["created"]) == (201, True)
@@ -93,8 +101,8 @@ def test_upsert_by_an_external_id(rest):
     assert rest("GET", path).code == (404, "NOT_FOUND")
 
 
-def test_refusals_have_salesforces_shape(rest):
-    """Errors are arrays with message and errorCode, and the fields that are at fault."""
+def test_errors_have_the_format_of_salesforce(rest):
+    """Errors are arrays of objects with `message`, `errorCode` and the affected fields."""
     refused = rest("POST", "/sobjects/Order__c", {"Quantity__c": 1})
     assert refused.code == (400, "REQUIRED_FIELD_MISSING")
     assert refused.json[0]["fields"] == ["Name"]
@@ -125,8 +133,8 @@ def test_refusals_have_salesforces_shape(rest):
         ("/services/data/v999.0/limits", "/v999.0/limits"),
     ],
 )
-def test_what_is_not_there_is_named(rest, path, missing):
-    """404 in the shape of the API, with what was asked for: somebody has to find it in a log."""
+def test_not_found_errors_name_the_requested_path(rest, path, missing):
+    """A 404 response names the requested path, so that a client's log shows it."""
     reply = rest("GET", path)
     assert reply.code == (404, "NOT_FOUND")
     (error,) = reply.json
@@ -134,8 +142,11 @@ def test_what_is_not_there_is_named(rest, path, missing):
     assert error["message"].endswith(missing)
 
 
-def test_a_query_comes_in_pages(rest):
-    """A page has as many rows as the client wishes; the next is where nextRecordsUrl says."""
+def test_query_results_are_paged(rest):
+    """A page has as many rows as the client requests, and nextRecordsUrl leads to the next one.
+
+    Unknown and outdated cursors are rejected.
+    """
     given = [{"attributes": {"type": "Order__c"}, "Name": f"{n:03}"} for n in range(450)]
     for start in range(0, 450, 150):
         rest("POST", "/composite/sobjects", {"records": given[start : start + 150]})
@@ -160,9 +171,11 @@ def test_a_query_comes_in_pages(rest):
     assert rest("GET", first["nextRecordsUrl"]).code == (400, "INVALID_QUERY_LOCATOR")
 
 
-def test_a_later_page_has_its_rows_as_they_are_when_it_is_asked_for(rest):
-    """Which rows it has was decided by the query: a new one is not among them, a deleted one is,
-    and a changed one has its new value."""
+def test_a_later_page_has_the_current_values_of_its_rows(rest):
+    """The query determines which rows a later page has, and the page has their current values.
+
+    A row that was deleted in between is included, and a new one is not.
+    """
     given = [{"attributes": {"type": "Order__c"}, "Name": f"{n:03}"} for n in range(202)]
     for start in range(0, 202, 101):
         rest("POST", "/composite/sobjects", {"records": given[start : start + 101]})
@@ -183,13 +196,13 @@ def test_a_later_page_has_its_rows_as_they_are_when_it_is_asked_for(rest):
     ["/query", "/composite/sobjects/Order__c", "/sobjects/Order_Event__e/eventSchema"],
 )
 @pytest.mark.parametrize("asked", ["&".join(["a=1"] * 30), "q=%ff"])
-def test_a_query_string_that_cannot_be_read_is_the_clients_fault(rest, path, asked):
-    """It is refused in the shape of the API, and is no failure of the emulator."""
+def test_an_invalid_query_string_is_a_client_error(rest, path, asked):
+    """A query string that cannot be parsed is answered with 400 MALFORMED_QUERY."""
     assert rest("GET", f"{path}?{asked}").code == (400, "MALFORMED_QUERY")
 
 
 def test_query_all_finds_deleted_records(rest):
-    """queryAll sees the Recycle Bin, query does not."""
+    """`queryAll` returns records in the Recycle Bin, and `query` does not."""
     made = rest("POST", "/sobjects/Order__c", {"Name": "gone"}).json["id"]
     rest("DELETE", f"/sobjects/Order__c/{made}")
     soql = "SELECT Id, IsDeleted FROM Order__c WHERE Name = 'gone'"
@@ -199,7 +212,10 @@ def test_query_all_finds_deleted_records(rest):
 
 
 def test_a_collection_is_one_transaction(shared, rest):
-    """Its events share key and commit number and are numbered; a bad record spoils no other."""
+    """The events of a collection request share a transaction key and a commit number.
+
+    A record that is rejected does not affect the others.
+    """
     records = [
         {"attributes": {"type": "Order__c"}, "Name": "1"},
         {"attributes": {"type": "Order__c"}},
@@ -234,8 +250,11 @@ def test_a_collection_is_one_transaction(shared, rest):
     ]
 
 
-def test_a_collection_of_changing_objects_is_one_transaction_too(shared, rest):
-    """Twelve changes from one object to another are more than an org takes; here they are taken."""
+def test_a_collection_may_alternate_between_objects(shared, rest):
+    """A collection of twelve records that alternate between two objects is one transaction.
+
+    Salesforce limits how often the object may change, and the emulator does not.
+    """
     records = [
         {"attributes": {"type": "Account"}, "Name": "a"},
         {"attributes": {"type": "Order__c"}, "Name": "o"},
@@ -251,8 +270,8 @@ def test_a_collection_of_changing_objects_is_one_transaction_too(shared, rest):
     assert len({header["transactionKey"] for header in headers}) == 1
 
 
-def test_all_or_none_takes_everything_back(shared, rest):
-    """With allOrNone a bad record takes the others back, and no event comes of them."""
+def test_all_or_none_rolls_everything_back(shared, rest):
+    """With `allOrNone`, one bad record rolls back all others, and there are no events."""
     records = [
         {"attributes": {"type": "Order__c"}, "Name": "1"},
         {"attributes": {"type": "Order__c"}},
@@ -265,13 +284,13 @@ def test_all_or_none_takes_everything_back(shared, rest):
 
 
 def test_a_collection_has_at_most_200_records(rest):
-    """More are refused as a whole."""
+    """A collection request with more than 200 records is rejected as a whole."""
     records = [{"attributes": {"type": "Order__c"}, "Name": "1"}] * 201
     assert rest("POST", "/composite/sobjects", {"records": records}).status == 400
 
 
 def test_a_collection_upserts(rest):
-    """Each record is made or changed by its external id, and says which."""
+    """A collection request upserts records by external id, and reports which it created."""
     path = "/composite/sobjects/Order__c/External_Id__c"
     rest("PATCH", "/sobjects/Order__c/External_Id__c/a", {"Name": "1"})
     kind = {"attributes": {"type": "Order__c"}}
@@ -283,8 +302,11 @@ def test_a_collection_upserts(rest):
     ]
 
 
-def test_describe(rest):
-    """All objects, and one with its fields: types, parts of compound ones, formulas, references."""
+def test_describe_returns_objects_and_their_fields(rest):
+    """The describe responses list all objects, and the fields of an object.
+
+    Fields have their types, compound parts, formulas and references.
+    """
     everything = rest("GET", "/sobjects").json
     names = [row["name"] for row in everything["sobjects"]]
     assert names == ["Account", "Contact", "Opportunity", "Order__c"]
@@ -326,8 +348,11 @@ def test_describe(rest):
         ),
     ],
 )
-def test_soql(shared, where, names):
-    """Conditions find what they find in an org; an empty field is unequal to every value."""
+def test_soql_conditions_match_as_in_salesforce(shared, where, names):
+    """SOQL conditions match the same records as in Salesforce.
+
+    An empty field is unequal to every value.
+    """
     user = shared.accounts.user("user@example.com")
     rows = [
         {"Name": "abc", "Quantity__c": 1, "Ship_On__c": "2026-01-01"},
@@ -343,9 +368,10 @@ def test_soql(shared, where, names):
         shared.records.delete("Order__c", one, user)
 
 
-def test_all_records_are_read_in_ranges_of_id(shared):
-    """As who reads an object in pages of queries does: from behind the last id, in order of ids,
-    each record comes once. An id of 15 characters stands for the same record.
+def test_queries_by_id_range_return_each_record_once(shared):
+    """A client that reads an object in ranges of ids gets each record once, in order of ids.
+
+    An id of 15 characters stands for the same record as its 18-character form.
     """
     user = shared.accounts.user("user@example.com")
     made = [shared.records.create("Order__c", {"Name": str(n)}, user) for n in range(5)]
@@ -364,7 +390,7 @@ def test_all_records_are_read_in_ranges_of_id(shared):
 
 
 def test_a_condition_can_be_long(shared):
-    """Thousands of conditions in a row are as good as one, as loaders write them."""
+    """A condition may join 4,000 comparisons with OR, as data loaders write them."""
     user = shared.accounts.holder("")
     where = " OR ".join(f"Name = 'n{n}'" for n in range(4000))
     assert shared.records.query(f"SELECT Id FROM Order__c WHERE {where}", user).total == 0
@@ -375,8 +401,11 @@ def test_a_condition_can_be_long(shared):
     ["NOT " * 20_000 + "Name = 'a'", f"Name LIKE '{'a%' * 30_000}'"],
     ids=["deep", "long"],
 )
-def test_a_condition_that_is_too_much_is_malformed(shared, where):
-    """Too deep for the stack, or too long for SQLite: a filter or a bulk query can be so large."""
+def test_an_excessive_condition_is_malformed(shared, where):
+    """A condition that is nested too deeply, or whose pattern is too long for SQLite, is malformed.
+
+    Channel filters and bulk queries can be that large.
+    """
     with pytest.raises(RecordProblem) as found:
         shared.records.query(f"SELECT Id FROM Order__c WHERE {where}", shared.accounts.holder(""))
     assert found.value.code == "MALFORMED_QUERY"
@@ -398,13 +427,16 @@ def test_a_condition_that_is_too_much_is_malformed(shared, where):
         ("SELECT Id FROM Order__c WHERE " + "(" * 60 + "Name = 'a'" + ")" * 60, "MALFORMED_QUERY"),
     ],
 )
-def test_soql_that_is_refused(rest, soql, code):
-    """What does not fit, or is not understood, is refused rather than guessed at."""
+def test_invalid_soql_is_rejected(rest, soql, code):
+    """A query that is invalid or not supported is rejected rather than interpreted by guessing."""
     assert find(rest, soql).code == (400, code)
 
 
 def test_an_administrator_changes_objects_and_undeletes(shared, rest):
-    """Over the admin endpoint: a field more, a field less, a record out of the Recycle Bin."""
+    """The admin endpoint adds and removes fields, and undeletes records.
+
+    Invalid requests return 400.
+    """
     field = {"name": "Colour__c", "type": "string"}
     added = rest("POST", f"{ADMIN}/objects", {"object": "Order__c", "add_field": field})
     assert added.json["object"] == "Order__c"
@@ -422,8 +454,11 @@ def test_an_administrator_changes_objects_and_undeletes(shared, rest):
     assert rest("POST", f"{ADMIN}/undelete", record).status == 400
 
 
-def test_a_user_is_told_apart_by_the_token(shared, rest):
-    """Who has no View All finds only own records, and owns what was made with the token."""
+def test_the_token_determines_the_user(shared, rest):
+    """The access token determines who owns new records and which records are visible.
+
+    A user without View All finds only own records.
+    """
     user = {"username": "clerk@example.com", "password": "word", "view_all": False}
     assert rest("POST", f"{ADMIN}/users", user).status == 200
     theirs = rest("POST", "/sobjects/Order__c", {"Name": "theirs"}).json["id"]
@@ -440,8 +475,8 @@ def test_a_user_is_told_apart_by_the_token(shared, rest):
     assert rest("GET", f"/sobjects/Order__c/{made}").json["OwnerId"] == clerk_id
 
 
-def test_calls_of_a_day_are_counted(tmp_path):
-    """Each call takes one of the day's, and the limits tell how many are left; then 403."""
+def test_daily_api_calls_are_limited(tmp_path):
+    """Each call counts against the daily limit that `limits` reports. Further calls return 403."""
     clock = ManualClock()
     settings = Settings(daily_api_requests=3, token_lifetime_s=0.0)
     with EmulatorServer(tmp_path / "org", clock=clock, settings=settings) as emulator:
@@ -463,8 +498,8 @@ def test_calls_of_a_day_are_counted(tmp_path):
         assert get("/sobjects").code == (403, "REQUEST_LIMIT_EXCEEDED")
 
 
-def test_what_the_running_user_may_see(rest):
-    """A user finds out by a query whether all records can be seen."""
+def test_a_query_returns_the_users_view_all_permission(rest):
+    """A query of UserPermissionAccess returns whether the user can see all records."""
     (row,) = find(rest, "SELECT PermissionsViewAllData FROM UserPermissionAccess").json["records"]
     assert row["PermissionsViewAllData"] is True
     fields = "ParentId, Parent.PermissionSetGroupId, PermissionsViewAllRecords"
