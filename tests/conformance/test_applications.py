@@ -54,6 +54,7 @@ class CountingStore(ReplayStore):
 
     def __init__(self, error: Exception | None = None) -> None:
         self.positions: list[ReplayId] = []
+        self.attempts = 0  # calls of `set`, including those that raised
         self.threads: set[int] = set()
         self.error = error
 
@@ -63,6 +64,7 @@ class CountingStore(ReplayStore):
 
     def set(self, topic: str, replay_id: ReplayId) -> None:
         self.threads.add(threading.get_ident())
+        self.attempts += 1
         if self.error is not None:
             raise self.error
         self.positions.append(replay_id)
@@ -415,9 +417,11 @@ def test_an_ack_after_close_stores_nothing(start: Start):
     first, second = held.batch(), held.batch()
     first.ack()
     held.close()
+    attempts = store.attempts
     store.error = OSError("the store is closed")
     second.ack()
     assert store.positions[-1] == target.replay_id(0)
+    assert store.attempts == attempts
 
 
 def test_two_stores_are_rejected(start: Start):

@@ -58,7 +58,7 @@ def held(emulator, client):
 
 
 def test_refuse_message_rejects_a_message_with_any_text(emulator):
-    """The fault `refuse_message` rejects any message with a given error text and reason.
+    """The fault `refuse_message` rejects any message with a given error text, advice and reason.
 
     By default the client is unknown, and there is no advice.
     """
@@ -73,6 +73,7 @@ def test_refuse_message_rejects_a_message_with_any_text(emulator):
     )
     reply = Bayeux(emulator).handshake()
     assert reply["error"] == "403::Handshake denied"
+    assert reply["advice"]["reconnect"] == "none"
     assert reply["ext"]["sfdc"]["failureReason"].startswith("503::")
     client = Bayeux(emulator).ready()
     emulator.faults.add(Fault("refuse_message", rpc="/meta/subscribe"))
