@@ -169,7 +169,7 @@ def test_it_ends_with_its_stdin(spawn):
     assert process.popen.wait(WAIT_S) == 0
 
 
-def test_record_forms(command, running):
+def test_records(command, running):
     """A record is made, found, changed and deleted, each with its change event."""
     assert "Account" in {row["name"] for row in command("records")[1]}
     before = running.bus.tip()

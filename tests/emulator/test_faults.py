@@ -76,7 +76,7 @@ def test_plan_counts():
     assert plan.take("refuse", "GetTopic", ORDERS) is None
 
 
-def test_fault_can_be_switched_off():
+def test_a_fault_is_switched_off():
     """It happens no more, and what has happened of it is enough; the others stay as they are."""
     acts = Fault("expire_token")
     plan = FaultPlan([Fault("refuse", times=3), Fault("refuse", times=2), acts])

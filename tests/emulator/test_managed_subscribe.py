@@ -1,5 +1,5 @@
-"""ManagedSubscribe: how a subscription is named, its slot (one open stream at a time), commits and
-their refusals, and the commit deadline."""
+"""ManagedSubscribe: how a subscription is named, its slot (only one stream may be open at a time),
+commits and their refusals, and the commit deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The servicer alone, on grpc's own testing server: no port, no network, the test plays client."""
+"""The emulator's gRPC servicer on grpc's own testing server: without a port or network, with the
+test as the client."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["PubSub"]
 
 
 class Played:
-    """The emulator's servicer, called by the test."""
+    """The emulator's servicer on a testing server, with methods that act as its client."""
 
     def __init__(self, emulator: EmulatorServer) -> None:
         self.emulator = emulator
@@ -39,11 +40,11 @@ class Played:
         return rpc
 
     def wait(self, what: Callable[[], Any]) -> Any:
-        """Return what a call that may block returns."""
+        """Return the result of a call that may block, or raise after `WAIT_S` seconds."""
         return self._pool.submit(what).result(WAIT_S)
 
     def end(self, rpc: Any) -> None:
-        """Close the requests, and see the stream end with OK."""
+        """Close the request side, and assert that the stream ends with OK."""
         rpc.requests_closed()
         _, code, _ = self.wait(rpc.termination)
         assert code is grpc.StatusCode.OK
@@ -56,8 +57,8 @@ def played(emulator: EmulatorServer) -> Iterator[Played]:
     made._pool.shutdown(wait=False)
 
 
-def test_a_topic_is_told(played: Played) -> None:
-    """A unary call has its answer and OK."""
+def test_unary_call(played: Played) -> None:
+    """A unary GetTopic call returns its response with status OK."""
     rpc = played.server.invoke_unary_unary(
         SERVICE.methods_by_name["GetTopic"],
         played.emulator.metadata,
@@ -69,8 +70,8 @@ def test_a_topic_is_told(played: Played) -> None:
     assert answer.topic_name == ORDERS
 
 
-def test_events_are_sent_as_credit_comes(played: Played) -> None:
-    """No more than was asked for; the rest when more is, in order."""
+def test_events_are_sent_as_requested(played: Played) -> None:
+    """A stream sends no more events than were requested, and the rest after the next request."""
     played.emulator.publish(ORDERS, [{"Order_Number__c": str(n)} for n in range(5)])
     fetch = pb.FetchRequest(topic_name=ORDERS, replay_preset=pb.EARLIEST, num_requested=3)
     rpc = played.stream("Subscribe", fetch)
@@ -84,8 +85,9 @@ def test_events_are_sent_as_credit_comes(played: Played) -> None:
     played.end(rpc)
 
 
-def test_a_commit_is_answered_and_kept(played: Played) -> None:
-    """With the values of the request, on a response of its own."""
+def test_commit_is_answered_and_stored(played: Played) -> None:
+    """A commit is answered in a response of its own with the values of the request, and its
+    position is stored."""
     published = played.emulator.publish(ORDERS, [{"Order_Number__c": "1"}])
     rpc = played.stream(
         "ManagedSubscribe", pb.ManagedFetchRequest(developer_name=MANAGED, num_requested=5)
@@ -117,10 +119,9 @@ def test_a_commit_is_answered_and_kept(played: Played) -> None:
         ),
     ],
 )
-def test_a_refusal_is_a_status_with_its_words(
-    played: Played, first: Any, code: Any, text: str
-) -> None:
-    """They end with the rpc id. (A testing server loses the trailers of an aborted call.)"""
+def test_refusal_status_and_text(played: Played, first: Any, code: Any, text: str) -> None:
+    """A refused request ends with the matching status, and the error text ends with the RPC ID.
+    (The trailers are not checked, because a testing server loses those of an aborted call.)"""
     rpc = played.stream("Subscribe", first)
     _, status, details = played.wait(rpc.termination)
     assert status is code
@@ -128,8 +129,9 @@ def test_a_refusal_is_a_status_with_its_words(
     assert re.search(r" rpcId: \S+$", details)
 
 
-def test_a_call_without_a_session_is_refused(played: Played) -> None:
-    """Before anything else is looked into."""
+def test_call_without_a_valid_token_is_refused(played: Played) -> None:
+    """A call with an invalid access token is refused as UNAUTHENTICATED before its request is
+    validated."""
     rpc = played.stream("Subscribe", pb.FetchRequest(), metadata=(("accesstoken", "none"),))
     _, status, _ = played.wait(rpc.termination)
     assert status is grpc.StatusCode.UNAUTHENTICATED
