@@ -33,6 +33,8 @@ GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4"
 
 
 def run(*command: str, **environment: str) -> str:
+    """Run a command with additional environment variables, assert that it succeeds, and return its
+    output."""
     done = subprocess.run(
         command,
         env={**os.environ, **environment},

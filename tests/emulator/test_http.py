@@ -14,6 +14,7 @@ from .support import MANAGED, ORDERS, commit, until
 
 
 def fetch(emulator, path, body=None, **headers):
+    """Send a GET, or a POST of `body` as JSON, and return the response's status and text."""
     data = None if body is None else json.dumps(body).encode()
     headers.setdefault("Content-Type", "application/json")
     request = urllib.request.Request(emulator.http_url + path, data, headers)
@@ -26,6 +27,7 @@ def fetch(emulator, path, body=None, **headers):
 
 
 def health(emulator):
+    """Return the parsed JSON of `/health`."""
     return json.loads(fetch(emulator, "/health")[1])
 
 
@@ -79,8 +81,8 @@ def test_unknown_path_and_method(emulator, path, body, expected):
 
 
 def test_admin_adds_faults(emulator, client):
-    """A fault that was added over HTTP affects the next call, and is then counted in the
-    plan at `/admin/faults`."""
+    """A fault that was added over HTTP affects the next call, and `/admin/faults` then reports that
+    it has happened once."""
     bearer = f"Bearer {emulator.access_token}"
     fault = {"kind": "refuse", "rpc": "GetTopic", "error_code": "topic.api.unavailable"}
     assert fetch(emulator, "/admin/faults", fault, Authorization=bearer)[0] == 200
@@ -100,6 +102,8 @@ def test_admin_jumps_the_clock(emulator, client):
 
 
 def post(emulator, path, body, token=None):
+    """Send a POST with the given or the emulator's own token, and return its status and parsed
+    JSON."""
     bearer = f"Bearer {token or emulator.access_token}"
     status, text = fetch(emulator, path, body, Authorization=bearer)
     return status, json.loads(text)

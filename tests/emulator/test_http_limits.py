@@ -51,8 +51,7 @@ def shared(tmp_path_factory):
 
 
 def exchange(emulator, *parts, end=False):
-    """Send the parts over a new connection and return all bytes received until the server closes
-    it.
+    """Send the parts over a new connection, and return all bytes received until it is closed.
 
     With `end`, close the sending side after the last part.
     """

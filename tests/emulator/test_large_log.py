@@ -31,11 +31,13 @@ bytecode. CPU time is measured because wall time varies with the load of the mac
 
 
 def resident_mb(process: Process) -> float:
+    """Return the resident memory of the process in MiB."""
     lines = Path(f"/proc/{process.popen.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 def cpu_s(process: Process) -> float:
+    """Return the CPU time that the process has used, in seconds."""
     fields = Path(f"/proc/{process.popen.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -25,6 +25,7 @@ def orders(count):
 
 
 def state(emulator):
+    """Return the emulator's stored record of the default managed subscription."""
     return emulator.managed.get(MANAGED)
 
 
@@ -206,8 +207,9 @@ def test_commits_coalesce(start):
 @pytest.mark.parametrize("tip", ["none", "sent", "org"])
 @pytest.mark.parametrize("pending", [True, False])
 def test_commit_answer_settings(start, tip, pending):
-    """Settings determine whether a commit's answer contains the latest replay ID, and of which
-    position, and whether it contains the number of pending events."""
+    """Settings determine whether a commit's answer contains a latest replay ID (that of the last
+    event sent or of the org), and whether it contains the number of outstanding requested
+    events."""
     emulator, client = start(
         settings=Settings(commit_answer_tip=tip, commit_answer_pending=pending)
     )
@@ -307,8 +309,8 @@ def test_keepalive_position_can_be_committed(start):
 
 
 def test_expired_position(start):
-    """If the committed replay ID has expired, the next stream delivers the events that are still
-    retained."""
+    """If the committed replay ID has expired, the next stream starts at `error_recovery_replay`,
+    here the earliest retained event."""
     emulator, client = start(clock=ManualClock(), settings=Settings(commit_answer_delay_s=0))
     published = emulator.publish(ORDERS, orders(3))
     stream = client.managed()
@@ -458,10 +460,10 @@ for response in stub.ManagedSubscribe(iter(requests.get, None), metadata=metadat
 
 
 def test_slot_is_free_soon_after_a_kill(filled):
-    """A client process that is killed with SIGKILL while its stream is idle no longer occupies the
-    slot.
+    """The slot of a client process becomes free after the process is killed with SIGKILL while its
+    stream is idle.
 
-    The slot is usually free within a second; the timeout of five seconds is for a busy machine.
+    This usually takes less than a second; the timeout of five seconds is for a busy machine.
     """
     emulator, client, _ = filled
     values = [value for _, value in emulator.metadata]

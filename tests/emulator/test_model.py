@@ -140,6 +140,7 @@ def test_check_raises_only_schema_problems(payload):
 
 
 def _account_schema(cache: list[Schema] = []) -> Schema:  # noqa: B006 - a cache on purpose
+    """Return the schema of the default seed's account change events, which is loaded only once."""
     if not cache:
         from sfpubsub.emulator.org import seed
 

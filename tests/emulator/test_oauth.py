@@ -44,6 +44,7 @@ MISSING = (400, "invalid_request", "a parameter of this grant type is missing")
 
 
 def pem(key: Any) -> str:
+    """Return the public part of a key as PEM text."""
     return (
         key.public_key()
         .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -72,6 +73,8 @@ def shared(tmp_path_factory: Any, key: Any) -> Any:
 
 
 def assertion(emulator: Any, key: Any, algorithm: str = "RS256", **changes: Any) -> str:
+    """Return a signed JWT assertion. `changes` overrides claims: None removes one, and a function
+    is called for its value."""
     claims = {
         "iss": "emulator",
         "sub": USER["username"],
@@ -89,6 +92,7 @@ FLOWS = ["client_credentials", "password", "refresh_token", JWT_BEARER]
 
 
 def sign_in(emulator: Any, key: Any, grant_type: str) -> Any:
+    """Request a token with a grant type and valid credentials, and return the response."""
     if grant_type == JWT_BEARER:
         fields = {"grant_type": JWT_BEARER, "assertion": assertion(emulator, key)}
         return form(emulator, "/services/oauth2/token", fields)
@@ -389,9 +393,7 @@ def test_revoking_a_refresh_token(emulator):
     assert ask(emulator, "GET", USERINFO, headers=bearer(made)).status == 403
     assert ask(emulator, "GET", USERINFO, headers=bearer(other)).status == 200
     assert token(emulator, "refresh_token", refresh_token=REFRESH).error[1] == INVALID_GRANT
-    emulator.accounts.put_app(
-        "emulator", refresh_token=REFRESH
-    )  # as a seed file does at each start
+    emulator.accounts.put_app("emulator", refresh_token=REFRESH)  # as at each start with a seed
     assert token(emulator, "refresh_token", refresh_token=REFRESH).error[1] == INVALID_GRANT
 
 
@@ -517,11 +519,13 @@ SOAP = (
 
 
 def soap(emulator: Any, text: str, version: str = "50.0", action: str = '""') -> Any:
+    """Post a SOAP request to an API version, and return the response."""
     headers = {"Content-Type": "text/xml", "SOAPAction": action}
     return ask(emulator, "POST", f"/services/Soap/u/{version}", text.encode(), headers)
 
 
 def between(text: str, name: str) -> str:
+    """Return the text of the first XML element with this name, or an empty string."""
     return text.partition(f"<{name}>")[2].partition(f"</{name}>")[0]
 
 

@@ -50,12 +50,14 @@ def org(tmp_path_factory):
 
 
 def load(org: Any, path: str) -> str:
+    """Return the HTML of a page."""
     reply = ask(org, "GET", path, headers=HTML)
     assert reply.status == 200, reply.text
     return reply.text
 
 
 def token(org: Any) -> str:
+    """Return the token that the page's forms contain against forgery."""
     found = re.search(r'name="form-token" value="([^"]+)"', load(org, "/ui/clock"))
     assert found
     return found[1]
@@ -219,6 +221,7 @@ def test_publish_from_the_form(org):
 
 
 def last(org: Any, name: str) -> dict[str, Any]:
+    """Return the decoded values of the newest event of a topic."""
     ((event, _),) = org.bus.newest(org.bus.topic(name), 1)
     return org.bus.schema(event.schema_id).decode(event.payload)
 
@@ -408,7 +411,7 @@ def test_record_forms(org):
     assert status == 303
     key = urllib.parse.parse_qs(place)["id"][0]
     assert 'value="Burlington"' in load(org, place)
-    given = {"form-object": "Account", "form-id": key, "form-before": shown(org, place)}
+    given = {"form-object": "Account", "form-id": key, "form-before": form_before(org, place)}
     # The form also contains a checkbox field that was never set, as false.
     fields = {"Name": "Burlington", "Active__c": "false", "Phone": "+43 1 2"}
     assert send(org, "/ui/record", **given, **fields)[0] == 303
@@ -424,7 +427,7 @@ def test_record_forms(org):
     assert ask(org, "GET", "/ui/records?object=Nonsense", headers=HTML).status == 404
 
 
-def shown(org, place):
+def form_before(org, place):
     """Return the hidden value in which a record's form stores what it showed."""
     return html.unescape(re.search(r'name="form-before" value="([^"]*)"', load(org, place))[1])
 
@@ -437,7 +440,7 @@ def test_record_form_saves_only_changed_fields(org):
         "Account", {"Name": "A", "Phone": "1", "Description": "\none\ntwo", "Fax": "1\n2"}, user
     )
     given = {"form-object": "Account", "form-id": key}
-    before = shown(org, f"/ui/record?object=Account&id={key}")
+    before = form_before(org, f"/ui/record?object=Account&id={key}")
     org.records.update("Account", key, {"Phone": "2"}, user)
     sent = {"Name": "B", "Phone": "1", "Description": "one\r\ntwo", "Fax": "12"}
     assert send(org, "/ui/record", **given, **sent, **{"form-before": before})[0] == 303

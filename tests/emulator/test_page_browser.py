@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this mac
 
 @pytest.fixture(scope="module")
 def browser():
-    """One browser for all tests."""
+    """One headless browser for all tests of the module."""
     with sync_api.sync_playwright() as play:
         started = play.chromium.launch(executable_path=BROWSER, args=OPTIONS)
         yield started

@@ -21,12 +21,14 @@ from .support import ACCOUNTS, CHANGES, ORDERS
 
 
 def schema_of(client, topic):
+    """Return the schema ID and the parsed schema of a topic."""
     schema_id = client.call("GetTopic", pb.TopicRequest(topic_name=topic)).schema_id
     info = client.call("GetSchema", pb.SchemaRequest(schema_id=schema_id))
     return schema_id, json.loads(info.schema_json)
 
 
 def encode(schema, **values):
+    """Return the Avro payload of an event with the given field values."""
     stream = io.BytesIO()
     full = {"CreatedDate": 1, "CreatedById": "005", **values}
     fastavro.schemaless_writer(stream, fastavro.parse_schema(schema), full)
@@ -46,6 +48,7 @@ def order(client):
 
 
 def publish(client, *events, topic=ORDERS):
+    """Publish events in one request, and return the response."""
     return client.call("Publish", pb.PublishRequest(topic_name=topic, events=events))
 
 
@@ -208,9 +211,8 @@ def test_schema_change(emulator, client):
     assert schema_of(client, ORDERS)[0] == new_id
     assert client.call("GetSchema", pb.SchemaRequest(schema_id=old_id)).schema_id == old_id
     old = pb.ProducerEvent(schema_id=old_id, payload=encode(schema_of(client, ORDERS)[1]))
-    assert (
-        publish(client, old).results[0].HasField("error")
-    )  # has one byte more than the old schema allows
+    # The payload has one byte more than the old schema allows.
+    assert publish(client, old).results[0].HasField("error")
 
 
 def test_20000_events_are_published_quickly(client, order):

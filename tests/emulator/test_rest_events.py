@@ -27,6 +27,7 @@ def emulator(tmp_path_factory: Any) -> Any:
 
 
 def decoded(emulator: Any, event: Any) -> dict[str, Any]:
+    """Return the values of a received event."""
     return emulator.bus.schema(event.event.schema_id).decode(event.event.payload)
 
 
@@ -117,6 +118,7 @@ def test_event_schemas(emulator):
 
 
 def preflight(emulator, path, origin, method="POST"):
+    """Send the OPTIONS request that a browser sends before a request of another origin."""
     headers = {
         "Origin": origin,
         "Access-Control-Request-Method": method,

@@ -25,6 +25,7 @@ def with_field(client, topic, name):
 
 
 def decoded(client, event):
+    """Return the values of a received event, decoded with the schema that it names."""
     schema = client.call("GetSchema", pb.SchemaRequest(schema_id=event.schema_id)).schema_json
     parsed = fastavro.parse_schema(json.loads(schema))
     return fastavro.schemaless_reader(io.BytesIO(event.payload), parsed, None)

@@ -137,6 +137,7 @@ def test_public_key_file(tmp_path):
 
 
 def topic(schema: str) -> str:
+    """Return a seed table that defines one topic with this schema."""
     return f"[[topics]]\nname = '/event/A__e'\nschema = '''{schema}'''\n"
 
 

@@ -164,6 +164,9 @@ def test_frequent_pings_are_accepted(emulator):
 
 
 def _ended(call):
+    """Return an object whose `result` waits for the end of the call, and raises if it does not end
+    in time."""
+
     class Ended:
         def result(self, timeout):
             done: queue.Queue = queue.Queue()

@@ -14,6 +14,7 @@ TOPIC = pb.TopicRequest(topic_name=ORDERS)
 
 
 def headers(emulator, **changes):
+    """Return the emulator's metadata with changes; None removes a header."""
     return tuple((k, v) for k, v in {**dict(emulator.metadata), **changes}.items() if v is not None)
 
 

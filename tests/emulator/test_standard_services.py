@@ -70,6 +70,8 @@ def test_client_without_the_proto_file(emulator, channel):
 
 
 def reflect(channel: Any, version: str, *requests: Any) -> Any:
+    """Send requests to one version of the reflection service, and return its stream of
+    responses."""
     return channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         reflection_pb2.ServerReflectionRequest.SerializeToString,

@@ -108,7 +108,7 @@ def test_later_request_for_no_events(emulator, client):
 
 @pytest.mark.parametrize(("requests", "pending"), [((10, 15), 25), ((60, 1000, 30), 100)])
 def test_credit_adds_up_and_is_clamped_at_100(start, requests, pending):
-    """Requested events add up to at most 100 pending ones; a request for more is not an error."""
+    """Requested events add up until 100 are outstanding; a request for more is not an error."""
     _, client = start(settings=Settings(keepalive_s=0.02))
     stream = client.subscribe(num_requested=requests[0])
     for number in requests[1:]:
@@ -130,8 +130,8 @@ def test_at_most_100_events_per_request(emulator, client):
 
 
 def test_pending_counts_down(emulator, client):
-    """Each response contains the number of events that are still pending, and its latest replay ID
-    is that of its last event."""
+    """Each response contains the number of requested events that are still outstanding, and its
+    latest replay ID is that of its last event."""
     stream = client.subscribe(num_requested=25)
     until(lambda: emulator.bus.bells.count(ORDERS))
     for size, pending in ((1, 24), (2, 22)):
@@ -153,8 +153,8 @@ def test_responses_are_split(start):
 
 
 def test_keepalive_carries_the_latest_position(start):
-    """After 120 s without events, a stream with pending events gets an empty response with the
-    org's latest position, at which a CUSTOM subscription can start."""
+    """A stream with outstanding requested events gets an empty response after 120 s without events;
+    a CUSTOM subscription can start at the position in it, the latest of the org."""
     emulator, client = start(clock=ManualClock())
     (last,) = emulator.publish(ORDERS, orders(1))
     stream = client.subscribe()
@@ -173,7 +173,8 @@ def test_keepalive_carries_the_latest_position(start):
 
 
 def test_no_keepalive_without_credit(start):
-    """A stream without pending events gets no keepalive, and is closed with OK after 60 s."""
+    """A stream that has received all requested events gets no keepalive, and is closed with OK
+    after 60 s."""
     emulator, client = start(clock=ManualClock(), settings=Settings(keepalive_s=10))
     emulator.publish(ORDERS, orders(1))
     stream = client.subscribe(num_requested=1)

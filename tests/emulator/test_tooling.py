@@ -26,11 +26,13 @@ def shared(tmp_path_factory):
 
 
 def one(emulator, name):
+    """Return the record with this developer name."""
     (record,) = found(emulator, f"{ALL} WHERE DeveloperName = '{name}' LIMIT 1")
     return record
 
 
 def patch(emulator, record, **changes):
+    """Send a PATCH that changes some of the record's metadata, and return the response."""
     body = {"FullName": record["DeveloperName"], "Metadata": {**record["Metadata"], **changes}}
     return rest(emulator, "PATCH", f"{RECORDS}/{record['Id']}", body)
 
@@ -271,6 +273,7 @@ def test_versions(emulator):
 
 
 def names(emulator, rest_of_query):
+    """Return the developer names that a query with these clauses finds, in order."""
     text = f"SELECT DeveloperName FROM ManagedEventSubscription {rest_of_query}"
     return [record["DeveloperName"] for record in found(emulator, text)]
 

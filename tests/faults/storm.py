@@ -237,7 +237,7 @@ class _Mirror:
             self._job.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return
-        raise self._unwanted("by itself")
+        raise self._failure("exited by itself")
 
     def kill(self, whom: str) -> None:
         """Kill the driver, Spark's JVM or both, and restart the mirror."""
@@ -247,9 +247,9 @@ class _Mirror:
             try:
                 self._job.process.wait(DEADLINE)
             except subprocess.TimeoutExpired:
-                raise self._unwanted("not, without its JVM") from None
+                raise self._failure("did not exit without its JVM") from None
             if self._job.process.returncode == 0:
-                raise self._unwanted("well, without its JVM")
+                raise self._failure("exited with status 0 without its JVM")
         elif whom == "driver":
             self._job.process.kill()
         else:
@@ -264,9 +264,9 @@ class _Mirror:
         try:
             output, _ = self._job.process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            raise self._unwanted("not") from None
+            raise self._failure("did not catch up in time") from None
         if self._job.process.returncode != 0:
-            raise self._unwanted(f"after {output}")
+            raise self._failure(f"failed after {output}")
 
     def end(self) -> None:
         """Kill the mirror's processes if they are still running."""
@@ -277,9 +277,9 @@ class _Mirror:
     def _start(self, *more: str) -> None:
         self._job = Job(self._python, [*self._command, *more], self._environment, self._log)
 
-    def _unwanted(self, how: str) -> RunError:
+    def _failure(self, how: str) -> RunError:
         status = self._job.process.poll()
-        return RunError(f"mirror ended {how}, with {status}:\n{self._job.log_tail()}")
+        return RunError(f"the mirror {how} (exit status {status}):\n{self._job.log_tail()}")
 
 
 def _child(pid: int) -> int | None:

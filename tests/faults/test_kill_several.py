@@ -28,5 +28,5 @@ def test_every_source_is_complete_after_kills(format_: str, tmp_path: Path):
     report = several.run(format_, tmp_path, todo, seed=seed, say=print)
     assert report.wrong == {}
     assert set(report.published.values()) == {several.EVENTS_A_KILL * (KILLS + 1)}
-    assert sum(report.kills.values()) == KILLS, "the kills happened"
-    assert report.commits_of_several > 0, "the sources were written together"
+    assert sum(report.kills.values()) == KILLS, "not all kills happened"
+    assert report.commits_of_several > 0, "no batch contains rows of more than one source"
