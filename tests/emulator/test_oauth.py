@@ -231,8 +231,8 @@ def test_refresh_without_the_client_secret(shared):
     ],
 )
 def test_assertion_claims(shared, key, changes, expected):
-    """Issuer, subject, audience and expiry of a JWT assertion are checked, and each has an error of
-    its own."""
+    """Issuer, subject, audience and expiry of a JWT assertion are checked, and an invalid one
+    returns the matching error."""
     fields = {"grant_type": JWT_BEARER, "assertion": assertion(shared, key, **changes)}
     reply = form(shared, "/services/oauth2/token", fields)
     assert reply.status == 200 if expected is None else reply.error == expected

@@ -58,8 +58,8 @@ def test_default(emulator):
     assert emulator.bus.tip() == 0
 
 
-def test_every_table(tmp_path):
-    """Each table of a seed file takes effect, and a second start with the same seed adds
+def test_every_seed_table(tmp_path):
+    """Each TOML table of a seed file takes effect, and a second start with the same seed adds
     nothing."""
     seed = write(tmp_path / "s.toml", FULL)
     for _ in range(2):
