@@ -1,4 +1,4 @@
-"""Faults that happen to who asks for a token."""
+"""The `refuse_sign_in` fault, which makes the emulator refuse to issue access tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from .web import token
 
 
 def test_refuse_sign_in(emulator):
-    """So many sign-ins are refused with the error that was asked for; then they go well again."""
+    """The fault refuses as many sign-ins as requested, with the requested OAuth error (a rate limit
+    by default); after that, sign-ins succeed again."""
     emulator.faults.add(Fault("refuse_sign_in", times=2))
     emulator.faults.add(Fault("refuse_sign_in", error="invalid_app_access"))
     for _ in range(2):
@@ -24,7 +25,8 @@ def test_refuse_sign_in(emulator):
 @pytest.mark.parametrize(
     "arguments", [{"error": "bad"}, {"target": "x"}, {"rpc": "GetTopic"}, {"status": "OK"}]
 )
-def test_what_is_no_such_fault(arguments):
-    """Unknown errors, targets and places are refused when the fault is made."""
+def test_refuse_sign_in_rejects_invalid_fields(arguments):
+    """Creating a `refuse_sign_in` fault raises `ValueError` if its error is unknown, or if it has a
+    field that it does not support, such as a target, an RPC or a gRPC status."""
     with pytest.raises(ValueError, match="refuse_sign_in"):
         Fault("refuse_sign_in", **arguments)

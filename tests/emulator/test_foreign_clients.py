@@ -1,7 +1,7 @@
-"""Clients of others work against the emulator as they are published.
+"""Third-party clients work against the emulator in their published, unmodified form.
 
-Run with `-m foreign`. The packages are fetched once, at pinned versions, into a cache directory
-outside of the tree.
+Run with `-m foreign`. The packages are downloaded once, at pinned versions, into a cache directory
+outside the repository.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ HERE = Path(__file__).parent
 SCRIPT = HERE.parents[1] / "scripts" / "python_clients.sh"
 
 LONGEST_S = 600
-"""With the download of packages; a run without it takes seconds."""
+"""Timeout of one command. It includes the download of packages; without it a run takes seconds."""
 
 GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4"
 
 
 def run(*command: str, **environment: str) -> str:
+    """Run a command with additional environment variables, assert that it succeeds, and return its
+    output."""
     done = subprocess.run(
         command,
         env={**os.environ, **environment},
@@ -45,8 +47,8 @@ def run(*command: str, **environment: str) -> str:
 
 
 def test_python_clients():
-    """pysfpubsub and aiosfpubsub sign in by SOAP, publish and subscribe; simple-salesforce signs in
-    by SOAP, publishes by REST, asks the Tooling API and the limits."""
+    """pysfpubsub and aiosfpubsub sign in through SOAP, publish and subscribe; simple-salesforce
+    signs in through SOAP, publishes through REST, and queries the Tooling API and the limits."""
     text = run(str(SCRIPT), str(CACHE / "python_clients"), PYTHON=sys.executable)
     assert json.loads(text) == {
         "simple-salesforce": {
@@ -61,7 +63,8 @@ def test_python_clients():
 
 @needs_node
 def test_jsforce(emulator):
-    """It signs in by SOAP, asks who it is, publishes, makes a channel, and logs out by SOAP."""
+    """jsforce signs in through SOAP, requests its identity, publishes an event, creates a custom
+    channel, and logs out through SOAP."""
     modules = str(node_packages() / "node_modules")
     program = str(HERE / "jsforce_client.cjs")
     seen = json.loads(run("node", program, emulator.http_url, NODE_PATH=modules))
@@ -80,8 +83,8 @@ def test_jsforce(emulator):
 
 @needs_java
 def test_camel(tmp_path):
-    """Camel's salesforce component signs in, subscribes and publishes over TLS, with the emulator's
-    authority in its truststore; the recipe of docs/how-to/emulator-clients.md."""
+    """Camel's Salesforce component signs in, subscribes and publishes over TLS with the emulator's
+    CA in its truststore, as docs/how-to/emulator-clients.md describes."""
     copy = ["dependency:copy-dependencies", "-DoutputDirectory=lib"]
     home = fetched("camel.xml", "mvn", "-q", "-B", "-f", "camel.xml", *copy, of=HERE / "foreign")
     trust = {"trustStore": str(tmp_path / "trust.jks"), "trustStorePassword": "changeit"}
@@ -98,10 +101,11 @@ def test_camel(tmp_path):
     assert received == ["1", "2", "from Camel"]
 
 
-@pytest.mark.skipif(not shutil.which("go"), reason="go is not there")
+@pytest.mark.skipif(not shutil.which("go"), reason="go is not installed")
 @pytest.mark.parametrize("tls", [False, True])
 def test_grpcurl(tmp_path, tls):
-    """It lists a service that it knows nothing of by reflection, calls it, and asks for health."""
+    """grpcurl has no local proto file: it discovers the Pub/Sub service through reflection, calls
+    it, and checks its health, with and without TLS."""
     binary = CACHE / "grpcurl" / "grpcurl"
     if not binary.exists():
         run("go", "install", GRPCURL, GOBIN=str(binary.parent))
@@ -128,10 +132,10 @@ def test_grpcurl(tmp_path, tls):
         client.close()
 
 
-@pytest.mark.skipif(not shutil.which("cargo"), reason="cargo is not there")
+@pytest.mark.skipif(not shutil.which("cargo"), reason="cargo is not installed")
 def test_tonic(tmp_path):
-    """A client on tonic, with code made of the proto, opens a stream before there are events,
-    publishes and receives; the recipe of docs/how-to/emulator-clients.md."""
+    """A tonic client with code generated from the proto file opens a stream before there are
+    events, then publishes one and receives it, as docs/how-to/emulator-clients.md describes."""
     home = CACHE / "rust"
     shutil.copytree(HERE / "foreign" / "rust", home, dirs_exist_ok=True)
     shutil.copy(HERE.parents[1] / "proto" / "pubsub_api.proto", home)

@@ -1,4 +1,4 @@
-"""The HTTP port: counts that tests and the demo rely on, and the admin endpoint."""
+"""The HTTP port: the counters that tests and the demo rely on, and the admin endpoints."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .support import MANAGED, ORDERS, commit, until
 
 
 def fetch(emulator, path, body=None, **headers):
+    """Send a GET, or a POST of `body` as JSON, and return the response's status and text."""
     data = None if body is None else json.dumps(body).encode()
     headers.setdefault("Content-Type", "application/json")
     request = urllib.request.Request(emulator.http_url + path, data, headers)
@@ -26,11 +27,13 @@ def fetch(emulator, path, body=None, **headers):
 
 
 def health(emulator):
+    """Return the parsed JSON of `/health`."""
     return json.loads(fetch(emulator, "/health")[1])
 
 
-def test_counts(emulator, client):
-    """Published, delivered, redelivered, commits and the committed id, as they happened."""
+def test_health_counts(emulator, client):
+    """`/health` reports how many events were published, delivered and redelivered, how many commits
+    were accepted and refused, and the last committed replay ID."""
     published = emulator.publish(ORDERS, [{} for _ in range(10)])
     stream = client.managed(num_requested=6)
     stream.events(6)
@@ -58,8 +61,9 @@ def test_counts(emulator, client):
     assert (topic["published"], topic["delivered"], topic["redelivered"]) == (10, 20, 10)
 
 
-def test_page_for_a_browser(emulator):
-    """/ is a page when HTML is asked for, and JSON otherwise; no secret is on either."""
+def test_root_is_html_or_json(emulator):
+    """`/` returns an HTML page to a client that accepts HTML, and JSON to any other client; neither
+    contains the access token."""
     status, page = fetch(emulator, "/", Accept="text/html,*/*")
     assert (status, page[:15]) == (200, "<!doctype html>")
     assert ORDERS in page
@@ -71,13 +75,14 @@ def test_page_for_a_browser(emulator):
 @pytest.mark.parametrize(
     ("path", "body", "expected"), [("/nothing", None, 404), ("/health", {}, 405)]
 )
-def test_what_is_not_served(emulator, path, body, expected):
-    """Unknown paths and methods have the usual statuses."""
+def test_unknown_path_and_method(emulator, path, body, expected):
+    """An unknown path returns status 404, and an unsupported method on a known path returns 405."""
     assert fetch(emulator, path, body)[0] == expected
 
 
 def test_admin_adds_faults(emulator, client):
-    """A fault added over HTTP happens, and the plan says so."""
+    """A fault that was added over HTTP affects the next call, and `/admin/faults` then reports that
+    it has happened once."""
     bearer = f"Bearer {emulator.access_token}"
     fault = {"kind": "refuse", "rpc": "GetTopic", "error_code": "topic.api.unavailable"}
     assert fetch(emulator, "/admin/faults", fault, Authorization=bearer)[0] == 200
@@ -88,23 +93,25 @@ def test_admin_adds_faults(emulator, client):
 
 
 def test_admin_jumps_the_clock(emulator, client):
-    """A jump over HTTP makes a keepalive due."""
+    """Moving the clock forward by 120 s over HTTP makes an open stream send a keepalive."""
     stream = client.subscribe()
-    until(lambda: emulator.bus.bells.count(ORDERS))  # it is open: what comes is of the jump
+    until(lambda: emulator.bus.bells.count(ORDERS))  # wait until the stream is open
     bearer = f"Bearer {emulator.access_token}"
     assert fetch(emulator, "/admin/clock", {"jump_s": 120}, Authorization=bearer)[0] == 200
     assert not stream.next().events
 
 
 def post(emulator, path, body, token=None):
+    """Send a POST with the given or the emulator's own token, and return its status and parsed
+    JSON."""
     bearer = f"Bearer {token or emulator.access_token}"
     status, text = fetch(emulator, path, body, Authorization=bearer)
     return status, json.loads(text)
 
 
 def test_admin_expires_and_renews_the_token(emulator, client):
-    """A void token still opens the admin endpoint, where a new one is to be had; the fault is
-    counted once a call was refused, and its report tells no token."""
+    """An expired token still authorizes `/admin/token`, which returns a new one. The `expire_token`
+    fault counts as soon as a call was refused, and its report contains neither token."""
     old = emulator.access_token
     status, answer = post(emulator, "/admin/faults", {"kind": "expire_token"})
     assert (status, answer) == (200, {"number": 0})
@@ -120,8 +127,9 @@ def test_admin_expires_and_renews_the_token(emulator, client):
     assert answer["access_token"] not in text
 
 
-def test_admin_ages_out_an_id(emulator, client):
-    """An id travels as hex; the one that was named is refused afterwards."""
+def test_admin_ages_out_a_replay_id(emulator, client):
+    """The `age_out` fault takes a replay ID in hex; a subscription that starts at this ID is then
+    refused."""
     published = emulator.publish(ORDERS, [{}, {}])
     body = {"kind": "age_out", "replay_id": published[0].replay_id.hex()}
     assert post(emulator, "/admin/faults", body)[0] == 200
@@ -130,8 +138,9 @@ def test_admin_ages_out_an_id(emulator, client):
     emulator.faults.assert_consumed()
 
 
-def test_admin_stops_runs_and_deletes(emulator, client):
-    """STOP, RUN and delete over HTTP do what the model does, and the health page shows it."""
+def test_admin_stops_runs_and_deletes_managed(emulator, client):
+    """Stopping, restarting and deleting a managed subscription over HTTP affects its streams, and
+    `/health` shows the new state."""
     refused = "managed.subscription."
     change = {"name": MANAGED, "state": "STOP"}
     assert post(emulator, "/admin/managed", change) == (200, change)
@@ -169,8 +178,9 @@ def test_admin_stops_runs_and_deletes(emulator, client):
         ("/admin/managed", [], "name"),
     ],
 )
-def test_admin_says_what_is_wrong(emulator, path, body, named):
-    """What cannot be done is a 400 whose JSON names the culprit, and changes nothing."""
+def test_admin_error_names_the_offending_value(emulator, path, body, named):
+    """A request with an invalid body returns status 400 with an error that names the offending
+    field or value, and changes nothing."""
     data = json.dumps(body).encode()
     request = urllib.request.Request(
         emulator.http_url + path,
@@ -189,8 +199,9 @@ def test_admin_says_what_is_wrong(emulator, path, body, named):
     assert emulator.managed.get(MANAGED).state == "RUN"
 
 
-def test_a_token_that_was_never_ours(emulator):
-    """Only tokens of this emulator open the new doors."""
+def test_admin_rejects_an_unknown_token(emulator):
+    """`/admin/token` and `/admin/managed` return status 401 for a token that the emulator did not
+    issue, and change nothing."""
     for path, body in (("/admin/token", {}), ("/admin/managed", {"name": MANAGED, "delete": True})):
         assert post(emulator, path, body, token="x")[0] == 401
     assert emulator.managed.get(MANAGED) is not None
@@ -210,8 +221,9 @@ def test_a_token_that_was_never_ours(emulator):
         ("/admin/clock", {}, {}, 400),
     ],
 )
-def test_admin_refuses(emulator, path, body, headers, expected):
-    """Without the token, with a wrong body or type: refused, and nothing happens."""
+def test_admin_refusal_status(emulator, path, body, headers, expected):
+    """A request without a valid token, or with a wrong body or content type, is refused with the
+    matching status, and adds no fault."""
     if body is not None:
         headers = {"Authorization": f"Bearer {emulator.access_token}", **headers}
     assert fetch(emulator, path, body, **headers)[0] == expected

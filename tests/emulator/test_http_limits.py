@@ -1,4 +1,7 @@
-"""The HTTP port under nonsense, hurry and slowness: always an answer in shape, never a trace."""
+"""The HTTP port with malformed, oversized and slow requests, and with too many connections.
+
+A request gets a well-formed error of the called API, and never a traceback.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +45,19 @@ PATHS = {
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """One emulator that nonsense leaves as it is."""
+    """One emulator for all tests whose requests change nothing in it."""
     with EmulatorServer(tmp_path_factory.mktemp("emulator")) as emulator:
         yield emulator
 
 
 def exchange(emulator, *parts, end=False):
-    """Send bytes; all that comes back until the other side closes."""
+    """Send the parts over a new connection, and return all bytes received until it is closed.
+
+    With `end`, close the sending side after the last part.
+    """
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
     with socket.create_connection(address, timeout=WAIT_S) as connection:
-        with contextlib.suppress(ConnectionError):  # it may hang up while we still talk
+        with contextlib.suppress(ConnectionError):  # the server may close while we still send
             for part in parts:
                 connection.sendall(part)
             if end:
@@ -64,7 +70,7 @@ def exchange(emulator, *parts, end=False):
 
 
 def check_shape(path, status, kind, text):
-    """An error has the shape of its area."""
+    """Assert that an error response has the format of the API that `path` belongs to."""
     assert status != 500 or path.startswith("/services/Soap/"), (path, text)
     assert "Traceback" not in text
     if status < 400:
@@ -85,7 +91,8 @@ def check_shape(path, status, kind, text):
 
 
 def test_fuzz(shared, caplog):
-    """Mutations of bodies that are nearly right, at every path and method."""
+    """1,500 requests with randomly malformed bodies, over all paths and methods, get well-formed
+    responses, and the emulator logs no error."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -120,7 +127,7 @@ def test_fuzz(shared, caplog):
             path = dice.choice(list(PATHS))
             method = dice.choice(["GET", "POST", "POST", "PATCH", "DELETE", "PUT"])
             if path.endswith("YAA") and method == "DELETE":
-                continue  # it would work
+                continue  # it would succeed
             headers = {"Content-Type": dice.choice([PATHS[path]] * 5 + ["", "x", "text/plain"])}
             if path == "/services/Soap/u/50.0":
                 headers["SOAPAction"] = "login"
@@ -134,8 +141,9 @@ def test_fuzz(shared, caplog):
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/nothing", "/services/oauth2/no", "/services/data/x"])
-def test_long_and_odd_paths(shared, path):
-    """A path that goes on and on, or has odd characters, is an answer in shape too."""
+def test_long_and_unusual_paths(shared, path):
+    """A path that is extremely long or contains unusual characters also gets a well-formed
+    response."""
     for more in ("/" + "x" * 60_000, "%00", "/../..", "//", "%ff%fe", "?" + "a=b&" * 1000):
         reply = ask(shared, "GET", path + more)
         check_shape(path, reply.status, reply.headers["Content-Type"], reply.text)
@@ -154,7 +162,7 @@ def test_long_and_odd_paths(shared, path):
         (b"GET\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n", 413),
-        # The answer arrives although what the client goes on to send is never read.
+        # The response arrives although the server never reads the rest of the body.
         (b"POST / HTTP/1.1\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000, 413),
         (b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
@@ -167,8 +175,9 @@ def test_long_and_odd_paths(shared, path):
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 5000, 400),
     ],
 )
-def test_broken_requests(shared, request_bytes, status):
-    """What is no request, or too much of one, is told so in JSON; then the connection closes."""
+def test_malformed_requests(shared, request_bytes, status):
+    """A malformed or oversized request gets a JSON error with the matching status, and then the
+    connection is closed."""
     answer = exchange(shared, request_bytes, end=True)
     head, _, text = answer.partition(b"\r\n\r\n")
     assert head.split()[1] == str(status).encode()
@@ -176,8 +185,8 @@ def test_broken_requests(shared, request_bytes, status):
     assert set(json.loads(text)) == {"error"}
 
 
-def test_chunks(shared):
-    """A body in chunks, with extensions and trailers, is the body put together."""
+def test_chunked_body(shared):
+    """A chunked body, with chunk extensions and trailers, is reassembled before it is parsed."""
     body = b"grant_type=nonsense"
     chunks = b"".join(b"%x;a=b\r\n%s\r\n" % (len(part), part) for part in (body[:5], body[5:]))
     request = (
@@ -188,8 +197,8 @@ def test_chunks(shared):
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"] == "unsupported_grant_type"
 
 
-def test_deep_json(shared):
-    """Nesting that no parser likes is an error of the client's."""
+def test_deeply_nested_json(shared):
+    """JSON that is nested too deeply to be parsed is reported as a client error with status 400."""
     headers = {"Authorization": f"Bearer {shared.access_token}", "Content-Type": JSON}
     deep = b"[" * 100_000
     assert ask(shared, "POST", RECORDS, deep, headers).code == (400, "JSON_PARSER_ERROR")
@@ -199,15 +208,17 @@ def test_deep_json(shared):
 @pytest.mark.parametrize(
     ("path", "key"), [("/admin/users", "username"), ("/admin/apps", "client_id")]
 )
-def test_half_a_character(shared, path, key):
-    """JSON can name halves of characters; no store takes them, so they are refused before."""
+def test_unpaired_surrogate(shared, path, key):
+    """A JSON string with an unpaired surrogate, which cannot be stored as UTF-8, is refused with
+    status 400."""
     headers = {"Authorization": f"Bearer {shared.access_token}", "Content-Type": JSON}
     reply = ask(shared, "POST", path, json.dumps({key: "\ud800"}).encode(), headers)
     assert (reply.status, set(reply.json)) == (400, {"error"})
 
 
-def test_a_bug_is_an_answer_and_a_log(shared, monkeypatch, caplog):
-    """If the emulator itself fails, the client learns so in shape and the log has the reason."""
+def test_internal_error_is_reported_and_logged(shared, monkeypatch, caplog):
+    """If the emulator itself fails, the client gets a well-formed `server_error` without the cause,
+    and the log contains the cause."""
 
     def fail(*_args):
         raise RuntimeError("planted")
@@ -222,7 +233,8 @@ def test_a_bug_is_an_answer_and_a_log(shared, monkeypatch, caplog):
 
 
 def test_a_slow_client_is_cut_off(emulator, monkeypatch):
-    """However slowly its bytes drip in, a request has its time and no more; others go on."""
+    """A connection that sends its request byte by byte is closed after the time limit for requests;
+    other clients are still served."""
     monkeypatch.setattr(listener, "_REQUEST_S", 0.2)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
     with socket.create_connection(address, timeout=WAIT_S) as slow:
@@ -230,7 +242,7 @@ def test_a_slow_client_is_cut_off(emulator, monkeypatch):
 
         def is_cut():
             try:
-                slow.sendall(b"x")  # never silent for long
+                slow.sendall(b"x")  # it keeps sending
             except OSError:
                 return True
             return False
@@ -241,7 +253,8 @@ def test_a_slow_client_is_cut_off(emulator, monkeypatch):
 
 
 def test_connections_are_bounded(emulator, monkeypatch):
-    """One connection too many is closed; when one ends there is room again."""
+    """A connection beyond the limit is closed at once; after another one ends, a new connection is
+    accepted."""
     monkeypatch.setattr(listener, "_CONNECTIONS", 2)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
     held = [socket.create_connection(address, timeout=WAIT_S) for _ in range(2)]
@@ -252,11 +265,12 @@ def test_connections_are_bounded(emulator, monkeypatch):
     held.pop().close()
 
 
-def test_a_client_without_tls_at_the_tls_port(start):
-    """Plain bytes at the TLS port, and a handshake that never comes, keep nobody else waiting."""
+def test_plain_client_on_the_tls_port(start):
+    """Neither plain HTTP on the TLS port nor a connection that never starts a handshake blocks
+    other clients."""
     emulator, _ = start(tls=True)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))
-    with socket.create_connection(address, timeout=WAIT_S):  # says nothing
+    with socket.create_connection(address, timeout=WAIT_S):  # sends nothing
         exchange(emulator, b"GET / HTTP/1.1\r\n\r\n")
         assert ask(emulator, "GET", "/health").status == 200
         with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
@@ -266,8 +280,8 @@ def test_a_client_without_tls_at_the_tls_port(start):
         assert ask(emulator, "GET", "/health").status == 200
 
 
-def test_too_much_over_tls(start):
-    """Over TLS too the refusal of a body that is never read reaches the client."""
+def test_oversized_body_over_tls(start):
+    """Over TLS, too, the client receives status 413 for a body that is too large and never read."""
     emulator, _ = start(tls=True)
     trust = ssl.create_default_context(cafile=emulator.ca_file)
     address = ("127.0.0.1", int(emulator.http_url.rpartition(":")[2]))

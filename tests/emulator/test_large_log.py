@@ -1,4 +1,4 @@
-"""A million events in the log: flat memory, many streams, and a quick start."""
+"""A log of a million events: memory stays flat, many streams can be open, and startup is fast."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ STREAMS = 200
 LIVE = 20
 
 GROWTH_MB = 40.0
-"""What a million events may add: 16 MiB of pages, SQLite's 2, and what was not used before; kept in
-memory, the events would take some 300."""
+"""The most resident memory that a million events may add: 16 MiB of SQLite pages, 2 MiB for SQLite
+itself, and whatever was unused before. If the emulator kept the events in memory, they would take
+about 300 MB."""
 
 START_S = 2.0
-"""CPU time from the start of the process to its ready line; bytecode may have to be compiled. Not
-of the wall, which on a busy machine says little; it takes no more on one that is idle."""
+"""The most CPU time from the start of the process to its ready line, including the compilation of
+bytecode. CPU time is measured because wall time varies with the load of the machine."""
 
 
 def resident_mb(process: Process) -> float:
+    """Return the resident memory of the process in MiB."""
     lines = Path(f"/proc/{process.popen.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
 def cpu_s(process: Process) -> float:
+    """Return the CPU time that the process has used, in seconds."""
     fields = Path(f"/proc/{process.popen.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def read_all(client: Client, count: int) -> int:
-    """Read from the earliest, 100 events at a time; how many came before `count` were there."""
+    """Read the topic from the earliest event, 100 events per request, and return the number of
+    events received, which is at least `count` unless the stream ended early."""
     more = threading.Semaphore(0)
 
     def requests() -> Iterator[Any]:
@@ -62,7 +66,8 @@ def read_all(client: Client, count: int) -> int:
 
 
 def live_events_on_all(client: Client, request: Any) -> None:
-    """Open streams behind an event, and see each get what is published from then on, once."""
+    """Open `STREAMS` streams that start after the last event, and assert that each receives every
+    newly published event exactly once."""
     before = client.call("Publish", request).results[0].replay_id
     over = threading.Event()
     first = pb.FetchRequest(
@@ -83,9 +88,9 @@ def live_events_on_all(client: Client, request: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
-def test_a_million_events(spawn, tmp_path):
-    """Published over the wire and read from the earliest they take no memory; 200 streams get live
-    events beside them; and a start does not look at them all."""
+def test_million_events(spawn, tmp_path):
+    """Publishing and reading a million events over gRPC adds little memory; 200 streams then
+    receive live events; and a restart is fast because it does not read the whole log."""
     with EmulatorServer(tmp_path / "data") as emulator:
         schema_id = emulator.bus.topic(ORDERS).schema_id
         payload = emulator.bus.schema(schema_id).encode({"Order_Number__c": "x" * 100}, 0.0)

@@ -1,4 +1,5 @@
-"""ManagedSubscribe: names, the slot, commits and their refusals, and the deadline."""
+"""ManagedSubscribe: how a subscription is named, its slot (only one stream may be open at a time),
+commits and their refusals, and the commit deadline."""
 
 from __future__ import annotations
 
@@ -24,11 +25,12 @@ def orders(count):
 
 
 def state(emulator):
+    """Return the emulator's stored record of the default managed subscription."""
     return emulator.managed.get(MANAGED)
 
 
 def hold(client):
-    """Take the slot and wait until it is taken."""
+    """Open a managed stream, wait until it holds the subscription's slot, and return it."""
     stream = client.managed()
     stream.events(1)
     return stream
@@ -36,13 +38,13 @@ def hold(client):
 
 @pytest.fixture
 def filled(pair):
-    """An emulator with ten orders."""
+    """An emulator with ten published orders, its client, and the results of publishing."""
     emulator, client = pair
     return emulator, client, emulator.publish(ORDERS, orders(10))
 
 
-def test_by_name_and_by_both_forms_of_the_id(filled):
-    """Developer name, 18 and 15 characters of the id name the same subscription."""
+def test_lookup_by_name_and_by_both_id_forms(filled):
+    """The developer name and the ID with 18 or 15 characters all identify the same subscription."""
     emulator, client, published = filled
     record = state(emulator)
     assert record.subscription_id.startswith("18x")
@@ -76,13 +78,14 @@ def test_by_name_and_by_both_forms_of_the_id(filled):
     ],
 )
 def test_first_request_is_refused(client, first, suffix):
-    """A first request that breaks a rule ends the stream with that rule's error code."""
+    """A first request that breaks a rule ends the stream with the error code of that rule."""
     found = client.managed(**first).refusal()
     assert found in (P + suffix, P + "subscription." + suffix)
 
 
 def test_not_found_status(client):
-    """An unknown name is NOT_FOUND and named in the text."""
+    """An unknown developer name ends the stream with NOT_FOUND, and the error text contains the
+    name."""
     status, details, _ = client.managed(developer_name="Nobody").end()
     assert status == "NOT_FOUND"
     assert "Nobody" in details
@@ -97,14 +100,15 @@ def test_not_found_status(client):
     ],
 )
 def test_later_request_is_refused(filled, later, suffix):
-    """Empty and negative requests and another name end an open stream."""
+    """A later request ends an open stream if it is empty, requests a negative number of events, or
+    names another subscription."""
     stream = hold(filled[1])
     stream.send(later)
     assert stream.refusal() == P + suffix
 
 
 def test_name_may_be_repeated(filled):
-    """The same name or id in a later request is fine."""
+    """A later request may repeat the developer name or the ID of the stream's own subscription."""
     emulator, client, _ = filled
     stream = client.managed(num_requested=1)
     stream.events(1)
@@ -116,7 +120,7 @@ def test_name_may_be_repeated(filled):
 
 
 def test_propagation(start):
-    """A subscription is not found until it has propagated."""
+    """A new subscription is reported as not found until the propagation time has passed."""
     emulator, client = start(clock=ManualClock(), settings=Settings(propagation_s=120))
     assert client.managed().refusal() == P + "developer.name.not.found"
     emulator.clock.jump(120)
@@ -128,7 +132,8 @@ def test_propagation(start):
 
 
 def test_commit_moves_the_start_of_the_next_stream(filled):
-    """The answer comes alone, echoes the request, and the next stream begins after the position."""
+    """A commit is answered in a response without events that echoes the request's ID and position,
+    and the next stream starts after the committed position."""
     emulator, client, published = filled
     stream = client.managed()
     stream.events(10)
@@ -143,8 +148,9 @@ def test_commit_moves_the_start_of_the_next_stream(filled):
     assert [e.replay_id for e in client.managed().events(6)] == [p.replay_id for p in published[4:]]
 
 
-def test_without_a_commit_the_next_stream_begins_again(filled):
-    """Delivery alone moves nothing; default_replay EARLIEST begins at the oldest event."""
+def test_next_stream_starts_over_without_a_commit(filled):
+    """Delivery alone does not move the position: the next stream starts at the oldest event again,
+    because `default_replay` is EARLIEST."""
     _, client, published = filled
     stream = client.managed()
     stream.events(10)
@@ -154,7 +160,8 @@ def test_without_a_commit_the_next_stream_begins_again(filled):
 
 
 def test_commit_can_share_a_request_with_credit(filled):
-    """A request may both commit and ask; the answer is still a response of its own."""
+    """One request may both commit and ask for more events; the commit is still answered in a
+    response of its own."""
     _, client, published = filled
     stream = client.managed(num_requested=2)
     stream.events(2)
@@ -166,7 +173,7 @@ def test_commit_can_share_a_request_with_credit(filled):
 
 
 def test_commit_request_id_may_be_empty(filled):
-    """A commit without an id of its own is answered."""
+    """A commit without a `commit_request_id` is accepted and answered."""
     _, client, published = filled
     stream = client.managed()
     stream.events(10)
@@ -175,7 +182,7 @@ def test_commit_request_id_may_be_empty(filled):
 
 
 def test_eight_byte_form_is_committed(filled):
-    """The eight-byte form of an id is accepted for commits as well."""
+    """A commit accepts the first eight bytes of a replay ID in place of the full ID."""
     emulator, client, published = filled
     stream = client.managed()
     stream.events(10)
@@ -185,7 +192,8 @@ def test_eight_byte_form_is_committed(filled):
 
 
 def test_commits_coalesce(start):
-    """Commits that wait together share one answer with the values of the last."""
+    """Commits that are pending at the same time share one answer, with the values of the last
+    one."""
     emulator, client = start(settings=Settings(commit_answer_delay_s=0.2))
     published = emulator.publish(ORDERS, orders(5))
     stream = client.managed()
@@ -198,8 +206,10 @@ def test_commits_coalesce(start):
 
 @pytest.mark.parametrize("tip", ["none", "sent", "org"])
 @pytest.mark.parametrize("pending", [True, False])
-def test_shape_of_an_answer(start, tip, pending):
-    """Settings say whether an answer carries a position and the pending number."""
+def test_commit_answer_settings(start, tip, pending):
+    """Settings determine whether a commit's answer contains a latest replay ID (that of the last
+    event sent or of the org), and whether it contains the number of outstanding requested
+    events."""
     emulator, client = start(
         settings=Settings(commit_answer_tip=tip, commit_answer_pending=pending)
     )
@@ -216,7 +226,8 @@ def test_shape_of_an_answer(start, tip, pending):
 
 
 def test_refusals_leave_the_stream_open(filled):
-    """Missing, garbage, undelivered and backward positions are answered with COMMIT errors."""
+    """A commit of a missing, malformed, undelivered or earlier position is answered with a COMMIT
+    error; the committed position stays, and the stream still accepts a valid commit."""
     emulator, client, published = filled
     stream = client.managed(num_requested=5)
     stream.events(5)
@@ -241,8 +252,9 @@ def test_refusals_leave_the_stream_open(filled):
     assert not stream.answer().HasField("error")
 
 
-def test_the_committed_position_is_always_accepted(filled):
-    """Committing the same id again succeeds, also on a stream that has not delivered it."""
+def test_committed_position_can_be_committed_again(filled):
+    """Committing the same replay ID again succeeds, even on a stream that has not delivered that
+    event."""
     _, client, published = filled
     stream = client.managed()
     stream.events(10)
@@ -255,8 +267,9 @@ def test_the_committed_position_is_always_accepted(filled):
     assert not again.answer().HasField("error")
 
 
-def test_a_position_of_another_stream_is_refused(filled):
-    """What an earlier stream delivered, but not this one, cannot be committed."""
+def test_commit_refuses_an_event_of_an_earlier_stream(filled):
+    """An event that only an earlier stream has delivered cannot be committed on the current
+    stream."""
     _, client, published = filled
     first = client.managed()
     first.events(10)
@@ -268,9 +281,9 @@ def test_a_position_of_another_stream_is_refused(filled):
     assert second.answer().error.code == pb.COMMIT
 
 
-def test_an_event_of_another_topic_is_refused(start):
-    """Between two events that were delivered lies one that was not; every one of the delivered ones
-    can be committed, whatever the topic's first was."""
+def test_commit_refuses_an_event_of_another_topic(start):
+    """A position that lies between two delivered events but belongs to another topic's event cannot
+    be committed; each delivered event can."""
     emulator, client = start(settings=Settings(commit_answer_delay_s=0))
     first = emulator.publish(ORDERS, orders(2))
     (other,) = emulator.publish(ACCOUNTS, [{}])
@@ -282,8 +295,9 @@ def test_an_event_of_another_topic_is_refused(start):
         assert stream.answer().HasField("error") is not is_good
 
 
-def test_keepalive_tip_can_be_committed(start):
-    """The position of a keepalive counts as delivered, and the next stream begins after it."""
+def test_keepalive_position_can_be_committed(start):
+    """The position in a keepalive counts as delivered: it can be committed, and the next stream
+    starts after it."""
     emulator, client = start(settings=Settings(keepalive_s=0.05))
     emulator.bus.skip_positions(7)
     stream = client.managed()
@@ -295,7 +309,8 @@ def test_keepalive_tip_can_be_committed(start):
 
 
 def test_expired_position(start):
-    """Once the committed id has aged out a stream begins at errorRecoveryReplay."""
+    """If the committed replay ID has expired, the next stream starts at `error_recovery_replay`,
+    here the earliest retained event."""
     emulator, client = start(clock=ManualClock(), settings=Settings(commit_answer_delay_s=0))
     published = emulator.publish(ORDERS, orders(3))
     stream = client.managed()
@@ -310,7 +325,8 @@ def test_expired_position(start):
 
 
 def test_commit_deadline(start):
-    """1,800 s after the last commit the stream ends with DEADLINE_EXCEEDED; any commit counts."""
+    """A stream ends with DEADLINE_EXCEEDED 1,800 s after its last commit; a repeated commit of the
+    same position also extends the deadline."""
     emulator, client = start(clock=ManualClock(), settings=Settings(commit_answer_delay_s=0))
     (event,) = emulator.publish(ORDERS, orders(1))
     stream = hold(client)
@@ -326,8 +342,9 @@ def test_commit_deadline(start):
 
 
 @pytest.mark.parametrize("counts", [False, True])
-def test_whether_a_commit_keeps_an_idle_stream_open(start, counts):
-    """By default it does not, which is the harder case; with the setting the 60 s begin anew."""
+def test_commit_and_the_idle_timeout(start, counts):
+    """By default a commit does not extend the 60 s after which an idle stream is closed, which is
+    the harder case for a client; with `commits_reset_idle` it does."""
     settings = Settings(commits_reset_idle=counts, commit_answer_delay_s=0)
     emulator, client = start(clock=ManualClock(), settings=settings)
     (event,) = emulator.publish(ORDERS, orders(1))
@@ -343,8 +360,9 @@ def test_whether_a_commit_keeps_an_idle_stream_open(start, counts):
     assert stream.end()[0] == "OK"
 
 
-def test_half_close_answers_first(start):
-    """Commits still unanswered when the client half-closes are answered before the end."""
+def test_half_close_answers_pending_commits(start):
+    """Commits that are still unanswered when the client half-closes are answered before the stream
+    ends."""
     emulator, client = start(settings=Settings(commit_answer_delay_s=60))
     (event,) = emulator.publish(ORDERS, orders(1))
     stream = hold(client)
@@ -357,8 +375,9 @@ def test_half_close_answers_first(start):
 # States.
 
 
-def test_stop_ends_the_stream_and_forgets_the_position(filled):
-    """STOP ends the stream, refuses new ones, and RUN begins at default_replay again."""
+def test_stop_ends_the_stream_and_deletes_the_position(filled):
+    """Setting the state to STOP ends the stream, refuses new ones and deletes the committed
+    position; after RUN, the next stream starts at `default_replay` again."""
     emulator, client, published = filled
     stream = client.managed()
     stream.events(10)
@@ -373,7 +392,8 @@ def test_stop_ends_the_stream_and_forgets_the_position(filled):
 
 
 def test_delete_ends_the_stream(filled):
-    """Deleting ends the stream with config.deleted; afterwards the name is not found."""
+    """Deleting a subscription ends its stream with `config.deleted`; afterwards its name is not
+    found."""
     emulator, client, _ = filled
     stream = hold(client)
     emulator.managed.delete(MANAGED)
@@ -385,7 +405,8 @@ def test_delete_ends_the_stream(filled):
 
 
 def test_second_stream_is_refused(filled):
-    """While a stream is open a second one gets ALREADY_EXISTS; the first goes on."""
+    """While a stream is open, a second one gets ALREADY_EXISTS, and the first continues to receive
+    events."""
     emulator, client, _ = filled
     first = hold(client)
     status, _, trailers = client.managed().end()
@@ -397,7 +418,8 @@ def test_second_stream_is_refused(filled):
 
 @pytest.mark.parametrize("how", ["half_close", "cancel", "channel"])
 def test_slot_is_free_after_the_end(filled, how):
-    """Half-close, cancel and a closed channel free the slot within a second."""
+    """Half-closing, cancelling the call and closing the channel each free the slot within a
+    second."""
     emulator, client, _ = filled
     stream = hold(client)
     if how == "half_close":
@@ -412,7 +434,8 @@ def test_slot_is_free_after_the_end(filled, how):
 
 
 def test_slot_release_setting(start):
-    """slot_release_s keeps the slot taken after the end of its stream."""
+    """With `slot_release_s` the slot stays occupied for that many seconds after its stream has
+    ended."""
     emulator, client = start(clock=ManualClock(), settings=Settings(slot_release_s=15))
     emulator.publish(ORDERS, orders(1))
     stream = hold(client)
@@ -437,9 +460,10 @@ for response in stub.ManagedSubscribe(iter(requests.get, None), metadata=metadat
 
 
 def test_slot_is_free_soon_after_a_kill(filled):
-    """A client process killed with SIGKILL while its stream is idle holds the slot no longer.
+    """The slot of a client process becomes free after the process is killed with SIGKILL while its
+    stream is idle.
 
-    Within a second, that is; five are for a machine that has much else to do.
+    This usually takes less than a second; the timeout of five seconds is for a busy machine.
     """
     emulator, client, _ = filled
     values = [value for _, value in emulator.metadata]

@@ -1,4 +1,5 @@
-"""The model's small parts, without any wire: ids, counts, settings, clock, schemas, bus."""
+"""The parts of the emulator's model that need no gRPC or HTTP: replay IDs, counters, settings, the
+clock, schemas, and the event bus."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ POSITIONS = st.integers(0, 2**53 - 1)
 
 @pytest.mark.parametrize("length", REPLAY_ID_LENGTHS)
 @given(position=POSITIONS)
-def test_ids_are_a_bijection(length, position):
-    """Every position has one id of the asked length, and every id reads as its position."""
+def test_replay_ids_are_a_bijection(length, position):
+    """Every position has exactly one replay ID of the configured length, and the ID maps back to
+    the position."""
     ids = ReplayIds(length)
     assert len(ids.mint(position)) == length
     assert ids.read(ids.mint(position)) == position
@@ -31,7 +33,8 @@ def test_ids_are_a_bijection(length, position):
 
 @pytest.mark.parametrize("length", REPLAY_ID_LENGTHS)
 def test_byte_order_is_never_arrival_order(length):
-    """No four neighbours among the first 100,000 are in order as bytes, in either direction."""
+    """Among the first 100,000 replay IDs, no four consecutive ones are sorted as bytes, in
+    ascending or descending order, so no client can rely on their byte order."""
     ids = ReplayIds(length)
     minted = [ids.mint(position) for position in range(1, 100_001)]
     for start in range(len(minted) - 3):
@@ -41,8 +44,9 @@ def test_byte_order_is_never_arrival_order(length):
 
 
 @given(position=POSITIONS)
-def test_usual_form(position):
-    """Ten bytes: a number below 2**53 and two zero bytes; its first eight are accepted back."""
+def test_ten_byte_form(position):
+    """A ten-byte replay ID is a number below 2**53 followed by two zero bytes, and its first eight
+    bytes alone are accepted as well."""
     ids = ReplayIds(10)
     minted = ids.mint(position)
     assert minted[8:] == b"\x00\x00"
@@ -51,15 +55,17 @@ def test_usual_form(position):
 
 
 @given(garbage=st.binary(max_size=30))
-def test_garbage_is_no_position_of_a_young_bus(garbage):
-    """Random bytes read as nothing or as a position that no bus has reached."""
+def test_random_bytes_are_not_a_valid_position(garbage):
+    """Random bytes map to no position, or to one so high that a bus with few events has not reached
+    it."""
     position = ReplayIds(10).read(garbage)
     assert position is None or position > 1000
 
 
 @pytest.mark.parametrize("length", [12, 24])
 def test_long_ids_cannot_be_shortened(length):
-    """The unusual forms are accepted whole or not at all, and hold 0xff and 0x00."""
+    """Replay IDs of 12 and 24 bytes contain 0xff and 0x00, and are rejected if they are shortened
+    or altered."""
     ids = ReplayIds(length)
     minted = ids.mint(5)
     assert minted[8:10] == b"\xff\x00"
@@ -71,8 +77,9 @@ def test_long_ids_cannot_be_shortened(length):
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 10)), max_size=30),
     st.sets(st.integers(1, 60), min_size=5),
 )
-def test_redelivered_is_what_a_set_would_say(responses, topic):
-    """Counting by ranges gives what remembering each position would give."""
+def test_redelivered_count_equals_that_of_a_set(responses, topic):
+    """The redelivery counter, which stores ranges, counts the same as a set of all delivered
+    positions."""
     positions = sorted(topic)
     count, seen, redelivered = Count(), set(), 0
     for after, size in responses:
@@ -99,14 +106,15 @@ def test_redelivered_is_what_a_set_would_say(responses, topic):
         {"events_per_response": True},
     ],
 )
-def test_settings_that_cannot_be(values):
-    """A value out of range is refused, and the text names the setting."""
+def test_invalid_settings(values):
+    """An invalid value raises `ValueError`, whose message contains the setting's name."""
     with pytest.raises(ValueError, match=next(iter(values))):
         Settings.from_mapping(values)
 
 
 def test_clock_jumps():
-    """A jump adds to the time and wakes listeners; time cannot go back."""
+    """A jump adds to the current time and wakes listeners, and a negative jump raises
+    `ValueError`."""
     clock = Clock()
     woken = threading.Event()
     clock.on_jump(woken.set)
@@ -123,14 +131,16 @@ def test_clock_jumps():
 
 @settings(max_examples=300)
 @given(payload=st.binary(max_size=200))
-def test_check_never_fails_otherwise(payload):
-    """Any bytes are one datum or a SchemaProblem; fastavro's other exceptions do not get out."""
+def test_check_raises_only_schema_problems(payload):
+    """For any bytes, `Schema.check` either succeeds or raises `SchemaProblem`, and never another
+    exception of fastavro."""
     schema = _account_schema()
     with contextlib.suppress(SchemaProblem):
         schema.check(payload)
 
 
 def _account_schema(cache: list[Schema] = []) -> Schema:  # noqa: B006 - a cache on purpose
+    """Return the schema of the default seed's account change events, which is loaded only once."""
     if not cache:
         from sfpubsub.emulator.org import seed
 
@@ -138,8 +148,9 @@ def _account_schema(cache: list[Schema] = []) -> Schema:  # noqa: B006 - a cache
     return cache[0]
 
 
-def test_encode_refuses_what_does_not_fit():
-    """Unknown fields and wrong values are named."""
+def test_encode_rejects_invalid_values():
+    """Encoding a value with an unknown field or a wrong type raises `SchemaProblem` with the name
+    of the field or the schema, and a valid value passes."""
     schema = _account_schema()
     with pytest.raises(SchemaProblem, match="no field Nope"):
         schema.encode({"Nope": 1}, 0.0)
@@ -149,7 +160,7 @@ def test_encode_refuses_what_does_not_fit():
 
 
 def test_retention(start):
-    """Events go after 72 h and not before, on all their topics; new ones are kept."""
+    """An event expires after exactly 72 h, together with its replay ID; a newer event stays."""
     emulator, _ = start(clock=ManualClock())
     (old,) = emulator.publish(ORDERS, [{}])
     emulator.clock.jump(72 * 3600 - 1)
@@ -163,7 +174,7 @@ def test_retention(start):
 
 
 def test_age_out(emulator):
-    """An id can be made too old by hand; those after it stay good."""
+    """`age_out` expires an event and all events before it; the ones after it stay valid."""
     published = emulator.publish(ORDERS, [{}, {}, {}])
     emulator.bus.age_out(published[1].replay_id)
     alive = [emulator.bus.position(p.replay_id) is not None for p in published]
@@ -171,7 +182,8 @@ def test_age_out(emulator):
 
 
 def test_publishing_from_many_threads(emulator):
-    """Positions are unique and none is lost when many publish at once."""
+    """When ten threads publish at the same time, no event is lost and each gets a unique replay
+    ID."""
     results = []
     threads = [
         threading.Thread(target=lambda: results.extend(emulator.publish(ORDERS, [{}] * 20)))

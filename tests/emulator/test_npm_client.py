@@ -1,4 +1,5 @@
-"""The most used client of another language works against the emulator as it is published."""
+"""The most widely used Pub/Sub API client in another language works against the emulator in its
+published form."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "npm_client.sh"
 
 LONGEST_S = 600
-"""With the download of the package; a run without it takes seconds."""
+"""Timeout of the script. It includes the download of the package; without it a run takes
+seconds."""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    not (shutil.which("node") and shutil.which("npm")), reason="node and npm are not there"
+    not (shutil.which("node") and shutil.which("npm")), reason="node and npm are not installed"
 )
-def test_the_npm_client():
-    """Every kind of sign-in, publishing, subscribing, resuming, and a managed subscription whose
-    Tooling record it reads first, over TLS."""
+def test_npm_client():
+    """Over TLS, the npm client signs in with each of its four methods, publishes, subscribes,
+    resumes, and runs a managed subscription whose Tooling record it reads first."""
     done = subprocess.run(
         [str(SCRIPT)],
         env={**os.environ, "PYTHON": sys.executable},

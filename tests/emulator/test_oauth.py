@@ -1,4 +1,4 @@
-"""Signing in: every flow, what it answers, and what the others are told."""
+"""Signing in: each OAuth flow and SOAP, what they return, and how invalid requests are refused."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ MISSING = (400, "invalid_request", "a parameter of this grant type is missing")
 
 
 def pem(key: Any) -> str:
+    """Return the public part of a key as PEM text."""
     return (
         key.public_key()
         .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
@@ -53,13 +54,13 @@ def pem(key: Any) -> str:
 
 @pytest.fixture(scope="module")
 def key() -> Any:
-    """The private key of the app."""
+    """The private key of the connected app."""
     return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: Any, key: Any) -> Any:
-    """One emulator over TLS for the tests that leave nothing behind."""
+    """One emulator over TLS, for the tests that leave no state behind."""
     directory = tmp_path_factory.mktemp("emulator")
     with EmulatorServer(directory, tls=True) as emulator:
         emulator.accounts.put_app("emulator", public_key=pem(key))
@@ -72,6 +73,8 @@ def shared(tmp_path_factory: Any, key: Any) -> Any:
 
 
 def assertion(emulator: Any, key: Any, algorithm: str = "RS256", **changes: Any) -> str:
+    """Return a signed JWT assertion. `changes` overrides claims: None removes one, and a function
+    is called for its value."""
     claims = {
         "iss": "emulator",
         "sub": USER["username"],
@@ -79,7 +82,7 @@ def assertion(emulator: Any, key: Any, algorithm: str = "RS256", **changes: Any)
         "exp": int(time.time()) + 170,
         **changes,
     }
-    # What depends on the time is a function: tests are collected minutes before they run.
+    # Claims that depend on the time are functions: tests are collected minutes before they run.
     given = {name: value() if callable(value) else value for name, value in claims.items()}
     claims = {name: value for name, value in given.items() if value is not None}
     return jwt.encode(claims, key, algorithm=algorithm)
@@ -89,6 +92,7 @@ FLOWS = ["client_credentials", "password", "refresh_token", JWT_BEARER]
 
 
 def sign_in(emulator: Any, key: Any, grant_type: str) -> Any:
+    """Request a token with a grant type and valid credentials, and return the response."""
     if grant_type == JWT_BEARER:
         fields = {"grant_type": JWT_BEARER, "assertion": assertion(emulator, key)}
         return form(emulator, "/services/oauth2/token", fields)
@@ -97,8 +101,9 @@ def sign_in(emulator: Any, key: Any, grant_type: str) -> Any:
 
 
 @pytest.mark.parametrize("grant_type", FLOWS)
-def test_a_flow_opens_the_org(shared, key, grant_type):
-    """Over TLS each flow gives a token that opens gRPC, in the answer's documented shape."""
+def test_flow_returns_a_valid_token(shared, key, grant_type):
+    """Over TLS each flow returns an answer of the documented form, with a token that authorizes
+    gRPC calls."""
     before = time.time()
     reply = sign_in(shared, key, grant_type)
     assert reply.status == 200
@@ -130,7 +135,8 @@ def test_a_flow_opens_the_org(shared, key, grant_type):
 
 
 def test_credentials_in_a_basic_header(shared):
-    """Client id and secret are read from a Basic header too, as some clients send them."""
+    """The client ID and secret are also accepted in a Basic header, as some clients send them; a
+    header that is wrong or malformed returns status 400."""
     basic = base64.b64encode(f"{APP['client_id']}:{APP['client_secret']}".encode()).decode()
     fields = {"grant_type": "client_credentials"}
     path = "/services/oauth2/token"
@@ -165,7 +171,7 @@ def test_credentials_in_a_basic_header(shared):
         ("refresh_token", {}, MISSING),
         ("refresh_token", {"refresh_token": REFRESH, "client_secret": "wrong"}, NO_SECRET),
         ("refresh_token", {"refresh_token": "wrong"}, "expired"),
-        # A refresh token is good for the app that it was made for, and for no other.
+        # A refresh token is valid only for the app that it was issued to.
         (
             "refresh_token",
             {"refresh_token": REFRESH, "client_id": "bare", "client_secret": "bare-secret"},
@@ -183,15 +189,15 @@ def test_credentials_in_a_basic_header(shared):
         (JWT_BEARER, {}, MISSING),
     ],
 )
-def test_who_gets_no_token(shared, grant_type, fields, expected):
-    """Each reason has the service's own code and words."""
+def test_refused_sign_ins(shared, grant_type, fields, expected):
+    """Each refused sign-in returns the error code and description that the real service uses."""
     if expected == "expired":
         expected = (400, INVALID_GRANT, "expired access/refresh token")
     assert token(shared, grant_type, **fields).error == expected
 
 
-def test_an_app_may_refresh_without_its_secret(shared):
-    """The secret is optional where a refresh token is given."""
+def test_refresh_without_the_client_secret(shared):
+    """An app may use its refresh token without its client secret."""
     fields = {"grant_type": "refresh_token", "client_id": "emulator", "refresh_token": REFRESH}
     assert form(shared, "/services/oauth2/token", fields).status == 200
 
@@ -224,15 +230,17 @@ def test_an_app_may_refresh_without_its_secret(shared):
         ({"iss": "gone", "sub": "gone@example.com"}, INACTIVE),
     ],
 )
-def test_claims_of_an_assertion(shared, key, changes, expected):
-    """Issuer, subject, audience and expiry are checked, each with its own answer."""
+def test_assertion_claims(shared, key, changes, expected):
+    """Issuer, subject, audience and expiry of a JWT assertion are checked, and an invalid one
+    returns the matching error."""
     fields = {"grant_type": JWT_BEARER, "assertion": assertion(shared, key, **changes)}
     reply = form(shared, "/services/oauth2/token", fields)
     assert reply.status == 200 if expected is None else reply.error == expected
 
 
-def test_signature_of_an_assertion(shared, key):
-    """An assertion that another key signed, or none, or a secret, opens nothing."""
+def test_assertion_signature(shared, key):
+    """A JWT assertion is refused if it is unsigned, malformed, or signed with another key or
+    algorithm."""
     other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     good = assertion(shared, key)
     head, claims, signature = good.split(".")
@@ -254,16 +262,18 @@ def test_signature_of_an_assertion(shared, key):
         assert form(shared, "/services/oauth2/token", fields).error == BAD_ASSERTION, text
 
 
-def test_an_assertion_outlives_a_jump_of_the_clock(start, key):
-    """A client's clock knows nothing of jumps, so assertions are judged without them."""
+def test_assertion_ignores_clock_jumps(start, key):
+    """A JWT assertion is checked against real time, because a client does not know that the
+    emulator's clock was moved forward."""
     emulator, _ = start()
     emulator.accounts.put_app("emulator", public_key=pem(key))
     emulator.clock.jump(73 * 3600)
     assert sign_in(emulator, key, JWT_BEARER).status == 200
 
 
-def test_a_public_key_must_be_readable(emulator):
-    """Nonsense, and a key that RS256 cannot use, are refused when they are given."""
+def test_invalid_public_key(emulator):
+    """A public key that is malformed, or that RS256 cannot use, is refused when it is set, and the
+    app stays unchanged."""
     for text in ("x", pem(ec.generate_private_key(ec.SECP256R1())), "-----BEGIN CERTIFICATE-----"):
         with pytest.raises(EmulatorProblem, match="not an RSA key"):
             emulator.accounts.put_app("emulator", public_key=text)
@@ -272,8 +282,9 @@ def test_a_public_key_must_be_readable(emulator):
     assert emulator.accounts.app("emulator").public_key == ""
 
 
-def test_a_public_key_without_the_extra(emulator, key, monkeypatch):
-    """Without PyJWT the flow is refused where its key is given, and the extra is named."""
+def test_public_key_without_pyjwt(emulator, key, monkeypatch):
+    """Without PyJWT, setting a public key raises an error that names the extra to install; flows
+    other than JWT bearer still work."""
     monkeypatch.setitem(sys.modules, "jwt", None)
     with pytest.raises(EmulatorProblem, match=r"sfpubsub\[emulator\]"):
         emulator.accounts.put_app("emulator", public_key=pem(key))
@@ -281,8 +292,9 @@ def test_a_public_key_without_the_extra(emulator, key, monkeypatch):
     assert sign_in(emulator, key, JWT_BEARER).error[1] == "server_error"
 
 
-def test_rotation(start):
-    """With rotation a refresh token is good once; its answer brings the next."""
+def test_refresh_token_rotation(start):
+    """With `rotate_refresh_tokens` a refresh token can be used only once, and the answer contains
+    the next one."""
     emulator, _ = start(settings=Settings(rotate_refresh_tokens=True))
     first = token(emulator, "refresh_token", refresh_token=REFRESH)
     second = first.json["refresh_token"]
@@ -292,8 +304,9 @@ def test_rotation(start):
     assert token(emulator, "refresh_token", refresh_token=second).status == 200
 
 
-def test_one_of_many_rotates(start):
-    """Of requests with one refresh token at a time exactly one gets the next."""
+def test_concurrent_refresh_token_rotation(start):
+    """If eight requests use the same rotating refresh token at the same time, exactly one
+    succeeds."""
     emulator, _ = start(settings=Settings(rotate_refresh_tokens=True))
     with ThreadPoolExecutor(8) as pool:
         replies = pool.map(
@@ -307,7 +320,8 @@ def bearer(access_token: str) -> dict[str, str]:
 
 
 def test_userinfo(emulator):
-    """GET and POST say whose a token is, and so does the id URL; the org's id has 18 characters."""
+    """GET and POST on the userinfo endpoint, and GET on the token's id URL, return the token's user
+    and the 18-character ID of the org."""
     answer = token(emulator, "password", **USER).json
     for reply in (
         ask(emulator, "GET", USERINFO, headers=bearer(answer["access_token"])),
@@ -332,14 +346,15 @@ def test_userinfo(emulator):
     ("headers", "text"),
     [({}, "Missing_OAuth_Token"), ({"Authorization": "Bearer x"}, "Bad_OAuth_Token")],
 )
-def test_userinfo_without_a_good_token(shared, headers, text):
-    """Here the service says 403 in plain text."""
+def test_userinfo_without_a_valid_token(shared, headers, text):
+    """The userinfo endpoint answers a missing or unknown token with status 403 in plain text, as
+    the real service does."""
     reply = ask(shared, "GET", USERINFO, headers=headers)
     assert (reply.status, reply.text) == (403, text)
 
 
-def test_id_of_somebody_else(shared):
-    """The id URL of another org or user is closed."""
+def test_id_url_of_another_org_or_user(shared):
+    """The id URL returns status 403 for another org or another user."""
     headers = bearer(shared.access_token)
     reply = ask(shared, "GET", f"/id/00D000000000062EAA/{user_id(1)}", headers=headers)
     assert (reply.status, reply.text) == (403, "Wrong_Org")
@@ -348,8 +363,8 @@ def test_id_of_somebody_else(shared):
 
 
 def test_revoking_a_token(emulator, client):
-    """A revoked token is refused by every door; the stream that it opened lives on, as on the
-    service; other tokens stay good."""
+    """A revoked token is refused by gRPC, userinfo and REST; the stream that it opened continues,
+    as on the real service, and other tokens stay valid."""
     given = token(emulator).json["access_token"]
     client.metadata = (("accesstoken", given), *emulator.metadata[1:])
     stream = client.subscribe()
@@ -370,34 +385,35 @@ def test_revoking_a_token(emulator, client):
 
 
 def test_revoking_a_refresh_token(emulator):
-    """It takes along what was made from it, and nothing else; a restart brings it not back."""
+    """Revoking a refresh token also revokes the access tokens that were issued for it, but no
+    others; setting the same refresh token again does not restore it."""
     made = token(emulator, "refresh_token", refresh_token=REFRESH).json["access_token"]
     other = token(emulator).json["access_token"]
     assert form(emulator, REVOKE, {"token": REFRESH}).status == 200
     assert ask(emulator, "GET", USERINFO, headers=bearer(made)).status == 403
     assert ask(emulator, "GET", USERINFO, headers=bearer(other)).status == 200
     assert token(emulator, "refresh_token", refresh_token=REFRESH).error[1] == INVALID_GRANT
-    emulator.accounts.put_app("emulator", refresh_token=REFRESH)  # as a seed does at each start
+    emulator.accounts.put_app("emulator", refresh_token=REFRESH)  # as at each start with a seed
     assert token(emulator, "refresh_token", refresh_token=REFRESH).error[1] == INVALID_GRANT
 
 
-def test_tokens_expire_by_the_clock(start):
-    """A token lives as long as the setting says; then calls are refused and streams end, and a
-    sign-in gives a good one."""
+def test_tokens_expire_on_the_emulator_clock(start):
+    """A token expires after `token_lifetime_s` of the emulator's clock: calls are then refused and
+    streams end, until the client signs in again."""
     emulator, client = start(clock=ManualClock(), settings=Settings(token_lifetime_s=900))
     given = token(emulator).json["access_token"]
     client.metadata = (("accesstoken", given), *emulator.metadata[1:])
     plain, managed = client.subscribe(), client.managed()
     publishing = client.stream("PublishStream")
     publishing.send(pb.PublishRequest(topic_name=ORDERS))
-    assert publishing.refusal() == "publish.event.count.invalid"  # it was open
+    assert publishing.refusal() == "publish.event.count.invalid"  # the stream was open
     streams = emulator._world.streams
     until(lambda: [each.pending for each in streams.all()] == [100, 100], "both requests")
     emulator.clock.jump(60)
     publishing = client.stream("PublishStream")
     assert publishing.silent(0.05)
     emulator.clock.jump(839)
-    assert plain.next().pending_num_requested == 100  # the keepalive of this long silence
+    assert plain.next().pending_num_requested == 100  # the keepalive that is due by now
     assert client.call("GetTopic", TOPIC).topic_name == ORDERS
     emulator.clock.jump(1)
     assert plain.refusal() == managed.refusal() == "service.auth.error"
@@ -408,8 +424,8 @@ def test_tokens_expire_by_the_clock(start):
     assert client.call("GetTopic", TOPIC).topic_name == ORDERS
 
 
-def test_a_stream_ends_at_the_expiry_without_a_jump(start):
-    """An idle stream notices the time by itself."""
+def test_stream_ends_when_its_token_expires(start):
+    """An idle stream ends when its token expires in real time, without any jump of the clock."""
     emulator, client = start(settings=Settings(token_lifetime_s=0.3))
     publishing = client.stream("PublishStream")
     stream = client.subscribe()
@@ -417,8 +433,8 @@ def test_a_stream_ends_at_the_expiry_without_a_jump(start):
     assert emulator.clock.now() > 0
 
 
-def test_admin_ends_one_token(emulator, client):
-    """The admin endpoint expires one token: its streams end, other tokens stay good."""
+def test_admin_expires_one_token(emulator, client):
+    """`/admin/token` expires the given token and ends its streams; other tokens stay valid."""
     given = token(emulator).json["access_token"]
     client.metadata = (("accesstoken", given), *emulator.metadata[1:])
     stream = client.subscribe()
@@ -431,8 +447,8 @@ def test_admin_ends_one_token(emulator, client):
 
 
 def test_sign_ins_survive_a_restart(tmp_path):
-    """Tokens, users, apps and used-up refresh tokens are those of before; the sign-ins of others
-    change nothing about the emulator's own token."""
+    """Tokens, users, revoked tokens and used refresh tokens are the same after a restart, and so is
+    the emulator's own token."""
     settings = Settings(rotate_refresh_tokens=True)
     with EmulatorServer(tmp_path, settings=settings) as emulator:
         own = emulator.access_token
@@ -453,7 +469,8 @@ def test_sign_ins_survive_a_restart(tmp_path):
 
 
 def test_tokens_are_bounded(emulator, monkeypatch):
-    """Of many sign-ins the oldest is forgotten; the emulator's own token never is."""
+    """When there are more sign-ins than tokens are kept, the oldest tokens become invalid, but
+    never the emulator's own."""
     monkeypatch.setattr("sfpubsub.emulator.org.sessions._MOST_TOKENS", 3)
     given = [token(emulator).json["access_token"] for _ in range(5)]
     good = [ask(emulator, "GET", USERINFO, headers=bearer(item)).status for item in given]
@@ -462,8 +479,9 @@ def test_tokens_are_bounded(emulator, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["/services/oauth2/token", REVOKE])
-def test_forms_only(shared, path):
-    """GET, JSON, a parameter twice, too many, and bytes that are no text are refused in shape."""
+def test_token_endpoints_accept_only_valid_forms(shared, path):
+    """GET, JSON, a duplicate parameter, too many parameters, and invalid UTF-8 each return an
+    `invalid_request` error."""
     assert ask(shared, "GET", path).error == (400, "invalid_request", "must use HTTP POST")
     kind = {"Content-Type": "application/json"}
     form_kind = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -478,7 +496,7 @@ def test_forms_only(shared, path):
 
 
 def test_secrets_stay_out_of_logs_and_reprs(emulator, key, caplog):
-    """No password, secret or token is in a log line, in a repr, or on the health page."""
+    """No password, secret or token appears in the log, in a repr, or on the health page."""
     caplog.set_level(logging.DEBUG, "sfpubsub.emulator")
     emulator.accounts.put_app("emulator", public_key=pem(key))
     given = [sign_in(emulator, key, flow).json["access_token"] for flow in FLOWS]
@@ -489,7 +507,7 @@ def test_secrets_stay_out_of_logs_and_reprs(emulator, key, caplog):
     told = caplog.text + health + repr([accounts.app("emulator"), accounts.user(USER["username"])])
     assert "signed in with grant type password" in caplog.text
     for secret in (*given, *APP.values(), USER["password"], REFRESH, "a-wrong-secret"):
-        if secret != "emulator":  # the client id is no secret
+        if secret != "emulator":  # "emulator" is also the client ID, which is not secret
             assert secret not in told
 
 
@@ -501,16 +519,19 @@ SOAP = (
 
 
 def soap(emulator: Any, text: str, version: str = "50.0", action: str = '""') -> Any:
+    """Post a SOAP request to an API version, and return the response."""
     headers = {"Content-Type": "text/xml", "SOAPAction": action}
     return ask(emulator, "POST", f"/services/Soap/u/{version}", text.encode(), headers)
 
 
 def between(text: str, name: str) -> str:
+    """Return the text of the first XML element with this name, or an empty string."""
     return text.partition(f"<{name}>")[2].partition(f"</{name}>")[0]
 
 
 def test_soap_login(emulator):
-    """Username and password give a session; values are unescaped; the rest are faults."""
+    """A SOAP login with a username and password, whose XML entities are decoded, returns a session;
+    a wrong password, an unsupported version and a malformed request each return a fault."""
     emulator.accounts.put_user("a&b@example.com", "<secret>")
     reply = soap(emulator, SOAP.format("a&amp;b@example.com", "&lt;secret&gt;"))
     assert reply.status == 200
@@ -527,8 +548,9 @@ def test_soap_login(emulator):
         assert between(soap(emulator, nonsense).text, "faultcode") == "soapenv:Client"
 
 
-def test_soap_reads_xml_as_a_parser_does(emulator):
-    """CDATA, prefixes, comments and another encoding, as clients send them, sign in."""
+def test_soap_login_xml_features(emulator):
+    """A SOAP login may use CDATA sections, namespace prefixes, comments and another encoding, as
+    clients do."""
     emulator.accounts.put_user("müller@example.com", "a<b&c")
     name, word = "<![CDATA[müller@example.com]]>", "a<![CDATA[<b]]>&#38;<!-- - -->c"
     prefixed = (
@@ -544,9 +566,9 @@ def test_soap_reads_xml_as_a_parser_does(emulator):
     assert ask(emulator, "POST", path, latin, headers).status == 200
 
 
-def test_soap_user_info_by_number(emulator):
-    """Clients read serverUrl, sessionId and userInfo, and the organisation's id in it, by their
-    numbers."""
+def test_soap_login_result_order(emulator):
+    """The elements of a login result are at the positions where clients that read them by index
+    expect `serverUrl`, `sessionId`, `userInfo` and the org's ID."""
     reply = soap(emulator, SOAP.format(*USER.values()))
     ((answer,),) = [list(body) for body in ElementTree.fromstring(reply.text)]
     (result,) = answer
@@ -574,14 +596,16 @@ def test_soap_user_info_by_number(emulator):
         SOAP[:-5],
     ],
 )
-def test_soap_refuses_what_is_no_call(emulator, evil):
-    """No document type, no entity, no depth, and no other call gets anywhere: a fault each."""
+def test_soap_refuses_malformed_calls(emulator, evil):
+    """A SOAP request with a document type, an undefined entity, deep nesting, or an unknown
+    encoding, namespace or call returns a client fault."""
     reply = soap(emulator, evil.replace("{}", "x"))
     assert (reply.status, between(reply.text, "faultcode")) == (500, "soapenv:Client")
 
 
 def test_soap_logout(emulator):
-    """A session ends with logout, once; and the resources of a version say who one is."""
+    """A SOAP logout ends its session, and a second one returns a fault; before, the session could
+    look up its own identity URL."""
     session = between(soap(emulator, SOAP.format(*USER.values())).text, "sessionId")
     resources = ask(emulator, "GET", "/services/data/v60.0", headers=bearer(session)).json
     identity = resources["identity"].removeprefix(emulator.http_url)

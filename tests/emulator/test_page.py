@@ -1,4 +1,5 @@
-"""The page without a browser: what it says, what it refuses, and its stream of updates."""
+"""The emulator's web page without a browser: its content, the requests that it refuses, and its
+stream of live updates."""
 
 from __future__ import annotations
 
@@ -42,26 +43,29 @@ PAGES = [
 
 @pytest.fixture(scope="module")
 def org(tmp_path_factory):
-    """An org that all tests share, with something to see."""
+    """One emulator for all tests of the module, with an event that contains HTML."""
     with EmulatorServer(tmp_path_factory.mktemp("data"), clock=ManualClock()) as emulator:
         emulator.publish(ORDERS, [{"City__c": NASTY}])
         yield emulator
 
 
 def load(org: Any, path: str) -> str:
+    """Return the HTML of a page."""
     reply = ask(org, "GET", path, headers=HTML)
     assert reply.status == 200, reply.text
     return reply.text
 
 
 def token(org: Any) -> str:
+    """Return the token that the page's forms contain against forgery."""
     found = re.search(r'name="form-token" value="([^"]+)"', load(org, "/ui/clock"))
     assert found
     return found[1]
 
 
 def send(org: Any, path: str, headers: Any = None, **fields: str) -> tuple[int, str, str]:
-    """Post a form as the page does; status, Location and text, without following."""
+    """Post a form as the page does, and return the status, the Location header and the text of the
+    response, without following a redirect."""
     fields.setdefault("form-token", token(org))
     host = urllib.parse.urlsplit(org.http_url).netloc
     connection = http.client.HTTPConnection(host, timeout=WAIT_S)
@@ -74,7 +78,7 @@ def send(org: Any, path: str, headers: Any = None, **fields: str) -> tuple[int, 
 
 
 class Updates:
-    """A stream of updates, as a browser reads one."""
+    """A stream of server-sent events, read as a browser reads it."""
 
     def __init__(self, org: Any, path: str, headers: Any = None) -> None:
         host = urllib.parse.urlsplit(org.http_url).netloc
@@ -83,7 +87,8 @@ class Updates:
         self.answer = self.connection.getresponse()
 
     def next(self, kind: str) -> dict[str, str]:
-        """The next message of a kind; with `mark`, if it has one."""
+        """Return the data of the next message of the given kind. Its `mark` is the message's ID, or
+        empty if it has none."""
         fields: dict[str, str] = {}
         while True:
             line = self.answer.readline().decode()
@@ -103,7 +108,7 @@ class Updates:
 
 @pytest.fixture
 def updates(org):
-    """Open a stream of updates; closed with the test."""
+    """Return a function that opens a stream of updates, which is closed at the end of the test."""
     opened = []
 
     def make(path: str, headers: Any = None) -> Updates:
@@ -116,9 +121,9 @@ def updates(org):
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_loads_nothing_from_elsewhere(org, path):
-    """No address of another host, no script or style in the page, and headers that hold a browser
-    to it."""
+def test_page_loads_nothing_from_other_hosts(org, path):
+    """A page refers to no other host, contains no inline script or style, and has a
+    Content-Security-Policy that enforces this."""
     reply = ask(org, "GET", path, headers=HTML)
     text = reply.text
     assert reply.status == 200
@@ -132,8 +137,8 @@ def test_a_page_loads_nothing_from_elsewhere(org, path):
     assert org.access_token not in text
 
 
-def test_what_events_say_is_text(org, updates):
-    """An event's values, a topic's name and what was entered never become HTML."""
+def test_input_is_escaped(org, updates):
+    """The values of an event, the name of a topic, and the input of a form are always escaped."""
     assert "<script>alert" not in load(org, TOPIC)
     assert html.escape(NASTY) in load(org, TOPIC)
     assert (
@@ -160,8 +165,9 @@ def test_what_events_say_is_text(org, updates):
         ({"Content-Type": "text/plain"}, {}),
     ],
 )
-def test_a_form_of_another_site_changes_nothing(org, headers, fields):
-    """Without the token of our own page, or from elsewhere, a form is refused."""
+def test_forged_form_changes_nothing(org, headers, fields):
+    """A form without the page's own token, from another origin, or with a wrong content type is
+    refused and publishes nothing."""
     before = org.bus.tip()
     status, _, _ = send(org, "/ui/topic", headers, **{"form-topic": ORDERS, **fields})
     assert status in (403, 415)
@@ -170,8 +176,9 @@ def test_a_form_of_another_site_changes_nothing(org, headers, fields):
 
 @pytest.mark.parametrize("host", ["evil.example.com", "127.0.0.1.example.com", "", "[::1"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_name_bent_to_this_address_is_refused(org, method, host):
-    """DNS rebinding: under a name that anybody can register, nothing is shown or changed."""
+def test_dns_rebinding_is_refused(org, method, host):
+    """Against DNS rebinding, a request with a Host name that anyone can register is refused with
+    status 421 and shows no data."""
     reply = ask(org, method, TOPIC, b"" if method == "POST" else None, {"Host": host, **HTML})
     assert reply.status == 421
     assert NASTY not in html.unescape(reply.text)
@@ -180,13 +187,15 @@ def test_a_name_bent_to_this_address_is_refused(org, method, host):
 @pytest.mark.parametrize(
     "host", ["localhost:1", "emulator:7012", "[::1]:7012", "10.0.0.7", "a.localhost"]
 )
-def test_names_of_this_machine_are_served(org, host):
-    """Addresses, localhost, and names without a dot, as containers have."""
+def test_local_host_names_are_served(org, host):
+    """The page is served under IP addresses, localhost, and names without a dot, such as those of
+    containers."""
     assert ask(org, "GET", "/", headers={"Host": host, **HTML}).status == 200
 
 
 def test_publish_from_the_form(org):
-    """What is entered is published with its type; what is blank is null; JSON makes several."""
+    """The form publishes its input with the type of each field and blank fields as null; a JSON
+    array publishes several events."""
     done = send(
         org,
         "/ui/topic",
@@ -212,6 +221,7 @@ def test_publish_from_the_form(org):
 
 
 def last(org: Any, name: str) -> dict[str, Any]:
+    """Return the decoded values of the newest event of a topic."""
     ((event, _),) = org.bus.newest(org.bus.topic(name), 1)
     return org.bus.schema(event.schema_id).decode(event.payload)
 
@@ -226,8 +236,9 @@ def last(org: Any, name: str) -> dict[str, Any]:
         ({"form-json": "[]"}, "must be an object"),
     ],
 )
-def test_what_cannot_be_published_is_said_beside_the_form(org, fields, said):
-    """Nothing is published, and what was entered still stands in the form."""
+def test_publish_form_reports_invalid_input(org, fields, said):
+    """Invalid input is reported with status 400 on the same form, which keeps the input, and
+    nothing is published."""
     before = org.bus.tip()
     entered = {"form-topic": ORDERS, "Order_Number__c": "kept", **fields}
     status, _, text = send(org, "/ui/topic", **entered)
@@ -237,9 +248,9 @@ def test_what_cannot_be_published_is_said_beside_the_form(org, fields, said):
     assert org.bus.tip() == before
 
 
-def test_updates_come_at_once_and_each_event_once(org, updates):
-    """A new event is sent with what tells a browser that comes again where it was; one that comes
-    again gets what it missed and nothing twice."""
+def test_live_updates_send_each_event_once(org, updates):
+    """A new event is sent on the stream of updates right away; a browser that reconnects with its
+    last ID receives the events that it missed, and none twice."""
     path = f"/ui/topic/live?name={ORDERS}&after={org.bus.tip()}"
     stream = updates(path)
     assert stream.next("put")["id"].endswith("-published")
@@ -258,15 +269,16 @@ def test_updates_come_at_once_and_each_event_once(org, updates):
     assert "live-2" not in again
 
 
-def test_who_looks_is_no_stream_of_the_service(org, updates):
-    """An open page is not counted among the readers of a topic."""
+def test_open_page_is_not_counted_as_a_stream(org, updates):
+    """An open page does not count as a stream of its topic."""
     before = ask(org, "GET", "/health").json["topics"][ORDERS]["streams"]
     updates(TOPIC.replace("topic?", "topic/live?")).next("put")
     assert ask(org, "GET", "/health").json["topics"][ORDERS]["streams"] == before
 
 
-def test_pages_left_open_take_no_connection_from_clients(org, updates, monkeypatch):
-    """There is a bound; and who goes away makes room."""
+def test_open_pages_are_bounded(org, updates, monkeypatch):
+    """Open pages can use only a limited number of connections: one page too many gets status 503,
+    and when one is closed there is room again."""
     monkeypatch.setattr(listener, "_STREAMS", 1)
     until(lambda: not org._http._server._streams)
     stream = updates("/ui/clock/live")
@@ -277,13 +289,14 @@ def test_pages_left_open_take_no_connection_from_clients(org, updates, monkeypat
     assert updates("/ui/clock/live").answer.status == 200
 
 
-def test_an_open_page_does_not_hold_up_the_end(tmp_path, caplog, monkeypatch):
-    """The emulator stops while somebody looks, at once and without a word in its log."""
+def test_open_page_does_not_delay_the_stop(tmp_path, caplog, monkeypatch):
+    """The emulator stops at once while a page is open, without logging anything or leaving a thread
+    behind."""
     before = set(threading.enumerate())
     emulator = EmulatorServer(tmp_path).start()
     stream = Updates(emulator, "/ui/live")
     stream.next("put")
-    monkeypatch.setattr(listener, "_STREAM_END_S", 120.0)  # then it gives up waiting
+    monkeypatch.setattr(listener, "_STREAM_END_S", 120.0)  # the longest that it would wait
     began = time.monotonic()
     emulator.stop()
     assert time.monotonic() - began < 60.0
@@ -294,7 +307,8 @@ def test_an_open_page_does_not_hold_up_the_end(tmp_path, caplog, monkeypatch):
 
 
 def test_streams_show_their_credit(start):
-    """An open stream is listed with what it asked for less what it got, and gone with its end."""
+    """An open stream is listed with the number of events that it can still receive, and disappears
+    from the list when it ends."""
     emulator, client = start()
     stream = client.subscribe(num_requested=42)
     emulator.publish(ORDERS, [{}, {}])
@@ -306,9 +320,9 @@ def test_streams_show_their_credit(start):
     until(lambda: ORDERS not in load(emulator, "/ui/streams"))
 
 
-def test_lag_follows_from_what_was_published_and_committed():
-    """At each time it is the number of events published by then behind the position committed by
-    then; what was committed before the process began holds before its first commit."""
+def test_lag_over_time():
+    """The lag at a time is the number of events published so far after the last committed position;
+    before the first commit of this process, the position that was stored earlier applies."""
     published = [(position, float(position)) for position in range(1, 11)]
     history = CommitHistory({"a": 2, "b": None})
     history.note("a", 5, 7.0)
@@ -320,8 +334,9 @@ def test_lag_follows_from_what_was_published_and_committed():
     assert [lag.events for lag in series(published, history.of("c"), times)] == [1, 5, 7, 10, 10]
 
 
-def test_a_subscription_shows_position_lag_and_plot(start):
-    """Ten events and a commit of the sixth are four behind."""
+def test_subscription_shows_position_lag_and_plot(start):
+    """The page shows a subscription's committed position and its lag, as a number and as a plot,
+    and its form changes the state."""
     emulator, client = start()
     stream = client.managed()
     emulator.publish(ORDERS, [{} for _ in range(10)])
@@ -340,7 +355,8 @@ def test_a_subscription_shows_position_lag_and_plot(start):
 
 
 def test_every_kind_of_fault_has_a_form(org):
-    """As it stands there each can be sent, but for those that need to be told which."""
+    """Each kind of fault has a form that can be sent with its default values, except the kinds that
+    need a target."""
     text = load(org, "/ui/faults")
     needing = set()
     for kind in KINDS:
@@ -348,7 +364,7 @@ def test_every_kind_of_fault_has_a_form(org):
         fields = dict(re.findall(r'<input [^>]*name="([^"]+)" value="([^"]*)"', section))
         fields |= dict.fromkeys(re.findall(r'<select [^>]*name="([^"]+)"', section), "")
         if KINDS[kind].acts and kind not in ("corrupt_id", "stop_managed", "delete_managed"):
-            continue  # it would be done to the org that other tests use
+            continue  # it would change the org that other tests use
         if send(org, "/ui/faults", kind=kind, **fields)[0] != 303:
             needing.add(kind)
     assert needing == {"corrupt_id", "stop_managed", "delete_managed"}
@@ -360,8 +376,9 @@ def test_every_kind_of_fault_has_a_form(org):
     assert "after_responses must be a whole number, not 'few'" in html.unescape(text)
 
 
-def test_a_fault_is_switched_off(org):
-    """Each that can still happen has a button, which ends it; there is none for what was done."""
+def test_fault_can_be_switched_off(org):
+    """A fault that can still happen has a button that switches it off; one that is complete has
+    none, and an unknown number returns status 400."""
     number = org.faults.add(Fault("drop_stream", times=2))
     (event,) = org.publish(ORDERS, [{}])
     done = org.faults.add(Fault("corrupt_id", replay_id=event.replay_id.hex()))
@@ -377,8 +394,9 @@ def test_a_fault_is_switched_off(org):
 
 
 @pytest.mark.parametrize("text", ["-1", "", "nan", "inf", "soon", "1e12"])
-def test_the_clock_jumps_only_on(org, text):
-    """A number of seconds moves it on; anything else is refused."""
+def test_clock_only_moves_forward(org, text):
+    """A number of seconds moves the clock forward; a value that is negative, too large or not a
+    number returns status 400."""
     before = org.clock.now()
     assert send(org, "/ui/clock", seconds="90")[:2] == (303, "/ui/clock?done=jumped")
     assert org.clock.now() == before + 90
@@ -386,15 +404,15 @@ def test_the_clock_jumps_only_on(org, text):
     assert org.clock.now() == before + 90
 
 
-def test_records(org):
-    """A record is made, changed and deleted by its forms; the event of a change has what did change
-    and no more."""
+def test_record_forms(org):
+    """A record can be created, updated and deleted through its forms, and the change event of an
+    update contains only the changed fields."""
     status, place, _ = send(org, "/ui/records", **{"form-object": "Account", "Name": "Burlington"})
     assert status == 303
     key = urllib.parse.parse_qs(place)["id"][0]
     assert 'value="Burlington"' in load(org, place)
-    given = {"form-object": "Account", "form-id": key, "form-before": shown(org, place)}
-    # A field that nobody ever set is in the form, too: false.
+    given = {"form-object": "Account", "form-id": key, "form-before": form_before(org, place)}
+    # The form also contains a checkbox field that was never set, as false.
     fields = {"Name": "Burlington", "Active__c": "false", "Phone": "+43 1 2"}
     assert send(org, "/ui/record", **given, **fields)[0] == 303
     event = last(org, ACCOUNTS)
@@ -409,19 +427,20 @@ def test_records(org):
     assert ask(org, "GET", "/ui/records?object=Nonsense", headers=HTML).status == 404
 
 
-def shown(org, place):
-    """What the form of a record says that it showed."""
+def form_before(org, place):
+    """Return the hidden value in which a record's form stores what it showed."""
     return html.unescape(re.search(r'name="form-before" value="([^"]*)"', load(org, place))[1])
 
 
-def test_a_form_saves_what_was_changed_in_it(org):
-    """What an API has changed meanwhile stays, and so do line ends, which browsers change."""
+def test_record_form_saves_only_changed_fields(org):
+    """A record's form updates only the fields that the user changed: a field that an API call
+    changed in the meantime, and line ends that browsers rewrite, stay as they are."""
     user = org.accounts.holder("")
     key = org.records.create(
         "Account", {"Name": "A", "Phone": "1", "Description": "\none\ntwo", "Fax": "1\n2"}, user
     )
     given = {"form-object": "Account", "form-id": key}
-    before = shown(org, f"/ui/record?object=Account&id={key}")
+    before = form_before(org, f"/ui/record?object=Account&id={key}")
     org.records.update("Account", key, {"Phone": "2"}, user)
     sent = {"Name": "B", "Phone": "1", "Description": "one\r\ntwo", "Fax": "12"}
     assert send(org, "/ui/record", **given, **sent, **{"form-before": before})[0] == 303
@@ -434,6 +453,6 @@ def test_a_form_saves_what_was_changed_in_it(org):
     assert send(org, "/ui/record", **given, **sent)[0] == 400
 
 
-def test_notices_are_our_own_words(org):
-    """A link cannot make the page say something."""
+def test_notice_cannot_be_injected(org):
+    """A link to the page cannot make it show an arbitrary text as a notice."""
     assert "Pay me" not in load(org, "/?done=Pay+me")

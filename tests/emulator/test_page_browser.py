@@ -1,6 +1,7 @@
-"""The page in a real browser: with keys alone, on a phone, light and dark, without a script.
+"""The emulator's page in a real browser: with the keyboard alone, at two widths, in light and dark,
+and without JavaScript.
 
-Needs playwright and a Chromium of the machine; without them it is skipped.
+Needs playwright and an installed Chromium; without them the tests are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this mac
 
 @pytest.fixture(scope="module")
 def browser():
-    """One browser for all tests."""
+    """One headless browser for all tests of the module."""
     with sync_api.sync_playwright() as play:
         started = play.chromium.launch(executable_path=BROWSER, args=OPTIONS)
         yield started
@@ -31,7 +32,8 @@ def browser():
 
 @pytest.fixture(scope="module")
 def org(tmp_path_factory):
-    """An org with a long name, an open stream and a subscription with a lag."""
+    """An emulator with a very long field value, an open stream, and a managed subscription that has
+    committed."""
     with EmulatorServer(tmp_path_factory.mktemp("data")) as emulator:
         emulator.publish(ORDERS, [{"City__c": "x" * 300, "Notes__c": "<b>bold</b>"}])
         client = Client(emulator.grpc_target, emulator.metadata)
@@ -45,7 +47,8 @@ def org(tmp_path_factory):
 
 @pytest.fixture
 def visit(browser, org):
-    """Load a page; what the browser complains of, or asks of other hosts, fails the test."""
+    """Return a function that loads a page; the test fails if the browser logs anything or sends a
+    request to another host."""
     contexts: list[Any] = []
     complaints: list[str] = []
 
@@ -69,9 +72,9 @@ def visit(browser, org):
     assert not complaints
 
 
-def test_publish_with_keys_alone(visit):
-    """From the top of the page to a published event without a mouse; it is the first of the list,
-    decoded."""
+def test_publish_with_the_keyboard_alone(visit):
+    """An event can be published with the keyboard alone, is then the first in the list, and can be
+    expanded there; reloading the page does not publish it again."""
     page = visit(TOPIC)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"
@@ -89,13 +92,13 @@ def test_publish_with_keys_alone(visit):
     first.locator("summary").focus()
     page.keyboard.press("Enter")
     assert '"Order_Number__c": "by-key"' in first.locator("pre").text_content()
-    page.reload()  # publishes nothing again
+    page.reload()  # must not publish again
     assert page.locator("#events summary", has_text="by-key").count() == 1
 
 
-def test_events_and_counts_arrive_while_one_looks(visit, org):
-    """What others publish appears without loading the page, what they say stays text, and the
-    focus stays where it is."""
+def test_live_updates_of_events_and_counts(visit, org):
+    """An event of another client appears on an open page without a reload, its values are escaped,
+    the counter is updated, and the focus stays where it is."""
     page = visit(TOPIC)
     published = page.locator("[id$=-published]")
     before = int(published.text_content())
@@ -109,8 +112,9 @@ def test_events_and_counts_arrive_while_one_looks(visit, org):
     assert page.locator("#live-state").text_content() == "Live updates are on."
 
 
-def test_a_record_and_the_event_of_its_change(visit):
-    """Make, edit and delete a record by its forms; each change event arrives on the page."""
+def test_record_and_its_change_events(visit):
+    """A record can be created, edited and deleted through its forms, and each change event appears
+    on the page."""
     page = visit("/ui/records?object=Account")
     page.get_by_text("New Account", exact=True).click()
     page.get_by_label("Account Name").fill("Burlington")
@@ -129,8 +133,9 @@ def test_a_record_and_the_event_of_its_change(visit):
     other.locator("#events summary", has_text="DELETE Account").wait_for()
 
 
-def test_a_fault_and_the_clock(visit, org):
-    """A fault is switched on from its form; a jump shows on a page that is open."""
+def test_fault_and_clock_forms(visit, org):
+    """A fault can be switched on and off with its form, and a jump of the clock appears on a page
+    that is already open."""
     page = visit("/ui/faults")
     page.locator("summary", has_text="withhold_keepalive").click()
     page.locator("form[aria-label=withhold_keepalive] button").click()
@@ -146,8 +151,8 @@ def test_a_fault_and_the_clock(visit, org):
     sync_api.expect(page.locator("#ahead")).to_have_text("2 h 0 min 0 s")
 
 
-def test_without_a_script(visit, org):
-    """Everything works but the updates."""
+def test_publish_without_javascript(visit, org):
+    """Without JavaScript, an event can be published and is then listed."""
     page = visit(TOPIC, java_script_enabled=False)
     page.locator("#publish > summary").click()
     page.get_by_label("Order_Number__c").fill("no-script")
@@ -155,9 +160,9 @@ def test_without_a_script(visit, org):
     assert "no-script" in page.locator("#events > li summary").first.text_content()
 
 
-def test_every_page_fits_and_can_be_read(visit, org):
-    """In both widths nothing sticks out; every control has a name; in both schemes every
-    text has enough contrast, and dark is dark."""
+def test_every_page_is_accessible(visit, org):
+    """On every page, at both widths, nothing overflows; every control has a name; and in both color
+    schemes all text has enough contrast."""
     page = visit("/")
     for path in PAGES:
         page.goto(org.http_url + path)

@@ -1,4 +1,5 @@
-"""Pages: made once for all streams at one place, and never of events that are no more."""
+"""Pages: encoded runs of events that all streams at the same position share, and that never contain
+lost events."""
 
 from __future__ import annotations
 
@@ -20,21 +21,22 @@ from .support import ACCOUNTS, CHANGES, ORDERS
 
 @pytest.fixture
 def emulator(tmp_path: Any) -> Any:
-    """Not started: its bus alone is looked at."""
+    """An emulator that is not started, because the tests use only its bus."""
     made = EmulatorServer(tmp_path, clock=ManualClock(), settings=Settings(retention_s=1000.0))
     yield made
     made.stop()
 
 
 def pages_of(emulator: EmulatorServer) -> tuple[Pages, Callable[[int], Page]]:
-    """The pages of an emulator, and one of its first orders."""
+    """Return the page cache of an emulator, and a function that returns the page of the first
+    orders, up to a limit."""
     pages = Pages(emulator.bus, emulator.settings)
     return pages, lambda limit: pages.after(emulator.bus.topic(ORDERS), 0, limit)
 
 
-def test_a_page_is_made_once(emulator):
-    """Streams at the same place share it, the full and the last one; and it says what the bus
-    does, on the wire too."""
+def test_streams_share_a_page(emulator):
+    """Streams at the same position share one page, whether it is full or the last one, and the page
+    contains the same events as the bus, also in its encoded form."""
     done = emulator.publish(ORDERS, [{"Order_Number__c": str(n)} for n in range(5)])
     _, first = pages_of(emulator)
     for limit in (3, 100):
@@ -61,8 +63,9 @@ def test_a_page_is_made_once(emulator):
     ],
     ids=["aged", "aged out", "reset", "moved"],
 )
-def test_lost_events_are_in_no_page(emulator, limit, what, left):
-    """Whatever forgets events or gives them other positions, what was made before is not shown."""
+def test_lost_events_are_not_in_any_page(emulator, limit, what, left):
+    """After events have expired, were deleted, or have moved to other positions, an earlier page is
+    not used again."""
     emulator.publish(ORDERS, [{}, {}])
     _, first = pages_of(emulator)
     before = first(limit)
@@ -72,8 +75,8 @@ def test_lost_events_are_in_no_page(emulator, limit, what, left):
     assert not set(after.positions) & set(before.positions)
 
 
-def test_events_behind_a_page_are_seen(emulator):
-    """A page that is not full ends with the next event; one that is full stays."""
+def test_incomplete_page_is_replaced(emulator):
+    """A page that is not full is replaced when new events arrive; a full one is kept."""
     emulator.publish(ORDERS, [{}, {}])
     _, first = pages_of(emulator)
     full, last = first(2), first(3)
@@ -83,8 +86,9 @@ def test_events_behind_a_page_are_seen(emulator):
     assert len(last.positions) == 2
 
 
-def test_an_event_that_comes_while_a_page_is_made(emulator, monkeypatch):
-    """It may be in the page or not, but the next look has it."""
+def test_event_published_while_a_page_is_created(emulator, monkeypatch):
+    """An event that is published while a page is created is missing from that page, but the next
+    request for the page includes it."""
     emulator.publish(ORDERS, [{}])
     _, first = pages_of(emulator)
     read = Bus.read
@@ -100,8 +104,8 @@ def test_an_event_that_comes_while_a_page_is_made(emulator, monkeypatch):
     assert len(first(100).positions) == 2
 
 
-def test_a_channel_takes_its_pages_along(emulator):
-    """Another topic may get the number of a channel that was deleted, and its pages with it."""
+def test_deleted_channel_removes_its_pages(emulator):
+    """Deleting a channel also removes its pages, because a new channel may get the same number."""
     bus = emulator.bus
     name = "/data/Some__chn"
     bus.put_channel(name, [ACCOUNTS])
@@ -116,8 +120,8 @@ def test_a_channel_takes_its_pages_along(emulator):
     assert not pages.after(other, 0, 1).positions
 
 
-def test_pages_take_bounded_memory(emulator, monkeypatch):
-    """Those not used for longest go first."""
+def test_cache_is_bounded(emulator, monkeypatch):
+    """The cache has a limited size, and drops the pages that were not used for the longest time."""
     monkeypatch.setattr(module, "_KEPT_BYTES", 4 * module._PAGE_OVERHEAD_BYTES)
     emulator.publish(ORDERS, [{}] * 10)
     pages, first = pages_of(emulator)
@@ -130,13 +134,14 @@ def test_pages_take_bounded_memory(emulator, monkeypatch):
     assert pages._bytes == sum(module._size(item.page) for item in pages._kept.values())
 
 
-def test_a_page_fits_into_a_response(tmp_path):
-    """No more than the setting says, at least one event, and such a page counts as full."""
+def test_page_size_is_bounded(tmp_path):
+    """A page contains at least one event and no more bytes than `response_bytes` allows, and such a
+    page counts as full."""
     with EmulatorServer(tmp_path, settings=Settings(response_bytes=500)) as emulator:
         emulator.publish(ACCOUNTS, [{}] * 4)
         pages = Pages(emulator.bus, emulator.settings)
         topic = emulator.bus.topic(CHANGES)
         page = pages.after(topic, 0, 100)
         assert 0 < len(page.positions) < 4
-        emulator.publish(ORDERS, [{}])  # the tip moves
+        emulator.publish(ORDERS, [{}])  # the latest position moves
         assert pages.after(topic, 0, 100) is page

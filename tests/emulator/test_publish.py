@@ -1,4 +1,4 @@
-"""Publish, PublishStream, GetTopic and GetSchema."""
+"""Publish, PublishStream, GetTopic and GetSchema of the emulator."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from .support import ACCOUNTS, CHANGES, ORDERS
 
 
 def schema_of(client, topic):
+    """Return the schema ID and the parsed schema of a topic."""
     schema_id = client.call("GetTopic", pb.TopicRequest(topic_name=topic)).schema_id
     info = client.call("GetSchema", pb.SchemaRequest(schema_id=schema_id))
     return schema_id, json.loads(info.schema_json)
 
 
 def encode(schema, **values):
+    """Return the Avro payload of an event with the given field values."""
     stream = io.BytesIO()
     full = {"CreatedDate": 1, "CreatedById": "005", **values}
     fastavro.schemaless_writer(stream, fastavro.parse_schema(schema), full)
@@ -35,7 +37,7 @@ def encode(schema, **values):
 
 @pytest.fixture
 def order(client):
-    """Makes a ProducerEvent."""
+    """Return a function that creates a ProducerEvent of the order topic."""
     schema_id, schema = schema_of(client, ORDERS)
 
     def make(event_id="", **values):
@@ -46,11 +48,13 @@ def order(client):
 
 
 def publish(client, *events, topic=ORDERS):
+    """Publish events in one request, and return the response."""
     return client.call("Publish", pb.PublishRequest(topic_name=topic, events=events))
 
 
 def test_round_trip(client, order):
-    """A published event arrives as it was sent, under the id and position of its result."""
+    """A subscriber receives a published event unchanged, with the ID that the publisher set and the
+    replay ID of the publish result."""
     event = order("order-1", City__c="Graz")
     (result,) = publish(client, event).results
     assert result.correlation_key == "order-1"
@@ -61,14 +65,16 @@ def test_round_trip(client, order):
 
 @pytest.mark.parametrize("event_id", ["", "x" * 37])
 def test_blank_or_long_id_becomes_a_uuid(client, order, event_id):
-    """A blank id or one above 36 characters is replaced, and the result says by what."""
+    """An event ID that is blank or longer than 36 characters is replaced by a UUID, which the
+    publish result contains."""
     (result,) = publish(client, order(event_id)).results
     assert str(uuid.UUID(result.correlation_key)) == result.correlation_key
     assert client.subscribe().events(1)[0].event.id == result.correlation_key
 
 
-def test_bad_events_are_refused_alone(start):
-    """Undecodable, foreign and too large events fail one by one; order of results is kept."""
+def test_invalid_events_are_refused_individually(start):
+    """In one request, each invalid event gets an error (undecodable payload, wrong or blank schema
+    ID, too large), the valid ones are published, and the results keep the order of the events."""
     _, client = start(settings=Settings(event_bytes=500))
     schema_id, schema = schema_of(client, ORDERS)
     account_id, _ = schema_of(client, ACCOUNTS)
@@ -101,13 +107,15 @@ def test_bad_events_are_refused_alone(start):
     ],
 )
 def test_publish_is_refused(client, order, topic, count, expected):
-    """Blank, unknown and read-only topics and empty requests are refused as a whole."""
+    """A request is refused as a whole if its topic is blank, unknown or read-only, or if it
+    contains no events."""
     request = pb.PublishRequest(topic_name=topic, events=[order()] * count)
     assert client.refusal("Publish", request) == expected
 
 
-def test_too_large_request_breaks_like_a_proxy(start):
-    """Above the request limit the call fails with UNAVAILABLE and no trailers of the service."""
+def test_oversized_request_fails_as_at_a_proxy(start):
+    """A request above the size limit fails with UNAVAILABLE and without the service's trailers, as
+    if a proxy had refused it."""
     _, client = start(settings=Settings(publish_request_bytes=100))
     request = pb.PublishRequest(topic_name=ORDERS, events=[pb.ProducerEvent(payload=b"x" * 200)])
     with pytest.raises(grpc.RpcError) as caught:
@@ -117,7 +125,8 @@ def test_too_large_request_breaks_like_a_proxy(start):
 
 
 def test_publish_stream(client, order):
-    """Each request of a stream is answered in order; the topic may be left out after the first."""
+    """The requests of a PublishStream are answered in order; later requests may omit the topic, but
+    must not change it."""
     stream = client.stream("PublishStream")
     stream.send(pb.PublishRequest(topic_name=ORDERS, events=[order("a"), order("b")]))
     assert [r.correlation_key for r in stream.next().results] == ["a", "b"]
@@ -127,8 +136,8 @@ def test_publish_stream(client, order):
     assert stream.refusal() == "publish.topic.mismatch"
 
 
-def test_publish_stream_ends(client, order):
-    """Half-closing ends a PublishStream with OK, after everything was answered."""
+def test_publish_stream_half_close(client, order):
+    """After a half-close, a PublishStream answers every request and then ends with OK."""
     stream = client.stream("PublishStream")
     stream.send(pb.PublishRequest(topic_name=ORDERS, events=[order("a")]))
     stream.half_close()
@@ -136,8 +145,8 @@ def test_publish_stream_ends(client, order):
     assert stream.end()[0] == "OK"
 
 
-def test_silent_publish_stream_is_swept(start):
-    """A PublishStream without requests is closed after its time."""
+def test_idle_publish_stream_is_closed(start):
+    """A PublishStream is closed with an error after 70 s without a request."""
     emulator, client = start(clock=ManualClock())
     stream = client.stream("PublishStream")
     stream.send(pb.PublishRequest(topic_name=ORDERS))
@@ -148,8 +157,9 @@ def test_silent_publish_stream_is_swept(start):
     assert stream.refusal() == "publish.stream.sweeper.timeout"
 
 
-def test_topics(emulator, client):
-    """GetTopic: what may be done, the org, and a blank schema id for a topic of several types."""
+def test_get_topic(emulator, client):
+    """GetTopic returns the permissions and the org's tenant; the schema ID of a channel with
+    several event types is blank."""
     order = client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS))
     assert (order.can_publish, order.can_subscribe) == (True, True)
     assert order.tenant_guid == f"CORE/prod/{emulator.tenant_id}"
@@ -169,12 +179,13 @@ def test_topics(emulator, client):
     ],
 )
 def test_lookups_are_refused(client, rpc, request_, expected):
-    """Blank and unknown names each have their code."""
+    """GetTopic and GetSchema return a distinct error code for a blank and for an unknown name."""
     assert client.refusal(rpc, request_) == expected
 
 
 def test_schema_id_is_the_hash_of_the_canonical_form(client):
-    """schema_id is base64url(MD5(canonical form)); computed here by hand for the order schema."""
+    """A schema ID is the base64url-encoded MD5 hash of the schema's canonical form, which this test
+    computes independently."""
     schema_id, schema = schema_of(client, ORDERS)
     fields = ",".join(
         '{{"name":"{}","type":{}}}'.format(f["name"], json.dumps(f["type"], separators=(",", ":")))
@@ -189,7 +200,8 @@ def test_schema_id_is_the_hash_of_the_canonical_form(client):
 
 
 def test_schema_change(emulator, client):
-    """After a field was added old and new events lie in one stream, each with its schema id."""
+    """After a field is added, one stream delivers old and new events, each with its own schema ID,
+    and the old schema can still be fetched."""
     old_id, schema = schema_of(client, ORDERS)
     emulator.publish(ORDERS, [{}])
     schema["fields"].append({"name": "New__c", "type": ["null", "string"], "default": None})
@@ -199,13 +211,14 @@ def test_schema_change(emulator, client):
     assert schema_of(client, ORDERS)[0] == new_id
     assert client.call("GetSchema", pb.SchemaRequest(schema_id=old_id)).schema_id == old_id
     old = pb.ProducerEvent(schema_id=old_id, payload=encode(schema_of(client, ORDERS)[1]))
-    assert publish(client, old).results[0].HasField("error")  # a byte more than the old schema has
+    # The payload has one byte more than the old schema allows.
+    assert publish(client, old).results[0].HasField("error")
 
 
 def test_20000_events_are_published_quickly(client, order):
-    """20,000 events in requests of 200 take seconds of the processor."""
+    """Publishing 20,000 events in requests of 200 takes less than 10 s of CPU time."""
     batch = [order(City__c="Graz") for _ in range(200)]
-    began = time.process_time()  # not of the clock: other tests run beside this one
+    began = time.process_time()  # CPU time, because other tests run at the same time
     for _ in range(100):
         publish(client, *batch)
     assert time.process_time() - began < 10

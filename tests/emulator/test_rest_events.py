@@ -1,4 +1,4 @@
-"""Platform events over REST, and what web pages of other origins may do with the HTTP port."""
+"""Platform events over REST, and which web pages of other origins may call the HTTP port (CORS)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ SCHEMAS = "/services/data/v62.0/event/eventSchema"
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: Any) -> Any:
-    """One emulator for all tests here; the topic is theirs together."""
+    """One emulator, whose order topic all tests of this module share."""
     settings = Settings(cors_origins="loopback https://app.example.com")
     with EmulatorServer(tmp_path_factory.mktemp("emulator"), settings=settings) as emulator:
         yield emulator
 
 
 def decoded(emulator: Any, event: Any) -> dict[str, Any]:
+    """Return the values of a received event."""
     return emulator.bus.schema(event.event.schema_id).decode(event.event.payload)
 
 
-def test_an_event_is_published_by_creating_it(emulator):
-    """The answer is as documented, its message the event's id; types and names are converted."""
+def test_post_publishes_an_event(emulator):
+    """A POST of a platform event publishes it: the response is as documented and contains the
+    event's ID, field names ignore case, and values are converted to the schema's types."""
     client = Client(emulator.grpc_target, emulator.metadata)
     try:
         body = {
@@ -74,15 +76,16 @@ def test_an_event_is_published_by_creating_it(emulator):
         ([], "JSON_PARSER_ERROR"),
     ],
 )
-def test_what_is_no_event_is_refused(emulator, body, code):
-    """An error in the shape of REST, and nothing is published."""
+def test_invalid_event_is_refused(emulator, body, code):
+    """An event with an unknown or read-only field, or with a value of the wrong type, returns a
+    REST error, and nothing is published."""
     before = emulator.bus.topic(ORDERS), emulator.bus.tip()
     assert rest(emulator, "POST", EVENTS, body).code == (400, code)
     assert (emulator.bus.topic(ORDERS), emulator.bus.tip()) == before
 
 
-def test_events_that_are_not_there(emulator):
-    """An unknown event is 404, and so is a schema that nobody made; a token is needed."""
+def test_unknown_events_and_schemas(emulator):
+    """An unknown event or schema returns 404, a wrong method 405, and an invalid token 401."""
     unknown = EVENTS.replace("Order", "Other")
     assert rest(emulator, "POST", unknown, {}).code == (404, "NOT_FOUND")
     for path in (f"{unknown}/eventSchema", f"{SCHEMAS}/nothing", f"{EVENTS[:-3]}/eventSchema"):
@@ -92,7 +95,8 @@ def test_events_that_are_not_there(emulator):
 
 
 def test_event_schemas(emulator):
-    """COMPACT is the Avro schema, by name and by id; EXPANDED is what the Streaming API sends."""
+    """The COMPACT format is the Avro schema, by event name and by schema ID; the EXPANDED format is
+    the one of the Streaming API; other formats and old API versions return 400."""
     topic = emulator.bus.topic(ORDERS)
     avro = json.loads(emulator.bus.schema(topic.schema_id).text)
     for path in (f"{EVENTS}/eventSchema", f"{SCHEMAS}/{topic.schema_id}"):
@@ -114,6 +118,7 @@ def test_event_schemas(emulator):
 
 
 def preflight(emulator, path, origin, method="POST"):
+    """Send the OPTIONS request that a browser sends before a request of another origin."""
     headers = {
         "Origin": origin,
         "Access-Control-Request-Method": method,
@@ -122,8 +127,9 @@ def preflight(emulator, path, origin, method="POST"):
     return ask(emulator, "OPTIONS", path, headers=headers)
 
 
-def test_options_tells_the_methods(emulator):
-    """Of every path that is served, without a token; of others it is 404."""
+def test_options_lists_the_methods(emulator):
+    """OPTIONS lists the methods of every known path without requiring a token, and returns 404 for
+    an unknown one."""
     reply = ask(emulator, "OPTIONS", EVENTS)
     assert (reply.status, reply.headers["Allow"]) == (204, "OPTIONS, POST")
     assert "Access-Control-Allow-Origin" not in reply.headers
@@ -135,8 +141,9 @@ def test_options_tells_the_methods(emulator):
 @pytest.mark.parametrize(
     "origin", ["http://localhost:3000", "http://[::1]:8080", "https://app.example.com"]
 )
-def test_pages_that_are_let_in(emulator, origin):
-    """A page of a listed origin may ask, sign in and read the answer, a refusal included."""
+def test_allowed_origins(emulator, origin):
+    """A page of an allowed origin passes the preflight, and may read every response, including
+    errors."""
     reply = preflight(emulator, EVENTS, origin)
     assert reply.headers["Access-Control-Allow-Origin"] == origin
     assert reply.headers["Access-Control-Allow-Methods"] == "OPTIONS, POST"
@@ -151,8 +158,9 @@ def test_pages_that_are_let_in(emulator, origin):
     "origin",
     ["https://evil.example.com", "null", "http://localhost.evil.example.com", "http://[::1", ""],
 )
-def test_pages_that_are_not(emulator, origin):
-    """Others read nothing, and nobody's page reads the admin endpoint or the health page."""
+def test_other_origins(emulator, origin):
+    """A page of another origin may not read any response, and no page may read the admin and health
+    endpoints."""
     reply = preflight(emulator, EVENTS, origin)
     assert "Access-Control-Allow-Origin" not in reply.headers
     for path in ("/admin/faults", "/health", "/"):

@@ -1,4 +1,5 @@
-"""A topic's schema changes while the emulator runs, as when somebody adds a field in the org."""
+"""A topic's schema changes while the emulator runs, as when an administrator adds a field in the
+org."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from .web import rest
 
 
 def with_field(client, topic, name):
-    """The topic's schema id and schema, and the schema with one more field."""
+    """Return the topic's schema ID and schema, and a copy of the schema with one more field."""
     schema_id = client.call("GetTopic", pb.TopicRequest(topic_name=topic)).schema_id
     text = client.call("GetSchema", pb.SchemaRequest(schema_id=schema_id)).schema_json
     changed = json.loads(text)
@@ -24,15 +25,16 @@ def with_field(client, topic, name):
 
 
 def decoded(client, event):
+    """Return the values of a received event, decoded with the schema that it names."""
     schema = client.call("GetSchema", pb.SchemaRequest(schema_id=event.schema_id)).schema_json
     parsed = fastavro.parse_schema(json.loads(schema))
     return fastavro.schemaless_reader(io.BytesIO(event.payload), parsed, None)
 
 
 @pytest.mark.parametrize("as_text", [True, False])
-def test_a_new_field(emulator, client, as_text):
-    """Events published afterwards have the new schema id, GetTopic names it, events and schema of
-    before stay readable, an open stream carries both, and clients may still publish with either."""
+def test_new_field_in_an_open_stream(emulator, client, as_text):
+    """After a change, GetTopic returns the new schema ID and an open stream delivers events of both
+    schemas; the old schema stays available, and clients may publish with either one."""
     old_id, text, changed = with_field(client, ORDERS, "Added__c")
     stream = client.subscribe()
     emulator.publish(ORDERS, [{"City__c": "Bern"}])
@@ -56,8 +58,9 @@ def test_a_new_field(emulator, client, as_text):
     assert [item.event.schema_id for item in stream.events(2)] == [old_id, new_id]
 
 
-def test_change_events_on_their_channel(emulator, client):
-    """A channel carries events of both schemas; bitmaps are the hex of the seed or test."""
+def test_schema_change_on_a_channel(emulator, client):
+    """A channel delivers change events of both schemas, and the bitmap of a changed field that was
+    added later keeps its value."""
     old_id, _, changed = with_field(client, ACCOUNTS, "Added__c")
     stream = client.subscribe(topic_name=CHANGES)
     header = {"changeType": "UPDATE", "changedFields": ["0x02"]}
@@ -72,8 +75,9 @@ def test_change_events_on_their_channel(emulator, client):
     assert client.call("GetTopic", pb.TopicRequest(topic_name=CHANGES)).schema_id == ""
 
 
-def test_a_change_outlives_a_restart(start, tmp_path):
-    """Another start on the directory has the new schema, and the old one for old events."""
+def test_schema_change_survives_a_restart(start, tmp_path):
+    """After a restart the topic still has the new schema, and the old schema can still be
+    fetched."""
     emulator, client = start()
     old_id, _, changed = with_field(client, ORDERS, "Added__c")
     new_id = emulator.change_schema(ORDERS, json.dumps(changed))
@@ -99,8 +103,9 @@ def test_a_change_outlives_a_restart(start, tmp_path):
         ([], "topic"),
     ],
 )
-def test_what_is_no_schema(emulator, client, body, named):
-    """It is refused with a word on what is wrong, and the topic keeps its schema."""
+def test_invalid_schema_is_refused(emulator, client, body, named):
+    """An invalid schema or request is refused with an error that says what is wrong, and the topic
+    keeps its schema."""
     before = client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id
     reply = rest(emulator, "POST", "/admin/schema", body)
     assert reply.status == 400
@@ -108,8 +113,9 @@ def test_what_is_no_schema(emulator, client, body, named):
     assert client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id == before
 
 
-def test_a_schema_of_another_topic(emulator, client):
-    """A schema belongs to one topic: publishing is checked by it."""
+def test_schema_of_another_topic_is_refused(emulator, client):
+    """A schema that already belongs to another topic is refused, with an error that names that
+    topic."""
     _, text, _ = with_field(client, ACCOUNTS, "x")
     reply = rest(emulator, "POST", "/admin/schema", {"topic": ORDERS, "schema": text})
     assert reply.status == 400

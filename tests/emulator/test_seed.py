@@ -1,4 +1,4 @@
-"""Seeds: the default, the format, and every way to get it wrong."""
+"""Seed files: the default seed, the format, and the error for each invalid one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_default(emulator):
-    """Without a seed: three topics, one running subscription from EARLIEST, no events."""
+    """Without a seed file the emulator has three topics, one running managed subscription that
+    starts at EARLIEST, and no events."""
     assert [topic.name for topic in emulator.bus.topics()] == [ACCOUNTS, CHANGES, ORDERS]
     (record,) = emulator.managed.all()
     assert (record.developer_name, record.topic, record.state) == (MANAGED, ORDERS, "RUN")
@@ -57,8 +58,9 @@ def test_default(emulator):
     assert emulator.bus.tip() == 0
 
 
-def test_full(tmp_path):
-    """Every table of the format does what it says, and a second start adds nothing."""
+def test_every_seed_table(tmp_path):
+    """Each TOML table of a seed file takes effect, and a second start with the same seed adds
+    nothing."""
     seed = write(tmp_path / "s.toml", FULL)
     for _ in range(2):
         with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
@@ -71,8 +73,9 @@ def test_full(tmp_path):
             assert emulator.bus.tip() == 2
 
 
-def test_started_again_without_the_seed(tmp_path):
-    """A directory keeps what its seed made; the default seed is for fresh ones only."""
+def test_restart_without_the_seed(tmp_path):
+    """A data directory keeps the content of its seed; the default seed applies only to a new
+    directory."""
     with EmulatorServer(tmp_path / "data", seed=write(tmp_path / "s.toml", FULL)):
         pass
     with EmulatorServer(tmp_path / "data") as emulator:
@@ -81,7 +84,7 @@ def test_started_again_without_the_seed(tmp_path):
 
 
 def test_deleted_subscription_stays_deleted(tmp_path):
-    """A subscription that was deleted is not made again by the next start."""
+    """A deleted managed subscription is not created again by the next start with the same seed."""
     seed = write(tmp_path / "s.toml", FULL)
     with EmulatorServer(tmp_path / "data", seed=seed) as emulator:
         emulator.managed.delete("Mine")
@@ -90,15 +93,15 @@ def test_deleted_subscription_stays_deleted(tmp_path):
 
 
 def test_schema_file(tmp_path):
-    """schema_file is read from beside the seed."""
+    """The path in `schema_file` is relative to the seed file."""
     write(tmp_path / "a.avsc", SCHEMA)
     seed = write(tmp_path / "s.toml", "[[topics]]\nname='/event/A__e'\nschema_file='a.avsc'\n")
     assert seeds.load(seed).topics[0][1].name == "A__e"
 
 
 def test_users_and_apps(tmp_path):
-    """Those of the seed can sign in, and the default ones cannot; a later start knows them, and a
-    changed seed changes them."""
+    """The seed's users and apps replace the default ones, are kept in the data directory, and are
+    updated when the seed changes."""
     seed = write(
         tmp_path / "s.toml",
         TOPIC + "[settings]\ntoken_lifetime_s = 60\n"
@@ -126,7 +129,7 @@ def test_users_and_apps(tmp_path):
 
 
 def test_public_key_file(tmp_path):
-    """public_key_file is read from beside the seed: a public key or a certificate."""
+    """The path in `public_key_file` is relative to the seed file, which may name a certificate."""
     authority = trustme.CA(key_type=trustme.KeyType.RSA)
     write(tmp_path / "app.pem", authority.cert_pem.bytes().decode())
     seed = write(tmp_path / "s.toml", "[[apps]]\nclient_id='x'\npublic_key_file='app.pem'\n")
@@ -134,6 +137,7 @@ def test_public_key_file(tmp_path):
 
 
 def topic(schema: str) -> str:
+    """Return a seed table that defines one topic with this schema."""
     return f"[[topics]]\nname = '/event/A__e'\nschema = '''{schema}'''\n"
 
 
@@ -209,8 +213,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken(tmp_path, name):
-    """One line that names the file, the item and the remedy; the data directory is not touched."""
+def test_invalid_seed(tmp_path, name):
+    """An invalid seed raises `SeedError` with one line that names the file and the problem, before
+    the data directory is created."""
     text, expected = BROKEN[name]
     seed = write(tmp_path / "broken.toml", text)
     with pytest.raises(SeedError) as caught:

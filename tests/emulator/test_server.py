@@ -1,4 +1,5 @@
-"""Life of an emulator: restart, kill, TLS, pings, and what it refuses to start on."""
+"""The emulator's life cycle: restart, kill, TLS, keepalive pings, and the conditions under which it
+refuses to start."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def orders(count):
 
 
 def test_restart_keeps_everything(tmp_path):
-    """Events, ids, committed position, schema ids, token and org are those of the run before."""
+    """After a restart, events, replay IDs, the committed position, the access token and the org's
+    ID are the same."""
     with EmulatorServer(tmp_path) as first:
         published = first.publish(ORDERS, orders(5))
         client = Client(first.grpc_target, first.metadata)
@@ -50,8 +52,9 @@ def test_restart_keeps_everything(tmp_path):
         client.close()
 
 
-def test_kill_loses_nothing_acknowledged(spawn):
-    """kill -9 right after a publish and a commit: the next process has both, and the token."""
+def test_kill_loses_no_acknowledged_events(spawn):
+    """After `kill -9` right after a publish and a commit, the next process has both of them and the
+    same access token."""
     process = spawn().wait_ready()
     client = process.client()
     schema_id = client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id
@@ -78,13 +81,13 @@ def test_kill_loses_nothing_acknowledged(spawn):
     while len(rest) < 1000:
         stream.send(pb.ManagedFetchRequest(num_requested=100))
         rest += stream.events(100)
-    # What the killed stream had sent and not committed comes again.
+    # Events that the killed process had sent, but the client had not committed, are sent again.
     assert [e.replay_id for e in rest] == [p.replay_id for p in published[1000:]]
     client.close()
 
 
-def test_kill_in_the_middle_of_publishing(spawn):
-    """Killed while it writes: whatever was acknowledged is there, in order, and nothing is torn."""
+def test_kill_during_a_publish(spawn):
+    """After a kill during a publish, every acknowledged event is still there, in order."""
     process = spawn().wait_ready()
     client = process.client()
     schema_id = client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id
@@ -116,7 +119,8 @@ def test_kill_in_the_middle_of_publishing(spawn):
 
 
 def test_tls(start, tmp_path):
-    """A client that trusts ca_file connects; a restart keeps the authority."""
+    """A client that trusts `ca_file` can connect, the CA stays the same after a restart, and its
+    key is readable only by its owner."""
     emulator, client = start(tls=True)
     request = pb.TopicRequest(topic_name=ORDERS)
     assert client.call("GetTopic", request).topic_name == ORDERS
@@ -129,10 +133,12 @@ def test_tls(start, tmp_path):
 
 
 def test_frequent_pings_are_accepted(emulator):
-    """A connection that pings much more often than a stock server allows lives on.
+    """A connection stays open although it sends pings much more often than a default gRPC server
+    allows.
 
-    A stock server counts pings that come within 5 minutes without data, and answers the third with
-    GOAWAY. Pings here come every second, the shortest interval that a client can send.
+    A default server counts the pings that arrive within 5 minutes without data, and answers the
+    third with GOAWAY. This test sends one every second, the shortest interval that a client
+    supports.
     """
     channel = grpc.insecure_channel(
         emulator.grpc_target,
@@ -158,6 +164,9 @@ def test_frequent_pings_are_accepted(emulator):
 
 
 def _ended(call):
+    """Return an object whose `result` waits for the end of the call, and raises if it does not end
+    in time."""
+
     class Ended:
         def result(self, timeout):
             done: queue.Queue = queue.Queue()
@@ -171,12 +180,12 @@ def _ended(call):
 
 
 def test_stop_ends_all_streams_promptly(start, monkeypatch):
-    """Open idle streams do not hold up a stop; they end as a broken connection would."""
+    """Open idle streams do not delay a stop, and end with the status of a broken connection."""
     emulator, client = start()
     streams = [client.subscribe() for _ in range(10)] + [client.managed()]
     emulator.publish(ORDERS, orders(1))
     assert all(stream.events(1) for stream in streams)
-    monkeypatch.setattr(server, "_STOP_S", 2 * WAIT_S)  # then it gives up waiting
+    monkeypatch.setattr(server, "_STOP_S", 2 * WAIT_S)  # the longest that it would wait
     began = time.monotonic()
     emulator.stop()
     assert time.monotonic() - began < WAIT_S
@@ -185,20 +194,22 @@ def test_stop_ends_all_streams_promptly(start, monkeypatch):
 
 
 def test_directory_in_use(emulator):
-    """A second emulator on the data directory of a living one is refused."""
+    """A second emulator on the data directory of a running one is refused."""
     with pytest.raises(EmulatorProblem, match="in use by another emulator"):
         EmulatorServer(emulator.data_dir)
 
 
-def test_directory_that_cannot_be_written(tmp_path):
-    """A file where the directory should be is named in the error."""
+def test_directory_cannot_be_created(tmp_path):
+    """If the data directory cannot be created because a file is in the way, the error names that
+    file."""
     (tmp_path / "file").write_text("")
     with pytest.raises(EmulatorProblem, match=str(tmp_path / "file")):
         EmulatorServer(tmp_path / "file" / "data")
 
 
-def test_directory_with_a_foreign_database(tmp_path):
-    """A file that is no database, or another layout's, is refused, and the lock is given back."""
+def test_unknown_database_is_refused(tmp_path):
+    """A database file that is not the emulator's is refused with an error that names it, and the
+    directory's lock is released."""
     (tmp_path / "bus.sqlite3").write_bytes(b"not a database, but long enough to be looked at" * 50)
     for _ in range(2):
         with pytest.raises(EmulatorProblem, match=r"bus\.sqlite3"):
@@ -207,7 +218,8 @@ def test_directory_with_a_foreign_database(tmp_path):
 
 @pytest.mark.parametrize("option", ["grpc_port", "http_port"])
 def test_port_in_use(emulator, tmp_path, option):
-    """Another emulator's port is one clear error; the directory is free again afterwards."""
+    """A port that is already in use raises one clear error, and the data directory can be used
+    again afterwards."""
     address = emulator.grpc_target if option == "grpc_port" else emulator.http_url
     server = EmulatorServer(tmp_path, **{option: int(address.rpartition(":")[2])})
     with pytest.raises(EmulatorProblem, match="cannot listen"):
@@ -218,7 +230,7 @@ def test_port_in_use(emulator, tmp_path, option):
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="needs IPv6")
 def test_ipv6(tmp_path):
-    """Both ports listen on an IPv6 loopback when the host says so."""
+    """With an IPv6 loopback address as host, both ports listen on it."""
     with EmulatorServer(tmp_path, host="::1") as emulator:
         client = Client(emulator.grpc_target, emulator.metadata)
         assert client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).topic_name == ORDERS
@@ -226,16 +238,16 @@ def test_ipv6(tmp_path):
         client.close()
 
 
-def test_damaged_authority(tmp_path):
-    """An authority that cannot be read is named, with the remedy."""
+def test_damaged_ca(tmp_path):
+    """An unreadable CA file raises an error that says to remove both files."""
     (tmp_path / "ca.pem").write_text("x")
     (tmp_path / "ca-key.pem").write_text("x")
     with pytest.raises(EmulatorProblem, match="remove both"):
         EmulatorServer(tmp_path, tls=True)
 
 
-def test_publish_raw_takes_anything(emulator, client):
-    """Bytes that no schema can read reach subscribers unchanged."""
+def test_publish_raw_accepts_any_bytes(emulator, client):
+    """`publish_raw` delivers bytes that no schema can decode to subscribers unchanged."""
     from sfpubsub.emulator.org.bus import Draft
 
     emulator.publish_raw(ORDERS, [Draft(b"\xff\xff", "no-such-schema", "e1")])
@@ -244,7 +256,7 @@ def test_publish_raw_takes_anything(emulator, client):
 
 
 def test_imports():
-    """The emulator imports nothing of sfpubsub outside itself, no pyspark and no click."""
+    """The emulator imports no other part of sfpubsub, and neither pyspark, click nor requests."""
     found = set()
     for file in Path(sfpubsub.emulator.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

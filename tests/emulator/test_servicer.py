@@ -1,4 +1,5 @@
-"""The servicer alone, on grpc's own testing server: no port, no network, the test plays client."""
+"""The emulator's gRPC servicer on grpc's own testing server: without a port or network, with the
+test as the client."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from .support import MANAGED, ORDERS, WAIT_S
 SERVICE = pb.DESCRIPTOR.services_by_name["PubSub"]
 
 
-class Played:
-    """The emulator's servicer, called by the test."""
+class InProcessClient:
+    """The emulator's servicer on a testing server, with methods that act as its client."""
 
     def __init__(self, emulator: EmulatorServer) -> None:
         self.emulator = emulator
@@ -39,67 +40,71 @@ class Played:
         return rpc
 
     def wait(self, what: Callable[[], Any]) -> Any:
-        """Return what a call that may block returns."""
+        """Return the result of a call that may block, or raise after `WAIT_S` seconds."""
         return self._pool.submit(what).result(WAIT_S)
 
     def end(self, rpc: Any) -> None:
-        """Close the requests, and see the stream end with OK."""
+        """Close the request side, and assert that the stream ends with OK."""
         rpc.requests_closed()
         _, code, _ = self.wait(rpc.termination)
         assert code is grpc.StatusCode.OK
 
 
 @pytest.fixture
-def played(emulator: EmulatorServer) -> Iterator[Played]:
-    made = Played(emulator)
+def in_process_client(emulator: EmulatorServer) -> Iterator[InProcessClient]:
+    made = InProcessClient(emulator)
     yield made
     made._pool.shutdown(wait=False)
 
 
-def test_a_topic_is_told(played: Played) -> None:
-    """A unary call has its answer and OK."""
-    rpc = played.server.invoke_unary_unary(
+def test_unary_call(in_process_client: InProcessClient) -> None:
+    """A unary GetTopic call returns its response with status OK."""
+    rpc = in_process_client.server.invoke_unary_unary(
         SERVICE.methods_by_name["GetTopic"],
-        played.emulator.metadata,
+        in_process_client.emulator.metadata,
         pb.TopicRequest(topic_name=ORDERS),
         None,
     )
-    answer, _, code, _ = played.wait(rpc.termination)
+    answer, _, code, _ = in_process_client.wait(rpc.termination)
     assert code is grpc.StatusCode.OK
     assert answer.topic_name == ORDERS
 
 
-def test_events_are_sent_as_credit_comes(played: Played) -> None:
-    """No more than was asked for; the rest when more is, in order."""
-    played.emulator.publish(ORDERS, [{"Order_Number__c": str(n)} for n in range(5)])
+def test_events_are_sent_as_requested(in_process_client: InProcessClient) -> None:
+    """A stream sends no more events than were requested, and the remaining ones after another
+    request."""
+    in_process_client.emulator.publish(ORDERS, [{"Order_Number__c": str(n)} for n in range(5)])
     fetch = pb.FetchRequest(topic_name=ORDERS, replay_preset=pb.EARLIEST, num_requested=3)
-    rpc = played.stream("Subscribe", fetch)
-    first = pb.FetchResponse.FromString(played.wait(rpc.take_response))
+    rpc = in_process_client.stream("Subscribe", fetch)
+    first = pb.FetchResponse.FromString(in_process_client.wait(rpc.take_response))
     assert len(first.events) == 3
     assert first.pending_num_requested == 0
     rpc.send_request(pb.FetchRequest(num_requested=10))
-    second = pb.FetchResponse.FromString(played.wait(rpc.take_response))
+    second = pb.FetchResponse.FromString(in_process_client.wait(rpc.take_response))
     assert len(second.events) == 2
     assert second.pending_num_requested == 8
-    played.end(rpc)
+    in_process_client.end(rpc)
 
 
-def test_a_commit_is_answered_and_kept(played: Played) -> None:
-    """With the values of the request, on a response of its own."""
-    published = played.emulator.publish(ORDERS, [{"Order_Number__c": "1"}])
-    rpc = played.stream(
+def test_commit_is_answered_and_stored(in_process_client: InProcessClient) -> None:
+    """A commit is answered in a response of its own with the values of the request, and its
+    position is stored."""
+    published = in_process_client.emulator.publish(ORDERS, [{"Order_Number__c": "1"}])
+    rpc = in_process_client.stream(
         "ManagedSubscribe", pb.ManagedFetchRequest(developer_name=MANAGED, num_requested=5)
     )
-    (event,) = pb.ManagedFetchResponse.FromString(played.wait(rpc.take_response)).events
+    (event,) = pb.ManagedFetchResponse.FromString(in_process_client.wait(rpc.take_response)).events
     commit = pb.CommitReplayRequest(commit_request_id="c-1", replay_id=event.replay_id)
     rpc.send_request(pb.ManagedFetchRequest(commit_replay_id_request=commit))
-    answer = pb.ManagedFetchResponse.FromString(played.wait(rpc.take_response)).commit_response
+    answer = pb.ManagedFetchResponse.FromString(
+        in_process_client.wait(rpc.take_response)
+    ).commit_response
     assert answer.commit_request_id == "c-1"
     assert answer.replay_id == event.replay_id
     assert not answer.HasField("error")
-    played.end(rpc)
-    committed = played.emulator.managed.get(MANAGED).committed
-    assert played.emulator.bus.ids.mint(committed) == published[0].replay_id
+    in_process_client.end(rpc)
+    committed = in_process_client.emulator.managed.get(MANAGED).committed
+    assert in_process_client.emulator.bus.ids.mint(committed) == published[0].replay_id
 
 
 @pytest.mark.parametrize(
@@ -117,19 +122,23 @@ def test_a_commit_is_answered_and_kept(played: Played) -> None:
         ),
     ],
 )
-def test_a_refusal_is_a_status_with_its_words(
-    played: Played, first: Any, code: Any, text: str
+def test_refusal_status_and_text(
+    in_process_client: InProcessClient, first: Any, code: Any, text: str
 ) -> None:
-    """They end with the rpc id. (A testing server loses the trailers of an aborted call.)"""
-    rpc = played.stream("Subscribe", first)
-    _, status, details = played.wait(rpc.termination)
+    """A refused request ends with the matching status, and the error text ends with the RPC ID.
+    (The trailers are not checked, because a testing server loses those of an aborted call.)"""
+    rpc = in_process_client.stream("Subscribe", first)
+    _, status, details = in_process_client.wait(rpc.termination)
     assert status is code
     assert text in details
     assert re.search(r" rpcId: \S+$", details)
 
 
-def test_a_call_without_a_session_is_refused(played: Played) -> None:
-    """Before anything else is looked into."""
-    rpc = played.stream("Subscribe", pb.FetchRequest(), metadata=(("accesstoken", "none"),))
-    _, status, _ = played.wait(rpc.termination)
+def test_call_without_a_valid_token_is_refused(in_process_client: InProcessClient) -> None:
+    """A call with an invalid access token is refused as UNAUTHENTICATED before its request is
+    validated."""
+    rpc = in_process_client.stream(
+        "Subscribe", pb.FetchRequest(), metadata=(("accesstoken", "none"),)
+    )
+    _, status, _ = in_process_client.wait(rpc.termination)
     assert status is grpc.StatusCode.UNAUTHENTICATED

@@ -1,4 +1,4 @@
-"""The three headers, and the envelope of errors."""
+"""The three authentication headers of a gRPC call, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ TOPIC = pb.TopicRequest(topic_name=ORDERS)
 
 
 def headers(emulator, **changes):
+    """Return the emulator's metadata with changes; None removes a header."""
     return tuple((k, v) for k, v in {**dict(emulator.metadata), **changes}.items() if v is not None)
 
 
@@ -30,8 +31,9 @@ def headers(emulator, **changes):
         ({"tenantid": ""}, "service.auth.headers.invalid"),
     ],
 )
-def test_bad_headers(emulator, changes, suffix):
-    """Wrong values are an authentication error, missing and malformed ones a header error."""
+def test_invalid_headers(emulator, changes, suffix):
+    """A wrong token or tenant returns the error code of failed authentication; a missing or
+    malformed header returns that of invalid headers."""
     client = Client(emulator.grpc_target, headers(emulator, **changes))
     assert client.refusal("GetTopic", TOPIC) == ("UNAUTHENTICATED", suffix)
     assert client.subscribe().refusal() == suffix
@@ -41,7 +43,8 @@ def test_bad_headers(emulator, changes, suffix):
 
 @pytest.mark.parametrize("form", ["{15}", "{18}", "core/my-domain/{18}", "core/my-domain/{15}"])
 def test_forms_of_the_tenant(emulator, form):
-    """15 and 18 characters are accepted, bare and as core/<domain>/<org>."""
+    """The tenant ID is accepted with 15 and 18 characters, both alone and in the form
+    core/<domain>/<org>."""
     tenant = form.replace("{15}", emulator.tenant_id[:15]).replace("{18}", emulator.tenant_id)
     client = Client(emulator.grpc_target, headers(emulator, tenantid=tenant))
     assert client.call("GetTopic", TOPIC).topic_name == ORDERS
@@ -49,7 +52,8 @@ def test_forms_of_the_tenant(emulator, form):
 
 
 def test_statuses_can_be_overridden(start):
-    """What is not known of the real service is a setting."""
+    """A setting can replace the gRPC status of an error code, because some statuses of the real
+    service are not known."""
     code = "service.auth.headers.invalid"
     emulator, _ = start(settings=Settings(statuses={code: "INVALID_ARGUMENT"}))
     client = Client(emulator.grpc_target, headers(emulator, tenantid=""))
@@ -57,6 +61,7 @@ def test_statuses_can_be_overridden(start):
     client.close()
 
 
-def test_18_characters():
-    """The known pair of Salesforce's own documentation."""
+def test_eighteen_character_id():
+    """`eighteen` appends the checksum characters that Salesforce's documentation gives for the same
+    ID."""
     assert eighteen("00D000000000062") == "00D000000000062EAA"

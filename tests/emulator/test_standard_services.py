@@ -1,4 +1,5 @@
-"""Health and reflection, as the tools that know no schema of ours ask for them."""
+"""The standard gRPC services for health and reflection, as used by tools that do not have the proto
+file."""
 
 from __future__ import annotations
 
@@ -25,20 +26,21 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: Any) -> Any:
-    """One emulator for all tests here."""
+    """One emulator for all tests of this module."""
     with EmulatorServer(tmp_path_factory.mktemp("emulator")) as emulator:
         yield emulator
 
 
 @pytest.fixture
 def channel(emulator: EmulatorServer) -> Any:
-    """A connection without credentials: neither service asks for any."""
+    """A channel without credentials, because neither service requires any."""
     with grpc.insecure_channel(emulator.grpc_target) as channel:
         yield channel
 
 
 def test_health(channel):
-    """The server and its service are well, in one answer or as a stream; others are unknown."""
+    """The server as a whole and the Pub/Sub service are reported as SERVING, by Check and by Watch;
+    another service is NOT_FOUND."""
     stub = health_pb2_grpc.HealthStub(channel)
     for name in ("", SERVICE):
         asked = health_pb2.HealthCheckRequest(service=name)
@@ -51,8 +53,9 @@ def test_health(channel):
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_a_client_that_knows_nothing_calls_by_reflection(emulator, channel):
-    """It learns service and messages from the server alone, and calls GetTopic with them."""
+def test_client_without_the_proto_file(emulator, channel):
+    """A client without the proto file discovers the service and its messages through reflection,
+    and calls GetTopic with them."""
     database = ProtoReflectionDescriptorDatabase(channel)
     assert SERVICE in database.get_services()
     pool = descriptor_pool.DescriptorPool(database)
@@ -67,6 +70,8 @@ def test_a_client_that_knows_nothing_calls_by_reflection(emulator, channel):
 
 
 def reflect(channel: Any, version: str, *requests: Any) -> Any:
+    """Send requests to one version of the reflection service, and return its stream of
+    responses."""
     return channel.stream_stream(
         f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
         reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -76,7 +81,8 @@ def reflect(channel: Any, version: str, *requests: Any) -> Any:
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 def test_reflection_in_both_versions(channel, version):
-    """Tools ask for v1 first; a symbol that is not there is an answer, not an end."""
+    """Reflection works in both versions, v1 and v1alpha, and an unknown symbol returns an error
+    response without ending the stream."""
     (listed, found, missing) = reflect(
         channel,
         version,
@@ -91,8 +97,9 @@ def test_reflection_in_both_versions(channel, version):
     assert missing.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
 
 
-def test_reflection_takes_no_more_threads_than_its_own(channel):
-    """Streams of it that are left open are bounded, and unary calls go on."""
+def test_reflection_streams_are_bounded(channel):
+    """Open reflection streams are limited to 16, and unary calls still work when the limit is
+    reached."""
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     gate: queue.Queue[Any] = queue.Queue()
 
@@ -118,8 +125,9 @@ def test_reflection_takes_no_more_threads_than_its_own(channel):
         call.cancel()
 
 
-def test_without_the_packages_the_rest_works(tmp_path, monkeypatch):
-    """They are part of the extra; an emulator without it has neither service."""
+def test_emulator_without_the_optional_packages(tmp_path, monkeypatch):
+    """Without the optional packages the emulator still starts, and reports the health service as
+    UNIMPLEMENTED."""
     monkeypatch.setitem(sys.modules, "grpc_health", None)
     monkeypatch.setitem(sys.modules, "grpc_health.v1", None)
     with (

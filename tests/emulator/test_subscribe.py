@@ -1,4 +1,5 @@
-"""Subscribe: where it starts, credit, order, keepalives, and how it ends."""
+"""Subscribe: the start position, requested events (credit), order, keepalives, and the end of a
+stream."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def orders(count, start=0):
 
 
 def test_earliest_delivers_everything_in_order(emulator, client):
-    """EARLIEST begins at the oldest event; ids and payloads arrive as published."""
+    """EARLIEST starts at the oldest event, and delivers IDs and replay IDs in the order of
+    publishing."""
     published = emulator.publish(ORDERS, orders(250))
     stream = client.subscribe()
     got = stream.events(100)
@@ -29,8 +31,8 @@ def test_earliest_delivers_everything_in_order(emulator, client):
     ]
 
 
-def test_latest_delivers_what_comes_after(emulator, client):
-    """LATEST leaves out what was there, and delivers what is published from then on at once."""
+def test_latest_delivers_only_new_events(emulator, client):
+    """LATEST skips the existing events, and delivers each new one right away."""
     emulator.publish(ORDERS, orders(3))
     stream = client.subscribe(replay_preset=pb.LATEST)
     until(lambda: emulator.bus.bells.count(ORDERS))
@@ -39,8 +41,9 @@ def test_latest_delivers_what_comes_after(emulator, client):
 
 
 @pytest.mark.parametrize("length", [8, 10])
-def test_custom_begins_strictly_after_the_id(emulator, client, length):
-    """CUSTOM takes the ten-byte id and its eight-byte form."""
+def test_custom_starts_after_the_replay_id(emulator, client, length):
+    """CUSTOM starts after the event with the given replay ID, which may be shortened to its first
+    eight bytes."""
     published = emulator.publish(ORDERS, orders(5))
     stream = client.subscribe(replay_preset=pb.CUSTOM, replay_id=published[2].replay_id[:length])
     assert [e.replay_id for e in stream.events(2)] == [p.replay_id for p in published[3:]]
@@ -66,12 +69,13 @@ def test_custom_begins_strictly_after_the_id(emulator, client, length):
     ],
 )
 def test_first_request_is_refused(client, first, suffix):
-    """A first request that breaks a rule ends the stream with that rule's error code."""
+    """A first request that breaks a rule ends the stream with the error code of that rule."""
     assert client.subscribe(**first).refusal() == suffix
 
 
 def test_unknown_topic_names_org_and_topic(emulator, client):
-    """The text says which org has no such topic; the trailers carry all three keys."""
+    """The error for an unknown topic contains the topic and the org, and its trailers name the
+    RPC."""
     status, details, trailers = client.subscribe(topic_name="/event/None__e").end()
     assert status == "NOT_FOUND"
     assert "/event/None__e" in details
@@ -80,7 +84,8 @@ def test_unknown_topic_names_org_and_topic(emulator, client):
 
 
 def test_later_requests(emulator, client):
-    """A later preset and replay id are ignored; another topic ends the stream."""
+    """The preset and replay ID of a later request are ignored; a different topic ends the
+    stream."""
     emulator.publish(ORDERS, orders(3))
     stream = client.subscribe(num_requested=1)
     stream.events(1)
@@ -94,8 +99,8 @@ def test_later_requests(emulator, client):
     assert stream.refusal() == "subscription.fetch.topic.mismatch"
 
 
-def test_later_request_for_nothing(emulator, client):
-    """num_requested 0 is an error in later requests too."""
+def test_later_request_for_no_events(emulator, client):
+    """A later request for 0 events ends the stream with an error."""
     stream = client.subscribe()
     stream.send(pb.FetchRequest(num_requested=0))
     assert stream.refusal() == "subscription.fetch.requested.events.invalid"
@@ -103,7 +108,7 @@ def test_later_request_for_nothing(emulator, client):
 
 @pytest.mark.parametrize(("requests", "pending"), [((10, 15), 25), ((60, 1000, 30), 100)])
 def test_credit_adds_up_and_is_clamped_at_100(start, requests, pending):
-    """Requests add to what is outstanding; more than 100 counts as 100, without an error."""
+    """Requested events add up until 100 are outstanding; a request for more is not an error."""
     _, client = start(settings=Settings(keepalive_s=0.02))
     stream = client.subscribe(num_requested=requests[0])
     for number in requests[1:]:
@@ -115,8 +120,8 @@ def test_credit_adds_up_and_is_clamped_at_100(start, requests, pending):
     assert stream.next().pending_num_requested == pending
 
 
-def test_never_more_than_100_without_asking_again(emulator, client):
-    """A request for 5,000 with 300 events waiting brings 100 and then silence."""
+def test_at_most_100_events_per_request(emulator, client):
+    """A request for 5,000 events with 300 available delivers 100 events and then nothing."""
     emulator.publish(ORDERS, orders(300))
     stream = client.subscribe(num_requested=5000)
     response = stream.next()
@@ -125,7 +130,8 @@ def test_never_more_than_100_without_asking_again(emulator, client):
 
 
 def test_pending_counts_down(emulator, client):
-    """Each response says how many events are still to come; the last id is its latest id."""
+    """Each response contains the number of requested events that are still outstanding, and its
+    latest replay ID is that of its last event."""
     stream = client.subscribe(num_requested=25)
     until(lambda: emulator.bus.bells.count(ORDERS))
     for size, pending in ((1, 24), (2, 22)):
@@ -137,7 +143,8 @@ def test_pending_counts_down(emulator, client):
 
 
 def test_responses_are_split(start):
-    """events_per_response and response_bytes bound a response; a larger event goes alone."""
+    """`events_per_response` and `response_bytes` limit the size of a response; an event that
+    exceeds the limit is sent alone."""
     emulator, client = start(settings=Settings(events_per_response=4, response_bytes=1000))
     emulator.publish(ORDERS, orders(6))
     emulator.publish(ORDERS, [{"Notes__c": "x" * 2000}, {"Notes__c": "y"}])
@@ -145,8 +152,9 @@ def test_responses_are_split(start):
     assert [len(stream.next().events) for _ in range(4)] == [4, 2, 1, 1]
 
 
-def test_keepalive_carries_the_tip_of_the_org(start):
-    """Idle and wanted: empty, pending unchanged, a position ahead of the topic, good for CUSTOM."""
+def test_keepalive_carries_the_latest_position(start):
+    """A stream with outstanding requested events gets an empty response after 120 s without events;
+    a CUSTOM subscription can start at the position in it, the latest of the org."""
     emulator, client = start(clock=ManualClock())
     (last,) = emulator.publish(ORDERS, orders(1))
     stream = client.subscribe()
@@ -165,7 +173,8 @@ def test_keepalive_carries_the_tip_of_the_org(start):
 
 
 def test_no_keepalive_without_credit(start):
-    """While nothing is wanted nothing is sent; after 60 s the stream is closed, here with OK."""
+    """A stream that has received all requested events gets no keepalive, and is closed with OK
+    after 60 s."""
     emulator, client = start(clock=ManualClock(), settings=Settings(keepalive_s=10))
     emulator.publish(ORDERS, orders(1))
     stream = client.subscribe(num_requested=1)
@@ -177,7 +186,8 @@ def test_no_keepalive_without_credit(start):
 
 
 def test_idle_close_with_an_error(start):
-    """The setting idle_close makes the 60 s rule an error."""
+    """With `idle_close` set to "error", a stream that is closed for being idle ends with an
+    error."""
     emulator, client = start(clock=ManualClock(), settings=Settings(idle_close="error"))
     emulator.publish(ORDERS, orders(1))
     stream = client.subscribe(num_requested=1)
@@ -186,8 +196,9 @@ def test_idle_close_with_an_error(start):
     assert stream.refusal() == "subscription.fetch.idle.timeout"
 
 
-def test_keepalives_keep_an_idle_position_alive(start):
-    """After 80 silent hours the last event's id is too old, that of the last keepalive is not."""
+def test_keepalive_position_outlives_retention(start):
+    """After 80 hours without events, the replay ID of the last event has expired, but a client can
+    resume from that of the last keepalive."""
     emulator, client = start(clock=ManualClock())
     (old,) = emulator.publish(ORDERS, orders(1))
     stream = client.subscribe()
@@ -204,21 +215,22 @@ def test_keepalives_keep_an_idle_position_alive(start):
 
 
 def test_half_close_ends_with_ok(client):
-    """When the client ends its requests the service ends the responses."""
+    """After a half-close by the client, the stream ends with OK."""
     stream = client.subscribe()
     stream.half_close()
     assert stream.end()[0] == "OK"
 
 
 def test_half_close_without_a_request(client):
-    """A stream that is ended before its first request is no error."""
+    """A stream that the client half-closes before its first request ends with OK."""
     stream = client.stream("Subscribe")
     stream.half_close()
     assert stream.end()[0] == "OK"
 
 
-def test_channel_carries_its_topics_under_the_same_ids(emulator, client):
-    """An event of /data/AccountChangeEvent is on /data/ChangeEvents with the same replay id."""
+def test_channel_events_keep_their_replay_ids(emulator, client):
+    """An event of a topic has the same replay ID on a channel that contains the topic, and the
+    schema ID of the topic."""
     (event,) = emulator.publish(ACCOUNTS, [{"ChangeEventHeader": {"changeType": "UPDATE"}}])
     on_topic = client.subscribe(topic_name=ACCOUNTS).events(1)[0]
     on_channel = client.subscribe(topic_name=CHANGES).events(1)[0]
@@ -230,7 +242,8 @@ def test_channel_carries_its_topics_under_the_same_ids(emulator, client):
 
 
 def test_change_events_without_ids(start):
-    """change_event_ids off leaves event.id blank on change events, and only there."""
+    """With `change_event_ids` off, the event ID of change events is blank, but not that of platform
+    events."""
     emulator, client = start(settings=Settings(change_event_ids=False))
     emulator.publish(ACCOUNTS, [{}])
     emulator.publish(ORDERS, orders(1))
@@ -239,7 +252,7 @@ def test_change_events_without_ids(start):
 
 
 def test_many_streams_at_once(emulator, client):
-    """64 streams each get what is published once they listen."""
+    """64 open streams each receive every event that is published."""
     streams = [client.subscribe(replay_preset=pb.LATEST) for _ in range(64)]
     until(lambda: emulator.bus.bells.count(ORDERS) == 64)
     emulator.publish(ORDERS, orders(5))

@@ -1,4 +1,5 @@
-"""The Tooling API: managed subscriptions as records, and what of it reaches ManagedSubscribe."""
+"""The Tooling API: managed subscriptions as records, and the effect of their changes on
+ManagedSubscribe."""
 
 from __future__ import annotations
 
@@ -18,24 +19,27 @@ ALL = "SELECT Id, DeveloperName, Metadata FROM ManagedEventSubscription"
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
-    """One emulator for requests that change nothing; it has one subscription more."""
+    """One emulator with a second managed subscription, for requests that change nothing."""
     with EmulatorServer(tmp_path_factory.mktemp("emulator")) as emulator:
         assert create(emulator, "Second").status == 201
         yield emulator
 
 
 def one(emulator, name):
+    """Return the record with this developer name."""
     (record,) = found(emulator, f"{ALL} WHERE DeveloperName = '{name}' LIMIT 1")
     return record
 
 
 def patch(emulator, record, **changes):
+    """Send a PATCH that changes some of the record's metadata, and return the response."""
     body = {"FullName": record["DeveloperName"], "Metadata": {**record["Metadata"], **changes}}
     return rest(emulator, "PATCH", f"{RECORDS}/{record['Id']}", body)
 
 
-def test_a_created_subscription_delivers(emulator, client):
-    """What the Tooling API makes is what ManagedSubscribe reads: by name and by both ids."""
+def test_created_subscription_delivers(emulator, client):
+    """A subscription that was created through the Tooling API delivers events, under its name and
+    its ID, and its record has the given and default values."""
     reply = create(emulator, "Second", label="The second", defaultReplay="EARLIEST")
     assert reply.status == 201
     made = reply.json
@@ -63,8 +67,8 @@ def test_a_created_subscription_delivers(emulator, client):
 
 
 def test_stop_run_and_delete(emulator, client):
-    """STOP ends the stream and forgets the committed position, RUN starts at the default, deletion
-    ends it for good; the record says the same."""
+    """A PATCH to STOP ends the stream and deletes the committed position, RUN starts at the default
+    again, and a DELETE ends the stream and removes the record."""
     published = emulator.publish(ORDERS, [{}, {}])
     stream = client.managed()
     stream.events(2)
@@ -87,8 +91,9 @@ def test_stop_run_and_delete(emulator, client):
     assert found(emulator, f"{ALL} LIMIT 1") == []
 
 
-def test_a_patch_replaces_the_metadata(emulator):
-    """Presets that a PATCH leaves out are LATEST again; a state left out stays."""
+def test_patch_replaces_the_metadata(emulator):
+    """A PATCH without replay presets resets them to LATEST, but one without a state keeps the
+    state."""
     record = one(emulator, MANAGED)
     patch(emulator, record, state="STOP")
     body = {"Metadata": {"label": "new", "topicName": ORDERS}}
@@ -99,10 +104,10 @@ def test_a_patch_replaces_the_metadata(emulator):
 
 
 def test_propagation(start):
-    """Streams learn of a creation, of RUN and of presets after the delay; of STOP at once. The
-    record shows each change immediately."""
+    """Streams see a creation, RUN and changed presets only after the propagation time, but STOP at
+    once; the record shows each change immediately."""
     emulator, client = start(clock=ManualClock(), settings=Settings(propagation_s=120))
-    emulator.clock.jump(120)  # the seeded one is known
+    emulator.clock.jump(120)  # the seed's subscription has propagated
     assert create(emulator, "Second", defaultReplay="EARLIEST").status == 201
     assert one(emulator, "Second")["Metadata"]["state"] == "RUN"
     missing = PREFIX + "developer.name.not.found"
@@ -126,13 +131,14 @@ def test_propagation(start):
     assert client.managed(developer_name="Second").refusal() == PREFIX + "config.stopped"
     emulator.clock.jump(120)
     stream = client.managed(developer_name="Second")
-    assert stream.silent(0.05)  # LATEST by now
+    assert stream.silent(0.05)  # LATEST is in force now
     emulator.publish(ORDERS, [{}])
     stream.events(1)
 
 
-def test_a_name_is_free_after_deletion(start):
-    """A name can be used again; until the new one has propagated it is not found."""
+def test_name_can_be_reused_after_deletion(start):
+    """The name of a deleted subscription can be used again, and is not found until the new
+    subscription has propagated."""
     emulator, client = start(clock=ManualClock(), settings=Settings(propagation_s=60))
     old = one(emulator, MANAGED)["Id"]
     rest(emulator, "DELETE", f"{RECORDS}/{old}")
@@ -144,8 +150,8 @@ def test_a_name_is_free_after_deletion(start):
     assert client.managed().silent(0.05)
 
 
-def test_the_limit(start):
-    """The org's limit is kept; a deletion makes room."""
+def test_managed_subscription_limit(start):
+    """Beyond the org's limit no managed subscription can be created, until one is deleted."""
     emulator, _ = start(settings=Settings(managed_limit=2))
     first = create(emulator, "A1").json["id"]
     assert create(emulator, "A2").code == (400, "LIMIT_EXCEEDED")
@@ -182,8 +188,9 @@ def test_the_limit(start):
         ("New", {"label": "\ud800"}, "JSON_PARSER_ERROR", None),
     ],
 )
-def test_what_cannot_be_created(shared, name, metadata, code, field):
-    """Names, topics, presets and states are checked, and nothing is made."""
+def test_invalid_creation(shared, name, metadata, code, field):
+    """An invalid name, topic, preset or state returns an error with its code and field, and nothing
+    is created."""
     reply = create(shared, name, **metadata)
     assert reply.code == (400, code)
     assert reply.json[0]["fields"] == ([field] if field else [])
@@ -191,7 +198,7 @@ def test_what_cannot_be_created(shared, name, metadata, code, field):
 
 
 def test_channels_and_change_events(emulator):
-    """Every kind of topic that can be subscribed to can have a managed subscription."""
+    """A managed subscription can be created for a channel and for a change event topic."""
     for number, topic in enumerate(("/data/ChangeEvents", "/data/AccountChangeEvent")):
         assert create(emulator, f"Topic{number}", topicName=topic).status == 201
 
@@ -205,15 +212,16 @@ def test_channels_and_change_events(emulator):
         ({"label": " "}, "REQUIRED_FIELD_MISSING"),
     ],
 )
-def test_what_cannot_be_changed(shared, changes, code):
-    """A PATCH that cannot be changes nothing; a topic never changes."""
+def test_invalid_change(shared, changes, code):
+    """An invalid PATCH returns an error and changes nothing; the topic of a subscription cannot be
+    changed."""
     before = one(shared, MANAGED)
     assert patch(shared, before, **changes).code == (400, code)
     assert one(shared, MANAGED) == before
 
 
-def test_a_name_never_changes(emulator):
-    """Nor does the developer name; a PATCH without Metadata says nothing."""
+def test_name_cannot_be_changed(emulator):
+    """The developer name cannot be changed, and a PATCH requires Metadata."""
     record = one(emulator, MANAGED)
     path = f"{RECORDS}/{record['Id']}"
     body = {"FullName": "Other", "Metadata": record["Metadata"]}
@@ -233,8 +241,9 @@ def test_a_name_never_changes(emulator):
         ("DELETE", RECORDS + "/18x"),
     ],
 )
-def test_a_good_token_is_needed(emulator, method, path):
-    """Without one everything is 401 INVALID_SESSION_ID, and a fault that did it is counted."""
+def test_valid_token_is_required(emulator, method, path):
+    """Without a valid token every request returns 401 INVALID_SESSION_ID, and the `expire_token`
+    fault counts such a refusal."""
     assert rest(emulator, method, path, access_token="x").code == (401, "INVALID_SESSION_ID")
     assert ask(emulator, method, path).code == (401, "INVALID_SESSION_ID")
     emulator.faults.add(Fault("expire_token"))
@@ -243,7 +252,8 @@ def test_a_good_token_is_needed(emulator, method, path):
 
 
 def test_versions(emulator):
-    """The list of versions needs no token; managed subscriptions came with 60."""
+    """The list of API versions needs no token; managed subscriptions exist from version 60.0 on;
+    unknown versions and paths return 404."""
     reply = ask(emulator, "GET", "/services/data/")
     versions = {row["version"]: row for row in reply.json}
     assert versions["60.0"]["label"] == "Spring '24"
@@ -263,12 +273,14 @@ def test_versions(emulator):
 
 
 def names(emulator, rest_of_query):
+    """Return the developer names that a query with these clauses finds, in order."""
     text = f"SELECT DeveloperName FROM ManagedEventSubscription {rest_of_query}"
     return [record["DeveloperName"] for record in found(emulator, text)]
 
 
 def test_queries(emulator):
-    """Conditions, order and limit mean what they mean in SOQL; words and texts ignore case."""
+    """Conditions, LIKE, ORDER BY and LIMIT work as in SOQL; keywords and text comparisons ignore
+    case, but IDs do not."""
     for name, label in (("Beta", "50% off"), ("Alpha", "it's"), ("Gamma", "Zed")):
         create(emulator, name, label=label)
     ids = {item.developer_name: item.subscription_id for item in emulator.managed.all()}
@@ -320,19 +332,21 @@ def test_queries(emulator):
         ("SELECT Id FROM Account", "INVALID_TYPE"),
     ],
 )
-def test_what_cannot_be_queried(shared, text, code):
-    """What is not understood is refused, never guessed at; Metadata comes one row at a time."""
+def test_unsupported_queries(shared, text, code):
+    """A query that the emulator does not support is refused with the matching error code, and
+    Metadata can be selected only with LIMIT 1."""
     assert query(shared, text).code == (400, code)
 
 
-def test_plain_soql_knows_no_such_object(emulator):
-    """Outside the Tooling API a managed subscription cannot be queried."""
+def test_not_queryable_in_plain_soql(emulator):
+    """A managed subscription cannot be queried outside the Tooling API."""
     path = "/services/data/v62.0/query?q=SELECT+Id+FROM+ManagedEventSubscription"
     assert rest(emulator, "GET", path).code == (400, "INVALID_TYPE")
 
 
-def test_a_pattern_takes_no_time(emulator):
-    """However many wildcards: the work is bounded."""
+def test_like_with_many_wildcards(emulator):
+    """A LIKE pattern with 2,000 wildcards is evaluated in bounded time, whereas naive backtracking
+    would not finish."""
     create(emulator, "Second", label="a" * 80)
     text = "%a" * 2000 + "b"
     where = f"WHERE MasterLabel LIKE '{text}'"

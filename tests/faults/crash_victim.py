@@ -37,7 +37,7 @@ MOMENTS = ("receive", "write", "publish", "ack", "receipt")
 WHO = ("driver", "jvm", "both")
 
 # Seconds between checks for a complete file; the commit follows after about 50 ms.
-_GLANCE = 0.001
+_POLL_S = 0.001
 
 
 class Killer:
@@ -52,7 +52,7 @@ class Killer:
     def remember(self, jvm: Process) -> None:
         self._jvm = jvm.pid
 
-    def comes(self) -> bool:
+    def is_due(self) -> bool:
         """Count an occurrence of the moment; return whether it is the nth."""
         with self._lock:
             self._left -= 1
@@ -123,15 +123,15 @@ def install(moment: str, killer: Killer, delay: float, table_format: str) -> Non
     table, written = _table_of(table_format)
 
     def now(*_arguments: Any, **_options: Any) -> None:
-        if killer.comes():
+        if killer.is_due():
             killer.kill()
 
-    def in_a_while(*_arguments: Any, empty: bool = False, **_options: Any) -> None:
-        if not empty and killer.comes():
+    def after_delay(*_arguments: Any, empty: bool = False, **_options: Any) -> None:
+        if not empty and killer.is_due():
             killer.later(lambda: time.sleep(delay))
 
-    def when_a_file_is_complete(self: Any, *_arguments: Any, empty: bool) -> None:
-        if empty or not killer.comes():
+    def once_a_file_is_complete(self: Any, *_arguments: Any, empty: bool) -> None:
+        if empty or not killer.is_due():
             return
         if self.place.local is None:  # in remote storage, complete files cannot be detected
             killer.later(lambda: time.sleep(delay))
@@ -140,20 +140,20 @@ def install(moment: str, killer: Killer, delay: float, table_format: str) -> Non
 
         def wait() -> None:
             while not complete_files(self.place.local) - before:
-                time.sleep(_GLANCE)
+                time.sleep(_POLL_S)
 
         killer.later(wait)
 
     if moment == "receive":
         _before(writer.EventWriter, "write_parts", now)
     elif moment == "write":
-        _before(table, written, in_a_while)
+        _before(table, written, after_delay)
     elif moment == "ack":
         _after(table, "append", now)
     elif moment == "receipt":
         _before(wire, "_commit_answer", now)
     elif table_format == "delta":  # Spark writes and commits in one call
-        _before(table, "_write", when_a_file_is_complete)
+        _before(table, "_write", once_a_file_is_complete)
     elif table_format == "iceberg":
 
         def unless_empty(self: Any, staged: int, state: Any, operations: Any) -> None:

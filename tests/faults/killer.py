@@ -1,8 +1,9 @@
 """Kills ``sfpubsub ingest`` repeatedly while events are published, and counts the written rows.
 
 Everything is observed from outside: processes, directories, the emulator's health page, and at the
-end the table, read by pyarrow. Publishes with the generated stub, not with the client under test.
-See ``python -m tests.faults.killer --help``; `test_kill_ingest.py` does a short run.
+end the table, read by pyarrow. Events are published with the generated gRPC stub, not with the
+client under test. See ``python -m tests.faults.killer --help``; `test_kill_ingest.py` does a short
+run.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MANAGED = "My_Managed_Subscription"
 DEADLINE = 300.0
 
 # Seconds between two observations; a staging directory exists for about 100 ms.
-GLANCE = 0.002
+POLL_S = 0.002
 
 # Longest lifetime of a process that is killed at a random time, in seconds: twice its start time on
 # two busy cores, so that about half of these kills hit a running job.
@@ -80,6 +81,7 @@ class Report:
     lost: int
     duplicated: int
     strangers: int
+    """Number of event ids in the table that were not published."""
     in_order: bool
     redelivered: int
     seconds: float
@@ -299,7 +301,7 @@ def _wait_for_progress(ingest: Ingest, marks: Callable[[], set[str]], steps: int
         if time.monotonic() > deadline:
             raise RunError(f"no progress for {DEADLINE:.0f} s:\n{ingest.log_tail()}")
         seen |= marks() - before
-        time.sleep(GLANCE)
+        time.sleep(POLL_S)
 
 
 @contextmanager

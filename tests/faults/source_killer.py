@@ -28,7 +28,7 @@ import pyarrow.dataset as ds
 from tests import java
 from tests.faults.killer import (
     DEADLINE,
-    GLANCE,
+    POLL_S,
     TOPIC,
     Emulator,
     Publisher,
@@ -73,6 +73,7 @@ class Report:
     lost: int
     duplicated: int
     strangers: int
+    """Number of event ids in the table that were not published."""
     in_order: bool
     repeated: int
     """Number of kills that left an uncommitted batch with offsets, which is then repeated."""
@@ -169,7 +170,7 @@ def _wait(query: Query, condition: Callable[[], object], what: str) -> None:
         query.check_running()
         if time.monotonic() > deadline:
             raise RunError(f"{what} was not seen within {DEADLINE:.0f} s:\n{query.log_tail()}")
-        time.sleep(GLANCE)
+        time.sleep(POLL_S)
 
 
 def run(
@@ -213,7 +214,7 @@ def run(
             publisher.raise_goal(BEFORE + events * (number + 1) // (kills + 1))
             if moment == "random":
                 end = query.started + rng.uniform(0.1, LONGEST_LIFE * done[0].after)
-                _wait(query, lambda: time.monotonic() > end, "the end of its life")  # noqa: B023
+                _wait(query, lambda: time.monotonic() > end, "the time of the kill")  # noqa: B023
             else:
                 before = query.numbers("commits")
                 if number:

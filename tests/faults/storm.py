@@ -1,11 +1,11 @@
 """The storm: random changes in an org that ``sfpubsub mirror run`` mirrors, with many faults.
 
 ``python -m tests.faults.storm DIRECTORY --changes N --blows K --seed S`` runs an emulator in this
-process, a writer that uses REST, and the mirror as a process that is killed and restarted.
-Meanwhile, streams break, sessions expire, events are incomplete, late or lost, and the org moves to
-another instance. At the end, the writer stops, the mirror catches up, and each table must equal the
-org. The org's records are read from the emulator's database, the tables by Spark and by another
-reader.
+process, a writer that uses REST, and the mirror as a process. The run includes K blows: kills of
+the mirror, which is then restarted, and faults of the org. Streams break, sessions expire, events
+are incomplete, late or lost, and the org moves to another instance. At the end, the writer stops,
+the mirror catches up, and each table must equal the org. The org's records are read from the
+emulator's database, the tables by Spark and by another reader.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ OPTIONS = ("--margin", str(MARGIN), "--batch-seconds", "2")
 SOURCES = {"topic": ("--topic", CHANNEL), "managed": ("--managed", "Storm")}
 
 # Refreshes and sweeps are disabled during the storm, and done by the last run.
-IN_THE_MIDST = ("--refresh-formulas", "0", "--sweep", "0")
-AT_THE_END = ("--once", "--refresh-formulas", "1s", "--sweep", "1s")
+DURING_THE_STORM = ("--refresh-formulas", "0", "--sweep", "0")
+LAST_RUN = ("--once", "--refresh-formulas", "1s", "--sweep", "1s")
 
 # Longest time between two faults, in seconds: twice the start time of a mirror.
 LONGEST_LIFE = 25.0
@@ -75,7 +75,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 BLOWS = (*KILLS, *FAULTS)
 
 # Faults that happen with the next changes of an object.
-OF_CHANGES = ("gap", "late")
+CHANGE_FAULTS = ("gap", "late")
 
 
 @dataclass
@@ -182,7 +182,7 @@ def run(
 def fault_of(blow: str, rng: random.Random) -> Fault:
     """Return the fault of the emulator for a key of `FAULTS`."""
     given = FAULTS[blow]
-    if blow in OF_CHANGES:
+    if blow in CHANGE_FAULTS:
         given = {**given, "target": f"/data/{event_of(rng.choice(OBJECTS))}"}
     return Fault(**given)
 
@@ -229,7 +229,7 @@ class _Mirror:
         lake = ["--to", str(directory / "lake"), "--format", format_]
         self._command = ["sfpubsub", "mirror", "run", *OBJECTS, *lake]
         self._command += [*SOURCES[source], *OPTIONS]
-        self._start(*IN_THE_MIDST)
+        self._start(*DURING_THE_STORM)
 
     def live(self, seconds: float) -> None:
         """Let the mirror run for *seconds*; fail if it exits before that."""
@@ -237,7 +237,7 @@ class _Mirror:
             self._job.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return
-        raise self._unwanted("by itself")
+        raise self._failure("exited by itself")
 
     def kill(self, whom: str) -> None:
         """Kill the driver, Spark's JVM or both, and restart the mirror."""
@@ -247,26 +247,26 @@ class _Mirror:
             try:
                 self._job.process.wait(DEADLINE)
             except subprocess.TimeoutExpired:
-                raise self._unwanted("not, without its JVM") from None
+                raise self._failure("did not exit without its JVM") from None
             if self._job.process.returncode == 0:
-                raise self._unwanted("well, without its JVM")
+                raise self._failure("exited with status 0 without its JVM")
         elif whom == "driver":
             self._job.process.kill()
         else:
             os.killpg(pid, signal.SIGKILL)
         self._job.process.communicate()
-        self._start(*IN_THE_MIDST)
+        self._start(*DURING_THE_STORM)
 
     def finish(self) -> None:
         """Run the mirror until it has caught up, refreshed formulas and swept, and exits with 0."""
         self.end()
-        self._start(*AT_THE_END)
+        self._start(*LAST_RUN)
         try:
             output, _ = self._job.process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
-            raise self._unwanted("not") from None
+            raise self._failure("did not catch up in time") from None
         if self._job.process.returncode != 0:
-            raise self._unwanted(f"after {output}")
+            raise self._failure(f"failed after {output}")
 
     def end(self) -> None:
         """Kill the mirror's processes if they are still running."""
@@ -277,9 +277,9 @@ class _Mirror:
     def _start(self, *more: str) -> None:
         self._job = Job(self._python, [*self._command, *more], self._environment, self._log)
 
-    def _unwanted(self, how: str) -> RunError:
+    def _failure(self, how: str) -> RunError:
         status = self._job.process.poll()
-        return RunError(f"mirror ended {how}, with {status}:\n{self._job.log_tail()}")
+        return RunError(f"the mirror {how} (exit status {status}):\n{self._job.log_tail()}")
 
 
 def _child(pid: int) -> int | None:

@@ -60,8 +60,8 @@ class Rest:
         full = path if path.startswith("/") else f"/services/data/v60.0/{path}"
         for _ in range(50):  # a storm often expires sessions
             if not self._token:
-                self._token = self._signed_in()
-            status, answer = self._asked(method, full, body)
+                self._token = self._sign_in()
+            status, answer = self._request(method, full, body)
             if status != 401:
                 break
             self._token = ""
@@ -69,17 +69,17 @@ class Rest:
             raise Refusal(f"{method} {path}: {status} {answer}")
         return answer
 
-    def _signed_in(self) -> str:
+    def _sign_in(self) -> str:
         form = urllib.parse.urlencode({"grant_type": "client_credentials", **CREDENTIALS})
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        _, answer = self._sent("POST", "/services/oauth2/token", form, headers)
+        _, answer = self._send("POST", "/services/oauth2/token", form, headers)
         return str(answer["access_token"])
 
-    def _asked(self, method: str, path: str, body: object) -> tuple[int, Any]:
+    def _request(self, method: str, path: str, body: object) -> tuple[int, Any]:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-        return self._sent(method, path, None if body is None else json.dumps(body), headers)
+        return self._send(method, path, None if body is None else json.dumps(body), headers)
 
-    def _sent(
+    def _send(
         self, method: str, path: str, text: str | None, headers: dict[str, str]
     ) -> tuple[int, Any]:
         # A new connection: a reused one could be closed by the server at the same moment, and then
@@ -158,7 +158,7 @@ class Writer(threading.Thread):
 
     def run(self) -> None:
         try:
-            while self._goes_on():
+            while self._wait_for_goal():
                 self.step()
         except Exception as error:  # noqa: BLE001  # raised by `finish`
             self.failure = error
@@ -176,7 +176,8 @@ class Writer(threading.Thread):
         getattr(self, f"_do_{kind}")(name)
         self.made[kind] += self.changes - before
 
-    def _goes_on(self) -> bool:
+    def _wait_for_goal(self) -> bool:
+        """Wait, at the given pace, for a higher goal; return False when the run is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._ending, timeout=self._pace)
             self._changed.wait_for(lambda: self._ending or self.changes < self._goal)

@@ -51,19 +51,19 @@ def install(moment: str, killer: Killer, table_format: str) -> None:
     )
 
     def now(*_arguments: Any, **_options: Any) -> None:
-        if killer.comes():
+        if killer.is_due():
             killer.kill()
 
-    def now_of_rows(self: Any, *_arguments: Any, **_options: Any) -> None:
+    def now_unless_steps(self: Any, *_arguments: Any, **_options: Any) -> None:
         if self.name != steps.STEPS_NAME:
             now()
 
     if moment == "plan":
         _after(log, "add", now)
     elif moment == "append":
-        _before(table, "append", now_of_rows)
+        _before(table, "append", now_unless_steps)
     elif moment == "taken":
-        _after(table, "append", now_of_rows)
+        _after(table, "append", now_unless_steps)
     elif moment == "merge":
         _before(table, "merge", now)
     elif moment == "merged":
@@ -71,11 +71,11 @@ def install(moment: str, killer: Killer, table_format: str) -> None:
     elif moment == "within":
         delay = random.uniform(*_WITHIN)
 
-        def soon(*_arguments: Any, **_options: Any) -> None:
-            if killer.comes():
+        def after_delay(*_arguments: Any, **_options: Any) -> None:
+            if killer.is_due():
                 killer.later(lambda: time.sleep(delay))
 
-        _before(table, "merge", soon)
+        _before(table, "merge", after_delay)
     elif moment == "finish":
         _before(target, "finish", now)
     else:

@@ -1,4 +1,4 @@
-"""The promise of publishing: whatever is killed, every event is on the bus, under its id."""
+"""The guarantee of publishing: whatever is killed, every event reaches the bus under its own ID."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ..conftest import PATIENCE, until
 from . import publish_killer
 
 
-def seeded() -> int:
+def printed_seed() -> int:
+    """Return a random seed, and print it, so that pytest shows it if the test fails."""
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")  # shown with a failure
     return seed
@@ -28,19 +29,23 @@ def seeded() -> int:
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_no_event_is_lost_when_the_service_is_killed(streamed: bool, tmp_path: Path):
-    """2,000 events, two kills and two cut streams: all there, repeats counted and unanswered."""
+    """2,000 events are published during two kills of the service and two lost answers: none is
+    missing, and repeated events are at most those that the publisher reports as resent."""
     with publish_killer.Service(tmp_path) as service:
-        report = publish_killer.run(service, events=2000, kills=2, seed=seeded(), streamed=streamed)
+        report = publish_killer.run(
+            service, events=2000, kills=2, seed=printed_seed(), streamed=streamed
+        )
     assert report.ok, report
     assert (report.published, report.kills, report.faults) == (2000, 2, 2)
 
 
 @pytest.mark.spark
-@pytest.mark.slow  # 20,000 events, and an ingest job that counts them
-def test_the_table_has_each_event_once(tmp_path: Path):
-    """20,000 events and ten kills; what came twice is in the deduplicated table once."""
+@pytest.mark.slow  # 20,000 events, and an ingest job that writes them
+def test_table_contains_each_published_event_once(tmp_path: Path):
+    """After 20,000 events and ten kills of the service, a deduplicated table contains each event
+    exactly once, even if the bus contains some twice."""
     with publish_killer.Service(tmp_path) as service:
-        report = publish_killer.run(service, events=20_000, kills=10, seed=seeded())
+        report = publish_killer.run(service, events=20_000, kills=10, seed=printed_seed())
         print(report)
         assert report.ok, report
         assert report.published == 20_000
@@ -66,10 +71,9 @@ def test_the_table_has_each_event_once(tmp_path: Path):
         assert len(ids) == len(set(ids)) == 20_000
 
 
-def test_a_killed_outbox_loses_nothing_and_repeats_under_the_same_id(
-    run_emulator, connect, tmp_path
-):
-    """The example, killed with SIGKILL in the middle three times and then left to end."""
+def test_killed_outbox_loses_nothing(run_emulator, connect, tmp_path):
+    """The outbox example is killed with SIGKILL three times while it publishes, and then finishes:
+    every row was published, and repeated events have the same ID."""
     emulator = run_emulator()
     path = tmp_path / "orders.db"
     database = outbox.open_database(str(path))
@@ -100,14 +104,13 @@ def test_a_killed_outbox_loses_nothing_and_repeats_under_the_same_id(
     assert marked() == 3000
     seen = Counter(name for name, _ in on_the_bus(emulator, connect))
     assert sorted(seen) == sorted(ids)
-    assert emulator.bus.tip() > 3000  # some were sent and not marked: under the same id
+    assert emulator.bus.tip() > 3000  # a kill before a row was marked: its event is repeated
     database.close()
 
 
-def test_a_row_that_the_service_will_not_take_does_not_stop_the_outbox(
-    run_emulator, connect, tmp_path
-):
-    """It is marked with its reason, and the others go out."""
+def test_refused_row_does_not_stop_the_outbox(run_emulator, connect, tmp_path):
+    """A row that the service refuses is marked with the reason, the others are published, and the
+    next run publishes nothing again."""
     from sfpubsub.testing import Fault
 
     emulator = run_emulator()
@@ -122,8 +125,9 @@ def test_a_row_that_the_service_will_not_take_does_not_stop_the_outbox(
     database.close()
 
 
-def test_a_row_that_fits_no_schema_does_not_stop_the_outbox(run_emulator, connect, tmp_path):
-    """It is marked with its reason, those before and after it go out, once."""
+def test_invalid_row_does_not_stop_the_outbox(run_emulator, connect, tmp_path):
+    """A row that does not match the schema is marked with the reason, and the rows before and after
+    it are published once."""
     emulator = run_emulator()
     database: sqlite3.Connection = outbox.open_database(str(tmp_path / "orders.db"))
     for event in ({"Amount__c": 1.0}, {"Amount__c": "much"}, {"Amount__c": 3.0}):
@@ -138,8 +142,9 @@ def test_a_row_that_fits_no_schema_does_not_stop_the_outbox(run_emulator, connec
     database.close()
 
 
-def test_an_outbox_leaves_what_has_no_result_to_the_next_run(run_emulator, connect, tmp_path):
-    """While the service takes nothing a run ends, instead of trying for ever."""
+def test_outbox_keeps_rows_without_a_result(run_emulator, connect, tmp_path):
+    """If an event gets no result before the timeout, the run raises `PublishError`, and the row
+    stays unmarked for the next run."""
     from sfpubsub.errors import PublishError
     from sfpubsub.testing import Fault
 

@@ -1,4 +1,5 @@
-"""The promise of the streaming source: killed at any moment, nothing is lost or comes twice."""
+"""The guarantee of the streaming source: when it is killed at any moment, no event is lost or
+delivered twice."""
 
 from __future__ import annotations
 
@@ -14,14 +15,15 @@ KILLS = 3
 
 @pytest.mark.spark
 def test_every_published_event_is_in_the_table_once_after_kills(tmp_path: Path):
-    """Driver, JVM and source process killed, the first in the first batch from LATEST."""
+    """The driver, Spark's JVM and the source's process are each killed once, the driver in the
+    first batch after LATEST; each event is in the table exactly once, in order."""
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")  # shown with a failure
     report = source_killer.run(tmp_path, kills=KILLS, events=3_000, seed=seed, say=print)
     assert report.published == 3_000
     assert (report.lost, report.duplicated, report.strangers) == (0, 0, 0), report
     assert report.in_order, report
-    # The faults happened: each was a process that was alive, in a batch under way.
+    # Each kill hit a running process, and at least one an uncommitted batch.
     assert {kill.victim for kill in report.kills} == {"driver", "jvm", "source"}
     assert len(report.kills) == KILLS
     assert report.repeated >= 1
