@@ -212,8 +212,8 @@ def test_requests_are_counted_and_the_daily_limit_is_reported(tmp_path):
 
 
 def test_user_without_view_all_data_cannot_view_all(org, reader):
-    """A user without View All Data cannot view all records, so that a record missing from a read
-    does not have to be deleted.
+    """`can_view_all` returns False for a user without View All Data, because a record that this
+    user does not see need not be a deleted one.
     """
     assert reader.can_view_all("Account")
     org.accounts.put_user("limited@example.com", "secret", view_all=False)

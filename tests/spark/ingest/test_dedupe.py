@@ -118,7 +118,9 @@ def test_recent_new_events_cost_no_look_up(world: World):
 
 
 def test_redelivered_event_costs_no_look_up(world: World):
-    """An equal mark in the window shows that a redelivered event has not changed."""
+    """The event's mark in the window shows that it was redelivered unchanged, so the table is not
+    queried.
+    """
     world.store(rows_of(event(1)))
     assert world.judge(rows_of(event(1), event(2), event(2))) == Verdict([1])
     assert not world.asked
@@ -156,7 +158,9 @@ def test_same_payload_on_another_topic_is_a_plain_duplicate(world: World):
 
 
 def test_conflicts_within_a_write_are_found(world: World):
-    """Events with the same key in one write are compared with the first of them."""
+    """The first event of a key in a write is new, and the later ones with the same key are compared
+    with it.
+    """
     rows = rows_of(event(1), event(1), event(1, b"b"), event(1, b"c", schema="two"))
     verdict = world.judge(rows)
     assert verdict.new == [0]
@@ -176,9 +180,7 @@ def test_uncertain_key_is_looked_up_near_its_hour(world: World, known: str):
     assert [conflict.index for conflict in verdict.conflicts] == [1]
     ((keys, spans),) = world.asked
     assert keys == {key(1), key(2)}
-    before = (
-        25 * HOUR if known == "unmarked" else 3 * HOUR
-    )  # loaded keys have the time of their day only
+    before = 25 * HOUR if known == "unmarked" else 3 * HOUR  # unmarked: loaded by whole days
     assert all(written - before < a <= written <= b < written + 3 * HOUR for a, b in spans)
 
 
@@ -192,8 +194,8 @@ def test_event_of_a_deleted_row_is_new_after_a_restart(world: World):
 
 
 def test_only_events_older_than_the_window_or_without_a_time_are_looked_up(world: World):
-    """Only their keys are looked up in the table, and other events in the same write are judged by
-    the window alone.
+    """The keys of such events are looked up in the table, while other events in the same write are
+    judged by the window alone.
     """
     old, unknown = event(1, time=NOW - 80 * HOUR), event(2, time=None)
     world.store(rows_of(old), NOW - 79 * HOUR, known="no")
