@@ -182,7 +182,7 @@ def test_run_prints_a_summary(tmp_path: Path):
     assert ids_of(tmp_path / "t") == [f"event-{n}" for n in range(5)]
     orgs = ds.dataset(tmp_path / "t", format="parquet").to_table()["org_id"].to_pylist()
     assert orgs == [SETTINGS["SFPUBSUB_TENANT_ID"]] * 5
-    # Java repeats the options that the tests give it.
+    # Java prints the options that the tests set for it.
     said = [line for line in done.stderr.splitlines() if not line.startswith("NOTE: Picked up")]
     noise = [line for line in said if "log" in line and "ack" not in line]
     assert noise == [], "Spark's messages hide those of the command"
@@ -322,7 +322,7 @@ def test_signal_while_spark_starts_ends_the_command_cleanly(tmp_path: Path, numb
     assert "Traceback" not in err
     assert out == ""
     until(lambda: not jvms_of(mark), "the end of Java")
-    assert not (tmp_path / "t").exists(), "no table was made"
+    assert not (tmp_path / "t").exists(), "a table was made"
 
 
 @pytest.mark.spark
@@ -471,7 +471,7 @@ def test_without_pyspark_the_error_names_the_extra(monkeypatch):
 
 
 def _must_not_start(*arguments, **options):
-    """Replace `spark_session` where Spark must not be started."""
+    """Raise an error; used in place of `spark_session` where Spark must not be started."""
     raise WriteError("spark was started")
 
 

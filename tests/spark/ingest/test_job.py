@@ -513,7 +513,7 @@ def test_commit_is_recorded_after_its_confirmation():
     subscription = FakeSubscription([3, 2, confirm, 4])
     job, _, sidecars = job_with_sidecars(subscription, batch_events=1, idle_timeout=1.0)
     job.run()
-    assert subscription.log[-2:] == ["write", "ack"], "not confirmed"
+    assert subscription.log[-2:] == ["write", "ack"], "the last write is not confirmed yet"
     (first,) = sidecars.commits
     assert (first.received, first.batches, first.replay_id) == (5, 2, replay_id(4).hex())
     subscription.confirmed, subscription.committed = 9, replay_id(8)

@@ -141,7 +141,7 @@ def test_a_run_finds_the_keys_that_were_written_and_no_others(tmp_path: Path):
     assert len(again.find(Sought(asked))[0]) == count
 
 
-@settings(max_examples=40, deadline=None)  # files are made durable
+@settings(max_examples=40, deadline=None)  # files are flushed to disk, which may be slow
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=40))
 def test_keys_that_share_half_of_their_bytes_are_told_apart(pairs: list[tuple[int, int]]):
     """A key is found only if both of its halves match, although the first half alone predicts its

@@ -1,4 +1,6 @@
-"""A table can be read while it is being written, by readers that do not know this package."""
+"""A table can be read while it is being written, by readers that are independent of this
+package.
+"""
 
 from __future__ import annotations
 

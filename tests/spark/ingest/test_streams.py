@@ -52,7 +52,7 @@ def test_failure_of_one_job_drains_the_others_and_names_its_source():
     assert (good.summary.ending, good.error) == ("stopped", None)
     assert bad.summary is None
     assert bad.subscription.acked == []
-    assert sorted(log) == ["/data/AccountChangeEvent", "Orders"], "both finished"
+    assert sorted(log) == ["/data/AccountChangeEvent", "Orders"], "a job was not finished"
 
 
 def test_failure_to_finish_does_not_hide_the_jobs_failure(caplog):

@@ -296,7 +296,7 @@ def test_a_failure_before_the_rename_writes_nothing(open_writer, table, monkeypa
     result = writer.write(batch_of(range(3)))
     assert (result.rows, result.first_seq) == (3, 0)
     assert ids_of(table) == [f"event-{n}" for n in range(3)]
-    assert not list(staging_of(table).iterdir()), "the failed attempt's files are gone"
+    assert not list(staging_of(table).iterdir()), "files of the failed attempt are left"
 
 
 def test_a_failure_after_the_rename_is_not_written_again(open_writer, table, monkeypatch):
@@ -476,7 +476,7 @@ def test_the_newer_of_two_positions_wins(open_writer, table):
 
 def test_write_rows_keeps_the_position(open_writer, table):
     """Rows that a stream or a redrive appends are deduplicated by their keys and leave the position
-    unchanged. A named write is done once, also across restarts.
+    unchanged. Of several writes with the same name, only the first is done, also across restarts.
     """
     writer = open_writer()
     writer.write(batch_of(range(3)))
@@ -508,8 +508,8 @@ def test_only_the_last_write_names_are_remembered(open_writer, monkeypatch):
 
 
 def test_new_table_may_begin_with_rows(open_writer):
-    """A topic's table whose first write consists of given rows has no position until one
-    is stored.
+    """If the first write of a topic's table is one of `write_rows`, the table has no position until
+    one is stored.
     """
     rows = arrow_table([row_of(event, NOW) for event in batch_of(range(2))], 0)
     open_writer().write_rows(rows, name="x")

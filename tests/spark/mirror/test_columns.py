@@ -105,7 +105,9 @@ def test_described_types_map_to_column_types(name: str, described: Any, kind: pa
     assert (column.name, column.type, column.asked) == (name, kind, (name,))
     assert column.comment == f"{described.label} ({name})"
     spark = spark_schema(columns.schema)
-    assert spark[name].metadata == {"comment": column.comment}  # what a table is made with
+    assert spark[name].metadata == {
+        "comment": column.comment
+    }  # the schema with which a table is created
 
 
 def test_compound_fields_become_structs_of_their_parts():

@@ -103,7 +103,7 @@ def test_mirror_follows_schema_changes_and_signals(spark: SparkSession, tmp_path
             world.until(mirror, lambda: "paused" in world.said[-1])
             applied = mirror.report.events
             records.update("Order__c", first, {"Colour__c": "blue"}, world.user)
-            until(world.is_through, "the event", PATIENCE)
+            until(world.has_received_all, "the event", PATIENCE)
             assert not mirror.advance(world.stream.state())
             assert mirror.report.events == applied
             mailbox.put(Signal("resume"))

@@ -1,4 +1,6 @@
-"""Tests of the read log, which stores the org's responses in pieces until they are merged."""
+"""Tests of the read log, which stores the org's responses in pieces (one transaction each) until
+they are merged.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ def rows(*ids: str) -> pa.Table:
 
 @pytest.fixture
 def target(spark: SparkSession, tmp_path: Path) -> Iterator[Target]:
-    """A target in a directory."""
+    """A target in a local directory."""
     with open_target(spark, tmp_path / "lake", TABLE_FORMAT) as opened:
         yield opened
 

@@ -175,7 +175,7 @@ def test_signals_survive_kills_of_both_sides(tmp_path: Path):
     taken or waits, and no more than one per kill was taken twice.
     """
     seed = random.randrange(1 << 31)
-    print(f"seed {seed}")  # shown with a failure
+    print(f"seed {seed}")  # pytest shows it if the test fails
     rng = random.Random(seed)
     put, taken = tmp_path / "put.log", tmp_path / "taken.log"
     for _ in range(2):

@@ -108,8 +108,9 @@ def test_without_a_part_of_the_rule_the_mirror_diverges(part: str, monkeypatch: 
 
 
 def read(seq: int, *, asked: int = 0, since: int | None = None, until: int = 100) -> Read:
-    """Return a read with the as-of (*seq*, *asked*), which began at tick *since* and ended at
-    *until*.
+    """Return a read whose as-of is the raw row *seq* and the request number *asked*.
+
+    It began at the tick *since*, with no event known before if None, and ended at the tick *until*.
     """
     begun = None if since is None else (time_of(since), 0, 0)
     return Read(AsOf(seq, asked), begun, time_of(until))
@@ -191,9 +192,9 @@ def test_read_from_before_a_gap_event_leaves_its_entry_open():
 
 
 def test_entry_is_not_closed_by_a_read_requested_before_it():
-    """Reads without an event as their cause are numbered, because no event may come between an
-    earlier read and the request. An entry about all records is closed only if every piece is late
-    enough.
+    """A queue entry without an event, such as a formula refresh, is closed only by reads whose
+    as-of includes its request number. An entry about all records requires this of every piece of
+    the object.
     """
     entry = Entry(None, Cue(Reason.FORMULA, None, None, 5), asked=2)
     assert not heals(read(5, asked=1), entry)
@@ -236,7 +237,7 @@ def test_constantly_changing_record_leaves_the_queue():
     entries, mirrored = list(first.added), first.mirrored
     for now in (4, 7, 10):
         mirrored = lay(FIELDS, X, mirrored, changes[now - 3 : now], []).mirrored
-        row = Row(("p1", None, texts[now], None))  # has what came within the margin, too
+        row = Row(("p1", None, texts[now], None))  # also contains what changed within the margin
         since = changes[now - 3 : now]
         outcome = merge_row(FIELDS, X, mirrored, read(now - 3, until=now), row, since, entries)
         entries = [each for each in (*entries, *outcome.added) if each not in outcome.healed]

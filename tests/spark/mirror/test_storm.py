@@ -173,7 +173,7 @@ class StormWorld(World):
         self.objects = OBJECTS
         self.rng = random.Random(seed)
         self.writer = Writer(emulator, seed)
-        self.blows: list[str] = []
+        self.caused_faults: list[str] = []
 
     def advance(self, mirror: Mirror) -> bool:
         """Let the mirror do one step as in `World`, and let the org's time pass as well."""
@@ -188,29 +188,29 @@ class StormWorld(World):
         """Let the mirror work until it has nothing left to do, with ten times the usual
         patience.
         """
-        until(lambda: self.advance(mirror) and self.is_through(), "the mirror", 10 * PATIENCE)
+        until(lambda: self.advance(mirror) and self.has_received_all(), "the mirror", 10 * PATIENCE)
 
-    def is_through(self) -> bool:
+    def has_received_all(self) -> bool:
         """Return whether the newest event of the org is in the raw table."""
         found, _ = self.emulator.bus.read(self.emulator.bus.topic(TOPIC), 0, 10**6)
         raw = self.spark.read.format(self.format).load(self.raw.url)
         return not found or raw.where(f"event_id = '{found[-1].event_id}'").count() == 1
 
-    def blow(self, kind: str) -> None:
+    def cause_fault(self, kind: str) -> None:
         """Cause a fault of the given kind in the org or its streams."""
         self.emulator.faults.add(fault_of(kind, self.rng))
-        self.blows.append(kind)
+        self.caused_faults.append(kind)
 
-    def weather(self, changes: int, turns: int) -> None:
-        """Make changes and faults while the mirror does *turns* steps, and then stop the mirror
-        wherever it is.
+    def change_during_faults(self, changes: int, turns: int) -> None:
+        """Make *changes* changes and *turns* faults while the mirror does a step for each fault,
+        and then stop the mirror wherever it is.
         """
         with self.mirror() as mirror:
             before = self.writer.changes
             for turn in range(1, turns + 1):
                 while self.writer.changes < before + changes * turn // turns:
                     self.writer.step()
-                self.blow(self.rng.choice(list(FAULTS)))
+                self.cause_fault(self.rng.choice(list(FAULTS)))
                 self.advance(mirror)
 
     def compare(self) -> dict[str, str]:
@@ -224,7 +224,7 @@ class StormWorld(World):
         }
 
 
-@pytest.mark.slow  # until it is known to take less than 45 s on an idle machine
+@pytest.mark.slow  # until measured to take less than 45 s on an idle machine
 def test_tables_equal_their_org_after_a_storm(spark: SparkSession, tmp_path: Path, seed: int):
     """During 500 changes, the mirror is stopped and restarted, streams break, sessions expire,
     positions are lost, the org moves, and events are late or only report gaps. Then every reader
@@ -236,10 +236,10 @@ def test_tables_equal_their_org_after_a_storm(spark: SparkSession, tmp_path: Pat
         world = StormWorld(spark, tmp_path, emulator, seed)
         world.writer.fill(60)
         for _ in range(2):
-            world.weather(200, turns=4)
+            world.change_during_faults(200, turns=4)
         for kind in FAULTS:
-            if kind not in world.blows:
-                world.blow(kind)
+            if kind not in world.caused_faults:
+                world.cause_fault(kind)
         while world.writer.changes < 500:
             world.writer.step()
         with world.mirror(refresh_formulas=1.0, sweep=1.0) as mirror:
