@@ -153,7 +153,7 @@ def test_stop_writes_and_acks_received_events():
 
 
 def test_max_events_is_exact():
-    """A job writes and acks exactly `max_events` events, even if that is a part of a response.
+    """A job writes and acks exactly `max_events` events, even if the limit falls within a response.
 
     The rest is delivered again.
     """

@@ -557,9 +557,9 @@ GROWN = """
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's figures")
 def test_300_million_keys_would_take_less_than_500_mb(tmp_path: Path):
-    """The memory of 30 million keys in a separate process is extrapolated: only filters and indexes
-    grow with the keys. A merge needs the filter of its output in addition, at most an eighth of the
-    keys.
+    """A process measures the memory of 30 million keys, which is extrapolated to 300 million: a
+    fixed part, plus filters and indexes that grow with the keys, plus an eighth of these for the
+    filter that a merge builds.
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(GROWN), str(tmp_path)],

@@ -110,8 +110,9 @@ def test_sources_can_be_added_and_left_out(open_writer, table, format_):
 
 
 def test_undecodable_event_leaves_out_its_source_only(open_writer, table, format_):
-    """With the policy `fail`, a part with an undecodable event is not written at all, and the parts
-    of the other sources are, including an event that both contain.
+    """With the policy `fail`, a source's part with an undecodable event is not written at all.
+
+    The parts of other sources are written, including an event that the failed part also contains.
     """
     writer = open_writer(topic=[TOPIC, OTHER], on_undecodable="fail")
     bad = RawEvent("bad", "schema-1", b"\xff", replay_id(8))

@@ -23,13 +23,13 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kept(table: Path) -> FileQuarantine:
+def quarantine(table: Path) -> FileQuarantine:
     """The table's quarantine."""
     return FileQuarantine(table.parent / f".{table.name}.sfpubsub" / "_quarantine")
 
 
 @pytest.fixture
-def open_writer(spark, table: Path, kept: FileQuarantine):
+def open_writer(spark, table: Path, quarantine: FileQuarantine):
     """Return a function that closes the previous writer and opens a new one, with the policy
     `quarantine` unless another one is given.
     """
@@ -40,7 +40,7 @@ def open_writer(spark, table: Path, kept: FileQuarantine):
             opened[-1].close()
         options.setdefault("topic", None if "subscription" in options else TOPIC)
         if options.setdefault("on_undecodable", "quarantine") == "quarantine":
-            options["quarantine"] = kept
+            options["quarantine"] = quarantine
         opened.append(EventWriter(spark, table, clock=lambda: NOW, **options))
         return opened[-1]
 
@@ -59,7 +59,9 @@ def events(*numbers: int) -> list:
     return [raw_event(abs(n), payload=BAD if n < 0 else None) for n in numbers]
 
 
-def test_undecodable_event_is_quarantined_instead_of_written(open_writer, table, kept, caplog):
+def test_undecodable_event_is_quarantined_instead_of_written(
+    open_writer, table, quarantine, caplog
+):
     """An undecodable event has no row, but a quarantine entry with its payload, position and
     schema, and it is counted and logged.
     """
@@ -67,7 +69,7 @@ def test_undecodable_event_is_quarantined_instead_of_written(open_writer, table,
     assert (result.rows, result.undecodable, result.set_aside) == (2, 1, 1)
     assert result.duplicates == 0
     assert ids_of(table) == ["event-0", "event-2"]
-    (entry,) = kept.entries()
+    (entry,) = quarantine.entries()
     assert (entry.raw.payload, entry.raw.replay_id) == (BAD, replay_id(1))
     assert (entry.received_at, entry.subscription) == (NOW + 1.5, TOPIC)
     assert entry.schema_json
@@ -75,18 +77,18 @@ def test_undecodable_event_is_quarantined_instead_of_written(open_writer, table,
     assert Progress().after(result, None, 0.1).received == 3
 
 
-def test_batch_of_undecodable_events_moves_the_position(open_writer, table, kept):
+def test_batch_of_undecodable_events_moves_the_position(open_writer, table, quarantine):
     """A batch without any row still stores its position, so that a restarted job resumes
     after it.
     """
     result = open_writer().write(batch_of(events(-1, -2)))
     assert (result.rows, result.set_aside, result.batch_id) == (0, 2, None)
     assert open_writer().position == replay_id(2)
-    assert len(kept) == 2
+    assert len(quarantine) == 2
 
 
 def test_quarantine_entry_precedes_its_batch_and_is_stored_once(
-    open_writer, table, kept, monkeypatch
+    open_writer, table, quarantine, monkeypatch
 ):
     """An undecodable event is in the quarantine before its batch is published.
 
@@ -96,7 +98,7 @@ def test_quarantine_entry_precedes_its_batch_and_is_stored_once(
     batch = batch_of(events(0, -1), topic=None)
 
     def fail(*_arguments):
-        assert len(kept) == 1, "not quarantined before the rename"
+        assert len(quarantine) == 1, "not quarantined before the rename"
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
@@ -107,24 +109,24 @@ def test_quarantine_entry_precedes_its_batch_and_is_stored_once(
     assert open_writer(subscription=MANAGED).write(batch).rows == 1
     again = open_writer(subscription=MANAGED).write(batch)
     assert (again.rows, again.duplicates, again.set_aside) == (0, 1, 1)
-    assert (ids_of(table), len(kept)) == (["event-0"], 1)
+    assert (ids_of(table), len(quarantine)) == (["event-0"], 1)
 
 
-def test_failed_quarantine_fails_the_batch(open_writer, table, kept):
-    """If the quarantine cannot be written, the error says that no events were acked and nothing is
-    published. The next write tries again.
+def test_failed_quarantine_fails_the_batch(open_writer, table, quarantine):
+    """If the quarantine cannot be written, nothing is published and the error says that no events
+    were acked. The next write tries again.
     """
     writer = open_writer()
-    kept.directory.write_text("in the way")
+    quarantine.directory.write_text("in the way")
     with pytest.raises(WriteError, match="no events were acked"):
         writer.write(batch_of(events(0, -1)))
     assert not list(table.glob("ingest_date=*/batch=*"))
-    kept.directory.unlink()
+    quarantine.directory.unlink()
     assert writer.write(batch_of(events(0, -1))).rows == 1
-    assert len(kept) == 1
+    assert len(quarantine) == 1
 
 
-def test_skip_and_fail_policies(open_writer, table, kept):
+def test_skip_and_fail_policies(open_writer, table, quarantine):
     """The policy `skip` only counts undecodable events, and `fail` raises an error and writes
     nothing. An unknown policy, or a quarantine with another policy, is rejected.
     """
@@ -132,7 +134,7 @@ def test_skip_and_fail_policies(open_writer, table, kept):
         open_writer(on_undecodable="fail").write(batch_of(events(0, -1)))
     assert not list(table.glob("ingest_date=*/batch=*"))
     result = open_writer(on_undecodable="skip").write(batch_of(events(0, -1)))
-    assert (result.rows, result.set_aside, len(kept)) == (1, 1, 0)
-    for options in ({"on_undecodable": "x"}, {"on_undecodable": "skip", "quarantine": kept}):
+    assert (result.rows, result.set_aside, len(quarantine)) == (1, 1, 0)
+    for options in ({"on_undecodable": "x"}, {"on_undecodable": "skip", "quarantine": quarantine}):
         with pytest.raises(ConfigurationError):
             open_writer(**options)

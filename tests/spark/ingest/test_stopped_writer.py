@@ -1,5 +1,5 @@
-"""A writer is stopped in the middle of a write, and continues after another writer has taken its
-table over. As on an object store, there is no lease: only the table's log keeps the two apart.
+"""A writer is stopped in the middle of a write, and continues after another writer has taken over
+its table. As on an object store, there is no lease: only the table's log keeps the two apart.
 """
 
 from __future__ import annotations

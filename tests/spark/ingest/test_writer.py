@@ -282,7 +282,7 @@ def test_write_in_another_thread_keeps_the_lease(open_writer, spark, table, cloc
     writer._lease.release()  # as at the end of the process
 
 
-def test_a_failure_before_the_rename_writes_nothing(open_writer, table, monkeypatch):
+def test_write_that_fails_before_the_rename_writes_nothing(open_writer, table, monkeypatch):
     """If a write fails before its files are renamed into the table, nothing is published, and a
     second attempt stores each event once.
     """
@@ -299,7 +299,7 @@ def test_a_failure_before_the_rename_writes_nothing(open_writer, table, monkeypa
     assert not list(staging_of(table).iterdir()), "files of the failed attempt are left"
 
 
-def test_a_failure_after_the_rename_is_not_written_again(open_writer, table, monkeypatch):
+def test_write_that_fails_after_the_rename_is_not_repeated(open_writer, table, monkeypatch):
     """If a write fails after its files were renamed into the table, the next write finds its events
     there and counts them as duplicates.
     """
@@ -338,7 +338,9 @@ def test_write_with_missing_rows_is_rejected(open_writer, table, monkeypatch):
 
 
 def test_spark_write_without_a_success_file_is_rejected(open_writer, table, monkeypatch):
-    """A write without Spark's `_SUCCESS` file is incomplete, even if all rows are there."""
+    """A write without Spark's `_SUCCESS` file is incomplete and raises an error, even if all rows
+    are there.
+    """
     writer = open_writer()
     stage = parquet.ParquetTable._stage
 

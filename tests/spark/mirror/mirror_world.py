@@ -134,7 +134,10 @@ class World:
         return mirror.is_settled(state)
 
     def has_received_all(self) -> bool:
-        """Return whether all events have been received, by count: keepalives may be old."""
+        """Return whether the mirror has received all events.
+
+        Events are counted, because the position of a keepalive may be old.
+        """
         return self.events() == (self.before or 0) + self.taken + self.stream.state().written
 
     def events(self) -> int:

@@ -129,7 +129,7 @@ def test_compound_fields_become_structs_of_their_parts():
 
 
 def test_person_names_are_structs_and_company_names_strings():
-    """In an org with person accounts, an account has the name of a person or of a company, so the
+    """In an org with person accounts, an account's name is that of a person or of a company, so its
     struct has members for both.
     """
     own = field("Name", compound_field_name="Name")  # as observed in an org
@@ -153,7 +153,8 @@ def test_fields_that_queries_cannot_return_have_no_column():
 
 def test_columns_are_added_and_never_changed():
     """A new field adds a column, a removed field keeps its column but is not read, and a field
-    whose scale has changed gets a second column. A field that returns has its old column.
+    whose scale has changed gets a second column. A field that returns to its old form uses its old
+    column.
     """
     price = field("Price__c", "currency", precision=18, scale=2)
     first = Columns.of(account(price, field("Old__c")))
@@ -194,8 +195,8 @@ def test_columns_survive_conversion_to_json():
 
 
 def test_event_fields_map_to_their_columns():
-    """Every field and part in a change event maps to its column, and a field whose type has changed
-    to both of its columns. Formulas are listed as fields that events do not contain.
+    """Every field and part in a change event maps to its column; if a field's type has changed, it
+    maps to both of its columns. Formulas are listed as fields that events do not contain.
     """
     price = field("Price__c", "currency", precision=18, scale=2)
     address = {"name": "BillingAddress", "type": "address"}
@@ -258,8 +259,8 @@ FIELDS = [
 
 
 def typed_rows(spark: SparkSession, known: Plan, *events: tuple[int, dict[str, Any]]) -> Any:
-    """Return rows of a typed table, decoded from events that are given as number of the schema in
-    *known* and values.
+    """Return rows of a typed table, decoded from events, each given as its schema's number in
+    *known* and its values.
     """
     rows = []
     for number, value in events:

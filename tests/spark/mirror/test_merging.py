@@ -72,7 +72,9 @@ def _nothing(*_: Any) -> bool:
 
 
 class NoMargin(MirrorMachine):
-    """A mirror whose reads count as containing everything that is durable when they are sent."""
+    """A mirror whose reads are assumed to contain everything that was durable when they
+    were sent.
+    """
 
     margin = 0
 
@@ -151,8 +153,8 @@ def known(phone: str, seq: int) -> Mirrored:
 
 
 def test_as_of_is_what_was_durable_a_margin_before():
-    """The as-of of a read is not what is durable when its request is sent, but what was one margin
-    earlier. There is none until a margin has passed.
+    """A read certainly contains only what was durable one margin (the longest lag of the org's
+    responses) before its request. Before a margin has passed, it has no as-of.
     """
     notes = [Noted(10.0, AsOf(5)), Noted(12.0, AsOf(7)), Noted(14.0, AsOf(7, 1))]
     assert reads.as_of(notes, 15.0, 3.0) == AsOf(7)

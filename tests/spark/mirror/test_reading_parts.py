@@ -189,7 +189,7 @@ def test_id_range_of_a_merge_covers_its_pieces():
     assert id_range([none]) is None
 
 
-def test_read_is_complete_when_its_end_was_merged():
+def test_read_is_complete_once_its_last_step_is_merged():
     """A read of an object needs one step more than its pieces, for the records that it did not
     return.
     """
@@ -203,7 +203,7 @@ def test_read_is_complete_when_its_end_was_merged():
     assert Account().is_through(replace(last, kind="ids"))
 
 
-def test_row_known_only_from_a_read_has_the_flags_of_the_rule():
+def test_row_known_only_from_a_read_has_correct_flags():
     """The row is complete and sound, or marked for a reread if a queue entry is open.
 
     If a newer read did not return the record, there is no row.
@@ -224,9 +224,8 @@ def test_row_known_only_from_a_read_has_the_flags_of_the_rule():
 
 
 def test_agenda_returns_what_is_due():
-    """A whole object is read at first, when it has new fields, and when its formulas are old, and
-    ids are compared on schedule. A run that is to end does not repeat what it has done since its
-    start.
+    """An object is due for a complete read at first, when it has new fields, and when its formulas
+    are old. Its ids are compared on schedule. In a run that is to end, nothing is done twice.
     """
     account, agenda = Account(), Agenda(refresh_formulas=10.0, sweep=20.0)
     formula = Column("Sum__c", pa.int64(), "Sum__c", "", ("Sum__c",), calculated=True)

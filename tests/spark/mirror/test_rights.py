@@ -48,8 +48,8 @@ def test_duration_is_converted_to_seconds(text: str, seconds: float):
 
 @pytest.mark.parametrize("text", ["", "soon", "-1h", "1w", "nan"])
 def test_invalid_duration_is_rejected(text: str):
-    """Texts, negative numbers and unknown units are usage errors, so that a typing error does not
-    become a schedule.
+    """Arbitrary text, negative numbers and unknown units are usage errors, so that a typing error
+    does not become a schedule.
     """
     with pytest.raises(click.BadParameter, match="duration"):
         Duration().convert(text, None, None)

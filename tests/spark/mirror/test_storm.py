@@ -110,7 +110,7 @@ COLUMNS = pa.schema(
 
 
 def row(record_id: str, **values: object) -> dict[str, object]:
-    """Return a row that is not deleted."""
+    """Return a row with these values, of a record that is not deleted."""
     return {"record_id": record_id, "_is_deleted": False, **values}
 
 
