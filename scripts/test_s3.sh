@@ -18,7 +18,7 @@ export TEST_OBJECT_STORE=1
 
 if [ $# -eq 0 ]; then
   set -- tests/spark/raw/test_object_store.py \
-    tests/spark/mirror/test_job.py::test_a_mirror_is_in_a_catalog_or_in_an_object_store
+    tests/spark/mirror/test_job.py::test_mirror_works_in_a_catalog_and_in_an_object_store
 fi
 python -m pytest -s "$@"
 exec "$iceberg_python" -m pytest -s -p no:cacheprovider -W ignore::ResourceWarning \

@@ -1,4 +1,6 @@
-"""Objects, queries, reads by id, permissions and limits, asked of the emulator over HTTP."""
+"""Tests of describes, queries, reads by id, permissions and limits, read from the emulator over
+REST.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from .support import QUICK, Sessions, reader_of
 
 
 def test_an_object_is_described_with_its_fields(reader):
-    """What columns are made of is there: types, lengths, scales, parts, targets, formulas."""
+    """A describe reports an object's properties, and each field's type, length, scale, compound
+    field and reference targets, from which table columns are made.
+    """
     account = reader.describe("Account")
     assert (account.name, account.label, account.key_prefix) == ("Account", "Account", "001")
     assert (account.custom, account.queryable, account.retrieveable) == (False, True, True)
@@ -50,14 +54,17 @@ def test_an_object_is_described_with_its_fields(reader):
 
 
 def test_all_objects_are_listed(reader):
-    """The global describe tells what can be mirrored."""
+    """The list of all objects includes standard and custom ones, with their key prefixes."""
     found = {item.name: item for item in reader.describe_global()}
     assert {"Account", "Contact", "Opportunity", "Order__c"} <= found.keys()
     assert (found["Order__c"].custom, found["Order__c"].key_prefix) == (True, "a00")
 
 
-def test_an_object_that_is_not_there_is_refused(reader):
-    """Salesforce's own word is in the error, and a name that is none is not sent."""
+def test_describe_of_an_unknown_object_raises(reader):
+    """An unknown object raises an error with Salesforce's status and error code.
+
+    An invalid object name is rejected without sending a request.
+    """
     with pytest.raises(RequestRefusedError) as caught:
         reader.describe("Nothing__c")
     assert (caught.value.status, caught.value.error_code) == (404, "NOT_FOUND")
@@ -67,8 +74,10 @@ def test_an_object_that_is_not_there_is_refused(reader):
     assert reader.calls == calls
 
 
-def test_a_query_comes_page_by_page_and_in_full(reader):
-    """Every row once, whatever the size of a page; `attributes` are no field."""
+def test_query_returns_every_row_once_page_by_page(reader):
+    """The pages have the requested size and the query's total, and contain every row once, without
+    the `attributes` member. An invalid page size or query raises an error.
+    """
     pages = list(
         reader.query("SELECT Id, Name FROM Order__c ORDER BY Id LIMIT 1001", batch_size=500)
     )
@@ -87,8 +96,8 @@ def test_a_query_comes_page_by_page_and_in_full(reader):
     assert (caught.value.error_code, caught.value.retryable) == ("MALFORMED_QUERY", False)
 
 
-def test_deleted_records_are_found_if_asked_for(org, reader):
-    """Only `all_rows` reads the Recycle Bin: the proof of absence needs both."""
+def test_deleted_records_are_returned_only_with_all_rows(org, reader):
+    """A query returns a record that is in the Recycle Bin only if `all_rows` is set."""
     user = org.accounts.holder("")
     gone = org.records.create("Contact", {"LastName": "Gone"}, user)
     org.records.delete("Contact", gone, user)
@@ -100,7 +109,9 @@ def test_deleted_records_are_found_if_asked_for(org, reader):
 
 
 def test_numbers_keep_every_digit(org, reader):
-    """A decimal is not a float, and what the org wrote is what one gets."""
+    """A query returns a currency value as a Decimal with every digit that was stored, and a read by
+    id returns a Decimal too.
+    """
     user = org.accounts.holder("")
     made = org.records.create(
         "Opportunity",
@@ -120,7 +131,9 @@ def test_numbers_keep_every_digit(org, reader):
 
 
 def test_a_session_that_expires_between_pages_is_renewed(org):
-    """The query goes on where it was, with one new session."""
+    """If the session expires between two pages, the query renews it once and continues, so that
+    every row is returned once.
+    """
     sessions = Sessions(org)
     reader = OrgReader(sessions, timings=QUICK)
     pages = reader.query("SELECT Id FROM Order__c ORDER BY Id LIMIT 6000")
@@ -131,8 +144,12 @@ def test_a_session_that_expires_between_pages_is_renewed(org):
     assert sessions.renewals == 1
 
 
-def test_a_query_that_the_org_has_closed_is_a_typed_error(reader):
-    """An eleventh open query closes the first: whoever reads it has to begin again."""
+def test_reading_a_query_that_the_org_closed_raises(reader):
+    """Opening an eleventh query makes the org close the first one.
+
+    Reading the first one further raises an error that says to start it again; the newest one stays
+    readable.
+    """
     soql = "SELECT Id FROM Order__c LIMIT 500"
     open_ = [reader.query(soql, batch_size=200) for _ in range(11)]
     for pages in open_:
@@ -144,7 +161,9 @@ def test_a_query_that_the_org_has_closed_is_a_typed_error(reader):
 
 
 def test_records_are_read_by_id(org, reader):
-    """A row or None for each id, by the id as it was given."""
+    """Each requested id, short or long, maps to its row, or to None if the record is missing or
+    deleted. Unknown fields and invalid ids raise errors.
+    """
     user = org.accounts.holder("")
     there = org.records.create("Account", {"Name": "there"}, user)
     gone = org.records.create("Account", {"Name": "gone"}, user)
@@ -161,8 +180,8 @@ def test_records_are_read_by_id(org, reader):
         reader.retrieve("Account", ["'; DROP"], ["Name"])
 
 
-def test_two_thousand_ids_are_one_call(reader):
-    """What healing costs is one call for 2,000 records, and 2,001 are refused here."""
+def test_two_thousand_ids_take_one_request(reader):
+    """A read by id fetches 2,000 records with a single request, and rejects 2,001 ids."""
     ids = [f"a00SB{number:010d}AAA" for number in range(1, 2002)]
     before = reader.calls
     found = reader.retrieve("Order__c", ids[:2000], ["Name", "Notes__c"])
@@ -172,8 +191,11 @@ def test_two_thousand_ids_are_one_call(reader):
         reader.retrieve("Order__c", ids, ["Name"])
 
 
-def test_calls_are_counted_and_the_days_rest_is_told(tmp_path):
-    """A budget can be kept: each request counts, and the org's own figures are there."""
+def test_requests_are_counted_and_the_daily_limit_is_reported(tmp_path):
+    """The reader counts its requests and reports the org's daily limit.
+
+    Once the limit is used up, a request raises an error and is not retried.
+    """
     settings = Settings(daily_api_requests=6)
     with EmulatorServer(tmp_path / "org", settings=settings) as emulator:
         reader = reader_of(emulator)
@@ -186,11 +208,13 @@ def test_calls_are_counted_and_the_days_rest_is_told(tmp_path):
             reader.describe("Account")
         assert caught.value.error_code == "REQUEST_LIMIT_EXCEEDED"
         assert not caught.value.retryable
-        assert reader.calls == 7  # not asked again: it would take calls that others need
+        assert reader.calls == 7  # not retried, because other clients may need the requests
 
 
-def test_whether_all_records_can_be_seen(org, reader):
-    """A user without View All Data is told so, before absence is taken for deletion."""
+def test_user_without_view_all_data_cannot_view_all(org, reader):
+    """`can_view_all` returns False for a user without View All Data, because a record that this
+    user does not see need not be a deleted one.
+    """
     assert reader.can_view_all("Account")
     org.accounts.put_user("limited@example.com", "secret", view_all=False)
     token = org._sessions.issue("limited@example.com")
@@ -203,8 +227,10 @@ def test_whether_all_records_can_be_seen(org, reader):
     assert not OrgReader(Limited(org), timings=QUICK).can_view_all("Account")
 
 
-def test_a_version_before_bulk_queries_is_refused():
-    """Query jobs whose columns are in order came with 50.0."""
+def test_malformed_or_too_old_api_version_is_rejected():
+    """Query jobs return their columns in order only since API version 50.0, so an older or
+    malformed version raises a configuration error.
+    """
     for version in ("49.0", "60", "../60.0", ""):
         with pytest.raises(ConfigurationError, match="API version"):
             OrgReader(Sessions(None), api_version=version)

@@ -1,4 +1,6 @@
-"""What is asked again, how often and when; what each refusal is; answers that are malformed."""
+"""Tests of which requests are retried and when, of the error for each refusal, and of malformed
+responses.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,17 @@ LIMITS = Reply(200, {"DailyApiRequests": {"Max": 10, "Remaining": 9}})
 
 
 def refused(status, code, message="said the org", **headers):
+    """Return a reply whose body is a Salesforce error with this code and message."""
     return Reply(status, [{"errorCode": code, "message": message}], headers)
 
 
 @pytest.fixture
 def after(told):
-    """A reader of an org that answers so and then well; what it slept is kept."""
+    """Return a function that starts an org which sends the given replies, and then valid limits.
+
+    The function returns the host, a reader, and the list of delays in seconds that the reader
+    slept.
+    """
 
     def make(*replies, **arguments):
         waiting, slept = list(replies), []
@@ -64,8 +71,11 @@ def after(told):
     ],
     ids=lambda reply: f"{reply.status}",
 )
-def test_what_passes_is_asked_again(after, reply, caplog):
-    """A bounded number of times, after growing random delays; each with its reason in the log."""
+def test_transient_refusals_are_retried(after, reply, caplog):
+    """The reader retries after growing random delays and logs each attempt.
+
+    After five attempts it raises an error that is marked as retryable.
+    """
     caplog.set_level("INFO", "sfpubsub.rest")
     host, reader, slept = after(reply, reply)
     assert reader.limits().remaining == 9
@@ -95,8 +105,10 @@ def test_what_passes_is_asked_again(after, reply, caplog):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_what_does_not_pass_is_asked_once(after, reply, kind, code):
-    """Salesforce's word and text are in the error; no call is spent on what stays refused."""
+def test_permanent_refusals_are_not_retried(after, reply, kind, code):
+    """The reader sends one request only, and raises an error that has Salesforce's error code and
+    is not retryable.
+    """
     host, reader, slept = after(reply)
     with pytest.raises(kind) as caught:
         reader.limits()
@@ -106,8 +118,8 @@ def test_what_does_not_pass_is_asked_once(after, reply, kind, code):
     assert (len(host.requests), slept) == (1, [])
 
 
-def test_retry_after_is_kept(after):
-    """The service's own delay is waited for, in seconds or as a date."""
+def test_retry_after_is_honored(after):
+    """The reader waits as long as the Retry-After header says, whether in seconds or as a date."""
     date = formatdate(time() + 20, usegmt=True)
     _, reader, slept = after(
         Reply(503, "", {"Retry-After": "7"}), Reply(429, "", {"Retry-After": date})
@@ -117,8 +129,10 @@ def test_retry_after_is_kept(after):
     assert 15.0 < slept[1] <= 20.0
 
 
-def test_a_long_retry_after_is_handed_to_the_caller(after):
-    """Nobody sleeps for hours in a call: the error says how long, and the caller decides."""
+def test_long_retry_after_is_raised_to_the_caller(after):
+    """The reader does not wait for an hour, but raises an error with the delay, which survives
+    pickling and copying. An unreadable Retry-After header is ignored.
+    """
     host, reader, slept = after(Reply(429, "", {"Retry-After": "3600"}))
     with pytest.raises(StreamUnavailableError) as caught:
         reader.limits()
@@ -128,11 +142,13 @@ def test_a_long_retry_after_is_handed_to_the_caller(after):
     assert again.retry_after == copy.copy(caught.value).retry_after == 3600.0
     _, reader, slept = after(Reply(503, "", {"Retry-After": "soon"}))
     reader.limits()
-    assert slept[0] <= 1.0  # one that cannot be read is none
+    assert slept[0] <= 1.0  # the default delay
 
 
-def test_a_job_is_not_made_twice(after):
-    """An answer that is lost may have been that of a job: making one is not repeated."""
+def test_job_creation_is_not_retried(after):
+    """The reader sends the request that creates a Bulk job only once, because the job may exist
+    although the response failed.
+    """
     host, reader, slept = after(Reply(503))
     with pytest.raises(StreamUnavailableError):
         reader.jobs.create("SELECT Id FROM Account")
@@ -146,8 +162,10 @@ def test_a_job_is_not_made_twice(after):
     }
 
 
-def test_a_pause_can_be_broken_off(after):
-    """Whoever stops a job does not wait for its retries: what `sleep` raises ends the call."""
+def test_exception_from_sleep_ends_the_call(after):
+    """An exception raised by the `sleep` function ends the call, so that stopping a job does not
+    wait for its retries.
+    """
 
     class StoppedError(Exception):
         pass
@@ -161,8 +179,11 @@ def test_a_pause_can_be_broken_off(after):
         reader.limits()
 
 
-def test_a_session_that_stays_refused_is_told_without_the_token(after):
-    """A ready token has nothing to be renewed from; what repeats it is redacted."""
+def test_errors_of_refused_requests_redact_the_token(after):
+    """A fixed token cannot be renewed, so an invalid session raises an error.
+
+    The token is redacted in it, and in other errors whose message repeats it.
+    """
     said = f"{SECRET} is not good"
     _, reader, _ = after(*[refused(401, "INVALID_SESSION_ID", said)] * 2)
     with pytest.raises(SessionExpiredError) as caught:
@@ -179,14 +200,19 @@ def test_a_session_that_stays_refused_is_told_without_the_token(after):
     "body",
     [b"<html>", b"", b"null", b"[]", b'{"DailyApiRequests": {"Max": "x"}}', b"[" * 100_000, b"1e"],
 )
-def test_limits_that_are_malformed(told, body):
-    """An answer is believed in the form that is documented, or not at all."""
+def test_malformed_limits_are_rejected(told, body):
+    """A limits response that does not have the documented form raises a protocol error."""
     _, reader = told(lambda request: Reply(200, body))
     with pytest.raises(RemoteProtocolError):
         reader.limits()
 
 
 def describe(**changes):
+    """Return a describe of an object with one field.
+
+    Keyword arguments replace members of the field, or members of the object if they begin with
+    `head_`.
+    """
     field = {
         "name": "Amount", "label": "Amount", "type": "currency", "length": 0, "precision": 18,
         "scale": 2, "digits": 0, "nillable": True, "createable": True, "updateable": True,
@@ -217,15 +243,17 @@ def describe(**changes):
         ({"head_custom": "no"}, "has no valid custom"),
     ],
 )
-def test_describes_that_are_malformed(told, changes, words):
-    """A column is made from what the org says, or the describe is refused by the member's name."""
+def test_malformed_describes_are_rejected(told, changes, words):
+    """A describe with an invalid member raises a protocol error that names the member."""
     _, reader = told(lambda request: Reply(200, describe(**changes)))
     with pytest.raises(RemoteProtocolError, match=words):
         reader.describe("Opportunity")
 
 
-def test_a_describe_with_the_least_is_read(told):
-    """A value without a label shows itself, and an object may have no prefix."""
+def test_minimal_describe_is_accepted(told):
+    """A picklist value without a label is labeled with its value, and an object may have no key
+    prefix.
+    """
     found = describe(
         picklistValues=[{"value": "a", "label": None, "active": False}], head_keyPrefix=None
     )
@@ -259,8 +287,12 @@ def test_a_describe_with_the_least_is_read(told):
         },
     ],
 )
-def test_query_answers_that_are_malformed(told, answer):
-    """Only the org's word is the end of a query, and the token goes nowhere but to a query."""
+def test_malformed_query_responses_are_rejected(told, answer):
+    """A response with inconsistent records, total or next page raises an error.
+
+    A next page outside of the query resource is not requested, so that the token is sent nowhere
+    else.
+    """
     host, reader = told(lambda request: Reply(200, answer))
     with pytest.raises(RemoteProtocolError):
         list(reader.query("SELECT Id FROM Account"))
@@ -271,16 +303,19 @@ def test_query_answers_that_are_malformed(told, answer):
     "answer",
     [{}, [], [None, None], [{"Id": "001000000000002AAA"}], [{}], ["x"]],
 )
-def test_reads_by_id_that_are_malformed(told, answer):
-    """A row is of the record that was asked for, or the answer is refused."""
+def test_malformed_reads_by_id_are_rejected(told, answer):
+    """A response that is not exactly one row of the requested record, or null, raises a protocol
+    error.
+    """
     _, reader = told(lambda request: Reply(200, answer))
     with pytest.raises(RemoteProtocolError):
         reader.retrieve("Account", ["001000000000001AAA"], ["Name"])
 
 
-def test_view_all_by_a_permission_set_or_group(told):
-    """View All for one object counts if the permission set or the permission set group that grants
-    it is assigned to the user."""
+def test_view_all_through_an_assigned_permission_set_or_group(told):
+    """The object's View All Records permission counts only if it belongs to a permission set, or to
+    a permission set group, that is assigned to the user.
+    """
     me, mine, other = "005000000000001AAA", "0PS000000000001AAA", "0PS000000000002AAA"
     of_group, group = "0PS000000000003AAA", "0PG000000000001AAA"
     assigned = [{"PermissionSetId": mine, "PermissionSetGroupId": None}]

@@ -74,6 +74,7 @@ def probe(_row: object) -> str:
 
 
 def query(spark, directory: Path, settings: str) -> dict:
+    """Run the streaming query once, and return its number of batches, its rows and its plan."""
     spark.dataSource.register(PubSubDataSource)
     events = (
         spark.readStream.format("sfpubsub")
@@ -101,6 +102,7 @@ def query(spark, directory: Path, settings: str) -> dict:
 
 
 def job(spark, directory: Path, settings: str, events: int) -> dict:
+    """Run the ingest job until it has received *events* events, and return the number of rows."""
     with (
         EventWriter(spark, directory / "ingested", topic=TOPIC) as writer,
         PubSubClient.from_env({"config": settings}) as client,

@@ -29,7 +29,7 @@ def lake_settings(directory: Path) -> dict[str, str]:
         "spark.sql.catalog.shop": "org.apache.iceberg.spark.SparkCatalog",
         "spark.sql.catalog.shop.type": "hadoop",
         "spark.sql.catalog.shop.warehouse": f"file://{directory}/warehouse",
-        # Not in the working directory, where a killed run would leave it.
+        # Outside of the working directory, where a killed run would leave it behind.
         "spark.sql.warehouse.dir": f"file://{directory}/spark-warehouse",
     }
 
@@ -42,7 +42,9 @@ def jobs_begun(spark: SparkSession) -> int:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_java() -> Iterator[None]:
-    """Use the Java options for tests in the session and in commands."""
+    """Set the Java options for tests in the environment, for the session and for started
+    commands.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name, value in java.environment().items():
             patch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""The thread that writes beside the one that receives."""
+"""Tests of the background thread that writes while the job receives events."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from sfpubsub.errors import WriteError
 from sfpubsub.spark.ingest.background import Background
 
 
-def test_work_is_done_in_order_in_one_other_thread():
-    """The writer is not thread-safe: one thread, one piece of work at a time."""
+def test_all_work_runs_in_one_background_thread():
+    """All calls run in the same thread, which is not the caller's, because the writer is not
+    thread-safe.
+    """
     with Background[int]("test") as background:
         futures = [background.start(threading.get_ident) for _ in range(3)]
         (thread,) = {future.result(10.0) for future in futures}
     assert thread != threading.get_ident()
 
 
-def test_a_failure_is_raised_where_the_result_is_asked_for():
-    """And the next piece of work is done all the same."""
+def test_failure_is_raised_when_the_result_is_requested():
+    """A failed call raises its error from its own result, and the next call runs nevertheless."""
 
     def fail() -> int:
         raise WriteError("disk full")
@@ -33,8 +35,10 @@ def test_a_failure_is_raised_where_the_result_is_asked_for():
         assert next_one.result(10.0) == 7
 
 
-def test_the_end_waits_for_the_work():
-    """A lease that is given up after that has no write of its own behind it."""
+def test_leaving_the_block_waits_for_the_work():
+    """The end of the `with` block waits for the work, so that no write is in progress when the
+    lease is released.
+    """
     release, done = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -47,8 +51,10 @@ def test_the_end_waits_for_the_work():
     assert done.is_set()
 
 
-def test_work_that_never_ends_does_not_keep_the_process():
-    """A second Ctrl-C ends a job whose Spark is stuck."""
+def test_endless_work_does_not_keep_the_process_alive():
+    """The process exits although its background thread never ends, so that a second Ctrl-C ends a
+    job whose Spark hangs.
+    """
     program = (
         "import threading\n"
         "from sfpubsub.spark.ingest.background import Background\n"

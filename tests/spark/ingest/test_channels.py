@@ -1,4 +1,8 @@
-"""Channels of the Streaming API as sources of a raw table: rows, positions, epochs. No Spark."""
+"""Tests of Streaming API channels as sources of a raw table, without Spark.
+
+An epoch is a period in which a channel's replay ids are unique; a rejected position starts a new
+one.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from tests.streaming.faces import QUICK, session_of
 
 @pytest.fixture
 def emulator(run_emulator):
-    """One with a PushTopic that has had an event, which is forgotten."""
+    """An emulator with a PushTopic whose only event has expired."""
     started = run_emulator()
     started.publish_streaming(TOPIC, numbered(1))
     started.bus.age_out()
@@ -33,7 +37,10 @@ def emulator(run_emulator):
 
 @pytest.fixture
 def open_channel(emulator) -> Iterator[Callable[..., ChannelSubscription]]:
-    """Opens a channel as a new process would; all are closed with the test."""
+    """Return a function that opens a channel as a new process would.
+
+    All channels are closed after the test.
+    """
     with contextlib.ExitStack() as opened:
 
         def open_one(position: str | None = None, **options) -> ChannelSubscription:
@@ -43,6 +50,7 @@ def open_channel(emulator) -> Iterator[Callable[..., ChannelSubscription]]:
 
 
 def channel_of(emulator, position: str | None = None, **options) -> ChannelSubscription:
+    """Return a subscription to the PushTopic, which resumes after *position* if one is given."""
     arguments = {"channel": TOPIC, "fallback": None, "clock": lambda: NOW} | options
     return ChannelSubscription(
         partial(StreamingClient, session_of(emulator), pace=QUICK),
@@ -52,8 +60,8 @@ def channel_of(emulator, position: str | None = None, **options) -> ChannelSubsc
     )
 
 
-def taken(subscription: ChannelSubscription, count: int) -> list[EventBatch]:
-    """Receive until there are that many events."""
+def receive(subscription: ChannelSubscription, count: int) -> list[EventBatch]:
+    """Receive batches until they contain at least *count* events, and return them."""
     found: list[EventBatch] = []
 
     def enough() -> bool:
@@ -67,16 +75,19 @@ def taken(subscription: ChannelSubscription, count: int) -> list[EventBatch]:
 
 
 def rows_of(batches: list[EventBatch]) -> tuple[list[dict], ReplayId]:
+    """Return the raw rows of the batches, and the position of the last one."""
     gathered = PendingEvents()
     for batch in batches:
         gathered.add(batch, len(batch), NOW)
     return gathered.rows.table().to_pylist(), gathered.rows.position
 
 
-def test_a_message_is_a_row(emulator, open_channel):
-    """The payload is its JSON, the replay id the digits, and there is no schema."""
+def test_message_becomes_a_row(emulator, open_channel):
+    """The row contains the message's JSON as payload and the digits of its replay id, and no schema
+    id or event id.
+    """
     ids = emulator.publish_streaming(TOPIC, numbered(3))
-    rows, position = rows_of(taken(open_channel(), 3))
+    rows, position = rows_of(receive(open_channel(), 3))
     assert [row["replay_id"] for row in rows] == [str(number).encode() for number in ids]
     assert position == ReplayId(str(ids[-1]).encode())
     row = rows[0]
@@ -90,52 +101,64 @@ def test_a_message_is_a_row(emulator, open_channel):
     assert len({row["dedupe_key"] for row in rows}) == 3
 
 
-def test_it_resumes_behind_its_position(emulator, open_channel):
-    """And the same event has the same key each time."""
+def test_channel_resumes_after_its_position(emulator, open_channel):
+    """A new subscription receives only the events after the position, and they have the same dedupe
+    keys as before.
+    """
     ids = emulator.publish_streaming(TOPIC, numbered(3))
-    all_rows, _ = rows_of(taken(open_channel(), 3))
-    rows, _ = rows_of(taken(open_channel(str(ids[0])), 2))
+    all_rows, _ = rows_of(receive(open_channel(), 3))
+    rows, _ = rows_of(receive(open_channel(str(ids[0])), 2))
     assert [row["dedupe_key"] for row in rows] == [row["dedupe_key"] for row in all_rows[1:]]
 
 
-def test_a_filter_names_the_source_and_not_the_event(emulator, open_channel):
-    """Positions are kept under the name with the filter."""
+def test_filter_is_in_the_source_name_but_not_in_dedupe_keys(emulator, open_channel):
+    """A channel with a filter is a separate source, but its events have the same dedupe keys as
+    without the filter.
+    """
     emulator.publish_streaming(TOPIC, numbered(2))
-    rows, _ = rows_of(taken(open_channel(channel=f"{TOPIC}?Name='1'"), 1))
-    everything, _ = rows_of(taken(open_channel(), 2))
+    rows, _ = rows_of(receive(open_channel(channel=f"{TOPIC}?Name='1'"), 1))
+    everything, _ = rows_of(receive(open_channel(), 2))
     assert rows[0]["subscription"] == f"{TOPIC}?Name='1'"
     assert rows[0]["dedupe_key"] == everything[1]["dedupe_key"]
 
 
-def test_an_event_with_a_uuid_is_the_one_that_the_pubsub_api_delivers(emulator, open_channel):
-    """Read on both ways into one table it is one row."""
+def test_platform_event_has_the_same_key_as_over_the_pubsub_api(emulator, open_channel):
+    """A platform event's dedupe key is derived from its event UUID, so that a table that receives
+    it over both APIs stores it once.
+    """
     (published,) = emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "7"}])
-    rows, _ = rows_of(taken(open_channel(channel="/event/Order_Event__e"), 1))
+    rows, _ = rows_of(receive(open_channel(channel="/event/Order_Event__e"), 1))
     assert rows[0]["event_id"] == published.event_id
     assert rows[0]["dedupe_key"] == dedupe_key(published.event_id, "schema", b"payload")
     assert rows[0]["event_name"] == "Order_Event__e"
 
 
-def test_a_refused_position_ends_it_or_begins_an_epoch(emulator, open_channel):
-    """Ids start anew, so an id that comes again is another event; the gap is told."""
+def test_rejected_position_raises_or_starts_an_epoch(emulator, open_channel):
+    """Without a fallback, a rejected position raises an error.
+
+    With one, a gap is reported and a new epoch begins, in which an event with a known replay id is
+    another event.
+    """
     ids = emulator.publish_streaming(TOPIC, numbered(1))
-    old, _ = rows_of(taken(open_channel(), 1))
+    old, _ = rows_of(receive(open_channel(), 1))
     with pytest.raises(ReplayIdRejectedError), channel_of(emulator, "987654321"):
         pass
     subscription = open_channel("987654321", fallback="earliest")
-    rows, position = rows_of(taken(subscription, 1))
+    rows, position = rows_of(receive(subscription, 1))
     assert rows[0]["replay_id"] == str(ids[0]).encode()
     assert position == ReplayId(f"{ids[0]}/1".encode())
     assert rows[0]["dedupe_key"] != old[0]["dedupe_key"]
     (gap,) = subscription.health().gaps
     assert gap.reason == "rejected"
     emulator.publish_streaming(TOPIC, numbered(1))
-    _, position = rows_of(taken(open_channel(f"{ids[0]}/1"), 1))
-    assert bytes(position).endswith(b"/1"), "the epoch goes on"
+    _, position = rows_of(receive(open_channel(f"{ids[0]}/1"), 1))
+    assert bytes(position).endswith(b"/1"), "the epoch was not kept"
 
 
-def test_a_refusal_on_the_way_divides_what_came_before_from_what_comes(emulator, open_channel):
-    """What is received and not yet handed out is of the old epoch."""
+def test_rejection_while_streaming_separates_the_epochs(emulator, open_channel):
+    """Events that were received before the rejection, even if not yet delivered, belong to the old
+    epoch, and later events to the new one.
+    """
     emulator.publish_streaming(TOPIC, numbered(2))
     subscription = open_channel(fallback="earliest")
     until(lambda: subscription.health().pending_count == 2, "the events")
@@ -144,20 +167,24 @@ def test_a_refusal_on_the_way_divides_what_came_before_from_what_comes(emulator,
     until(lambda: emulator.faults.report()[-1]["happened"], "the end of the session")
     emulator.publish_streaming(TOPIC, numbered(1))
     before, after = [], []
-    for batch in taken(subscription, 3):
+    for batch in receive(subscription, 3):
         (after if b"/1" in bytes(batch.last_replay_id) else before).extend(batch)
     assert (len(before), len(after)) == (2, 1)
     assert [gap.reason for gap in subscription.health().gaps] == ["rejected"]
 
 
-def test_a_position_of_a_topic_is_none_of_a_channel(emulator):
-    """The bytes of a Pub/Sub position say nothing to the Streaming API."""
+def test_position_of_a_topic_is_rejected_for_a_channel(emulator):
+    """A position of the Pub/Sub API raises a configuration error, because the Streaming API cannot
+    resume from it.
+    """
     with pytest.raises(ConfigurationError, match="was not written from a topic"):
         channel_of(emulator, "\x00\x08")
 
 
-def test_an_outage_is_no_silence(emulator, open_channel, monkeypatch):
-    """A job that ends when idle must not take one for the other."""
+def test_outage_is_not_mistaken_for_idleness(emulator, open_channel, monkeypatch):
+    """When the connection is lost, `can_receive` becomes False and the reason says so, so that a
+    job with an idle timeout does not end.
+    """
     monkeypatch.setattr("sfpubsub.spark.ingest.channels.CONNECTION_TIMEOUT", 0.2)
     subscription = open_channel()
     assert subscription.health().can_receive
@@ -166,8 +193,10 @@ def test_an_outage_is_no_silence(emulator, open_channel, monkeypatch):
     assert "no connection" in subscription.health().reason
 
 
-def test_what_was_closed_is_over(open_channel):
-    """The loop of a job ends in order then."""
+def test_closed_channel_reports_its_end(open_channel):
+    """A closed channel raises SubscriptionClosedError and reports that it has ended, so that the
+    job's loop ends normally.
+    """
     subscription = open_channel()
     subscription.__exit__(None, None, None)
     with pytest.raises(SubscriptionClosedError):

@@ -1,6 +1,6 @@
-"""The job killed with SIGKILL at a chosen moment of a write; in the end every event is there once.
-
-Six cells of the crash matrix; scripts/crash_matrix.sh does all of them, and Iceberg's.
+"""Kills the ingest job with SIGKILL at chosen moments of a write, and checks that every event is
+stored once. These are six cells of the crash matrix; scripts/crash_matrix.sh runs all cells, also
+with Iceberg.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests.faults.count_table import count
 from tests.faults.matrix import Cell
 from tests.spark.conftest import TABLE_FORMAT
 
-# One of each moment, and each of the three to die in the middle of a write and right after it was
-# published. Delta writes and publishes in one call, so there the moment between is the closest.
+# Together, the cells cover every moment and every process that may be killed. Delta writes and
+# publishes in one call, so its "publish" cell is the closest to the moment between the two.
 CELLS = {
     ("parquet", "managed"): [
         Cell("receipt", "both", nth=1, delay=0.0),
@@ -41,7 +41,9 @@ CELLS = {
 def test_every_event_is_in_the_table_once_after_kills(
     spark: SparkSession, tmp_path: Path, format_: str, source: str
 ):
-    """For Spark and for a plain reader of the format, in the order of arrival."""
+    """After kills of the driver, the JVM or both, Spark and another reader of the format see every
+    published event once, in order of arrival.
+    """
     cells = CELLS[format_, source]
     report = matrix.run(
         format_,

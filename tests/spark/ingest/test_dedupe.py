@@ -1,4 +1,7 @@
-"""What is new and what only looks like it: no Spark, no files; the window is a dictionary."""
+"""Tests of classifying events as new, duplicate, re-encoded or conflicting, with a dictionary as
+the window of dedupe keys. A mark is a number that the window stores with each key: the hour of the
+write and a hash of the event's schema, topic and payload.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ def key(number: int) -> bytes:
 
 
 def rows_of(*events: tuple[int, bytes, str, str, float | None]) -> pa.Table:
-    """Rows of events: number, payload, schema, topic, and when they happened."""
+    """Return raw rows of events, each given as number, payload, schema, topic, and event time in
+    seconds (None if unknown).
+    """
     return pa.Table.from_pylist(
         [
             {
@@ -53,11 +58,12 @@ def event(
     topic: str = "/event/A",
     time: float | None = NOW,
 ) -> tuple[int, bytes, str, str, float | None]:
+    """Return an event for `rows_of`."""
     return number, payload, schema, topic, time
 
 
 class World:
-    """A window and a table, and what the table was asked for."""
+    """A window and a table of rows; records the look-ups in the table."""
 
     def __init__(self) -> None:
         self.window: dict[bytes, Known] = {}
@@ -79,8 +85,12 @@ class World:
             if k in self.table and any(a <= self.table[k][1] <= b for a, b in spans)
         }
 
-    def have(self, rows: pa.Table, at: float = NOW, *, known: str = "sure") -> None:
-        """Put rows into the table, and what the window knows of them."""
+    def store(self, rows: pa.Table, at: float = NOW, *, known: str = "sure") -> None:
+        """Add rows that were written at a given time to the table.
+
+        The window has their marks (`sure`), only their hours (`unmarked`), marks of an earlier
+        process (`unsure`), or nothing (`no`).
+        """
         for row, mark in zip(rows.to_pylist(), self.marker.marks(rows, at), strict=True):
             stored = StoredRow(**{name: row[name] for name in StoredRow.COLUMNS})
             self.table[stored.dedupe_key] = stored, at
@@ -101,22 +111,26 @@ def world() -> World:
     return World()
 
 
-def test_the_usual_write_asks_the_table_nothing(world: World):
-    """New events of the window's time cost no look-up."""
+def test_recent_new_events_cost_no_look_up(world: World):
+    """New events whose times are within the window are written without a look-up in the table."""
     assert world.judge(rows_of(event(1), event(2))) == Verdict([0, 1])
     assert not world.asked
 
 
-def test_an_event_that_came_before_costs_no_look_up(world: World):
-    """The mark says that it is the same: the usual redelivery."""
-    world.have(rows_of(event(1)))
+def test_redelivered_event_costs_no_look_up(world: World):
+    """The event's mark in the window shows that it was redelivered unchanged, so the table is not
+    queried.
+    """
+    world.store(rows_of(event(1)))
     assert world.judge(rows_of(event(1), event(2), event(2))) == Verdict([1])
     assert not world.asked
 
 
-def test_another_payload_of_the_same_schema_and_channel_is_a_conflict(world: World):
-    """It is not dropped silently: both places are named. The table says so, not the mark alone."""
-    world.have(rows_of(event(7), event(1)))
+def test_different_payload_with_the_same_schema_and_topic_is_a_conflict(world: World):
+    """The conflict contains the stored row, which is looked up in the table because a mark alone is
+    no proof.
+    """
+    world.store(rows_of(event(7), event(1)))
     verdict = world.judge(rows_of(event(2), event(1, b"b")))
     assert verdict.new == [0]
     assert verdict.conflicts == [Conflict(1, world.table[key(1)][0])]
@@ -126,21 +140,27 @@ def test_another_payload_of_the_same_schema_and_channel_is_a_conflict(world: Wor
 
 
 @pytest.mark.parametrize("other", [event(1, b"b", schema="two"), event(1, b"b", topic="/event/B")])
-def test_another_schema_or_channel_is_the_same_event_encoded_anew(world: World, other):
-    """It is counted, and costs no look-up: a channel with enriched events brings each twice."""
-    world.have(rows_of(event(1)))
+def test_different_payload_with_another_schema_or_topic_is_reencoded(world: World, other):
+    """The event is counted as re-encoded without a look-up, because a channel with enriched events
+    delivers each event in two encodings.
+    """
+    world.store(rows_of(event(1)))
     assert world.judge(rows_of(other)) == Verdict([], reencoded=[0])
     assert not world.asked
 
 
-def test_the_same_payload_by_another_channel_is_a_plain_duplicate(world: World):
-    """Nothing was encoded anew."""
-    world.have(rows_of(event(1)))
+def test_same_payload_on_another_topic_is_a_plain_duplicate(world: World):
+    """An event whose payload is the same is not counted as re-encoded, although it comes from
+    another topic.
+    """
+    world.store(rows_of(event(1)))
     assert world.judge(rows_of(event(1, topic="/event/B"))) == Verdict([])
 
 
 def test_conflicts_within_a_write_are_found(world: World):
-    """The first of an id counts, the second is compared with it."""
+    """The first event of a key in a write is new, and the later ones with the same key are compared
+    with it.
+    """
     rows = rows_of(event(1), event(1), event(1, b"b"), event(1, b"c", schema="two"))
     verdict = world.judge(rows)
     assert verdict.new == [0]
@@ -149,30 +169,36 @@ def test_conflicts_within_a_write_are_found(world: World):
 
 
 @pytest.mark.parametrize("known", ["unmarked", "unsure"])
-def test_a_key_that_says_too_little_is_looked_up_where_its_row_is(world: World, known: str):
-    """A window read from the table has no marks, and rows of a taken-over run may be gone."""
+def test_uncertain_key_is_looked_up_near_its_hour(world: World, known: str):
+    """A key that was loaded from the table has no mark, and the row of a key from an earlier
+    process may be gone. Both are looked up, but only around the hour of their row.
+    """
     written = NOW - 20 * HOUR
-    world.have(rows_of(event(1), event(2)), written, known=known)
+    world.store(rows_of(event(1), event(2)), written, known=known)
     verdict = world.judge(rows_of(event(1), event(2, b"b"), event(3)))
     assert verdict.new == [2]
     assert [conflict.index for conflict in verdict.conflicts] == [1]
     ((keys, spans),) = world.asked
     assert keys == {key(1), key(2)}
-    before = 25 * HOUR if known == "unmarked" else 3 * HOUR  # it was read with its whole day
+    before = 25 * HOUR if known == "unmarked" else 3 * HOUR  # unmarked: loaded by whole days
     assert all(written - before < a <= written <= b < written + 3 * HOUR for a, b in spans)
 
 
-def test_a_row_that_was_deleted_makes_its_event_new_after_a_restart(world: World):
-    """The keys on disk are a cache of the table and never say that a row is there."""
-    world.have(rows_of(event(1), event(2)), known="unsure")
+def test_event_of_a_deleted_row_is_new_after_a_restart(world: World):
+    """The keys on disk are a cache of the table, so the event of a row that was deleted from the
+    table is written again.
+    """
+    world.store(rows_of(event(1), event(2)), known="unsure")
     del world.table[key(1)]
     assert world.judge(rows_of(event(1), event(2))) == Verdict([0])
 
 
 def test_only_events_older_than_the_window_or_without_a_time_are_looked_up(world: World):
-    """The table is asked for what the window cannot know, and for nothing else."""
+    """The keys of such events are looked up in the table, while other events in the same write are
+    judged by the window alone.
+    """
     old, unknown = event(1, time=NOW - 80 * HOUR), event(2, time=None)
-    world.have(rows_of(old), NOW - 79 * HOUR, known="no")
+    world.store(rows_of(old), NOW - 79 * HOUR, known="no")
     rows = rows_of(old, unknown, event(3), event(4, time=NOW - 72 * HOUR))
     assert world.judge(rows) == Verdict([1, 2, 3])
     ((keys, _),) = world.asked
@@ -180,12 +206,11 @@ def test_only_events_older_than_the_window_or_without_a_time_are_looked_up(world
 
 
 @pytest.mark.parametrize("time", [None, NOW - 80 * HOUR, NOW - 1000 * 24 * HOUR, -62_135_596_800.0])
-def test_a_look_up_is_once_a_write_and_in_the_events_own_partitions(
-    world: World, time: float | None
-):
-    """One event that cannot be decoded, or is very old, does not read the table from its beginning.
+def test_one_look_up_per_write_in_a_limited_time_span(world: World, time: float | None):
+    """A write makes a single look-up, even if events have no time or a very old one.
 
-    Whatever its date says, the service would not deliver what it did not keep.
+    It covers no times that are older than the events or than the service's retention, apart from a
+    day of tolerance.
     """
     world.judge(rows_of(event(1, time=time), event(2, time=time)))
     ((_, spans),) = world.asked
@@ -196,17 +221,21 @@ def test_a_look_up_is_once_a_write_and_in_the_events_own_partitions(
         assert first == time - 24 * HOUR
 
 
-def test_rows_of_any_age_are_looked_up_however_old_they_are(world: World):
-    """What is taken back from the quarantine may have been written long ago, and only once."""
+def test_events_that_are_not_live_are_looked_up_at_any_age(world: World):
+    """Events from the quarantine may have been written long ago, so their look-up is not limited to
+    the service's retention.
+    """
     old = event(1, time=NOW - 90 * 24 * HOUR)
-    world.have(rows_of(old), NOW - 20 * 24 * HOUR, known="no")
+    world.store(rows_of(old), NOW - 20 * 24 * HOUR, known="no")
     assert world.judge(rows_of(old), is_live=False) == Verdict([])
     world.judge(rows_of(event(2, time=None)), is_live=False)
     assert world.asked[-1][1] == [(0.0, NOW - LENGTH)]
 
 
-def test_two_keys_do_not_share_a_mark_by_chance():
-    """Marks differ with each of payload, schema and topic, and are never that of an unknown row."""
+def test_marks_depend_on_payload_schema_and_topic():
+    """Each combination has its own 64-bit mark, which includes the hour and differs from the mark
+    of a row whose payload is unknown.
+    """
     marker = Marker()
     variants = [event(1, p, s, t) for p in (b"", b"a") for s in ("1", "2") for t in ("x", "y")]
     marks = marker.marks(rows_of(*variants), NOW)
@@ -217,8 +246,8 @@ def test_two_keys_do_not_share_a_mark_by_chance():
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 5)), max_size=12))
-def test_spans_are_merged_into_as_few_as_cover_the_same(pairs: list[tuple[int, int]]):
-    """A query with a span for each event of a write would be too long."""
+def test_merged_spans_are_disjoint_and_cover_the_same_times(pairs: list[tuple[int, int]]):
+    """Overlapping spans are merged, because a query with one span per event would be too long."""
     spans = [(float(start), float(start + length)) for start, length in pairs]
     found = merged(spans)
     points = [n / 2 for n in range(80)]
@@ -229,14 +258,16 @@ def test_spans_are_merged_into_as_few_as_cover_the_same(pairs: list[tuple[int, i
 
 @pytest.mark.parametrize("seed", range(30))
 def test_every_event_is_a_row_a_duplicate_or_a_conflict(seed: int):
-    """Against a model that remembers every event whole, through writes, restarts and time."""
+    """In random sequences of writes and restarts, every verdict equals that of a model that
+    remembers all events completely.
+    """
     print(f"seed {seed}")
     chance = random.Random(seed)
     world, now = World(), NOW
     model: dict[int, tuple[bytes, str, str]] = {}
     for _ in range(40):
         now += chance.choice([0.0, 60.0, 9 * HOUR])
-        if chance.random() < 0.2:  # a restart: from the table, or from runs
+        if chance.random() < 0.2:  # a restart, with keys loaded from the table or from runs on disk
             for k, (_, at) in world.table.items():
                 unmarked = Known(hour_of(at), True)
                 mark = world.window.get(k, unmarked).mark
@@ -254,7 +285,7 @@ def test_every_event_is_a_row_a_duplicate_or_a_conflict(seed: int):
             )
             for _ in range(chance.randrange(1, 9))
         ]
-        # An event's time says when it happened: one that was received before is no younger.
+        # An event that was received before cannot have happened after that.
         events = [
             (n, p, s, t, world.table[key(n)][1] - HOUR if key(n) in world.table else time)
             for n, p, s, t, time in events
@@ -272,8 +303,8 @@ def test_every_event_is_a_row_a_duplicate_or_a_conflict(seed: int):
         rows = rows_of(*events)
         verdict = world.judge(rows, now, is_live=chance.random() < 0.5)
         if any(now - at > KEPT for _, at in world.table.values()):
-            break  # the service would not deliver it any more
+            break  # the service would no longer deliver it
         assert verdict.new == expected_new
         assert verdict.reencoded == reencoded
         assert [conflict.index for conflict in verdict.conflicts] == conflicts
-        world.have(rows.take(pa.array(verdict.new, pa.int64())), now)
+        world.store(rows.take(pa.array(verdict.new, pa.int64())), now)

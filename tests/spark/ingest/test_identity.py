@@ -1,4 +1,4 @@
-"""An event's identity in real tables: conflicts, look-ups, restarts, and clocks that are wrong."""
+"""Tests of duplicates and conflicts in real tables: look-ups, restarts, and wrong clocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMATS = ["parquet", TABLE_FORMAT]
 
 
 class Clock:
-    """A clock that tests set."""
+    """A clock whose time the tests set."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -52,7 +52,9 @@ def table(tmp_path: Path) -> Path:
 def open_writer(
     spark: SparkSession, table: Path, clock: Clock, kind: str
 ) -> Iterator[Callable[..., EventWriter]]:
-    """Opens a writer as a new process would: the one before it is closed."""
+    """Return a function that closes the previous writer and opens a new one, as a restarted process
+    would.
+    """
     opened: list[EventWriter] = []
 
     def open_one(**options) -> EventWriter:
@@ -67,7 +69,7 @@ def open_writer(
 
 
 def with_number(number: int, value: float, place: int) -> RawEvent:
-    """An event with the id of event *number*, another payload, and a position of its own."""
+    """Return an event with the id of event *number*, but another payload and its own position."""
     payload = CODEC.encode(
         {"CreatedDate": round(NOW * 1000), "CreatedById": "005", "Number__c": value}
     )
@@ -75,15 +77,16 @@ def with_number(number: int, value: float, place: int) -> RawEvent:
 
 
 def conflicts_of(spark: SparkSession, table: Path) -> list[dict]:
+    """Return the entries of the table's conflicts sidecar, sorted by payload."""
     rows = read_sidecar(spark, table, "conflicts").collect()
     return sorted((row.asDict() for row in rows), key=lambda row: row["payload"])
 
 
-def test_two_payloads_under_one_id_are_both_kept(spark, open_writer, table, caplog):
-    """Neither is dropped silently: one is a row, the other is in the sidecar, with both positions.
+def test_conflicting_payloads_of_one_event_id_are_both_kept(spark, open_writer, table, caplog):
+    """The first event is a row, and the second is in the conflicts sidecar with both positions.
 
-    In the write, in a later one, and after a restart, when the row itself is compared. Redelivered,
-    it is counted again, and kept once.
+    This holds within a write, in later writes and after a restart; a redelivered conflict is
+    counted again but stored once.
     """
     writer = open_writer()
     result = writer.write(batch_of([raw_event(0), with_number(0, 9.0, 50), raw_event(1)]))
@@ -110,8 +113,10 @@ def test_two_payloads_under_one_id_are_both_kept(spark, open_writer, table, capl
     assert {(row["topic"], row["schema_id"]) for row in kept} == {(TOPIC, "schema-1")}
 
 
-def test_a_restart_takes_the_keys_on_disk_over(open_writer, table, kind, monkeypatch):
-    """Runs, and rows that came after them, in the table's own words: each event is a row once."""
+def test_restart_reuses_the_keys_on_disk(open_writer, table, kind, monkeypatch):
+    """A new writer loads the keys on disk and only the keys of newer rows from the table, so that
+    each event is stored once.
+    """
     monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
     writer = open_writer()
     writer.write(batch_of(range(10)))
@@ -126,10 +131,10 @@ def test_a_restart_takes_the_keys_on_disk_over(open_writer, table, kind, monkeyp
     assert ids_of(table, kind) == [f"event-{n}" for n in range(16)]
 
 
-def test_keys_of_a_table_that_was_made_anew_are_not_believed(
-    spark, open_writer, table, kind, monkeypatch
-):
-    """The directory is a cache: the table that it was made for is gone."""
+def test_keys_of_a_recreated_table_are_ignored(spark, open_writer, table, kind, monkeypatch):
+    """The keys on disk belong to a table that no longer exists, so the new table stores all events
+    again.
+    """
     monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
     open_writer().write(batch_of(range(20)))
     open_writer().close()
@@ -142,8 +147,10 @@ def test_keys_of_a_table_that_was_made_anew_are_not_believed(
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="RESTORE is Delta's")
 @pytest.mark.parametrize("kind", ["delta"])
-def test_rows_that_a_restore_took_away_come_again(spark, open_writer, table, kind, monkeypatch):
-    """The keys on disk know them still, and the table does not."""
+def test_rows_removed_by_a_restore_are_written_again(spark, open_writer, table, kind, monkeypatch):
+    """After Delta's RESTORE, the keys on disk still include the removed rows, but the table
+    decides.
+    """
     monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
     writer = open_writer()
     writer.write(batch_of(range(10)))
@@ -155,12 +162,10 @@ def test_rows_that_a_restore_took_away_come_again(spark, open_writer, table, kin
     assert (result.rows, result.duplicates) == (10, 10)
 
 
-def test_an_event_that_cannot_be_decoded_does_not_read_old_partitions(
-    open_writer, table, clock, kind
-):
-    """What is looked up is where the service's delivery can have put it, whatever its date says.
-
-    The table's old files cannot be read, so that a look-up from its beginning would fail.
+def test_undecodable_event_does_not_read_old_partitions(open_writer, table, clock, kind):
+    """A look-up reads only the partitions to which the service's retention limits an event,
+    whatever its date is. Older files of this table are unreadable, so that a look-up there would
+    fail.
     """
     writer = open_writer()
     writer.write(batch_of([raw_event(0)]))
@@ -179,8 +184,8 @@ def test_an_event_that_cannot_be_decoded_does_not_read_old_partitions(
     assert (result.rows, result.undecodable) == (4, 1)
 
 
-def test_the_table_is_asked_once_a_write(open_writer, clock, monkeypatch):
-    """However many events are old, cannot be decoded, or have a payload that differs."""
+def test_each_write_makes_one_look_up(open_writer, clock, monkeypatch):
+    """A write queries the table once, even if several of its events are old or undecodable."""
     writer = open_writer()
     writer.write(batch_of(range(4)))
     asked = []
@@ -199,25 +204,27 @@ def test_the_table_is_asked_once_a_write(open_writer, clock, monkeypatch):
     assert len(asked) == 1
 
 
-# The clock.
+# Wrong clocks.
 
 
 def days_of(table: Path, kind: str) -> set[str]:
+    """Return the dates of the table's partitions, in ISO format."""
     if kind != "parquet":
         return {day.isoformat() for day in read_table(table, kind)["ingest_date"].to_pylist()}
     return {path.name.removeprefix("ingest_date=") for path in table.glob("ingest_date=*")}
 
 
-def test_a_clock_that_is_a_year_ahead_once_does_no_lasting_harm(
-    open_writer, table, clock, kind, caplog
-):
-    """Its day would never go back, and every later event would be looked up."""
+def test_clock_that_is_a_year_ahead_does_no_lasting_harm(open_writer, table, clock, kind, caplog):
+    """The batch gets a time that fits the newest event and a warning is logged.
+
+    Otherwise the table's time would stay a year ahead, and every later event would be looked up.
+    """
     writer = open_writer()
     writer.write(batch_of(range(2)))
     clock.now += YEAR
     result = writer.write(batch_of([raw_event(n, at=NOW + HOUR) for n in (1, 2)]))
     assert (result.rows, result.conflicts) == (1, 1)
-    writer = open_writer()  # and started while it is wrong
+    writer = open_writer()  # a restart while the clock is wrong
     assert writer.write(batch_of([0, 3])).duplicates == 1
     assert "this machine's clock reads 2027-11-20 23:00 UTC" in caplog.text
     assert "the service would not deliver an event from 2026-11-20" in caplog.text
@@ -226,8 +233,10 @@ def test_a_clock_that_is_a_year_ahead_once_does_no_lasting_harm(
     assert days_of(table, kind) == {"2026-11-20", "2026-11-21"}
 
 
-def test_sidecars_of_conflicts_are_json_lines_for_anybody(open_writer, table, kind):
-    """Without Spark too, and empty until there is one."""
+def test_conflicts_sidecar_is_a_json_file(open_writer, table, kind):
+    """A conflict is stored as JSON that can be read without Spark, with the event id and the time
+    at which it was found.
+    """
     writer = open_writer()
     writer.write(batch_of([raw_event(0), with_number(0, 9.0, 50)]))
     place = table.parent / ".orders.sfpubsub" if kind == "parquet" else table

@@ -1,4 +1,6 @@
-"""``sfpubsub ingest``: options, words, exit codes; the client is a fake, Spark is not."""
+"""Tests of the options, messages and exit codes of ``sfpubsub ingest``, with a fake client and a
+real Spark.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ from tests.pages import page
 from tests.spark.fakes import FakeSubscription
 from tests.streaming.conftest import numbered
 
-# Runs the command in a process of its own, as its main thread, with a scripted subscription: a
-# number is a batch of that size, a word is done once; silence afterwards.
+# Runs the command in the main thread of a process, with scripted subscriptions: a number delivers a
+# batch of that size, and a name calls that function. After its script, a subscription is idle.
 RUN = """
 import os, signal, sys, time
 sys.path.insert(0, "{here}")
@@ -124,7 +126,7 @@ SETTINGS = {
 
 
 def run(script: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """Run the command against subscriptions that do what *script* lists, a list for each."""
+    """Run the command in a process. *script* has one list of steps for each subscription."""
     return subprocess.run(
         [
             sys.executable,
@@ -140,12 +142,15 @@ def run(script: str, *arguments: str, **settings: str) -> subprocess.CompletedPr
 
 
 def ids_of(table: Path) -> list[str]:
+    """Return the event ids in a Parquet table, sorted."""
     return sorted(ds.dataset(table, format="parquet").to_table()["event_id"].to_pylist())
 
 
 @pytest.mark.spark
-def test_a_run_tells_what_it_did(tmp_path: Path):
-    """One JSON line on stdout, words on stderr, credentials nowhere near Spark."""
+def test_run_prints_a_summary(tmp_path: Path):
+    """Standard output has one line of JSON with all counts, and standard error has the command's
+    messages without Spark's. The JVM's environment has no credentials.
+    """
     done = run(
         "[2, look, lose, find, 3]",
         *("--managed", "My_Sub", "--to", str(tmp_path / "t")),
@@ -177,27 +182,32 @@ def test_a_run_tells_what_it_did(tmp_path: Path):
     assert ids_of(tmp_path / "t") == [f"event-{n}" for n in range(5)]
     orgs = ds.dataset(tmp_path / "t", format="parquet").to_table()["org_id"].to_pylist()
     assert orgs == [SETTINGS["SFPUBSUB_TENANT_ID"]] * 5
-    # Java repeats the options that the tests give it.
+    # Java prints the options that the tests set for it.
     said = [line for line in done.stderr.splitlines() if not line.startswith("NOTE: Picked up")]
     noise = [line for line in said if "log" in line and "ack" not in line]
-    assert noise == [], "what Spark says must not bury what we say"
+    assert noise == [], "Spark's messages hide those of the command"
 
 
 @pytest.mark.spark
-def test_sigterm_writes_drains_and_ends_with_0(tmp_path: Path):
-    """And a plain subscription begins at EARLIEST in a new table."""
+def test_sigterm_writes_drains_and_exits_with_0(tmp_path: Path):
+    """SIGTERM makes the command write and ack the received events before it exits.
+
+    A topic's first run into a new table starts at EARLIEST.
+    """
     done = run("[3, term]", "--topic", "/event/Order_Event__e", "--to", str(tmp_path / "t"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ending"] == "stopped"
     assert "start earliest" in done.stderr
-    assert "log ['write'" not in done.stderr, "the real writer wrote"
+    assert "log ['write'" not in done.stderr, "the fake writer was used"
     assert "log ['ack', 'drain'] [(0, 2)]" in done.stderr
     assert len(ids_of(tmp_path / "t")) == 3
 
 
 @pytest.mark.spark
-def test_ctrl_c_drains_and_ends_with_130(tmp_path: Path):
-    """What was received is written and acked first; the summary is printed all the same."""
+def test_ctrl_c_drains_and_exits_with_130(tmp_path: Path):
+    """Ctrl-C makes the command write and ack the received events, and print the summary, before it
+    exits.
+    """
     done = run("[3, interrupt]", "--managed", "S", "--to", str(tmp_path / "t"))
     assert done.returncode == 130, done.stderr
     assert json.loads(done.stdout)["rows"] == 3
@@ -205,9 +215,11 @@ def test_ctrl_c_drains_and_ends_with_130(tmp_path: Path):
 
 
 @pytest.mark.spark
-def test_several_sources_are_one_table(tmp_path: Path):
-    """A failure of one stops the other in order, is named, and decides the exit code; each source
-    has its line."""
+def test_failure_of_one_source_drains_the_others(tmp_path: Path):
+    """When one of several sources fails, the others write and ack their events and stop.
+
+    The error names the failed source, the exit code is 1, and each source has its summary line.
+    """
     done = run(
         "[3], [2, after_the_other, scrape, SfPubSubError('it broke')]",
         *("--http", "0"),
@@ -230,7 +242,7 @@ def test_several_sources_are_one_table(tmp_path: Path):
     assert "metrics, health and status page: http://127.0.0.1:" in done.stderr
     assert f'messaging_salesforce_last_message_time_seconds{{{_OF}="My_Sub"' in done.stderr
     assert "log ['ack', 'drain'] [(0, 2)]" in done.stderr
-    # What `sfpubsub lag` reads.
+    # The status files that `sfpubsub lag` reads.
     found, _ = read_all(tmp_path / "state")
     mine = next(status for status in found if status.name == "My_Sub")
     assert (mine.command, mine.kind, mine.into) == ("ingest", "managed", first["to"])
@@ -239,8 +251,10 @@ def test_several_sources_are_one_table(tmp_path: Path):
 
 
 @pytest.mark.spark
-def test_topics_and_channels_go_on_without_one_that_fails(run_emulator, tmp_path: Path):
-    """All kinds of sources in one table, from the emulator; the exit code says that one failed."""
+def test_on_source_failure_continue_keeps_the_other_sources(run_emulator, tmp_path: Path):
+    """With `--on-source-failure continue`, topics, channels and managed subscriptions of one table
+    continue without a topic that failed, and the exit code is 1.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     emulator.publish_streaming("/topic/Accounts", numbered(2))
@@ -259,7 +273,7 @@ def test_topics_and_channels_go_on_without_one_that_fails(run_emulator, tmp_path
     assert lines["/topic/Accounts"]["position"].isdecimal()
     both = [lines[TOPIC], lines["My_Managed_Subscription"]]
     assert [line["received"] for line in both] == [3, 3]
-    assert sum(line["rows"] for line in both) == 3, "each event once, on whichever way it comes"
+    assert sum(line["rows"] for line in both) == 3, "an event from two sources was stored twice"
     rows = ds.dataset(tmp_path / "org", format="parquet").to_table().to_pylist()
     assert sorted(row["ingest_seq"] for row in rows) == list(range(5))
     channel = [row for row in rows if row["subscription"] == "/topic/Accounts"]
@@ -267,7 +281,7 @@ def test_topics_and_channels_go_on_without_one_that_fails(run_emulator, tmp_path
 
 
 def jvms_of(mark: str) -> list[int]:
-    """Java processes of a run, by a variable of its environment."""
+    """Return the pids of the Java processes whose environment contains *mark*."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -282,8 +296,10 @@ def jvms_of(mark: str) -> list[int]:
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow)],
 )
-def test_a_signal_while_spark_starts_ends_in_order(tmp_path: Path, number: int, code: int):
-    """No traceback, and no Java process left behind; a terminal's Ctrl-C reaches all processes."""
+def test_signal_while_spark_starts_ends_the_command_cleanly(tmp_path: Path, number: int, code: int):
+    """Ctrl-C, which reaches all processes of a terminal, or SIGTERM ends the command once Spark has
+    started. It leaves no traceback, Java process or table behind.
+    """
     mark = f"SFTEST_MARK={tmp_path}"
     process = subprocess.Popen(
         [sys.executable, "-m", "sfpubsub", "ingest", "--managed", "S", "--to", str(tmp_path / "t")],
@@ -306,13 +322,16 @@ def test_a_signal_while_spark_starts_ends_in_order(tmp_path: Path, number: int, 
     assert "Traceback" not in err
     assert out == ""
     until(lambda: not jvms_of(mark), "the end of Java")
-    assert not (tmp_path / "t").exists(), "no table was made"
+    assert not (tmp_path / "t").exists(), "a table was made"
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_a_position_that_is_refused_stops_the_job_unless_told_otherwise(run_emulator, tmp_path):
-    """Exit code 4 and no gap; with --fallback the job goes on and the gap is a row."""
+def test_rejected_position_stops_the_job_without_a_fallback(run_emulator, tmp_path):
+    """A rejected position ends the job with exit code 4, and no gap is recorded.
+
+    With --fallback, the job continues and records the gap.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     arguments = ["--topic", TOPIC, "--to", str(tmp_path / "t"), "--once", "--idle-timeout", "1"]
@@ -333,6 +352,7 @@ def test_a_position_that_is_refused_stops_the_job_unless_told_otherwise(run_emul
 
 
 def ingest_from(emulator, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process, with the emulator as the service."""
     return subprocess.run(
         [sys.executable, "-m", "sfpubsub", "ingest", *arguments],
         env={**os.environ, **environment(emulator)},
@@ -343,8 +363,10 @@ def ingest_from(emulator, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.spark
-def test_a_jvm_that_dies_in_the_middle_ends_the_job_with_nothing_acked(tmp_path: Path):
-    """Exit code 1 and one line that says so; the same when idle and when a batch is written."""
+def test_jvm_crash_fails_the_write_and_acks_nothing(tmp_path: Path):
+    """If the JVM is killed while a batch is being collected, the command exits with 1, reports that
+    nothing was acked, and leaves no batch in the table.
+    """
     writing = run("[1, kill_jvm, 2]", "--managed", "S", "--to", str(tmp_path / "t"),
                   "--batch-events", "3")  # fmt: skip
     assert writing.returncode == 1, writing.stderr
@@ -355,8 +377,10 @@ def test_a_jvm_that_dies_in_the_middle_ends_the_job_with_nothing_acked(tmp_path:
 
 
 @pytest.mark.spark
-def test_an_idle_job_whose_jvm_died_ends_too(tmp_path: Path):
-    """It could not write the next event, so it does not wait for one."""
+def test_jvm_crash_ends_an_idle_job(tmp_path: Path):
+    """A job whose JVM was killed exits with 1 instead of waiting for an event that it could not
+    write.
+    """
     idle = run("[kill_jvm]", "--managed", "S", "--to", str(tmp_path / "t"))
     assert idle.returncode == 1, idle.stderr
     assert "error: the Spark JVM" in idle.stderr
@@ -382,13 +406,15 @@ def test_an_idle_job_whose_jvm_died_ends_too(tmp_path: Path):
         ["--managed", "A", "--to", "t", "--idle-timeout", "-1"],
     ],
 )
-def test_wrong_options_are_usage_errors(arguments: list[str]):
-    """Exit code 2, before anything is started."""
+def test_invalid_options_are_usage_errors(arguments: list[str]):
+    """Missing, invalid or contradictory options end the command with exit code 2."""
     assert CliRunner().invoke(ingest, arguments).exit_code == 2
 
 
-def test_a_wrong_destination_is_refused_before_spark_starts(tmp_path: Path, monkeypatch):
-    """And so is a format that is not there yet; nothing is made."""
+def test_invalid_destination_is_rejected_before_spark_starts(tmp_path: Path, monkeypatch):
+    """A destination that cannot be a Parquet table, or a staging directory inside the table, raises
+    a configuration error, and nothing is created.
+    """
     monkeypatch.setattr("sfpubsub.spark.runtime.session.spark_session", _must_not_start)
     (tmp_path / "file").write_text("")
     for arguments, message in (
@@ -404,8 +430,12 @@ def test_a_wrong_destination_is_refused_before_spark_starts(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("mark", ["_table.json", "_delta_log/0.json", "metadata/v1.metadata.json"])
-def test_a_table_inside_a_table_is_refused_before_spark_starts(tmp_path: Path, monkeypatch, mark):
-    """Its files would look like the outer one's."""
+def test_destination_inside_a_table_is_rejected_before_spark_starts(
+    tmp_path: Path, monkeypatch, mark
+):
+    """A destination inside a Parquet, Delta or Iceberg table raises a configuration error, because
+    its files would look like those of the outer table.
+    """
     monkeypatch.setattr("sfpubsub.spark.runtime.session.spark_session", _must_not_start)
     table = tmp_path / "orders"
     (table / mark).parent.mkdir(parents=True)
@@ -422,7 +452,7 @@ def test_a_table_inside_a_table_is_refused_before_spark_starts(tmp_path: Path, m
 
 
 def test_a_missing_setting_is_named_before_spark_starts(tmp_path: Path, monkeypatch):
-    """Nothing is made, and nothing is waited for."""
+    """A missing setting raises a configuration error that names it, and no table is created."""
     monkeypatch.setattr("sfpubsub.spark.runtime.session.spark_session", _must_not_start)
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
@@ -433,7 +463,7 @@ def test_a_missing_setting_is_named_before_spark_starts(tmp_path: Path, monkeypa
 
 
 def test_without_pyspark_the_error_names_the_extra(monkeypatch):
-    """The package is optional."""
+    """PySpark is an optional dependency, so without it the command names the extra to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = CliRunner().invoke(ingest, ["--managed", "A", "--to", "t"])
     assert isinstance(result.exception, MissingExtraError)
@@ -441,16 +471,17 @@ def test_without_pyspark_the_error_names_the_extra(monkeypatch):
 
 
 def _must_not_start(*arguments, **options):
+    """Raise an error; used in place of `spark_session` where Spark must not be started."""
     raise WriteError("spark was started")
 
 
-# The page.
+# The documentation.
 
 PAGE = page("ingest").read_text()
 
 
-def test_the_command_lines_of_the_page_parse():
-    """Every command that people copy uses options that exist."""
+def test_documented_command_lines_parse():
+    """Every ``sfpubsub ingest`` command on the documentation page uses options that exist."""
     commands = re.findall(r"sfpubsub (ingest .*?)(?:\s#.*)?$", PAGE, re.MULTILINE)
     lines = [line for line in commands if "--to" in line and "`" not in line]
     assert len(lines) >= 4
@@ -459,8 +490,10 @@ def test_the_command_lines_of_the_page_parse():
         ingest.make_context("ingest", arguments).close()
 
 
-def test_the_page_names_every_option_key_and_column():
-    """What is printed, kept and asked for is documented."""
+def test_every_option_key_and_column_is_documented():
+    """The documentation page names the command's options, the keys and endings of its summary, and
+    the columns of the sidecar tables.
+    """
     for option in ingest.params:
         if option.name not in OPTIONS and option.name not in ("master", "on_undecodable"):
             assert option.opts[0] in PAGE, f"{option.opts[0]} is not on the page"
@@ -481,11 +514,14 @@ def test_the_page_names_every_option_key_and_column():
 
 _OF = "messaging_destination_subscription_name"
 
-# What people see.
+# Messages.
 
 
-def test_the_report_adds_up_all_sources_and_names_them(capsys):
-    """The figures are sums; with several sources words begin with their name."""
+def test_report_adds_up_all_sources_and_names_them(capsys):
+    """The progress text has the sums of all sources.
+
+    With several sources, a message begins with the name of its source.
+    """
     source, other = Source("managed", "A"), Source("topic", "/event/B__e")
     report = Report([source, other])
     assert report.text() == ""

@@ -1,4 +1,6 @@
-"""The ingest loop: when it writes, when it acks, when it ends. No Spark, no waiting."""
+"""Tests of the ingest loop: when it writes, when it acks and when it ends, without Spark and with a
+simulated clock.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.spark.sample_events import MANAGED, replay_id
 
 
 class FakeWriter:
-    """Keeps what it was given."""
+    """Records the event ids of each write. It can fail, or block until `hold` is set."""
 
     is_wanted = False
 
@@ -31,7 +33,7 @@ class FakeWriter:
 
     def write_read(self, rows):
         if self.hold is not None:
-            assert self.hold.wait(10.0), "nobody let the write go on"
+            assert self.hold.wait(10.0), "the write was not released"
         if self.failure:
             raise self.failure
         ids = rows.table()["event_id"].to_pylist()
@@ -45,7 +47,7 @@ class FakeWriter:
 
 
 class FakeSidecars:
-    """Notes the order in which things are kept, among the writes and acks."""
+    """Records gaps and commits, and logs them among the subscription's writes and acks."""
 
     def __init__(self, subscription: FakeSubscription) -> None:
         self.log = subscription.log
@@ -65,12 +67,15 @@ class FakeSidecars:
 
 
 def job_of(subscription: FakeSubscription, **options):
+    """Return a job with a fake writer, and the writer."""
     writer = FakeWriter(subscription)
     return IngestJob(subscription, writer, clock=subscription.clock, **options), writer
 
 
-def test_events_are_acked_after_their_write_and_in_one_move():
-    """Write first. Backwards, the acked prefix moves once, and to the end."""
+def test_events_are_acked_after_their_write_last_batch_first():
+    """The received batches are acked from last to first, so that the acked prefix moves once, to
+    its end.
+    """
     subscription = FakeSubscription([3, 2])
     job, writer = job_of(subscription, batch_events=5, idle_timeout=5.0)
     summary = job.run()
@@ -81,16 +86,20 @@ def test_events_are_acked_after_their_write_and_in_one_move():
     assert (summary.progress.received, summary.progress.batches) == (5, 1)
 
 
-def test_a_batch_is_written_when_its_first_event_has_waited_long_enough():
-    """A trickle of events does not put the write off."""
+def test_batch_is_written_when_its_first_event_is_old_enough():
+    """A batch is written `batch_seconds` after its first event, even if further events keep
+    arriving.
+    """
     subscription = FakeSubscription([1, 4.0, 1, 4.0, 1, 4.0, 1])
     job, writer = job_of(subscription, batch_seconds=10.0, idle_timeout=100.0)
     job.run()
     assert [len(write) for write in writer.writes] == [3, 1]
 
 
-def test_a_batch_is_written_when_others_write():
-    """One commit of the table takes what all sources have; nobody waits for those without any."""
+def test_batch_is_written_when_other_sources_write():
+    """A job writes its batch early when the shared writer wants it, so that one commit has the
+    events of all sources.
+    """
     subscription = FakeSubscription([2, 1.0, lambda: setattr(writer, "is_wanted", True), 1.0])
     subscription.script.append(lambda: until(lambda: writer.writes, "the write", patience=10.0))
     job, writer = job_of(subscription, batch_seconds=100.0, idle_timeout=50.0)
@@ -98,8 +107,8 @@ def test_a_batch_is_written_when_others_write():
     assert [len(write) for write in writer.writes] == [2]
 
 
-def test_a_batch_is_written_when_it_is_heavy():
-    """Bytes bound a write as well as events."""
+def test_batch_is_written_when_it_reaches_batch_bytes():
+    """A batch is limited by its bytes as well as by its number of events."""
     subscription = FakeSubscription([2, 2, 2, 2])
     job, writer = job_of(subscription, idle_timeout=1.0, batch_bytes=30)
     job.run()
@@ -107,7 +116,9 @@ def test_a_batch_is_written_when_it_is_heavy():
 
 
 def test_a_failed_write_acks_nothing():
-    """The events come again to whoever starts next."""
+    """A failed write ends the job with its error and without acks, so that the events are delivered
+    again.
+    """
     subscription = FakeSubscription([3, 2])
     job, writer = job_of(subscription, batch_events=3)
     writer.failure = WriteError("disk full")
@@ -116,8 +127,11 @@ def test_a_failed_write_acks_nothing():
     assert subscription.acked == []
 
 
-def test_a_failed_subscription_keeps_what_was_written():
-    """Its error ends the job; what was not written is not acked."""
+def test_failed_subscription_acks_only_written_events():
+    """An error of the subscription ends the job.
+
+    Only the events that were written before it are acked.
+    """
     subscription = FakeSubscription([3, 2, StreamUnavailableError("gone")])
     job, _ = job_of(subscription, batch_events=3)
     with pytest.raises(StreamUnavailableError):
@@ -125,8 +139,10 @@ def test_a_failed_subscription_keeps_what_was_written():
     assert subscription.acked == [(0, 2)]
 
 
-def test_a_stop_writes_and_acks_what_was_received():
-    """SIGTERM loses no work."""
+def test_stop_writes_and_acks_received_events():
+    """A job that is stopped, for example by SIGTERM, writes and acks all events that it has
+    received.
+    """
     clock = Clock()
     subscription = FakeSubscription([3, lambda: job.stop()], clock)
     job, writer = job_of(subscription)
@@ -137,7 +153,10 @@ def test_a_stop_writes_and_acks_what_was_received():
 
 
 def test_max_events_is_exact():
-    """The rest of a response is neither written nor acked, so it comes again."""
+    """A job writes and acks exactly `max_events` events, even if the limit falls within a response.
+
+    The rest is delivered again.
+    """
     subscription = FakeSubscription([4, 4, 4])
     job, writer = job_of(subscription, max_events=6)
     summary = job.run()
@@ -147,8 +166,10 @@ def test_max_events_is_exact():
     assert summary.progress.position == replay_id(5)
 
 
-def test_an_idle_job_ends_with_everything_written():
-    """After the timeout; events put it off."""
+def test_idle_job_writes_everything_and_ends():
+    """Each event restarts the idle timeout, and a job that ends because of it has written all
+    events.
+    """
     subscription = FakeSubscription([1, 7.0, 1])
     job, writer = job_of(subscription, idle_timeout=8.0)
     began = subscription.clock.now
@@ -158,8 +179,10 @@ def test_an_idle_job_ends_with_everything_written():
 
 
 @pytest.mark.parametrize("state", ["new", "waiting", "renewing", "paused"])
-def test_a_subscription_that_is_not_listening_is_not_idle(state):
-    """A service that is down for an hour does not look like one with nothing to say."""
+def test_idle_timeout_ignores_time_without_a_stream(state):
+    """The idle timeout counts only time with an open stream, so that an outage of an hour does not
+    end the job.
+    """
     clock = Clock()
 
     def back() -> None:
@@ -174,8 +197,10 @@ def test_a_subscription_that_is_not_listening_is_not_idle(state):
 
 
 @pytest.mark.parametrize("state", ["draining", "closing", "closed"])
-def test_a_subscription_that_somebody_ended_ends_the_job(state):
-    """It does not ask for ever what will never come; what was received is written."""
+def test_closed_subscription_ends_the_job(state):
+    """A job whose subscription is draining, closing or closed writes the received events
+    and ends.
+    """
 
     def end() -> None:
         subscription.state = state
@@ -186,8 +211,8 @@ def test_a_subscription_that_somebody_ended_ends_the_job(state):
     assert [len(write) for write in writer.writes] == [3]
 
 
-def test_a_job_notices_within_seconds_that_spark_has_ended():
-    """Without an event to write, too."""
+def test_waiting_job_notices_that_spark_has_ended():
+    """A job without events to write raises an error within seconds when the JVM has ended."""
     clock = Clock()
 
     def die() -> None:
@@ -199,8 +224,8 @@ def test_a_job_notices_within_seconds_that_spark_has_ended():
         job.run()
 
 
-def test_progress_is_told_after_each_write():
-    """Sums, not single writes."""
+def test_progress_is_reported_after_each_write():
+    """The reported progress has the sums of all writes so far."""
     seen = []
     job, _ = job_of(
         FakeSubscription([2, 3]), batch_events=1, idle_timeout=1.0, on_progress=seen.append
@@ -209,11 +234,11 @@ def test_progress_is_told_after_each_write():
     assert [(progress.rows, progress.batches) for progress in seen] == [(2, 1), (5, 2)]
 
 
-# A write beside the receiving.
+# Receiving during a write.
 
 
-def let_go(writer: FakeWriter) -> Callable[[], None]:
-    """Return a step that lets a held write go on."""
+def release(writer: FakeWriter) -> Callable[[], None]:
+    """Return a step that lets a blocked write continue."""
 
     def step() -> None:
         assert writer.hold is not None
@@ -222,75 +247,85 @@ def let_go(writer: FakeWriter) -> Callable[[], None]:
     return step
 
 
-def test_events_are_received_while_a_write_is_under_way():
-    """And none of them is acked, nor those that are being written."""
+def test_events_are_received_during_a_write():
+    """A job receives more events while a write is in progress, and acks none of its events until
+    the write has succeeded.
+    """
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=3, idle_timeout=5.0)
     writer.hold = threading.Event()
     seen: list[list[tuple[int, int]]] = []
-    subscription.script = [3, 1, lambda: seen.append(list(subscription.acked)), let_go(writer)]
+    subscription.script = [3, 1, lambda: seen.append(list(subscription.acked)), release(writer)]
     assert job.run().progress.rows == 4
-    assert seen == [[]], "received a fourth event, and had acked nothing"
+    assert seen == [[]], "events were acked during the write"
     assert subscription.acked == [(0, 2), (3, 3)]
     assert [len(write) for write in writer.writes] == [3, 1]
 
 
-def test_max_events_counts_what_is_being_written():
-    """Exact, wherever the events are."""
+def test_max_events_counts_events_that_are_being_written():
+    """The limit stays exact when it is reached while a write is in progress."""
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=4, max_events=6)
     writer.hold = threading.Event()
     subscription.script = [4, 4, 4]
 
-    def let_go_after_the_second() -> None:
+    def release_after_the_second() -> None:
         until(lambda: subscription.next_seq == 8)
-        let_go(writer)()
+        release(writer)()
 
-    threading.Thread(target=let_go_after_the_second).start()
+    threading.Thread(target=release_after_the_second).start()
     assert job.run().progress.received == 6
     assert [len(write) for write in writer.writes] == [4, 2]
 
 
-def test_no_more_than_one_batch_is_gathered_behind_a_write():
-    """A Spark that is slow stops the receiving; memory is bounded by two batches."""
+def test_at_most_one_batch_is_collected_during_a_write():
+    """A job with a slow writer stops receiving when the next batch is full, so that it never holds
+    more than two batches in memory.
+    """
     subscription = FakeSubscription([2, 2, 2, 2], patience=100.0)
     job, writer = job_of(subscription, batch_events=2, idle_timeout=5.0)
     writer.hold = threading.Event()
     runner = threading.Thread(target=job.run, daemon=True)
     runner.start()
     until(lambda: subscription.next_seq == 4)
-    # It waits for the first write now; more cannot come until that is over.
+    # The job now waits for the first write, and receives nothing until the write is complete.
     assert (subscription.next_seq, subscription.acked) == (4, [])
     writer.hold.set()
     runner.join(10.0)
     assert [len(write) for write in writer.writes] == [2, 2, 2, 2]
 
 
-def test_batches_that_wait_too_long_wait_for_the_write_before_them():
-    """Time bounds how long an event waits for others, not for the disk: no small batches."""
+def test_events_collected_during_a_write_are_one_batch():
+    """`batch_seconds` limits how long events wait for others, but not how long they wait for a
+    write in progress, so that a slow disk does not lead to small batches.
+    """
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=3, batch_seconds=1.0, idle_timeout=50.0)
     writer.hold = threading.Event()
-    subscription.script = [3, 1, 30.0, 1, let_go(writer)]
+    subscription.script = [3, 1, 30.0, 1, release(writer)]
     job.run()
     assert [len(write) for write in writer.writes] == [3, 2]
-    assert min(subscription.timeouts[:4]) > 0.1, "it looks for the write's end all the time"
+    assert min(subscription.timeouts[:4]) > 0.1, "the job polls for the end of the write"
 
 
-def test_a_subscription_that_fails_during_a_write_is_told_after_it():
-    """What was written is acked, what was only received is not."""
+def test_subscription_error_during_a_write_is_raised_after_it():
+    """If the subscription fails during a write, the job acks the events of the write before it
+    raises the error. Events that were only received are not acked.
+    """
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=3)
     writer.hold = threading.Event()
-    subscription.script = [3, 2, let_go(writer), StreamUnavailableError("gone")]
+    subscription.script = [3, 2, release(writer), StreamUnavailableError("gone")]
     with pytest.raises(StreamUnavailableError):
         job.run()
     assert subscription.acked == [(0, 2)]
     assert job.progress.rows == 3
 
 
-def test_a_write_that_fails_after_the_subscription_has_does_not_hide_it(caplog):
-    """The first failure is raised, the second one is logged, and nothing is acked."""
+def test_failed_write_does_not_hide_the_subscriptions_error(caplog):
+    """If the subscription fails first and the write in progress fails too, the first error is
+    raised, the second one is logged, and nothing is acked.
+    """
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=3)
     writer.hold, writer.failure = threading.Event(), WriteError("disk full")
@@ -307,23 +342,27 @@ def test_a_write_that_fails_after_the_subscription_has_does_not_hide_it(caplog):
     assert subscription.acked == []
 
 
-def test_a_long_write_is_no_idleness():
-    """A ledger that is full until the ack keeps events away, and they come after it."""
+def test_idle_timeout_ignores_the_time_of_a_write():
+    """Too many unacked events stop the delivery during a long write, so this time is not counted as
+    idle.
+    """
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=3, idle_timeout=5.0)
     writer.hold = threading.Event()
-    subscription.script = [3, 20.0, let_go(writer), 2]
+    subscription.script = [3, 20.0, release(writer), 2]
     assert job.run().progress.rows == 5
 
 
-def test_a_fault_in_a_callback_does_not_hide_a_failed_write(caplog):
-    """Nobody asks for the result any more; it is logged."""
+def test_error_in_a_callback_does_not_hide_a_failed_write(caplog):
+    """An unexpected error ends the job without waiting for the result of the write, so the write's
+    error is logged.
+    """
     subscription = FakeSubscription([])
     job, writer = job_of(subscription, batch_events=3)
     writer.hold, writer.failure = threading.Event(), WriteError("disk full")
 
     def fault() -> None:
-        let_go(writer)()
+        release(writer)()
         raise KeyError("somebody's")
 
     subscription.script = [3, fault]
@@ -333,25 +372,29 @@ def test_a_fault_in_a_callback_does_not_hide_a_failed_write(caplog):
     assert subscription.acked == []
 
 
-def test_a_gap_that_ended_the_subscription_is_left_to_the_failure():
-    """Though a batch that came before it is written after it was known."""
+def test_fatal_gap_is_not_recorded_although_a_batch_follows():
+    """A gap that ends the subscription is not recorded, even if a batch from before it is written
+    after it was detected. Earlier gaps are recorded.
+    """
     passed, ahead = Gap("unanchored", "/event/X__e"), Gap("rejected", "/event/X__e")
 
     def refuse() -> None:
         subscription.gaps, subscription.state = (passed, ahead), "closed"
 
     subscription = FakeSubscription([refuse, 2, ReplayIdRejectedError("refused", gap=ahead)])
-    job, writer, sidecars = beside(subscription, batch_events=2)
+    job, writer, sidecars = job_with_sidecars(subscription, batch_events=2)
     with pytest.raises(ReplayIdRejectedError):
         job.run()
     assert sidecars.gaps == [passed]
     assert len(writer.writes) == 1
 
 
-def test_nothing_is_put_beside_the_table_while_a_write_is_under_way():
-    """Both may go to the same file system through the same Spark: one at a time."""
+def test_sidecars_are_not_written_during_a_write():
+    """A gap that is detected during a write is recorded after it, because both may use the same
+    Spark session and file system.
+    """
     subscription = FakeSubscription([])
-    job, writer, sidecars = beside(subscription, batch_events=3, idle_timeout=50.0)
+    job, writer, sidecars = job_with_sidecars(subscription, batch_events=3, idle_timeout=50.0)
     writer.hold = threading.Event()
     during: list[int] = []
 
@@ -361,16 +404,18 @@ def test_nothing_is_put_beside_the_table_while_a_write_is_under_way():
     def look() -> None:
         during.append(len(sidecars.gaps))
 
-    subscription.script = [3, lose, 20.0, look, let_go(writer)]
+    subscription.script = [3, lose, 20.0, look, release(writer)]
     job.run()
     assert (during, len(sidecars.gaps)) == ([0], 1)
 
 
-# The end of ``once``.
+# The end of a job with ``until_caught_up``.
 
 
-def test_the_first_keepalive_after_everything_was_received_ends_a_job_that_waits_for_it():
-    """The service says that nothing is left, which no silence says so soon."""
+def test_until_caught_up_ends_the_job_at_the_next_keepalive():
+    """With `until_caught_up`, a keepalive that says that no events are left ends the job, after its
+    batch was written.
+    """
 
     def keepalive() -> None:
         subscription.caught_up = True
@@ -382,8 +427,10 @@ def test_the_first_keepalive_after_everything_was_received_ends_a_job_that_waits
 
 
 @pytest.mark.parametrize("obstacle", ["events wait", "no stream", "not asked for"])
-def test_a_keepalive_that_says_nothing_yet(obstacle: str):
-    """With events to be handed out, with the stream gone, and without ``once``: go on."""
+def test_keepalive_that_does_not_end_the_job(obstacle: str):
+    """A keepalive does not end the job while received events wait for delivery, while no stream is
+    open, or without `until_caught_up`.
+    """
 
     def keepalive() -> None:
         subscription.caught_up = True
@@ -398,33 +445,36 @@ def test_a_keepalive_that_says_nothing_yet(obstacle: str):
     assert job.run().ending == "idle"
 
 
-# What is kept beside the table, and when.
+# Sidecars.
 
 
-def beside(subscription: FakeSubscription, **options):
+def job_with_sidecars(subscription: FakeSubscription, **options):
+    """Return a job with a fake writer and fake sidecars, and both of these."""
     sidecars = FakeSidecars(subscription)
     job, writer = job_of(subscription, sidecars=sidecars, **options)
     return job, writer, sidecars
 
 
-def test_a_gap_is_kept_before_what_came_after_it_is_written():
-    """Even if it was told while the batch was being gathered; once each."""
+def test_gap_is_recorded_before_later_events_are_written():
+    """A gap that is detected while a batch is being collected is recorded once, before the batch is
+    written.
+    """
     gap = Gap("repositioned", MANAGED)
 
     def lose() -> None:
         subscription.gaps = (gap,)
 
     subscription = FakeSubscription([2, lose, 2, 2])
-    job, _, sidecars = beside(subscription, batch_events=4, idle_timeout=1.0)
+    job, _, sidecars = job_with_sidecars(subscription, batch_events=4, idle_timeout=1.0)
     assert job.run().gaps == (gap,)
     assert sidecars.gaps == [gap]
     assert subscription.log.index("gap") < subscription.log.index("write")
 
 
-def test_a_gap_that_cannot_be_kept_stops_the_job_in_front_of_it():
-    """Nothing is written, nothing is acked."""
+def test_job_ends_if_a_gap_cannot_be_recorded():
+    """The job raises the error before it writes or acks any events."""
     subscription = FakeSubscription([2, 2])
-    job, writer, sidecars = beside(subscription, batch_events=4)
+    job, writer, sidecars = job_with_sidecars(subscription, batch_events=4)
     subscription.gaps = (Gap("repositioned", MANAGED),)
 
     def fail(_gaps):
@@ -436,30 +486,34 @@ def test_a_gap_that_cannot_be_kept_stops_the_job_in_front_of_it():
     assert (writer.writes, subscription.acked) == ([], [])
 
 
-def test_the_position_that_a_job_stops_at_is_no_gap():
-    """It is still where it was. A gap before it is kept, although the job failed."""
+def test_position_at_which_a_job_fails_is_not_a_gap():
+    """A job that ends because its position was rejected has skipped nothing, so no gap is recorded
+    for it. A gap before it is recorded although the job failed.
+    """
     passed, ahead = Gap("unanchored", "/event/X__e"), Gap("rejected", "/event/X__e")
 
     def refuse() -> None:
         subscription.gaps, subscription.state = (passed, ahead), "closed"
 
     subscription = FakeSubscription([2, refuse, ReplayIdRejectedError("refused", gap=ahead)])
-    job, _, sidecars = beside(subscription)
+    job, _, sidecars = job_with_sidecars(subscription)
     with pytest.raises(ReplayIdRejectedError):
         job.run()
     assert sidecars.gaps == [passed]
 
 
-def test_a_commit_is_noted_after_its_receipt_and_covers_every_write_before_it():
-    """Three writes, two receipts, one of them learned from the drain: sums without a hole."""
+def test_commit_is_recorded_after_its_confirmation():
+    """When the service confirms a commit, one entry with the sums of all writes since the previous
+    entry is recorded. `settle` records a commit that was confirmed at the end.
+    """
 
     def confirm() -> None:
         subscription.confirmed, subscription.committed = 5, replay_id(4)
 
     subscription = FakeSubscription([3, 2, confirm, 4])
-    job, _, sidecars = beside(subscription, batch_events=1, idle_timeout=1.0)
+    job, _, sidecars = job_with_sidecars(subscription, batch_events=1, idle_timeout=1.0)
     job.run()
-    assert subscription.log[-2:] == ["write", "ack"], "not confirmed"
+    assert subscription.log[-2:] == ["write", "ack"], "the last write is not confirmed yet"
     (first,) = sidecars.commits
     assert (first.received, first.batches, first.replay_id) == (5, 2, replay_id(4).hex())
     subscription.confirmed, subscription.committed = 9, replay_id(8)

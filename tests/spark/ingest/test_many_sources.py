@@ -1,4 +1,4 @@
-"""One raw table of several sources, in Parquet and in the table format at hand."""
+"""Tests of one raw table with several sources, in Parquet and in the session's table format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def table(tmp_path: Path) -> Path:
 def open_writer(
     spark: SparkSession, table: Path, format_: str
 ) -> Iterator[Callable[..., EventWriter]]:
-    """Opens a writer as a new process would: the one before it is closed."""
+    """Return a function that closes the previous writer and opens a new one, as a restarted process
+    would.
+    """
     opened: list[EventWriter] = []
 
     def open_one(**options) -> EventWriter:
@@ -54,14 +56,16 @@ def open_writer(
 
 
 def part(source: str, numbers, **options) -> Part:
+    """Return the events with these numbers as one source's part of a write."""
     rows = EventRows()
     rows.extend(batch_of(numbers, topic=None if source == MANAGED else source, **options), NOW)
     return Part(source, rows)
 
 
-def test_all_sources_are_in_one_commit_with_all_positions(open_writer, table, format_):
-    """Rows of each keep their source and have numbers of one count; a source that has had no rows
-    moves along; an event that two of them deliver is one row."""
+def test_sources_share_one_commit_with_all_positions(open_writer, table, format_):
+    """A write stores the events of several sources with consecutive numbers and with each source's
+    position. An event from two sources is stored once.
+    """
     writer = open_writer(subscription=MANAGED, topic=[TOPIC, OTHER])
     quiet = {OTHER: replay_id(90)}
     first = writer.write_parts([part(MANAGED, range(2)), part(TOPIC, range(1, 5))], quiet)
@@ -77,12 +81,15 @@ def test_all_sources_are_in_one_commit_with_all_positions(open_writer, table, fo
     writer = open_writer(subscription=MANAGED, topic=[TOPIC, OTHER])
     assert writer.positions == {TOPIC: replay_id(4), OTHER: replay_id(7)}
     (again,) = writer.write_parts([part(OTHER, range(5))])
-    assert (again.rows, again.duplicates) == (0, 5), "the window spans the sources"
+    assert (again.rows, again.duplicates) == (0, 5), "an event of another source was stored again"
     assert writer.positions[OTHER] == replay_id(4)
 
 
-def test_sources_come_and_go(open_writer, table, format_):
-    """One joins in the company of another; one that is left out goes on where it was."""
+def test_sources_can_be_added_and_left_out(open_writer, table, format_):
+    """A source can be added to a table together with one that the table has.
+
+    A source that is left out of some runs keeps its position.
+    """
     open_writer(topic=TOPIC).write(batch_of(range(3)))
     with pytest.raises(ConfigurationError, match=f"belongs to topic {TOPIC}.*not to topic {OTHER}"):
         open_writer(topic=OTHER)
@@ -102,8 +109,11 @@ def test_sources_come_and_go(open_writer, table, format_):
         open_writer(topic=TOPIC, channel=OTHER)
 
 
-def test_a_source_with_an_event_that_must_not_fail_is_left_out(open_writer, table, format_):
-    """Of what it has in common with others it takes nothing along; the others are written."""
+def test_undecodable_event_leaves_out_its_source_only(open_writer, table, format_):
+    """With the policy `fail`, a source's part with an undecodable event is not written at all.
+
+    The parts of other sources are written, including an event that the failed part also contains.
+    """
     writer = open_writer(topic=[TOPIC, OTHER], on_undecodable="fail")
     bad = RawEvent("bad", "schema-1", b"\xff", replay_id(8))
     parts = [part(TOPIC, [raw_event(1), bad, raw_event(2)]), part(OTHER, [raw_event(2)])]
@@ -114,9 +124,11 @@ def test_a_source_with_an_event_that_must_not_fail_is_left_out(open_writer, tabl
     assert open_writer(topic=[TOPIC, OTHER]).positions == {OTHER: replay_id(2)}
 
 
-def test_conflicts_are_counted_and_kept_by_source(open_writer, spark, table, format_):
-    """With a row of the table, and with an earlier part of the same write. One of a part that is
-    left out is none: it comes again."""
+def test_conflicts_are_counted_and_stored_by_source(open_writer, spark, table, format_):
+    """Each source has its own count of conflicts with stored rows, and of events that another
+    source delivered in another encoding. A part that is left out adds no conflicts, because its
+    events are delivered again.
+    """
     writer = open_writer(topic=[TOPIC, OTHER], on_undecodable="fail")
     writer.write_parts([part(TOPIC, [1])])
     altered = [raw_event(n, payload=raw_event(n + 50).payload) for n in range(3)]
@@ -137,8 +149,10 @@ def test_conflicts_are_counted_and_kept_by_source(open_writer, spark, table, for
     ]
 
 
-def test_the_keys_on_disk_outlive_a_change_of_sources(open_writer, monkeypatch):
-    """They are the table's: one source more or less is no reason to read it again."""
+def test_keys_on_disk_survive_a_change_of_sources(open_writer, monkeypatch):
+    """The keys on disk belong to the table, so they are reused when a source is added or
+    left out.
+    """
     monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
     writer = open_writer(topic=TOPIC)
     writer.write(batch_of(range(10)))
@@ -154,10 +168,13 @@ def test_the_keys_on_disk_outlive_a_change_of_sources(open_writer, monkeypatch):
     assert writer.write_parts([part(OTHER, range(21))])[0].rows == 1
 
 
-def test_a_table_of_one_source_of_an_older_version_goes_on(
+def test_table_with_one_source_from_an_older_version_is_continued(
     open_writer, table, format_, monkeypatch
 ):
-    """Its position is kept in the form that knows one topic."""
+    """An older version's state has one position and no list of sources.
+
+    Such a table resumes at this position and accepts a second source.
+    """
     told = State.to_json
 
     def to_json(state: State) -> str:

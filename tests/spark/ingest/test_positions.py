@@ -1,4 +1,4 @@
-"""The replay store that is a table."""
+"""Tests of the replay store that keeps its positions in the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHER = "/event/Other__e"
 
 
 class Keeper:
-    """A table's positions, in memory."""
+    """Holds a table's positions in memory, and records moves of a position."""
 
     sources = Source.several("My_Sub", [TOPIC, OTHER])
 
@@ -26,22 +26,28 @@ class Keeper:
         self.moves.append((source, position))
 
 
-def test_a_new_table_begins_with_all_that_is_kept():
-    """At LATEST, a crash before the first batch would lose what came before the second start."""
+def test_new_table_starts_at_earliest():
+    """A new table starts at EARLIEST, because with LATEST a crash before the first batch would lose
+    the events before the second start.
+    """
     assert TableReplayStore(Keeper()).get(TOPIC) == StartPosition.earliest()
 
 
 def test_a_table_resumes_after_its_position():
-    """After it, not at it."""
+    """A topic resumes after its position, and another topic of the table without a position starts
+    at EARLIEST.
+    """
     keeper = Keeper()
     keeper.positions[TOPIC] = replay_id(1)
     store = TableReplayStore(keeper)
     assert store.get(TOPIC) == StartPosition.after(replay_id(1))
-    assert store.get(OTHER) == StartPosition.earliest(), "each by itself"
+    assert store.get(OTHER) == StartPosition.earliest(), "another topic's position was used"
 
 
 def test_the_position_of_a_write_is_not_written_twice():
-    """It was published with the rows; a keepalive's is new."""
+    """A position that was stored with its rows is not written again, while a newer one, such as a
+    keepalive's, is.
+    """
     keeper = Keeper()
     keeper.positions[TOPIC] = replay_id(1)
     store = TableReplayStore(keeper)
@@ -51,8 +57,10 @@ def test_the_position_of_a_write_is_not_written_twice():
     assert keeper.moves == [(TOPIC, replay_id(2))]
 
 
-def test_another_topics_position_is_refused():
-    """It would be resumed from by the wrong topic."""
+def test_position_of_an_unknown_topic_is_rejected():
+    """A topic that is not a source of the table raises a configuration error, and so does a managed
+    subscription, whose position is stored by the service.
+    """
     store = TableReplayStore(Keeper())
     with pytest.raises(ConfigurationError, match="/event/Strange__e"):
         store.get("/event/Strange__e")

@@ -1,4 +1,4 @@
-"""The writer and events that cannot be decoded: no row, but durable before the batch is."""
+"""Tests of the writer's policies for events that cannot be decoded: quarantine, skip and fail."""
 
 from __future__ import annotations
 
@@ -23,12 +23,16 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kept(table: Path) -> FileQuarantine:
+def quarantine(table: Path) -> FileQuarantine:
+    """The table's quarantine."""
     return FileQuarantine(table.parent / f".{table.name}.sfpubsub" / "_quarantine")
 
 
 @pytest.fixture
-def open_writer(spark, table: Path, kept: FileQuarantine):
+def open_writer(spark, table: Path, quarantine: FileQuarantine):
+    """Return a function that closes the previous writer and opens a new one, with the policy
+    `quarantine` unless another one is given.
+    """
     opened: list[EventWriter] = []
 
     def open_one(**options) -> EventWriter:
@@ -36,7 +40,7 @@ def open_writer(spark, table: Path, kept: FileQuarantine):
             opened[-1].close()
         options.setdefault("topic", None if "subscription" in options else TOPIC)
         if options.setdefault("on_undecodable", "quarantine") == "quarantine":
-            options["quarantine"] = kept
+            options["quarantine"] = quarantine
         opened.append(EventWriter(spark, table, clock=lambda: NOW, **options))
         return opened[-1]
 
@@ -51,17 +55,21 @@ def ids_of(table: Path) -> list[str]:
 
 
 def events(*numbers: int) -> list:
-    """Events of these numbers; a negative one cannot be decoded."""
+    """Return events with these numbers; those with a negative number cannot be decoded."""
     return [raw_event(abs(n), payload=BAD if n < 0 else None) for n in numbers]
 
 
-def test_it_has_no_row_and_is_in_the_quarantine(open_writer, table, kept, caplog):
-    """Nothing is lost: each event is in one of the two. Its position is passed."""
+def test_undecodable_event_is_quarantined_instead_of_written(
+    open_writer, table, quarantine, caplog
+):
+    """An undecodable event has no row, but a quarantine entry with its payload, position and
+    schema, and it is counted and logged.
+    """
     result = open_writer().write(batch_of(events(0, -1, 2), received_at=NOW + 1.5))
     assert (result.rows, result.undecodable, result.set_aside) == (2, 1, 1)
     assert result.duplicates == 0
     assert ids_of(table) == ["event-0", "event-2"]
-    (entry,) = kept.entries()
+    (entry,) = quarantine.entries()
     assert (entry.raw.payload, entry.raw.replay_id) == (BAD, replay_id(1))
     assert (entry.received_at, entry.subscription) == (NOW + 1.5, TOPIC)
     assert entry.schema_json
@@ -69,23 +77,28 @@ def test_it_has_no_row_and_is_in_the_quarantine(open_writer, table, kept, caplog
     assert Progress().after(result, None, 0.1).received == 3
 
 
-def test_a_batch_of_nothing_else_moves_the_position(open_writer, table, kept):
-    """The job goes on behind it after a restart."""
+def test_batch_of_undecodable_events_moves_the_position(open_writer, table, quarantine):
+    """A batch without any row still stores its position, so that a restarted job resumes
+    after it.
+    """
     result = open_writer().write(batch_of(events(-1, -2)))
     assert (result.rows, result.set_aside, result.batch_id) == (0, 2, None)
     assert open_writer().position == replay_id(2)
-    assert len(kept) == 2
+    assert len(quarantine) == 2
 
 
-def test_it_is_durable_before_the_batch_is_and_once_however_often_it_comes(
-    open_writer, table, kept, monkeypatch
+def test_quarantine_entry_precedes_its_batch_and_is_stored_once(
+    open_writer, table, quarantine, monkeypatch
 ):
-    """A write that dies between the two is repeated: one entry, one row each."""
+    """An undecodable event is in the quarantine before its batch is published.
+
+    If the write fails in between and is repeated, there is still one entry, and one row per event.
+    """
     writer = open_writer(subscription=MANAGED)
     batch = batch_of(events(0, -1), topic=None)
 
     def fail(*_arguments):
-        assert len(kept) == 1, "quarantined before the rename"
+        assert len(quarantine) == 1, "not quarantined before the rename"
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
@@ -96,28 +109,32 @@ def test_it_is_durable_before_the_batch_is_and_once_however_often_it_comes(
     assert open_writer(subscription=MANAGED).write(batch).rows == 1
     again = open_writer(subscription=MANAGED).write(batch)
     assert (again.rows, again.duplicates, again.set_aside) == (0, 1, 1)
-    assert (ids_of(table), len(kept)) == (["event-0"], 1)
+    assert (ids_of(table), len(quarantine)) == (["event-0"], 1)
 
 
-def test_a_quarantine_that_cannot_be_written_stops_the_batch(open_writer, table, kept):
-    """Nothing is published, nothing may be acked; the next write tries again."""
+def test_failed_quarantine_fails_the_batch(open_writer, table, quarantine):
+    """If the quarantine cannot be written, nothing is published and the error says that no events
+    were acked. The next write tries again.
+    """
     writer = open_writer()
-    kept.directory.write_text("in the way")
+    quarantine.directory.write_text("in the way")
     with pytest.raises(WriteError, match="no events were acked"):
         writer.write(batch_of(events(0, -1)))
     assert not list(table.glob("ingest_date=*/batch=*"))
-    kept.directory.unlink()
+    quarantine.directory.unlink()
     assert writer.write(batch_of(events(0, -1))).rows == 1
-    assert len(kept) == 1
+    assert len(quarantine) == 1
 
 
-def test_the_other_policies(open_writer, table, kept):
-    """skip counts, fail raises and writes nothing, and what goes with what is checked."""
+def test_skip_and_fail_policies(open_writer, table, quarantine):
+    """The policy `skip` only counts undecodable events, and `fail` raises an error and writes
+    nothing. An unknown policy, or a quarantine with another policy, is rejected.
+    """
     with pytest.raises(DecodeError):
         open_writer(on_undecodable="fail").write(batch_of(events(0, -1)))
     assert not list(table.glob("ingest_date=*/batch=*"))
     result = open_writer(on_undecodable="skip").write(batch_of(events(0, -1)))
-    assert (result.rows, result.set_aside, len(kept)) == (1, 1, 0)
-    for options in ({"on_undecodable": "x"}, {"on_undecodable": "skip", "quarantine": kept}):
+    assert (result.rows, result.set_aside, len(quarantine)) == (1, 1, 0)
+    for options in ({"on_undecodable": "x"}, {"on_undecodable": "skip", "quarantine": quarantine}):
         with pytest.raises(ConfigurationError):
             open_writer(**options)

@@ -1,4 +1,6 @@
-"""A table can be read while it is being written, by readers that know nothing of this package."""
+"""A table can be read while it is being written, by readers that are independent of this
+package.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,13 @@ from tests.spark.sample_events import TOPIC, batch_of, replay_id
 
 EVENTS_A_WRITE = 3
 
-# One write in so many fails when all its rows are written and none is published.
+# One of this many writes fails, after its rows were written and before they are published.
 FAILURES_EVERY = 5
 
-# Events from this number on are those of the writes that fail.
+# First event number of the writes that fail.
 NEVER = 1_000_000
 
-# What a look found: the event ids with their numbers, and the files that they are from.
+# Result of a read: event ids with their `ingest_seq`, and the files that contain them.
 Found = tuple[list[tuple[str, int]], set[str]]
 
 
@@ -61,25 +63,25 @@ def by_polars(table: Path) -> Found:
 
 
 @dataclass
-class Looks:
-    """Reads a table again and again, and notes what no reader should ever see."""
+class RepeatedRead:
+    """Reads a table repeatedly, and records results that no reader should ever see."""
 
     read: Callable[[Path], Found]
     table: Path
     count: int = 0
     wrong: list[str] = field(default_factory=list)
     rows: int = 0
-    """Rows that the last look saw."""
+    """Number of rows that the last read returned."""
 
     def run(self, ended: threading.Event) -> None:
         while not ended.is_set():
-            self.look()
+            self.read_once()
 
-    def look(self) -> None:
+    def read_once(self) -> None:
         self.count += 1
         try:
             rows, files = self.read(self.table)
-        except Exception as error:  # noqa: BLE001  # of three libraries; all count, and are shown
+        except Exception as error:  # noqa: BLE001  # errors of three libraries; all are reported
             self.wrong.append(f"failed: {type(error).__name__}: {str(error)[:200]}")
             return
         never = [event for event, _ in rows if int(event.removeprefix("event-")) >= NEVER]
@@ -87,17 +89,17 @@ class Looks:
         if never or hidden:
             self.wrong.append(f"not committed: {never} {hidden}")
         elif sorted(number for _, number in rows) != list(range(len(rows))):
-            self.wrong.append("order: not each once, or with a hole")
+            self.wrong.append("order: repeated or missing numbers")
         elif len(rows) % EVENTS_A_WRITE or len(rows) < self.rows:
             self.wrong.append(f"count: {len(rows)} rows after {self.rows}")
         self.rows = len(rows)
 
 
 @contextmanager
-def looking(looks: list[Looks]) -> Iterator[None]:
-    """Read in threads during the block: each of the libraries lets the others run."""
+def reading(readers: list[RepeatedRead]) -> Iterator[None]:
+    """Read the table in threads during the block; the libraries release the GIL."""
     ended = threading.Event()
-    threads = [threading.Thread(target=look.run, args=(ended,)) for look in looks]
+    threads = [threading.Thread(target=reader.run, args=(ended,)) for reader in readers]
     with ExitStack() as started:
         started.callback(ended.set)
         for thread in threads:
@@ -108,10 +110,12 @@ def looking(looks: list[Looks]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("writes", [25, pytest.param(200, marks=pytest.mark.slow)])
-def test_readers_see_what_is_committed_and_nothing_else(
+def test_readers_see_committed_rows_only(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ):
-    """No look fails, none sees a row that is not committed, and none sees fewer than before."""
+    """While a writer writes and some of its writes fail, no read of pyarrow, DuckDB or Polars
+    fails, sees uncommitted rows, or sees fewer rows than an earlier read.
+    """
     table = tmp_path / "orders"
     rename = os.rename
 
@@ -122,10 +126,10 @@ def test_readers_see_what_is_committed_and_nothing_else(
 
     monkeypatch.setattr(parquet.os, "rename", fail_if_never)
     failing = False
-    looks = [Looks(read, table) for read in (by_pyarrow, by_duckdb, by_polars)]
+    readers = [RepeatedRead(read, table) for read in (by_pyarrow, by_duckdb, by_polars)]
     with EventWriter(spark, table, topic=TOPIC) as writer:
         writer.write(batch_of(range(EVENTS_A_WRITE)))
-        with looking(looks):
+        with reading(readers):
             for number in range(1, writes):
                 first = number * EVENTS_A_WRITE
                 if number % FAILURES_EVERY == 0:
@@ -136,11 +140,13 @@ def test_readers_see_what_is_committed_and_nothing_else(
                     writer.move(replay_id(number))
                 assert writer.write(batch_of(range(first, first + 3))).rows == EVENTS_A_WRITE
             until(
-                lambda: all(look.rows == writes * EVENTS_A_WRITE for look in looks),
-                "a look at all of it",
+                lambda: all(reader.rows == writes * EVENTS_A_WRITE for reader in readers),
+                "a read of all rows",
             )
-    for look in looks:
-        kinds = dict(Counter(what.split(":")[0] for what in look.wrong))
-        print(f"{look.read.__name__}: {len(look.wrong)} of {look.count} looks are wrong {kinds}")
-    assert [look.wrong[:3] for look in looks] == [[], [], []]
-    assert all(look.count >= writes for look in looks)
+    for reader in readers:
+        kinds = dict(Counter(what.split(":")[0] for what in reader.wrong))
+        print(
+            f"{reader.read.__name__}: {len(reader.wrong)} of {reader.count} reads are wrong {kinds}"
+        )
+    assert [reader.wrong[:3] for reader in readers] == [[], [], []]
+    assert all(reader.count >= writes for reader in readers)

@@ -1,4 +1,4 @@
-"""Quarantined events that can be decoded after all: into the table, each once, whenever."""
+"""Tests of redriving quarantined events into a table, in which each event must be stored once."""
 
 from __future__ import annotations
 
@@ -37,65 +37,72 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def kept(table: Path) -> FileQuarantine:
+def quarantine(table: Path) -> FileQuarantine:
+    """The table's quarantine."""
     return FileQuarantine(table.parent / f".{table.name}.sfpubsub" / "_quarantine")
 
 
 def quarantined(number: int, *, at: float = NOW, **changes) -> QuarantinedEvent:
-    """Event *number*, set aside because the service did not know its schema."""
+    """Return event *number* as quarantined because the service did not know its schema."""
     options = {"subscription": TOPIC, "topic": "", "reason": "no schema", "received_at": at + 1.5}
     raw = changes.pop("raw", raw_event(number, at=at))
     return QuarantinedEvent(raw, **{**options, "schema_json": SCHEMA_JSON, **changes})
 
 
 @pytest.fixture
-def into_table(spark, table: Path, kept: FileQuarantine):
-    """Redrive all that is not marked, with a writer of its own, at some time."""
+def into_table(spark, table: Path, quarantine: FileQuarantine):
+    """Return a function that redrives the entries that are not marked as redriven, with a new
+    writer at a given time. It returns the numbers of redriven, remaining and duplicate events.
+    """
 
     def run(now: float = NOW, entries: Sequence[QuarantinedEvent] | None = None):
-        waiting = kept.entries() if entries is None else iter(entries)
-        waiting = [entry for entry in waiting if not kept.is_redriven(entry.key)]
+        waiting = quarantine.entries() if entries is None else iter(entries)
+        waiting = [entry for entry in waiting if not quarantine.is_redriven(entry.key)]
         with EventWriter(spark, table, topic=TOPIC, clock=lambda: now) as writer:
             sink = Table(writer)
-            done, left = redrive(kept, iter(waiting), Decoder([]), sink)
+            done, left = redrive(quarantine, iter(waiting), Decoder([]), sink)
             return done, left, sink.duplicates
 
     return run
 
 
 def rows_of(table: Path) -> list[dict]:
+    """Return the table's rows in order of arrival."""
     rows = ds.dataset(table, format="parquet").to_table().to_pylist()
     return sorted(rows, key=lambda row: row["ingest_seq"])
 
 
-def forget_marks(kept: FileQuarantine) -> None:
-    for mark in kept.directory.glob("*.done"):
+def forget_marks(quarantine: FileQuarantine) -> None:
+    """Delete the marks of redriven entries, so that they are redriven again."""
+    for mark in quarantine.directory.glob("*.done"):
         mark.unlink()
 
 
-def test_each_event_is_in_the_table_once_though_the_window_has_passed(
-    spark, into_table, table, kept
-):
-    """Redriven, and again after its key and its own time have left the window: one row each."""
+def test_events_redriven_after_the_window_are_stored_once(spark, into_table, table, quarantine):
+    """Events that are redriven again after their keys have left the window of dedupe keys are
+    counted as duplicates and add no rows.
+    """
     with EventWriter(spark, table, topic=TOPIC, clock=lambda: NOW) as writer:
         writer.write(batch_of([raw_event(0), raw_event(5)]))
-    kept.put([quarantined(1), quarantined(2, at=NOW - 500 * HOUR)])
+    quarantine.put([quarantined(1), quarantined(2, at=NOW - 500 * HOUR)])
     assert into_table(NOW + HOUR) == (2, 0, 0)
     first = rows_of(table)
     assert [row["event_id"] for row in first] == ["event-0", "event-5", "event-2", "event-1"]
     for later in (2, 100, 300):
-        forget_marks(kept)
+        forget_marks(quarantine)
         assert into_table(NOW + later * HOUR) == (2, 0, 2)
     assert rows_of(table) == first
     with EventWriter(spark, table, topic=TOPIC, clock=lambda: NOW + 400 * HOUR) as writer:
         assert writer.write(batch_of([raw_event(1)])).duplicates == 1
 
 
-def test_the_row_is_the_one_that_ingest_would_have_written(spark, into_table, table, kept):
-    """Every column, the time of arrival included; and the table's position stays."""
+def test_redriven_row_equals_an_ingested_row(spark, into_table, table, quarantine):
+    """A redriven event's row has the columns that ingest would have written, including the time of
+    arrival, and the table's position does not change.
+    """
     with EventWriter(spark, table, topic=TOPIC, clock=lambda: NOW) as writer:
         writer.write(batch_of([raw_event(0), raw_event(5)], received_at=NOW + 1.5))
-    kept.put([quarantined(1)])
+    quarantine.put([quarantined(1)])
     assert into_table() == (1, 0, 0)
     written, _, redriven = rows_of(table)
     same = ("topic", "subscription", "schema_id", "event_name", "event_time", "received_at")
@@ -106,11 +113,14 @@ def test_the_row_is_the_one_that_ingest_would_have_written(spark, into_table, ta
         assert writer.position == replay_id(5)
 
 
-def test_killed_between_the_row_and_the_mark_it_is_still_one_row(
-    into_table, table, kept, monkeypatch
+def test_failure_between_row_and_mark_adds_no_second_row(
+    into_table, table, quarantine, monkeypatch
 ):
-    """The mark comes after the row; without it the event is redriven again, and known."""
-    kept.put([quarantined(1)])
+    """An entry is marked as redriven after its row was written.
+
+    If the mark fails, the next redrive counts the event as a duplicate and marks it.
+    """
+    quarantine.put([quarantined(1)])
 
     def fail(*_arguments):
         assert len(rows_of(table)) == 1, "marked before the row was there"
@@ -122,27 +132,34 @@ def test_killed_between_the_row_and_the_mark_it_is_still_one_row(
             into_table()
     assert into_table() == (1, 0, 1)
     assert len(rows_of(table)) == 1
-    assert len(list(kept.directory.glob("*.done"))) == 1
+    assert len(list(quarantine.directory.glob("*.done"))) == 1
 
 
-def test_what_cannot_go_into_the_table_stays(into_table, table, kept, capsys):
-    """A payload that still does not fit, and an event of another subscription."""
+def test_entries_that_cannot_be_written_stay_in_the_quarantine(
+    into_table, table, quarantine, capsys
+):
+    """An undecodable payload and an event of another subscription are reported and not marked as
+    redriven, and other entries are redriven.
+    """
     bad = quarantined(2, raw=raw_event(2, payload=b"\xff"))
     other = quarantined(3, subscription=MANAGED)
-    kept.put([quarantined(1), bad, other])
+    quarantine.put([quarantined(1), bad, other])
     assert into_table(entries=[quarantined(1), bad, other]) == (1, 2, 0)
     assert [row["event_id"] for row in rows_of(table)] == ["event-1"]
     err = capsys.readouterr().err
     assert f"{bad.key} was not redriven: event event-2" in err
     assert f"{other.key} was not redriven: the event belongs to {MANAGED}" in err
-    left = {entry.key for entry in kept.entries() if not kept.is_redriven(entry.key)}
+    left = {entry.key for entry in quarantine.entries() if not quarantine.is_redriven(entry.key)}
     assert left == {bad.key, other.key}
 
 
-def test_the_command_redrives_into_a_table(table, kept, tmp_path, capsys):
-    """As a person runs it: rows and marks; the second time there is nothing to do."""
-    kept.put([quarantined(1), quarantined(2)])
-    command = ["quarantine", "redrive", "--dir", str(kept.directory), "--to"]
+def test_command_redrives_into_a_table(table, quarantine, tmp_path, capsys):
+    """The command writes the events and reports their number, and a second run has nothing to do.
+
+    A destination that is not a table, or none, is an error.
+    """
+    quarantine.put([quarantined(1), quarantined(2)])
+    command = ["quarantine", "redrive", "--dir", str(quarantine.directory), "--to"]
     done = subprocess.run(
         [sys.executable, "-m", "sfpubsub", *command, str(table)],
         capture_output=True,
@@ -153,7 +170,7 @@ def test_the_command_redrives_into_a_table(table, kept, tmp_path, capsys):
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "2 redriven (0 already in the table), 0 left" in done.stderr
     assert {row["event_id"] for row in rows_of(table)} == {"event-1", "event-2"}
-    # From here on Spark is not started.
+    # The following commands do not start Spark.
     assert run([*command, str(table)]) == 0
     assert "0 redriven, 0 left" in capsys.readouterr().err
     (tmp_path / "other").mkdir()
@@ -163,9 +180,11 @@ def test_the_command_redrives_into_a_table(table, kept, tmp_path, capsys):
     assert "--to" in capsys.readouterr().err
 
 
-def test_the_schema_of_a_redriven_row_is_kept_before_the_row(spark, table, kept, monkeypatch):
-    """Wherever it was found: typed tables need it, and the mark would hide that it is missing."""
-    kept.put([quarantined(1, schema_json=None)])
+def test_schema_is_stored_before_the_redriven_row(spark, table, quarantine, monkeypatch):
+    """The schema is stored beside the table before the row, because typed tables need it, and the
+    entry's mark would hide that it is missing.
+    """
+    quarantine.put([quarantined(1, schema_json=None)])
     held = FileSchemaStore(Destination.parse(table, "parquet").sidecar_directory / "_schemas")
     seen: list[str | None] = []
     append = ParquetTable.append
@@ -178,5 +197,5 @@ def test_the_schema_of_a_redriven_row_is_kept_before_the_row(spark, table, kept,
     with EventWriter(spark, table, topic=TOPIC, clock=lambda: NOW) as writer:
         sink = Table(writer)
         decoder = Decoder([{"schema-1": SCHEMA_JSON}.get])
-        assert redrive(kept, kept.entries(), decoder, sink) == (1, 0)
+        assert redrive(quarantine, quarantine.entries(), decoder, sink) == (1, 0)
     assert seen == [SCHEMA_JSON]

@@ -1,4 +1,4 @@
-"""How far this machine's clock is believed: times are passed in."""
+"""Tests of when this machine's clock is believed, with simulated times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOW = 1_795_215_600.0
 
 
 class Times:
-    """A wall clock and a steady one, which tests set."""
+    """A wall clock and a monotonic clock, whose times the tests set."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -30,42 +30,52 @@ def times() -> Times:
 @pytest.mark.parametrize(
     "newest", [None, NOW, NOW - 100 * HOUR, NOW - 145 * HOUR, NOW + HOUR, 0.0, -62_135_596_800.0]
 )
-def test_a_backlog_is_no_wrong_clock(times: Times, newest: float | None, caplog):
-    """Nor is an event whose date was not set: what the service may deliver proves nothing."""
+def test_plausible_or_unset_event_times_do_not_contradict_the_clock(
+    times: Times, newest: float | None, caplog
+):
+    """The service may deliver events that are six days old, and publishers may leave dates unset,
+    so neither proves that the clock is wrong, and no warning is logged.
+    """
     assert times.service_time().at_delivery(newest) == NOW
     assert not caplog.records
 
 
-def test_what_the_service_would_not_keep_so_long_contradicts_the_clock(times: Times, caplog):
-    """Without a time of the service's own: the newest event is the best that is known."""
+def test_events_older_than_the_retention_contradict_the_clock(times: Times, caplog):
+    """The service would not deliver events that are so old, so the newest event's time is used
+    instead of the clock's. A warning is logged once, and again after the clock was right in
+    between.
+    """
     service = times.service_time()
     old = NOW - 146 * HOUR
     assert service.at_delivery(old) == old
     assert service.at_delivery(old + 10.0) == old + 10.0
-    assert len(caplog.records) == 1, "said once"
+    assert len(caplog.records) == 1, "not logged exactly once"
     assert service.at_delivery(NOW) == NOW
     assert service.at_delivery(old) == old
-    assert len(caplog.records) == 2, "and again when it happens again"
+    assert len(caplog.records) == 2, "not logged again"
 
 
 @pytest.mark.parametrize(("ahead", "is_believed"), [(3599.0, True), (3601.0, False)])
-def test_a_clock_an_hour_ahead_of_the_services_is_not_believed(
+def test_clock_more_than_an_hour_ahead_of_the_service_is_not_believed(
     times: Times, ahead: float, is_believed: bool, caplog
 ):
-    """The service says its time with each commit; since then as much has passed as is measured."""
+    """The service reports its time with each commit.
+
+    If the clock is more than an hour ahead, that time plus the time measured since then is used.
+    """
     service = times.service_time()
     service.record(NOW)
     times.steady += 600.0
     service.record(NOW)  # the same commit
     times.now = NOW + 600.0 + ahead
     expected = times.now if is_believed else NOW + 600.0
-    assert service.at_delivery(NOW - DAY) == expected, "however old the events are"
+    assert service.at_delivery(NOW - DAY) == expected, "the age of the events had an influence"
     assert service.read() == expected
     assert len(caplog.records) == (not is_believed)
 
 
-def test_a_newer_word_of_the_service_counts(times: Times):
-    """A clock that is set right is believed again."""
+def test_newer_service_time_replaces_an_older_one(times: Times):
+    """If a newer time of the service agrees with the clock, the clock is believed again."""
     service = times.service_time()
     service.record(NOW)
     times.now = NOW + 365 * DAY
@@ -75,8 +85,10 @@ def test_a_newer_word_of_the_service_counts(times: Times):
     assert service.read() == times.now
 
 
-def test_a_clock_that_is_behind_is_taken_as_it_is(times: Times):
-    """It makes the window longer, and nothing worse."""
+def test_clock_that_is_behind_is_not_corrected(times: Times):
+    """A clock that is behind makes the window of dedupe keys longer and does no other harm, so its
+    time is used.
+    """
     service = times.service_time()
     service.record(NOW + DAY)
     assert service.at_delivery(NOW + DAY) == NOW

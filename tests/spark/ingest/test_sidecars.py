@@ -1,4 +1,6 @@
-"""The four tables beside a raw table: durable, the same when written again, read by Spark."""
+"""Tests of the sidecar tables of a raw table: durable, unchanged when an entry is written again,
+and readable by Spark.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +40,8 @@ BAD = QuarantinedEvent(
 
 
 class Clock:
+    """A clock whose time the tests set."""
+
     def __init__(self) -> None:
         self.now = 1000.0
 
@@ -46,6 +50,7 @@ class Clock:
 
 
 def commit(rows: int, first: int = 0) -> Commit:
+    """Return a commit of *rows* rows, whose first row has the number *first*."""
     return Commit(MANAGED, "0a", rows, rows, 0, 0, 0, 1, first, first + rows - 1)
 
 
@@ -56,22 +61,25 @@ def clock() -> Clock:
 
 @pytest.fixture
 def local(tmp_path: Path, clock: Clock) -> Sidecars:
-    """Those of a table on this machine; they need no Spark."""
+    """The sidecars of a table in a local directory, which need no Spark."""
     made = Sidecars(None, Destination.parse(tmp_path / "orders", "parquet"), clock=clock)
     made.open()
     return made
 
 
 def lines(directory: Path) -> list[dict]:
+    """Return the JSON objects in the files of a sidecar, in order of the file names."""
     files = sorted(directory.glob("*.json"))
     return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("place", ["local", "viewfs"])
-def test_spark_reads_all_of_them(spark, lake: Path, tmp_path: Path, clock: Clock, place: str):
-    """As tables, while they are empty and afterwards; on this machine and elsewhere."""
+def test_spark_reads_all_sidecars(spark, lake: Path, tmp_path: Path, clock: Clock, place: str):
+    """Spark reads the sidecars as tables, before and after the first entry, in a local directory
+    and on another file system.
+    """
     name = f"sidecars-{tmp_path.name}"
-    here = tmp_path / "orders [1] {a}"  # no pattern
+    here = tmp_path / "orders [1] {a}"  # these characters must not act as a pattern
     url = str(here) if place == "local" else f"viewfs://lake/tables/{name}"
     destination = Destination.parse(url, "delta")
     assert (destination.local is None) == (place == "viewfs")
@@ -85,7 +93,7 @@ def test_spark_reads_all_of_them(spark, lake: Path, tmp_path: Path, clock: Clock
     sidecars.keep_commit(commit(3))
     sidecars.keep_commit(commit(2, first=3))
     sidecars.close()
-    # What a process that died leaves, and marks of other kinds, are no rows.
+    # Unfinished files of a killed process, and marks, are not rows.
     directory = here if place == "local" else lake / name
     for sidecar in NAMES:
         (directory / f"_{sidecar}" / "x.json.0a.tmp").write_text("{")
@@ -107,18 +115,21 @@ def test_spark_reads_all_of_them(spark, lake: Path, tmp_path: Path, clock: Clock
     assert (row["payload"], row["reason"], row["schema"]) == ("/w==", BAD.reason, SCHEMA_JSON)
     rows = read_sidecar(spark, url, "commits").orderBy("first_seq").collect()
     assert [(row["rows"], row["last_seq"]) for row in rows] == [(3, 2), (2, 4)]
-    # The columns that are documented are all that there are.
+    # There are no undocumented columns.
     reader = spark.read.options(**EXACT_PATHS)
     found = reader.json(f"{url}/_commits", pathGlobFilter="*.json").columns
     assert sorted(found) == sorted(read_sidecar(spark, url, "commits").columns)
     assert sidecars.schemas.get("schema-1") == SCHEMA_JSON
     assert sidecars.schemas.get("schema-2") is None
-    if place == "viewfs":  # and the same files are what people's tools read
+    if place == "viewfs":  # other tools can read the same files
         assert FileQuarantine(directory / "_quarantine").get(BAD.key) == BAD
 
 
-def test_a_file_elsewhere_is_whole_and_is_replaced(spark, lake: Path, tmp_path: Path):
-    """Nothing else is left; a place that cannot be written is an error of ours."""
+def test_hadoop_file_is_replaced_as_a_whole(spark, lake: Path, tmp_path: Path):
+    """On a Hadoop file system, a replaced file has the new text and no other files are left.
+
+    An unwritable place or an unknown file system raises an error of this package.
+    """
     files = HadoopFiles(spark, f"viewfs://lake/tables/files-{tmp_path.name}")
     files.make()
     assert files.read("a.json") is None
@@ -133,8 +144,8 @@ def test_a_file_elsewhere_is_whole_and_is_replaced(spark, lake: Path, tmp_path: 
         HadoopFiles(spark, "nofs://x/y")
 
 
-def test_a_local_place_that_cannot_be_written(tmp_path: Path):
-    """Errors of ours that name the place."""
+def test_unusable_local_directory_raises(tmp_path: Path):
+    """Errors of this package name the file or directory that cannot be created, written or read."""
     (tmp_path / "_gaps").write_text("in the way")
     files = LocalFiles(tmp_path / "_gaps")
     with pytest.raises(WriteError, match="_gaps cannot be created"):
@@ -145,18 +156,23 @@ def test_a_local_place_that_cannot_be_written(tmp_path: Path):
         files.read("a.json")
 
 
-def test_schemas_are_written_once_and_an_unknown_one_is_none(local, tmp_path: Path):
-    """A schema id names its content for good."""
+def test_each_schema_is_written_once(local, tmp_path: Path):
+    """A schema id always has the same schema, so a run writes each schema once, and nothing for an
+    empty one. A schema that is not stored is None.
+    """
     local.keep_schemas({"schema-1": SCHEMA_JSON, "schema-2": ""})
     (file,) = (tmp_path / ".orders.sfpubsub" / "_schemas").iterdir()
     file.unlink()
     local.keep_schemas({"schema-1": SCHEMA_JSON})
-    assert not file.exists(), "kept once a run; nobody else removes files"
+    assert not file.exists(), "written again in the same run"
     assert local.schemas.get("schema-1") is None
 
 
-def test_a_gap_is_one_row_however_often_it_is_met(local, clock, tmp_path: Path):
-    """A job that dies before it has passed a gap meets it again, under another call's id."""
+def test_repeated_gap_is_one_row(local, clock, tmp_path: Path):
+    """A job that is killed before it has passed a gap meets the gap again, with another RPC id.
+
+    The first entry is kept, and another gap is a second row.
+    """
     local.keep_gaps([GAP])
     clock.now += 60
     again = Sidecars(None, Destination.parse(tmp_path / "orders", "parquet"), clock=clock)
@@ -168,7 +184,9 @@ def test_a_gap_is_one_row_however_often_it_is_met(local, clock, tmp_path: Path):
 
 
 def test_commits_take_few_files_and_few_writes(local, clock, tmp_path: Path, monkeypatch):
-    """A file is written again as it grows, at most every few seconds, and has an end."""
+    """Commits are collected and written every five seconds or when a file is full, and each file
+    holds a limited number.
+    """
     monkeypatch.setattr(module, "COMMITS_A_FILE", 10)
     writes = []
     replace = LocalFiles.replace
@@ -179,9 +197,9 @@ def test_commits_take_few_files_and_few_writes(local, clock, tmp_path: Path, mon
         local.keep_commit(commit(1, first=number))
         clock.now += 1.0
     directory = tmp_path / ".orders.sfpubsub" / "_commits"
-    assert len(writes) <= 7, "one in 5 s, and one for each full file"
+    assert len(writes) <= 7, "more than one write per 5 s and per full file"
     seen = len(lines(directory))
-    assert 20 <= seen < 24, "the newest wait for their seconds"
+    assert 20 <= seen < 24, "only commits of the last 5 s may wait"
     clock.now += 5.0
     local.flush_due()
     assert [row["first_seq"] for row in lines(directory)] == list(range(24))
@@ -189,11 +207,13 @@ def test_commits_take_few_files_and_few_writes(local, clock, tmp_path: Path, mon
     count = len(writes)
     local.flush_due()
     local.close()
-    assert len(writes) == count, "nothing new, nothing written"
+    assert len(writes) == count, "written without new commits"
 
 
-def test_the_last_commits_are_written_at_the_end(local, tmp_path: Path):
-    """Without waiting."""
+def test_close_writes_the_last_commits(local, tmp_path: Path):
+    """Closing the sidecars writes the collected commits without waiting, all with the id of this
+    run.
+    """
     for number in range(3):
         local.keep_commit(commit(1, first=number))
     local.close()
@@ -202,8 +222,8 @@ def test_the_last_commits_are_written_at_the_end(local, tmp_path: Path):
     assert len({row["run"] for row in rows}) == 1
 
 
-def test_the_quarantine_has_no_second_entry_elsewhere(spark, tmp_path: Path):
-    """An event that comes again is there already, also for another writer."""
+def test_quarantine_on_a_hadoop_file_system_has_no_duplicates(spark, tmp_path: Path):
+    """An event that is quarantined again, also by another writer, keeps its single entry."""
     place = Destination.parse(f"viewfs://lake/tables/q-{tmp_path.name}", "delta")
     for raw in (BAD.raw, BAD.raw, raw_event(2)):
         sidecars = Sidecars(spark, place)
@@ -213,12 +233,12 @@ def test_the_quarantine_has_no_second_entry_elsewhere(spark, tmp_path: Path):
 
 
 @pytest.mark.skipif(TABLE_FORMAT != "iceberg", reason="only Iceberg has catalogs, with PySpark 4.1")
-def test_those_of_a_catalog_s_table_are_at_its_location(spark):
-    """Where the catalog keeps the table, which it must have made."""
+def test_sidecars_of_a_catalog_table_are_at_its_location(spark):
+    """The sidecars of a table in a catalog are written and read by the table's name."""
     name = "shop.sidecars.orders"
     spark.sql(f"CREATE TABLE {name} (x INT) USING iceberg")
     sidecars = Sidecars(spark, Destination.parse(name, "iceberg"))
-    assert isinstance(sidecars.quarantine, Quarantine), "handed out before the table exists"
+    assert isinstance(sidecars.quarantine, Quarantine), "not available before `open`"
     sidecars.open()
     sidecars.keep_gaps([GAP])
     sidecars.keep_schemas({"schema-1": SCHEMA_JSON})
@@ -227,14 +247,14 @@ def test_those_of_a_catalog_s_table_are_at_its_location(spark):
     assert sidecars.schemas.get("schema-1") == SCHEMA_JSON
 
 
-def test_there_are_four_of_them(spark, tmp_path: Path):
-    """Another name is an error that lists them."""
+def test_unknown_sidecar_is_rejected(spark, tmp_path: Path):
+    """A name that is not that of a sidecar raises an error that lists the valid names."""
     with pytest.raises(ConfigurationError, match="schemas, quarantine, gaps, commits"):
         read_sidecar(spark, tmp_path, "rows")
 
 
-def test_the_program_of_the_page_runs(spark, local, tmp_path: Path, monkeypatch, capsys):
-    """It shows all four tables."""
+def test_documented_program_runs(spark, local, tmp_path: Path, monkeypatch, capsys):
+    """The first Python program on the documentation page runs, and shows a recorded gap."""
     local.keep_gaps([GAP])
     program, *_ = blocks(page("ingest"), "python")
     session = contextlib.nullcontext(spark)

@@ -1,6 +1,5 @@
-"""A writer that is stopped in the middle of a write, and goes on when another has its table.
-
-No lease is in the way, as on an object store: the table's log alone keeps the two apart.
+"""A writer is stopped in the middle of a write, and continues after another writer has taken over
+its table. As on an object store, there is no lease: only the table's log keeps the two apart.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from tests.spark.sample_events import NOW, TOPIC, batch_of
 
 ROOT = str(Path(__file__).parents[3])
 
-# Seconds for a Spark to start and write on a busy machine.
+# Seconds within which Spark starts and writes, even on a busy machine.
 PATIENCE = 300.0
 
-# Writes batches of five events, one after the other, until it cannot.
+# Writes batches of five events until a write fails.
 VICTIM = """
 import sys
 from pathlib import Path
@@ -61,10 +60,13 @@ with spark_session(format=TABLE_FORMAT, settings=settings) as spark:
         pytest.param("both", marks=pytest.mark.slow),
     ],
 )
-def test_a_writer_that_was_stopped_can_add_nothing(
+def test_stopped_writer_cannot_write_after_a_takeover(
     spark: SparkSession, lake: Path, tmp_path: Path, stopped: str
 ):
-    """SIGSTOP in a write, a second writer, SIGCONT: each event once, and the first one fails."""
+    """A writer receives SIGSTOP during a write, and SIGCONT after a second writer has written.
+
+    Its write and the next one fail, and the table has each event once.
+    """
     name = tmp_path.name
     place = f"viewfs://lake/tables/{name}"
     victim = subprocess.Popen(
@@ -76,7 +78,7 @@ def test_a_writer_that_was_stopped_can_add_nothing(
     try:
         pids.append(int(victim.stdout.readline()))
         chosen = {"driver": pids[:1], "jvm": pids[1:], "both": pids}[stopped]
-        # The third batch's file is complete: its commit is about to be made.
+        # When the file of the third batch is complete, its commit comes next.
         until(lambda: len(complete_files(lake / name)) >= 3, "a write", PATIENCE)
         for pid in chosen:
             os.kill(pid, signal.SIGSTOP)

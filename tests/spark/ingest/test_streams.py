@@ -1,4 +1,4 @@
-"""Several jobs side by side: threads, one failure, names of tables. No Spark."""
+"""Tests of running several ingest jobs concurrently, and of failures and stops, without Spark."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.spark.ingest.test_job import FakeWriter
 A, B = Source("managed", "Orders"), Source("topic", "/data/AccountChangeEvent")
 
 
-class Waking(FakeSubscription):
-    """Waits for a moment where the fake clock would have passed it."""
+class WaitingSubscription(FakeSubscription):
+    """A fake subscription that waits for a millisecond of real time when its script has ended."""
 
     def next_batch(self, timeout=None):
         if not self.script:
@@ -27,13 +27,18 @@ class Waking(FakeSubscription):
 
 
 def stream_of(source: Source, script: list, log: list[str]) -> Stream:
-    subscription = Waking(script, patience=500.0)
+    """Return a stream with a scripted subscription, which adds its source's name to *log* when it
+    is finished.
+    """
+    subscription = WaitingSubscription(script, patience=500.0)
     job = IngestJob(subscription, FakeWriter(subscription), clock=subscription.clock)
     return Stream(source, job, subscription, subscription, lambda: log.append(source.name))
 
 
-def test_a_failure_of_one_ends_the_others_in_order_and_names_its_source():
-    """The others write and ack what they have; what failed says whose it was."""
+def test_failure_of_one_job_drains_the_others_and_names_its_source():
+    """When a job fails, the other jobs write and ack what they have received, and the raised error
+    begins with the failed source.
+    """
     log: list[str] = []
     good = stream_of(A, [3], log)
 
@@ -47,11 +52,13 @@ def test_a_failure_of_one_ends_the_others_in_order_and_names_its_source():
     assert (good.summary.ending, good.error) == ("stopped", None)
     assert bad.summary is None
     assert bad.subscription.acked == []
-    assert sorted(log) == ["/data/AccountChangeEvent", "Orders"], "both finished"
+    assert sorted(log) == ["/data/AccountChangeEvent", "Orders"], "a job was not finished"
 
 
-def test_what_fails_afterwards_does_not_hide_what_failed_first(caplog):
-    """Closing a table after the job's own failure."""
+def test_failure_to_finish_does_not_hide_the_jobs_failure(caplog):
+    """If a job fails and finishing it fails too, the job's error is raised and the other one is
+    logged.
+    """
 
     def finish() -> None:
         raise WriteError("disk full")
@@ -63,8 +70,10 @@ def test_what_fails_afterwards_does_not_hide_what_failed_first(caplog):
     assert "disk full" in caplog.text
 
 
-def test_a_failure_to_finish_is_a_failure():
-    """A commit that could not be noted ends the run with an error, not in silence."""
+def test_failure_to_finish_fails_the_run():
+    """If finishing a successful job fails, for example because a commit cannot be recorded, the run
+    raises the error and the job has no summary.
+    """
 
     def finish() -> None:
         raise WriteError("disk full")
@@ -76,8 +85,8 @@ def test_a_failure_to_finish_is_a_failure():
     assert stream.summary is None
 
 
-def test_a_stop_reaches_every_job():
-    """SIGTERM ends them all."""
+def test_stop_ends_every_job():
+    """A stop, as requested by SIGTERM, ends all jobs."""
     streams = [stream_of(source, [1], []) for source in (A, B)]
     jobs = Streams(streams)
     streams[0].subscription.script.append(jobs.stop)
@@ -86,8 +95,10 @@ def test_a_stop_reaches_every_job():
     assert all(not stream.is_running for stream in streams)
 
 
-def test_one_that_fails_is_left_out_where_that_is_asked_for(caplog):
-    """The others go on to their own end; the failure is told at once and decides the outcome."""
+def test_policy_continue_keeps_the_other_jobs_running(caplog):
+    """With the policy `continue`, a failure is logged at once and raised when the other jobs have
+    ended by themselves.
+    """
     log: list[str] = []
     bad = stream_of(B, [2, PermissionDeniedError("no access", error_code="x")], log)
     good = stream_of(A, [lambda: until(lambda: "continuing without it" in caplog.text), 3], log)
@@ -99,8 +110,10 @@ def test_one_that_fails_is_left_out_where_that_is_asked_for(caplog):
     assert bad.subscription.acked == []
 
 
-def test_a_table_that_cannot_be_written_ends_all_of_them():
-    """No source could go on, whatever was asked for."""
+def test_failed_write_ends_all_jobs():
+    """If the table cannot be written, all jobs end even with the policy `continue`, because they
+    share the table.
+    """
     streams = [stream_of(source, [2], []) for source in (A, B)]
     streams[0].job._writer.failure = WriteError("disk full")
     with pytest.raises(WriteError, match="disk full"):

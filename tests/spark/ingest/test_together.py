@@ -1,4 +1,4 @@
-"""What several sources hand over is one write. No Spark."""
+"""Tests of combining the batches of several sources into one write, without Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ A, B, C = (Source("topic", f"/event/{name}__e") for name in "ABC")
 
 
 class Writer:
-    """Keeps what it was given, and can be held up."""
+    """Records what it was given. It can block, fail, or leave out sources."""
 
     sources = (A, B, C)
 
@@ -39,7 +39,7 @@ class Writer:
     def write_parts(
         self, parts: Sequence[Part], moves: Mapping[str, ReplayId] | None = None
     ) -> list[WriteResult | DecodeError]:
-        assert self.go.wait(30.0), "nobody let the write go on"
+        assert self.go.wait(30.0), "the write was not released"
         if self.failure is not None:
             raise self.failure
         self.writes.append(([part.source for part in parts], dict(moves or {})))
@@ -60,6 +60,7 @@ def writer() -> Writer:
 
 
 def rows_of(numbers: Sequence[int]) -> EventRows:
+    """Return the raw rows of events with these numbers."""
     rows = EventRows()
     rows.extend(batch_of(list(map(_raw, numbers))), 0.0)
     return rows
@@ -76,27 +77,32 @@ def together_of(writer: Writer, **options) -> Together:
     return Together(writer, **arguments)
 
 
-def started(pool: ThreadPoolExecutor, member: Member, numbers: Sequence[int]) -> Future:
+def submit(pool: ThreadPoolExecutor, member: Member, numbers: Sequence[int]) -> Future:
+    """Start a member's write in another thread, and return its future."""
     return pool.submit(member.write_read, rows_of(numbers))
 
 
-def test_what_all_have_is_one_write(writer: Writer):
-    """The first one waits for the others, and they see that it does."""
+def test_batches_of_all_sources_are_one_write(writer: Writer):
+    """The source with the first batch waits for the others, which learn that their batches are
+    wanted, and all batches are written together.
+    """
     together = together_of(writer)
     one, two, three = map(together.member, writer.sources)
     with ThreadPoolExecutor(3) as pool:
-        first = started(pool, one, [1, 2])
+        first = submit(pool, one, [1, 2])
         until(lambda: two.is_wanted and three.is_wanted, "the gathering")
-        assert not one.is_wanted, "it has joined"
-        second = started(pool, two, [3])
-        third = started(pool, three, [4])
+        assert not one.is_wanted, "a source that waits already is asked for its batch"
+        second = submit(pool, two, [3])
+        third = submit(pool, three, [4])
         assert [f.result(30).rows for f in (first, second, third)] == [2, 1, 1]
     assert [sorted(names) for names, _ in writer.writes] == [[A.name, B.name, C.name]]
     assert not two.is_wanted
 
 
-def test_nobody_is_waited_for_who_has_nothing_or_has_ended(writer: Writer):
-    """Patience has an end; and one that has left is not expected."""
+def test_write_does_not_wait_for_idle_or_ended_sources(writer: Writer):
+    """A write waits for idle sources no longer than its patience, and not at all for sources that
+    have ended.
+    """
     together = together_of(writer, patience=0.05)
     one, two, three = map(together.member, writer.sources)
     assert one.write_read(rows_of([1])).rows == 1
@@ -106,21 +112,23 @@ def test_nobody_is_waited_for_who_has_nothing_or_has_ended(writer: Writer):
     three.leave()
     began = time.monotonic()
     assert one.write_read(rows_of([1])).rows == 1
-    assert time.monotonic() - began < 20.0, "its patience is 30 s"
+    assert time.monotonic() - began < 20.0, "it waited for sources that had ended"
     assert [names for names, _ in writer.writes] == [[A.name]] * 2
 
 
 @pytest.mark.parametrize(("most", "writes"), [(10_000, 2), (1, 3)])
-def test_a_full_write_waits_for_nobody(writer: Writer, most: int, writes: int):
-    """A source that reads a backlog is not slowed down by quiet ones; those that have waited
-    during its write are one, as far as their bytes allow."""
+def test_full_batch_is_written_without_waiting(writer: Writer, most: int, writes: int):
+    """A full batch is written at once, so that quiet sources do not delay a backlog.
+
+    Batches that arrive during its write are combined as far as the limit of bytes allows.
+    """
     together = together_of(writer, max_events=2, max_bytes=most)
     one, two, three = map(together.member, writer.sources)
     writer.go.clear()
     with ThreadPoolExecutor(3) as pool:
-        first = started(pool, one, [1, 2])
+        first = submit(pool, one, [1, 2])
         until(lambda: together._is_led and not together._is_gathering, "the write")
-        rest = [started(pool, two, [3, 4]), started(pool, three, [5, 6])]
+        rest = [submit(pool, two, [3, 4]), submit(pool, three, [5, 6])]
         until(lambda: len(together._waiting) == 3, "the others")
         writer.go.set()
         assert all(f.result(30) for f in (first, *rest))
@@ -129,36 +137,43 @@ def test_a_full_write_waits_for_nobody(writer: Writer, most: int, writes: int):
     assert sorted(name for names, _ in writer.writes for name in names) == [A.name, B.name, C.name]
 
 
-def test_a_failed_write_fails_for_all_of_it_and_for_nobody_else(writer: Writer):
-    """None of it is acked; the table is asked again by the next write."""
+def test_failed_write_fails_for_each_of_its_sources(writer: Writer):
+    """Every source of a failed write gets the error.
+
+    A later write succeeds, and stores a position that was to be stored with the failed one.
+    """
     together = together_of(writer, patience=0.2)
     one, two, _ = map(together.member, writer.sources)
     writer.failure = WriteError("disk full")
     together.member(C).move(replay_id(70))
     with ThreadPoolExecutor(2) as pool:
-        both = [started(pool, one, [1]), started(pool, two, [2])]
+        both = [submit(pool, one, [1]), submit(pool, two, [2])]
         for future in both:
             with pytest.raises(WriteError, match="disk full"):
                 future.result(30)
     writer.failure = None
     assert one.write_read(rows_of([1])).rows == 1
-    assert writer.writes == [([A.name], {C.name: replay_id(70)})], "nor is a position forgotten"
+    assert writer.writes == [([A.name], {C.name: replay_id(70)})], "the position was lost"
 
 
-def test_one_whose_event_cannot_be_decoded_is_left_out(writer: Writer):
-    """With the policy to fail it ends; the others are written without it."""
+def test_source_with_an_undecodable_event_is_left_out(writer: Writer):
+    """With the policy `fail`, only the source with the undecodable event gets the error, and the
+    other sources are written.
+    """
     together = together_of(writer, patience=0.2)
     one, two, _ = map(together.member, writer.sources)
     writer.left_out = {A.name}
     with ThreadPoolExecutor(2) as pool:
-        bad, good = started(pool, one, [1]), started(pool, two, [2])
+        bad, good = submit(pool, one, [1]), submit(pool, two, [2])
         with pytest.raises(DecodeError):
             bad.result(30)
         assert good.result(30).rows == 1
 
 
-def test_a_position_without_events_goes_with_the_next_write(writer: Writer):
-    """Twenty quiet topics do not commit for each keepalive; none is ahead of what is written."""
+def test_position_without_events_is_stored_with_the_next_write(writer: Writer):
+    """A position from a keepalive does not cause a commit of its own, but is stored with the next
+    write. It is dropped if it is not newer than its source's events.
+    """
     together = together_of(writer, patience=0.05)
     one, two, _ = map(together.member, writer.sources)
     two.move(replay_id(70))
@@ -168,14 +183,20 @@ def test_a_position_without_events_goes_with_the_next_write(writer: Writer):
     assert writer.writes == [([A.name], {B.name: replay_id(70)})]
     one.move(replay_id(1))
     two.write_read(rows_of([2]))
-    assert writer.writes[1:] == [([B.name], {})], "the position of a write of its own is no news"
+    assert writer.writes[1:] == [([B.name], {})], (
+        "a position that was stored already is written again"
+    )
     two.move(replay_id(71))
     two.write_read(rows_of([3]))
-    assert writer.writes[2:] == [([B.name], {})], "its events came later"
+    assert writer.writes[2:] == [([B.name], {})], (
+        "a position older than the written events is stored"
+    )
 
 
-def test_a_position_without_events_is_written_before_long(writer: Writer, monkeypatch):
-    """By itself, if nothing is written; and at the end."""
+def test_position_without_events_is_stored_after_a_delay(writer: Writer, monkeypatch):
+    """If no events are written, a position is stored by itself after a delay, and immediately when
+    its source ends. A failed write of it is repeated.
+    """
     together = together_of(writer)
     one, two, _ = map(together.member, writer.sources)
     one.move(replay_id(70))

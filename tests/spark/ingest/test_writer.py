@@ -1,4 +1,6 @@
-"""The writer and its Parquet table: every event once, whatever was delivered, whatever failed."""
+"""Tests of the writer and its Parquet table: every event is stored once, whatever is delivered and
+whatever fails.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ HOUR = 3600.0
 
 
 class Clock:
-    """A clock that tests set."""
+    """A clock whose time the tests set."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -55,7 +57,9 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_writer(spark: SparkSession, table: Path, clock: Clock):
-    """Opens a writer as a new process would: the one before it is closed."""
+    """Return a function that closes the previous writer and opens a new one, as a restarted process
+    would.
+    """
     opened: list[EventWriter] = []
 
     def open_one(**options) -> EventWriter:
@@ -71,12 +75,13 @@ def open_writer(spark: SparkSession, table: Path, clock: Clock):
 
 
 def rows_of(table: Path) -> list[dict]:
-    """What a plain directory reader sees, in order of arrival."""
+    """Return the rows that a plain directory reader sees, in order of arrival."""
     found = ds.dataset(table, format="parquet", schema=SCHEMA).to_table()
     return sorted(found.to_pylist(), key=lambda row: row["ingest_seq"])
 
 
 def staging_of(table: Path) -> Path:
+    """Return the table's directory for files that are not published yet."""
     return table.parent / f".{table.name}.sfpubsub" / "_staging"
 
 
@@ -84,8 +89,10 @@ def ids_of(table: Path) -> list[str]:
     return [row["event_id"] for row in rows_of(table)]
 
 
-def test_a_row_says_everything_that_was_received(open_writer, table):
-    """All columns of the raw table, with their types, as a plain reader sees them."""
+def test_row_has_everything_that_was_received(open_writer, table):
+    """A plain reader finds all columns of the raw table, with their types and the
+    received values.
+    """
     result = open_writer(subscription=MANAGED).write(
         batch_of(range(2), topic=None, received_at=NOW + 1.5)
     )
@@ -106,7 +113,9 @@ def test_a_row_says_everything_that_was_received(open_writer, table):
 
 
 def test_directory_readers_see_each_event_once(spark, open_writer, table, clock):
-    """Spark and pyarrow read the directory, without what lies in staging, across hours."""
+    """Spark and pyarrow read a directory with partitions of two days, without the files that lie in
+    the staging directory.
+    """
     writer = open_writer()
     writer.write(batch_of(range(3)))
     clock.now += HOUR
@@ -124,8 +133,10 @@ def test_directory_readers_see_each_event_once(spark, open_writer, table, clock)
     assert str(partitioned.schema.field("batch").type).startswith("dictionary<values=string")
 
 
-def test_a_path_may_hold_any_character(spark, tmp_path, clock):
-    """Spaces, percent signs, hashes, braces and letters beyond ASCII are just names."""
+def test_path_may_contain_any_character(spark, tmp_path, clock):
+    """Spaces, percent signs, pattern characters and non-ASCII letters in a table's path have no
+    special meaning.
+    """
     odd = tmp_path / "an odd%20 #na{m}e [é]?*"
     with EventWriter(spark, odd, topic=TOPIC, clock=clock) as writer:
         writer.write(batch_of(range(2)))
@@ -133,8 +144,10 @@ def test_a_path_may_hold_any_character(spark, tmp_path, clock):
     assert [pq.read_metadata(file).num_rows for file in files] == [2]
 
 
-def test_an_event_is_written_once_however_often_it_comes(open_writer, table):
-    """Within a batch, across batches, and across restarts."""
+def test_event_is_written_once_however_often_it_is_delivered(open_writer, table):
+    """Repeated events within a batch, across batches and across restarts are counted as
+    duplicates.
+    """
     writer = open_writer()
     first = writer.write([batch_of([raw_event(0), raw_event(1), raw_event(0)]), batch_of([1, 2])])
     assert (first.rows, first.duplicates) == (3, 2)
@@ -146,15 +159,19 @@ def test_an_event_is_written_once_however_often_it_comes(open_writer, table):
 
 
 def test_the_order_of_arrival_continues_after_a_restart(open_writer, table):
-    """`ingest_seq` has no hole and no repeat, and follows arrival, not the bytes of positions."""
+    """`ingest_seq` continues without gaps or repeats, and follows the order of arrival rather than
+    the bytes of the positions.
+    """
     open_writer().write(batch_of([5, 3, 4]))
     open_writer().write(batch_of([1, 2]))
     assert [row["ingest_seq"] for row in rows_of(table)] == [0, 1, 2, 3, 4]
     assert ids_of(table) == [f"event-{n}" for n in (5, 3, 4, 1, 2)]
 
 
-def test_an_event_that_cannot_be_decoded_is_kept(open_writer, table, caplog):
-    """Its payload is in the table, without JSON; it is counted and logged with its position."""
+def test_undecodable_event_is_stored_without_json(open_writer, table, caplog):
+    """Without a quarantine, the row of an undecodable event has its payload but no JSON, and the
+    event is counted and logged.
+    """
     broken = raw_event(1, payload=b"\xff\xff")
     result = open_writer().write(batch_of([raw_event(0), broken]))
     assert (result.rows, result.undecodable) == (2, 1)
@@ -166,8 +183,8 @@ def test_an_event_that_cannot_be_decoded_is_kept(open_writer, table, caplog):
     assert "is kept without JSON" in caplog.text
 
 
-def test_a_time_that_spark_cannot_hold_is_null(open_writer, table):
-    """The event is kept; years outside 1 to 9999 are no TIMESTAMP."""
+def test_event_time_that_spark_cannot_represent_is_null(open_writer, table):
+    """An event whose time is after the year 9999 is stored without a time."""
     open_writer().write(batch_of([raw_event(0, at=300_000_000_000.0), raw_event(1, at=-62.0)]))
     times = [row["event_time"] for row in rows_of(table)]
     assert times[0] is None
@@ -175,7 +192,9 @@ def test_a_time_that_spark_cannot_hold_is_null(open_writer, table):
 
 
 def test_an_old_event_is_looked_up_in_the_table(open_writer, table, clock):
-    """Its key has left the window, so the table decides: known is dropped, unknown is written."""
+    """If an event's key has left the window, the table decides whether the event is a duplicate or
+    is written.
+    """
     writer = open_writer()
     writer.write(batch_of(range(2)))
     clock.now += 100 * HOUR
@@ -187,14 +206,14 @@ def test_an_old_event_is_looked_up_in_the_table(open_writer, table, clock):
     assert ids_of(table) == ["event-0", "event-1", "event-7", "event-8"]
 
 
-def test_beyond_the_configured_keys_older_events_are_looked_up_in_the_table(
-    open_writer, table, clock
-):
-    """With more keys than may be held, over days, on a day of no batch, and after a restart."""
+def test_events_beyond_window_keys_are_looked_up_in_the_table(open_writer, table, clock):
+    """When there are more keys than `window_keys`, older events are looked up in the table, across
+    days, on a day without rows, and after a restart.
+    """
     writer = open_writer(window_keys=3)
     for number in range(4):
         clock.now += 8 * HOUR
-        # As of a write that died there.
+        # As left by a write that was killed.
         (table / f"ingest_date={NEWEST.text_of(clock.now)}").mkdir(exist_ok=True)
         assert writer.write(batch_of([raw_event(number, at=clock.now)])).rows == 1
     again = [raw_event(n, at=NOW + (n + 1) * 8 * HOUR) for n in (0, 3, 4, 1, 4)]
@@ -204,8 +223,11 @@ def test_beyond_the_configured_keys_older_events_are_looked_up_in_the_table(
     assert ids_of(table) == [f"event-{n}" for n in range(5)]
 
 
-def test_an_unset_time_is_old_and_nothing_worse(open_writer, clock):
-    """Year 1 is what a publisher's empty date says: such an event is written, and once."""
+def test_event_with_an_unset_time_is_written_once(open_writer, clock):
+    """An unset date is sent as one in the year 1.
+
+    Such an event counts as old, and is written once.
+    """
     writer = open_writer()
     unset = [raw_event(n, at=at) for n, at in enumerate([-62_135_596_800.0, -62_035_596_800.0])]
     assert writer.write(batch_of(unset[:1])).rows == 1
@@ -217,7 +239,9 @@ def test_an_unset_time_is_old_and_nothing_worse(open_writer, clock):
 
 @pytest.mark.parametrize("age", [72.5, 73.0, 73.2, 73.5, 74.0, 74.9])
 def test_no_age_falls_between_window_and_table(open_writer, table, clock, age):
-    """Around the window's edge an old event is found in one or the other, in a living process."""
+    """Whatever an event's age near the edge of the window, a running writer finds it in the window
+    or in the table.
+    """
     clock.now = NOW + 0.7 * HOUR
     writer = open_writer()
     writer.write(batch_of([raw_event(0, at=NOW - HOUR)]))
@@ -226,10 +250,11 @@ def test_no_age_falls_between_window_and_table(open_writer, table, clock, age):
     assert writer.write(batch_of([raw_event(0, at=NOW - HOUR)])).duplicates == 1
 
 
-def test_a_write_in_another_thread_is_waited_for_by_nobody_and_keeps_the_lease(
-    open_writer, spark, table, clock, monkeypatch
-):
-    """Neither a second write nor a new writer comes in between, even if this one is closed."""
+def test_write_in_another_thread_keeps_the_lease(open_writer, spark, table, clock, monkeypatch):
+    """During a write in another thread, a second write raises an error.
+
+    No other writer can be opened until it ends, even if this writer is closed.
+    """
     writer = open_writer()
     begun, release = threading.Event(), threading.Event()
     stage = parquet.ParquetTable._stage
@@ -254,11 +279,13 @@ def test_a_write_in_another_thread_is_waited_for_by_nobody_and_keeps_the_lease(
     thread.join(60.0)
     assert ids_of(table) == ["event-0", "event-1"]
     monkeypatch.undo()
-    writer._lease.release()  # as the end of the process would
+    writer._lease.release()  # as at the end of the process
 
 
-def test_a_failure_before_the_rename_writes_nothing(open_writer, table, monkeypatch):
-    """The error names the table; a second try succeeds, and one copy is there."""
+def test_write_that_fails_before_the_rename_writes_nothing(open_writer, table, monkeypatch):
+    """If a write fails before its files are renamed into the table, nothing is published, and a
+    second attempt stores each event once.
+    """
     writer = open_writer()
     with monkeypatch.context() as broken:
         broken.setattr(parquet.os, "rename", _disk_full)
@@ -269,11 +296,13 @@ def test_a_failure_before_the_rename_writes_nothing(open_writer, table, monkeypa
     result = writer.write(batch_of(range(3)))
     assert (result.rows, result.first_seq) == (3, 0)
     assert ids_of(table) == [f"event-{n}" for n in range(3)]
-    assert not list(staging_of(table).iterdir()), "the failed attempt's files are gone"
+    assert not list(staging_of(table).iterdir()), "files of the failed attempt are left"
 
 
-def test_a_failure_after_the_rename_is_not_written_again(open_writer, table, monkeypatch):
-    """Whether the batch is there is asked of the table: all of it is a duplicate then."""
+def test_write_that_fails_after_the_rename_is_not_repeated(open_writer, table, monkeypatch):
+    """If a write fails after its files were renamed into the table, the next write finds its events
+    there and counts them as duplicates.
+    """
     writer = open_writer()
     writer.write(batch_of([9]))
 
@@ -292,8 +321,10 @@ def test_a_failure_after_the_rename_is_not_written_again(open_writer, table, mon
     assert ids_of(table) == ["event-9", "event-0", "event-1", "event-2", "event-3"]
 
 
-def test_a_write_with_rows_missing_is_refused(open_writer, table, monkeypatch):
-    """Spark's word is checked: the rows are counted before anything is published."""
+def test_write_with_missing_rows_is_rejected(open_writer, table, monkeypatch):
+    """The rows that Spark wrote are counted before they are published, and missing ones raise an
+    error.
+    """
     writer = open_writer()
     stage = parquet.ParquetTable._stage
 
@@ -306,8 +337,10 @@ def test_a_write_with_rows_missing_is_refused(open_writer, table, monkeypatch):
     assert not list(table.glob("ingest_date=*"))
 
 
-def test_an_incomplete_spark_write_is_refused(open_writer, table, monkeypatch):
-    """Without `_SUCCESS` the write did not go to its end."""
+def test_spark_write_without_a_success_file_is_rejected(open_writer, table, monkeypatch):
+    """A write without Spark's `_SUCCESS` file is incomplete and raises an error, even if all rows
+    are there.
+    """
     writer = open_writer()
     stage = parquet.ParquetTable._stage
 
@@ -321,10 +354,12 @@ def test_an_incomplete_spark_write_is_refused(open_writer, table, monkeypatch):
 
 
 def test_files_are_flushed_before_the_rename_and_directories_after(open_writer, clock, monkeypatch):
-    """The order that makes a batch survive the loss of power."""
+    """A batch's file and directory are flushed before the rename, and the renamed entry's parents
+    after it, so that the batch survives a power failure.
+    """
     steps: list[str] = []
     writer = open_writer()
-    writer.write(batch_of([9]))  # and its schema
+    writer.write(batch_of([9]))  # and the schema
     clock.now += 24 * HOUR
 
     def record(name, function):
@@ -349,7 +384,9 @@ def test_files_are_flushed_before_the_rename_and_directories_after(open_writer, 
 
 
 def test_a_start_makes_the_newest_batch_durable(open_writer, table, monkeypatch):
-    """Its writer may have died between rename and flush, and from now on acks rely on it."""
+    """A new writer flushes the directories of the newest batch, because the previous writer may
+    have been killed between rename and flush.
+    """
     open_writer().write(batch_of(range(2)))
     synced: list[str] = []
     monkeypatch.setattr(parquet, "sync", lambda path: synced.append(path.name))
@@ -357,8 +394,10 @@ def test_a_start_makes_the_newest_batch_durable(open_writer, table, monkeypatch)
     assert synced == ["ingest_date=2026-11-20", "orders"]
 
 
-def test_a_start_removes_what_a_dead_write_left(open_writer, table):
-    """Files of a write that never came to its end disappear at the next start."""
+def test_start_removes_the_files_of_a_killed_write(open_writer, table):
+    """A new writer deletes the unpublished files of a killed write, and continues with the stored
+    rows.
+    """
     open_writer().write(batch_of(range(2)))
     left = staging_of(table) / "b1.dead"
     left.mkdir(parents=True)
@@ -370,7 +409,9 @@ def test_a_start_removes_what_a_dead_write_left(open_writer, table):
 
 
 def test_a_clock_that_is_set_back_does_not_reorder_batches(open_writer, table, clock):
-    """The newest batch stays the last name in the last hour, and nothing is written twice."""
+    """If the clock is set back, new batches stay in the newest partition after the existing ones,
+    and no event is written twice.
+    """
     open_writer().write(batch_of(range(2)))
     clock.now -= 30 * HOUR
     open_writer().write(batch_of(range(1, 4)))
@@ -380,8 +421,10 @@ def test_a_clock_that_is_set_back_does_not_reorder_batches(open_writer, table, c
     assert [path.name for path in table.glob("ingest_date=*")] == ["ingest_date=2026-11-20"]
 
 
-def test_a_position_has_no_minimum_and_no_maximum(open_writer, table):
-    """Replay ids have no order, so the files state none; other columns have their statistics."""
+def test_files_have_no_statistics_of_replay_ids(open_writer, table):
+    """Replay ids have no order, so the files have no minimum and maximum of them, unlike those of
+    other columns.
+    """
     open_writer().write(batch_of(range(5)))
     (file,) = table.glob("ingest_date=*/batch=*/part-*.parquet")
     group = pq.read_metadata(file).row_group(0)
@@ -392,7 +435,9 @@ def test_a_position_has_no_minimum_and_no_maximum(open_writer, table):
 
 
 def test_the_position_of_a_topic_is_published_with_its_rows(open_writer, table):
-    """After a restart the table says where to resume: after the last event received."""
+    """A batch contains the position of the last received event, even if that event is a duplicate,
+    and a new writer has this position.
+    """
     writer = open_writer()
     assert writer.position is None
     result = writer.write([batch_of(range(3)), batch_of([3, 1])])
@@ -403,7 +448,9 @@ def test_the_position_of_a_topic_is_published_with_its_rows(open_writer, table):
 
 
 def test_duplicates_alone_move_the_position_and_write_no_file(open_writer, table):
-    """A redelivered tail is done: it is not asked for again."""
+    """A batch of duplicates stores its position without a data file, so that these events are not
+    requested again.
+    """
     writer = open_writer()
     writer.write(batch_of([0, 1, 2]))
     result = writer.write(batch_of([1, 0]))
@@ -413,7 +460,9 @@ def test_duplicates_alone_move_the_position_and_write_no_file(open_writer, table
 
 
 def test_the_newer_of_two_positions_wins(open_writer, table):
-    """One set between two batches is newer than the first and older than the second."""
+    """Of a position stored with a batch and one stored by itself, a new writer has the one that was
+    stored last.
+    """
     writer = open_writer()
     writer.move(replay_id(50))
     assert open_writer().position == replay_id(50)
@@ -427,8 +476,10 @@ def test_the_newer_of_two_positions_wins(open_writer, table):
     assert open_writer().position == replay_id(1)
 
 
-def test_rows_of_another_table_keep_the_position(open_writer, table):
-    """What a stream or a redrive appends is new by its key; named, it is written once."""
+def test_write_rows_keeps_the_position(open_writer, table):
+    """Rows that a stream or a redrive appends are deduplicated by their keys and leave the position
+    unchanged. Of several writes with the same name, only the first is done, also across restarts.
+    """
     writer = open_writer()
     writer.write(batch_of(range(3)))
     rows = ds.dataset(table, format="parquet", schema=SCHEMA).to_table()
@@ -445,8 +496,10 @@ def test_rows_of_another_table_keep_the_position(open_writer, table):
     assert [row["ingest_seq"] for row in rows_of(table)] == [0, 1, 2, 3]
 
 
-def test_the_names_of_a_long_run_do_not_pile_up(open_writer, monkeypatch):
-    """A living writer remembers the last ones, the same as one that begins now."""
+def test_only_the_last_write_names_are_remembered(open_writer, monkeypatch):
+    """A long-running writer remembers the same number of write names as one that has just been
+    opened.
+    """
     monkeypatch.setattr(parquet, "REMEMBERED_NAMES", 2)
     writer = open_writer()
     for n in range(3):
@@ -456,8 +509,10 @@ def test_the_names_of_a_long_run_do_not_pile_up(open_writer, monkeypatch):
     assert list(open_writer()._table.names) == ["query/1", "query/2"]
 
 
-def test_a_new_topics_table_may_begin_with_rows(open_writer):
-    """It has no position then, and begins with all that the service keeps."""
+def test_new_table_may_begin_with_rows(open_writer):
+    """If the first write of a topic's table is one of `write_rows`, the table has no position until
+    one is stored.
+    """
     rows = arrow_table([row_of(event, NOW) for event in batch_of(range(2))], 0)
     open_writer().write_rows(rows, name="x")
     assert open_writer().position is None
@@ -465,8 +520,10 @@ def test_a_new_topics_table_may_begin_with_rows(open_writer):
     assert open_writer().position == replay_id(5)
 
 
-def test_rows_that_are_none_are_refused(open_writer, table):
-    """The columns that are wrong are named, and nothing is written."""
+def test_rows_with_wrong_columns_are_rejected(open_writer, table):
+    """Unknown, missing or wrongly typed columns raise an error that says what is wrong, and nothing
+    is written.
+    """
     writer = open_writer()
     rows = arrow_table([row_of(event, NOW) for event in batch_of(range(2))], 0)
     short = pa.array([b"short"] * 2)
@@ -481,8 +538,10 @@ def test_rows_that_are_none_are_refused(open_writer, table):
     assert not list(table.glob("ingest_date=*"))
 
 
-def test_a_managed_table_keeps_no_position(open_writer, table):
-    """There the service's word counts; two words could disagree."""
+def test_managed_table_stores_no_position(open_writer, table):
+    """The service stores the position of a managed subscription, and a second one in the table
+    could contradict it. Setting one raises an error.
+    """
     writer = open_writer(subscription=MANAGED)
     assert writer.write(batch_of([0], topic=None)).position is None
     assert not list(table.rglob("_position"))
@@ -490,8 +549,10 @@ def test_a_managed_table_keeps_no_position(open_writer, table):
         writer.move(replay_id(0))
 
 
-def test_a_table_that_cannot_be_read_stops_the_start(open_writer, table):
-    """A damaged newest batch is named; guessing its end would repeat numbers."""
+def test_damaged_newest_batch_stops_the_start(open_writer, table):
+    """A damaged file in the newest batch raises an error, because a guess of its last row could
+    lead to repeated numbers.
+    """
     open_writer().write(batch_of([0]))
     (file,) = table.glob("ingest_date=*/batch=*/part-*.parquet")
     file.write_bytes(b"")
@@ -504,23 +565,29 @@ def test_a_table_that_cannot_be_read_stops_the_start(open_writer, table):
         open_writer()
 
 
-def test_a_strangers_partition_stops_the_start(open_writer, table):
-    """Readers would take it for rows of the table, and its keys would be nobody's."""
+def test_foreign_partition_stops_the_start(open_writer, table):
+    """A partition that no writer made raises an error, because readers would take its files for
+    rows of the table.
+    """
     open_writer()
     (table / "ingest_date=yesterday").mkdir()
     with pytest.raises(WriteError, match="ingest_date=yesterday"):
         open_writer()
 
 
-def test_a_second_writer_is_refused(spark, open_writer, table, clock):
-    """Two writers could both take an event for new."""
+def test_second_writer_is_rejected(spark, open_writer, table, clock):
+    """A second writer raises an error with the process id of the first one, because both could take
+    an event for new.
+    """
     open_writer()
     with pytest.raises(ConfigurationError, match=f"another process .pid {os.getpid()}"):
         EventWriter(spark, table, topic=TOPIC, clock=clock)
 
 
-def test_a_closed_writer_writes_no_more(open_writer, table):
-    """Its lease is another's by then: what it knows of the table would be written over that."""
+def test_closed_writer_rejects_all_writes(open_writer, table):
+    """A closed writer no longer has the lease and its knowledge of the table is outdated, so
+    writing or moving the position raises an error.
+    """
     closed = open_writer()
     rows = arrow_table([row_of(event, NOW) for event in batch_of(range(2))], 0)
     open_writer().write(batch_of(range(1)))
@@ -534,8 +601,10 @@ def test_a_closed_writer_writes_no_more(open_writer, table):
     assert ids_of(table) == ["event-0"]
 
 
-def test_a_refused_destination_is_left_as_it_was(spark, open_writer, table, clock, tmp_path):
-    """Another subscription's table, and a directory of something else."""
+def test_rejected_destination_is_left_unchanged(spark, open_writer, table, clock, tmp_path):
+    """A table of another source and a directory with other files are rejected, and nothing is added
+    to the directory.
+    """
     open_writer().write(batch_of([0]))
     with pytest.raises(ConfigurationError, match=rf"belongs to topic {TOPIC}.*{MANAGED}"):
         EventWriter(spark, table, subscription=MANAGED, clock=clock)
@@ -580,8 +649,10 @@ CHANGE_SCHEMA = json.dumps(
 )
 
 
-def test_what_an_event_says_beside_its_fields_is_in_columns(spark, open_writer, table):
-    """A change event's header, the headers that an event was sent with, and whose org it is of."""
+def test_event_metadata_is_in_columns(spark, open_writer, table):
+    """A change event's header, the headers that a publisher sent, and the org's id have columns of
+    their own.
+    """
     codec = Codec("change", CHANGE_SCHEMA)
     header = {
         "entityName": "Account",
@@ -623,8 +694,8 @@ def test_what_an_event_says_beside_its_fields_is_in_columns(spark, open_writer, 
     assert change["org_id"] == other["org_id"] == "00D000000000001EAA"
 
 
-def test_every_column_says_what_it_is(spark, open_writer, table):
-    """In the files, where Spark finds it; catalogs show it."""
+def test_every_column_has_a_comment(spark, open_writer, table):
+    """The files contain each column's comment, which Spark returns as metadata."""
     open_writer().write(batch_of(range(2)))
     columns = {field.name: field.metadata for field in spark.read.parquet(str(table)).schema}
     assert {name: columns[name].get("comment") for name in SCHEMA.names} == {
@@ -632,8 +703,10 @@ def test_every_column_says_what_it_is(spark, open_writer, table):
     }
 
 
-def test_schemas_are_kept_before_the_rows_that_need_them(open_writer, table, monkeypatch):
-    """The writer does it, whoever calls it: without them no typed table can be made."""
+def test_schemas_are_stored_before_the_rows_that_need_them(open_writer, table, monkeypatch):
+    """When the rows are appended, their schema is stored already, because no typed table can be
+    made without it.
+    """
     held = FileSchemaStore(table.parent / ".orders.sfpubsub" / "_schemas")
     seen: list[str | None] = []
 
@@ -649,8 +722,11 @@ def test_schemas_are_kept_before_the_rows_that_need_them(open_writer, table, mon
     assert seen == [CODEC.schema_json]
 
 
-def test_rows_without_their_schema_are_written_and_told(open_writer, table, caplog):
-    """They cannot be decoded until it is put there; said once, and not if it is there."""
+def test_rows_without_their_schema_are_written_with_a_warning(open_writer, table, caplog):
+    """Rows whose schema is not stored are written, with one warning per schema.
+
+    No warning is logged if the schema is given or stored.
+    """
     rows = arrow_table([row_of(event, NOW) for event in batch_of(range(3))], 0)
     writer = open_writer()
     assert writer.write_rows(rows.slice(0, 1)).rows == writer.write_rows(rows.slice(1, 1)).rows == 1
@@ -662,8 +738,10 @@ def test_rows_without_their_schema_are_written_and_told(open_writer, table, capl
     assert FileSchemaStore(table.parent / ".orders.sfpubsub" / "_schemas").get("schema-1")
 
 
-def test_a_table_of_the_old_layout_goes_on_as_it_is(spark, open_writer, table, clock):
-    """Its columns and its hours; what it has no column for is not written, and all are read."""
+def test_table_with_the_old_layout_is_continued(spark, open_writer, table, clock):
+    """A table with hourly partitions and fewer columns keeps its layout, and its rows are read with
+    the columns of the newest layout.
+    """
     open_writer().write(batch_of(range(3)))
     writer = open_writer()
     writer.close()

@@ -32,6 +32,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
+    """A response of the org to a request, and the read to which it belongs."""
+
     request: Request
     read: Read
     rows: dict[str, Row]
@@ -70,6 +72,10 @@ class Job:
         self.notes.append(Noted(self.org.now, AsOf(len(self.raw) - 1, len(self.asked))))
 
     def deliver(self, count: int, *, decoded: bool = True) -> None:
+        """Append the next *count* events to the raw table.
+
+        Without *decoded*, they are undecodable, except for overflow events.
+        """
         for event in self.org.bus[self.delivered : self.delivered + count]:
             is_good = decoded or event.change_type == "GAP_OVERFLOW"
             self.raw.append((event, is_good))
@@ -96,6 +102,7 @@ class Job:
     # The queue.
 
     def ask(self, reason: Reason, record_id: str | None = None) -> None:
+        """Add an entry to the reread queue durably, for one record or for all of them."""
         cue = Cue(reason, None, None, len(self.raw) - 1)
         entry = Entry(record_id, cue, len(self.asked) + 1)
         self.asked.append(entry)
@@ -104,11 +111,13 @@ class Job:
         self.note()
 
     def sweep(self) -> None:
+        """Compare all ids with the org's, and request reads of the records that differ."""
         live = {i for i, each in self.tables.mirrored.items() if not each.record.is_deleted}
         for each in sorted(reads.nominated(live, set(self.org.ids()))):
             self.ask(Reason.SWEEP, each)
 
-    def about(self, record_id: str) -> list[Entry]:
+    def entries_about(self, record_id: str) -> list[Entry]:
+        """Return the open queue entries that concern a record."""
         return [each for each in self.tables.queue if each.concerns(record_id)]
 
     # Reads.
@@ -123,10 +132,16 @@ class Job:
         return as_of is not None
 
     def send_for_queue(self) -> bool:
+        """Send a read by id for all queued records; return False if the margin has not
+        passed yet.
+        """
         queued = {e.record_id for e in self.tables.queue if e.record_id and not e.is_about_all}
         return self.send(ids=tuple(sorted(queued)))
 
     def answer(self, request: Request, rng: random.Random) -> None:
+        """Answer a request as the org would, with rows that may be stale, and store the answer
+        durably.
+        """
         ids = list(request.ids)
         if request.piece is not None:
             first, end = PIECES[request.piece]
@@ -170,8 +185,8 @@ class Job:
                 found.append(ObjectCue("", Cue(Reason.GAP, None, None, seq)))
                 continue
             cue = Cue(Reason.GAP, event.change_type, event.timestamp, seq)
-            about = [ObjectCue.of(each, cue) for each in event.record_ids]
-            found += [each for each in about if each is not None]
+            entries_about = [ObjectCue.of(each, cue) for each in event.record_ids]
+            found += [each for each in entries_about if each is not None]
         return found
 
     def _changes(self, record_id: str, start: int, end: int) -> list[Change]:
@@ -191,7 +206,7 @@ class Job:
             ids |= {each for each in self.tables.mirrored if first <= each < end}
         mirrored, queue = dict(self.tables.mirrored), set(self.tables.queue)
         for record_id in sorted(ids):
-            known, entries = mirrored.get(record_id), self.about(record_id)
+            known, entries = mirrored.get(record_id), self.entries_about(record_id)
             row, newest = answer.rows.get(record_id), self._newest(record_id)
             if row is None:
                 outcome = merging.merge_absence(record_id, known, answer.read, entries, newest)
@@ -223,6 +238,7 @@ class Job:
         return None
 
     def commit(self) -> None:
+        """Make the current tables durable."""
         self.durable = self.tables
 
     def crash(self, *, with_queue: bool) -> None:

@@ -31,6 +31,9 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 2**16), records=st.integers(0, 4), is_read=st.booleans())
     def begin(self, seed: int, records: int, is_read: bool) -> None:
+        """Create an org with some records, and its mirror; with *is_read*, read the whole object
+        once.
+        """
         self.rng = random.Random(seed)
         self.org = Org()
         for _ in range(records):
@@ -43,7 +46,10 @@ class MirrorMachine(RuleBasedStateMachine):
 
     # The org.
 
-    def one(self, which: int, *, in_bin: bool = False) -> str | None:
+    def pick(self, which: int, *, in_bin: bool = False) -> str | None:
+        """Return the id of an existing record, or of one in the Recycle Bin, chosen by *which*;
+        None if there is none.
+        """
         ids = sorted(self.org.ids(in_bin))
         return ids[which % len(ids)] if ids else None
 
@@ -53,10 +59,11 @@ class MirrorMachine(RuleBasedStateMachine):
         is_next=st.booleans(),
     )
     def write(self, kind: str, which: int, is_next: bool) -> None:
+        """Make a change that events report."""
         if is_next:
             self.org.commit()
         value = f"v{len(self.org.bus)}"
-        live, binned = self.one(which), self.one(which, in_bin=True)
+        live, binned = self.pick(which), self.pick(which, in_bin=True)
         if kind == "CREATE" or (live is None and kind != "UNDELETE"):
             self.org.create()
         elif kind == "UNDELETE":
@@ -87,7 +94,7 @@ class MirrorMachine(RuleBasedStateMachine):
     def write_badly(self, kind: str, which: int) -> None:
         """Make a change that events do not report completely."""
         self.org.commit(moved=kind == "MOVE")
-        live, value = self.one(which), f"v{len(self.org.bus)}"
+        live, value = self.pick(which), f"v{len(self.org.bus)}"
         if kind == "OVERFLOW":
             self.org.overflow(value)
         elif kind == "RATE":
@@ -104,7 +111,7 @@ class MirrorMachine(RuleBasedStateMachine):
                 self.org.bus.pop()
             self.org.send("GAP_UPDATE", "001*")
         elif kind == "PURGE":
-            gone = self.one(which, in_bin=True) or live
+            gone = self.pick(which, in_bin=True) or live
             if gone is not None:
                 self.org.purge(gone)
 
@@ -122,6 +129,9 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @rule(is_again=st.booleans())
     def fail_to_decode(self, is_again: bool) -> None:
+        """Deliver an event that cannot be decoded, or redrive those that could not be decoded
+        before.
+        """
         if is_again:
             self.job.redrive()
         else:
@@ -156,7 +166,7 @@ class MirrorMachine(RuleBasedStateMachine):
         elif what == "formulas":
             self.job.ask(Reason.FORMULA)
         else:
-            self.job.ask(Reason.ASKED, self.one(which))
+            self.job.ask(Reason.ASKED, self.pick(which))
 
     def merge_all(self) -> None:
         while self.job.tables.merged < len(self.job.answers):
@@ -185,11 +195,11 @@ class MirrorMachine(RuleBasedStateMachine):
         if not answers:
             self.job.requests = []
         self.answer_all()
-        self.work_off()
+        self.process_queue()
         self.compare(NAMED, leave_out=self.org.silent)
         self.job.ask(Reason.FORMULA)
         self.job.sweep()
-        self.work_off()
+        self.process_queue()
         self.compare(NAMED + 1)
         self.job.requests = waiting
         # A late answer or event may bring a purged record back until the next sweep.
@@ -200,7 +210,7 @@ class MirrorMachine(RuleBasedStateMachine):
         if hasattr(self, "job"):
             self.rest(redrives=True, answers=True)
 
-    def work_off(self) -> None:
+    def process_queue(self) -> None:
         """Read everything in the queue; it must then be empty, because the org does not change."""
         self.org.now += STALENESS
         queue = self.job.tables.queue

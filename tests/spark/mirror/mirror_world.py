@@ -114,8 +114,10 @@ class World:
         """Let the mirror work until it has nothing left to do."""
 
         def is_done() -> bool:
-            was_through = self.is_through()  # checked before, because events may arrive meanwhile
-            return self.advance(mirror) and was_through
+            had_received_all = (
+                self.has_received_all()
+            )  # checked before, because events may arrive meanwhile
+            return self.advance(mirror) and had_received_all
 
         until(is_done, "the mirror", PATIENCE)
 
@@ -131,8 +133,11 @@ class World:
         self.now += MARGIN
         return mirror.is_settled(state)
 
-    def is_through(self) -> bool:
-        """Return whether all events have been received, by count: keepalives may be old."""
+    def has_received_all(self) -> bool:
+        """Return whether the mirror has received all events.
+
+        Events are counted, because the position of a keepalive may be old.
+        """
         return self.events() == (self.before or 0) + self.taken + self.stream.state().written
 
     def events(self) -> int:

@@ -1,4 +1,6 @@
-"""The columns of a mirrored object: from a describe, from events, and as they grow."""
+"""Tests of the columns of a mirrored object: from describes, from change events, and after changes
+of fields.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ STREET = {"BillingStreet": "Street", "BillingCity": "City", "BillingLatitude": "
 
 
 def field(name: str, kind: str = "string", **more: Any) -> FieldDescription:
-    """A field as a describe has it."""
+    """Return a described field with these properties; the others have plain defaults."""
     given = {"label": name.removesuffix("__c").replace("_", " "), "type": kind, "scale": 0, **more}
     others = {
         "length": 0, "precision": 0, "digits": 0, "nillable": True, "createable": True,
@@ -40,7 +42,7 @@ def field(name: str, kind: str = "string", **more: Any) -> FieldDescription:
 
 
 def account(*fields: FieldDescription, name: str = "Account") -> ObjectDescription:
-    """An object with an address beside the fields that are given."""
+    """Return a described object with the given fields and an address."""
     return ObjectDescription(
         name, name, "001", False, True, True, True,
         (
@@ -60,13 +62,15 @@ def account(*fields: FieldDescription, name: str = "Account") -> ObjectDescripti
 
 
 def event_type(*fields: dict[str, Any], name: str = "Account") -> str:
-    """The schema of the change events of an object, as the emulator makes it."""
+    """Return the Avro schema of an object's change events, as the emulator makes it."""
     definition = {"name": name, "key_prefix": "001", "fields": list(fields)}
     return change_schema(SObject(definition)).text
 
 
 def plan(*schemas: str) -> Plan:
-    """How a typed table decodes events of these schemas, which are merged in this order."""
+    """Return the plan by which a typed table decodes events of these schemas, merged in
+    this order.
+    """
     columns = pa.schema([])
     for text in schemas:
         columns = merge(columns, columns_of(text))
@@ -91,18 +95,25 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("name", "described", "kind"), KINDS, ids=[each[0] for each in KINDS])
-def test_a_described_type_has_a_column_type(name: str, described: Any, kind: pa.DataType):
-    """Each type that a describe names has the column that says most: dates, exact decimals."""
+def test_described_types_map_to_column_types(name: str, described: Any, kind: pa.DataType):
+    """Each described type maps to the most precise column type, such as dates and exact decimals.
+
+    The comment has the label and the name.
+    """
     columns = Columns.of(account(described))
     column = columns.columns[0]
     assert (column.name, column.type, column.asked) == (name, kind, (name,))
     assert column.comment == f"{described.label} ({name})"
     spark = spark_schema(columns.schema)
-    assert spark[name].metadata == {"comment": column.comment}  # what a table is made with
+    assert spark[name].metadata == {
+        "comment": column.comment
+    }  # the schema with which a table is created
 
 
-def test_compound_fields_are_structs_of_their_parts_as_in_events():
-    """A read asks for the parts, and the struct's members are called as events call them."""
+def test_compound_fields_become_structs_of_their_parts():
+    """A read selects the parts of a compound field, and the struct's members have the names that
+    change events use.
+    """
     site = [field(f"Site__{part}__s", compound_field_name="Site__c") for part in ("City", "Street")]
     columns = Columns.of(account(*site, field("Site__c", "address")))
     billing = next(each for each in columns.columns if each.name == "BillingAddress")
@@ -117,9 +128,11 @@ def test_compound_fields_are_structs_of_their_parts_as_in_events():
     assert {"SystemModstamp", "IsDeleted"}.isdisjoint(columns.selected)
 
 
-def test_the_name_of_a_person_is_a_struct_and_that_of_a_company_a_text():
-    """Where an org has person accounts the name is one or the other, and the struct has both."""
-    own = field("Name", compound_field_name="Name")  # an org was seen to say so
+def test_person_names_are_structs_and_company_names_strings():
+    """In an org with person accounts, an account's name is that of a person or of a company, so its
+    struct has members for both.
+    """
+    own = field("Name", compound_field_name="Name")  # as observed in an org
     parts = [field(part, compound_field_name="Name") for part in ("FirstName", "LastName")]
     assert Columns.of(account(own)).columns[0].type == pa.string()
     contact = Columns.of(account(own, *parts)).columns[0]
@@ -129,16 +142,20 @@ def test_the_name_of_a_person_is_a_struct_and_that_of_a_company_a_text():
     assert both.parts == ("Name", "FirstName", "LastName")
 
 
-def test_what_no_query_returns_has_no_column():
-    """Files, and compound values of odd kinds, are left out; a type that is new is a text."""
+def test_fields_that_queries_cannot_return_have_no_column():
+    """Files and compound values of unknown kinds have no column, and a field of an unknown type has
+    a string column.
+    """
     given = [field("Body", "base64"), field("Odd", "complexvalue"), field("New", "hologram")]
     columns = Columns.of(account(*given))
     assert [each.name for each in columns.columns] == ["New", "BillingAddress"]
 
 
-def test_columns_grow_and_never_change():
-    """A field that is added adds a column; one that is removed keeps its own, which is not asked
-    for; one whose scale has changed has a second one; one that comes back has its old one."""
+def test_columns_are_added_and_never_changed():
+    """A new field adds a column, a removed field keeps its column but is not read, and a field
+    whose scale has changed gets a second column. A field that returns to its old form uses its old
+    column.
+    """
     price = field("Price__c", "currency", precision=18, scale=2)
     first = Columns.of(account(price, field("Old__c")))
     wider = replace(price, scale=4)
@@ -156,8 +173,8 @@ def test_columns_grow_and_never_change():
     assert again == first
 
 
-def test_a_compound_field_grows_within():
-    """A new part is a member at the end of the struct."""
+def test_new_part_of_a_compound_field_extends_its_struct():
+    """A new part of a compound field is added at the end of the struct."""
     first = Columns.of(account())
     zip_code = field("BillingPostalCode", compound_field_name="BillingAddress")
     second = Columns.of(account(zip_code), first)
@@ -165,8 +182,10 @@ def test_a_compound_field_grows_within():
     assert second.columns[0].parts == ("PostalCode", *STREET.values())
 
 
-def test_columns_are_kept_as_a_text():
-    """What is read back is what was written, second columns and structs included."""
+def test_columns_survive_conversion_to_json():
+    """Columns that are read from JSON equal those that were written, including structs and second
+    columns of fields whose type has changed.
+    """
     first = Columns.of(account(*(each for _, each, _ in KINDS)))
     price = field("Price__c", "currency", precision=18, scale=4)
     grown = Columns.of(account(price), first).with_events(
@@ -175,8 +194,10 @@ def test_columns_are_kept_as_a_text():
     assert Columns.from_json(grown.to_json()) == grown
 
 
-def test_events_find_their_columns():
-    """What a change event names is found: fields, parts, and of a changed type both columns."""
+def test_event_fields_map_to_their_columns():
+    """Every field and part in a change event maps to its column; if a field's type has changed, it
+    maps to both of its columns. Formulas are listed as fields that events do not contain.
+    """
     price = field("Price__c", "currency", precision=18, scale=2)
     address = {"name": "BillingAddress", "type": "address"}
     total = {"name": "Total__c", "type": "currency", "formula": "Price__c * 2"}
@@ -195,7 +216,7 @@ def test_events_find_their_columns():
     assert {names[n] for n in fields.places["Price__c"]} == {"Price__c", "Price__c__string"}
     ((number, (path,)),) = fields.parts["BillingAddress.City"].items()
     assert (names[number], path) == ("BillingAddress", ("City",))
-    # Members that only events have are there, so that a part which events name is found.
+    # Members that only events have are added, so that each part in an event has its place.
     assert "BillingAddress.StateCode" in fields
     assert "StateCode" in grown.columns[names.index("BillingAddress")].type.names
     assert [names[n] for n in fields.unnamed] == ["Total__c"]
@@ -238,7 +259,9 @@ FIELDS = [
 
 
 def typed_rows(spark: SparkSession, known: Plan, *events: tuple[int, dict[str, Any]]) -> Any:
-    """Rows of a typed table, decoded from what was encoded with the schemas of *known*."""
+    """Return rows of a typed table, decoded from events, each given as its schema's number in
+    *known* and its values.
+    """
     rows = []
     for number, value in events:
         text = known.schemas[f"schema-{number}"]
@@ -252,8 +275,9 @@ def typed_rows(spark: SparkSession, known: Plan, *events: tuple[int, dict[str, A
 
 
 def test_events_fill_the_columns_that_reads_fill(spark: SparkSession):
-    """An event's values, in Spark: dates, times of day, exact decimals, parts of compounds; each
-    in exactly the column's type, so that one table takes reads and events."""
+    """Values of events, decoded by Spark, have exactly the types of the columns that reads fill:
+    dates, times of day, exact decimals, and parts of compound fields.
+    """
     avro = {"Name": {"avro": "Switchable_PersonName"}}
     definitions = [{"name": name, "type": kind, **avro.get(name, {})} for name, kind in FIELDS]
     known = plan(event_type(*definitions))
@@ -280,8 +304,10 @@ def test_events_fill_the_columns_that_reads_fill(spark: SparkSession):
     assert empty == dict.fromkeys(wanted)
 
 
-def test_an_event_of_an_older_type_fills_its_own_column(spark: SparkSession):
-    """A field that was a text and is a number: each event's value is in the column of its type."""
+def test_event_value_is_in_the_column_of_its_type(spark: SparkSession):
+    """If a field was a string and is a number now, each event's value is in the column of the type
+    that the event has.
+    """
     known = plan(
         event_type({"name": "Size__c", "type": "string"}),
         event_type({"name": "Size__c", "type": "double"}),
@@ -294,8 +320,10 @@ def test_an_event_of_an_older_type_fills_its_own_column(spark: SparkSession):
     assert [tuple(row) for row in rows] == [(None, "big"), (Decimal("2.3"), None)]
 
 
-def test_the_names_of_persons_and_companies_meet_in_one_column(spark: SparkSession):
-    """With person accounts an event's name is a text or has parts; the struct has either."""
+def test_names_of_persons_and_companies_share_a_column(spark: SparkSession):
+    """With person accounts, the name in an event is a string or has parts, and one struct column
+    contains either form.
+    """
     parts = [field(part, compound_field_name="Name") for part in ("FirstName", "LastName")]
     known = plan(event_type({"name": "Name", "type": "string", "avro": "Switchable_PersonName"}))
     described = account(field("Name"), *parts, field("IsPersonAccount", "boolean"))
@@ -307,8 +335,10 @@ def test_the_names_of_persons_and_companies_meet_in_one_column(spark: SparkSessi
     assert found == [{"Name": "Acme"}, {"FirstName": "Ada", "LastName": "Lovelace"}]
 
 
-def test_an_org_is_described_and_its_events_fit(run_emulator: Callable[..., Any]):
-    """All objects of the emulator's org: what events name has columns, formulas are unnamed."""
+def test_events_of_emulator_objects_fit_the_described_columns(run_emulator: Callable[..., Any]):
+    """For every object of the emulator, change events need no columns beyond the described ones,
+    and all columns can be queried.
+    """
     emulator = run_emulator()
     reader = reader_of(emulator)
     for name in emulator.records.objects():

@@ -1,4 +1,6 @@
-"""The mirror job on the emulator: a table equals the object, whatever happens to both."""
+"""Tests of the mirror job with the emulator: each table must equal its object, whatever happens to
+the org or the job.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,9 @@ def world(spark: SparkSession, tmp_path: Path) -> Iterator[World]:
         yield World(spark, tmp_path, emulator, TABLE_FORMAT)
 
 
-def test_a_table_equals_its_object(world: World):
-    """Records from before the stream and every change after it are in the table: what events say,
-    and what they leave out, which is read from the org. A new process goes on where the last one
-    was, and reads nothing that it need not.
+def test_table_equals_its_object(world: World):
+    """The table has the records from before the stream and every later change, and what events omit
+    is read from the org. A new process resumes where the last one stopped, without needless reads.
     """
     old = world.create(30)
     with world.mirror() as mirror:
@@ -56,7 +57,7 @@ def test_a_table_equals_its_object(world: World):
     with world.mirror() as mirror:
         world.settle(mirror)
         world.check()
-        assert mirror.report.reads == 0  # events alone brought it
+        assert mirror.report.reads == 0  # events were sufficient
         with world.emulator.records.transaction(world.user) as changing:
             for record_id in old:
                 changing.update("Account", record_id, {"Phone": "overflow"})
@@ -66,11 +67,10 @@ def test_a_table_equals_its_object(world: World):
 
 
 @pytest.mark.slow  # over a minute
-def test_a_mirror_follows_an_org_that_changes_and_does_what_it_is_told(
-    spark: SparkSession, tmp_path: Path
-):
-    """A field that is added becomes a column; formulas, of which no event tells, are refreshed on
-    schedule. Signals make it pause, continue, read some records again and take another object."""
+def test_mirror_follows_schema_changes_and_signals(spark: SparkSession, tmp_path: Path):
+    """A new field becomes a column, and formulas, whose changes no event reports, are refreshed on
+    schedule. Signals make the mirror pause, resume, reread some records, and add an object.
+    """
     with EmulatorServer(tmp_path / "org", seed=seed_of(tmp_path)) as emulator:
         records = emulator.records
         world = World(spark, tmp_path, emulator, TABLE_FORMAT)
@@ -101,11 +101,11 @@ def test_a_mirror_follows_an_org_that_changes_and_does_what_it_is_told(
 
             mailbox.put(Signal("pause"))
             world.until(mirror, lambda: "paused" in world.said[-1])
-            laid = mirror.report.events
+            applied = mirror.report.events
             records.update("Order__c", first, {"Colour__c": "blue"}, world.user)
-            until(world.is_through, "the event", PATIENCE)
+            until(world.has_received_all, "the event", PATIENCE)
             assert not mirror.advance(world.stream.state())
-            assert mirror.report.events == laid
+            assert mirror.report.events == applied
             mailbox.put(Signal("resume"))
             world.settle(mirror)
             assert world.rows("Order__c")[first]["Colour__c"] == "blue"
@@ -124,11 +124,12 @@ def test_a_mirror_follows_an_org_that_changes_and_does_what_it_is_told(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["catalog", "object store"])
-def test_a_mirror_is_in_a_catalog_or_in_an_object_store(
+def test_mirror_works_in_a_catalog_and_in_an_object_store(
     where: str, request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path
 ):
-    """By the name of a schema, and by a URL of the S3 API (scripts/test_s3.sh): a first read in
-    bulk, events, a read by ids, a restart."""
+    """With the name of a schema or an S3 URL as its target (scripts/test_s3.sh), a mirror does a
+    Bulk read, applies events, reads records by id, and resumes after a restart.
+    """
     name = f"mirror_{uuid.uuid4().hex}"
     to = f"shop.{name}" if TABLE_FORMAT == "iceberg" else name
     if where == "object store":
@@ -162,8 +163,9 @@ def test_a_mirror_is_in_a_catalog_or_in_an_object_store(
 def test_new_rows_are_the_same_with_and_without_spark(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Rows of records that only the read knows are added as files, from pieces in memory. Without
-    those, after a restart for instance, Spark makes the same rows of the log, also beside events.
+    """New rows of a read are written as files from the pieces in memory.
+
+    If these are gone, for instance after a restart, Spark makes the same rows from the read log.
     """
     old = world.create(9, NumberOfEmployees=7, AnnualRevenue=12.5)
     world.emulator.records.delete("Account", old[3], world.user)
@@ -202,7 +204,7 @@ def test_new_rows_are_the_same_with_and_without_spark(
         with one.mirror(bulk_from=0, piece_rows=5) as mirror:
             one.until(mirror, lambda mirror=mirror: mirror._fetching.is_busy)
             written = one.stream.state().written
-            one.update(old[8], Phone="1")  # its row is made by an event before it is read
+            one.update(old[8], Phone="1")  # an event adds this row before the read does
             until(
                 lambda one=one, written=written: one.stream.state().written > written, "the event"
             )
@@ -221,16 +223,16 @@ def test_new_rows_are_the_same_with_and_without_spark(
 
 
 @pytest.mark.slow  # over a minute
-def test_a_read_in_bulk_goes_on_behind_a_death(world: World):
-    """What a process has read is not read again: the next one goes on with the job of the first,
-    and lays the events over it that came meanwhile. A record that was purged without an event is
-    found by the sweep, and a deleted one has no row if it is to be removed.
+def test_bulk_read_resumes_after_a_restart(world: World):
+    """A new process continues the Bulk job of the previous one and applies the events that arrived
+    meanwhile, without reading anything twice. The sweep, a comparison of all ids, finds a record
+    that was purged without an event.
     """
     old = world.create(50)
     settings = {"bulk_from": 0, "piece_rows": 7, "deletes": "remove", "sweep": 3600.0}
     with world.mirror(**settings) as mirror:
         world.until(mirror, lambda: mirror.report.records > 0)
-        assert mirror.report.records == 7  # and no more than some pieces are read ahead
+        assert mirror.report.records == 7  # only a few pieces are read ahead
         world.update(old[0], Phone="1")
         world.emulator.records.delete("Account", old[49], world.user)
     (job,) = world.emulator.jobs.all(queries=True)
@@ -239,7 +241,7 @@ def test_a_read_in_bulk_goes_on_behind_a_death(world: World):
         world.check()
         assert old[49] not in world.rows()
         assert mirror.report.reads == 1
-        assert not world.emulator.jobs.all(queries=True)  # no other one, and it is deleted
+        assert not world.emulator.jobs.all(queries=True)  # it was the only job, and is deleted
         world.emulator.records.purge(old[5])
         world.wall += 3600.0
         world.settle(mirror)

@@ -1,4 +1,6 @@
-"""The read log: what a piece costs, and what is known of it."""
+"""Tests of the read log, which stores the org's responses in pieces (one transaction each) until
+they are merged.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from sfpubsub.spark.tables import open_target
 from sfpubsub.spark.tables.target import Target
 from tests.spark.conftest import TABLE_FORMAT
 
-# More fields than the columns whose bounds Delta uses.
+# More fields than the columns for which Delta keeps minimum and maximum.
 FIELDS = [f"Field{number}__c" for number in range(40)]
 COLUMNS = Columns("Account", tuple(Column(name, pa.string(), name, "", (name,)) for name in FIELDS))
 
@@ -37,14 +39,16 @@ def rows(*ids: str) -> pa.Table:
 
 @pytest.fixture
 def target(spark: SparkSession, tmp_path: Path) -> Iterator[Target]:
-    """A target in a directory."""
+    """A target in a local directory."""
     with open_target(spark, tmp_path / "lake", TABLE_FORMAT) as opened:
         yield opened
 
 
-def test_a_merge_reads_its_own_pieces(target: Target, tmp_path: Path) -> None:
-    """However wide the object: the files of other pieces are not even opened. A piece says which
-    records it has, so that a merge need not ask Spark.
+def test_merge_reads_only_its_own_pieces(target: Target, tmp_path: Path) -> None:
+    """A merge does not open the files of other pieces, even if the object has many fields.
+
+    A piece states its lowest and highest record id, so that a merge does not need Spark to find
+    them.
     """
     log = ReadLog(target, "Account")
     marker = Marker(0, "object", AsOf(0))
@@ -61,12 +65,12 @@ def test_a_merge_reads_its_own_pieces(target: Target, tmp_path: Path) -> None:
     assert _may_share(table, ("001C", "001E"))
     assert not _may_share(table, ("001A", "001C"))
     assert log.take(1, 2) is not None
-    assert log.take(1, 2) is None, "taken before"
+    assert log.take(1, 2) is None, "taken twice"
     files = log.take(3, 3)
     assert files is not None
     assert [list(rows_in(file)) for file in files] == [[]]
     log.add(COLUMNS, [rows("001E")], Marker(0, "ids", AsOf(0)))
-    assert log.take(4, 4) is None, "not of a read of the whole object"
-    assert ReadLog(target, "Account").take(2, 2) is None, "of another process"
+    assert log.take(4, 4) is None, "a piece of a read by ids was kept"
+    assert ReadLog(target, "Account").take(2, 2) is None, "a piece of another process was returned"
     first.unlink()
     assert [row["record_id"] for row in log.rows(2, 3).collect()] == ["001D"]

@@ -1,4 +1,6 @@
-"""Signals to a running mirror: durable, in order, at least once, and once where an id says so."""
+"""Tests of the mailbox for signals to a running mirror: durable, in order, and each processed at
+least once.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,14 @@ from tests.spark.conftest import TABLE_FORMAT
 
 
 def mailbox(directory: Path) -> Mailbox:
+    """Return a mailbox in a local directory."""
     return Mailbox(None, Place.parse(directory, TABLE_FORMAT))
 
 
 def test_signals_wait_in_order_until_they_are_done(tmp_path: Path):
-    """What was put is there for whoever looks later, as it was; a mark takes it away."""
+    """Signals can be read later, unchanged and in the order in which they were put, until they are
+    marked as done.
+    """
     given = [
         Signal("reread", "Account", "Name LIKE 'A%'"), Signal("pause"), Signal("add", "Order__c"),
         Signal("resume"),
@@ -37,8 +42,8 @@ def test_signals_wait_in_order_until_they_are_done(tmp_path: Path):
     assert [each.id for each in mailbox(tmp_path).waiting()] == ["s-1", "s-3"]
 
 
-def test_later_signals_come_later():
-    """Ids that nobody gives are in order of time, and never the same."""
+def test_generated_signal_ids_are_unique_and_in_order():
+    """Signals that are created without an id get unique ids, which sort by time."""
     made = [Signal("pause").id for _ in range(1000)]
     assert [name.partition("-")[0] for name in made] == sorted(
         name.partition("-")[0] for name in made
@@ -46,8 +51,10 @@ def test_later_signals_come_later():
     assert len(set(made)) == len(made)
 
 
-def test_a_signal_that_is_put_again_is_one_signal(tmp_path: Path):
-    """By its id, while it waits and after it was done: who is not sure may put it again."""
+def test_signal_that_is_put_twice_is_one_signal(tmp_path: Path):
+    """Putting a signal with the same id again has no effect while it waits or after it is done, so
+    that a sender who is not sure can repeat it.
+    """
     box, signal = mailbox(tmp_path), Signal("pause")
     box.put(signal)
     box.put(signal)
@@ -55,20 +62,22 @@ def test_a_signal_that_is_put_again_is_one_signal(tmp_path: Path):
     box.done([signal.id])
     box.put(signal)
     assert box.waiting() == []
-    # Nor is it there when its mark is no more.
+    # Only the mark is left, so the signal cannot return when its mark is deleted.
     assert [path.name for path in (tmp_path / "_mailbox").iterdir()] == [f"{signal.id}.done"]
 
 
-def test_a_death_between_mark_and_removal_leaves_it_done(tmp_path: Path):
-    """The mark counts, whatever is beside it."""
+def test_marked_signal_is_done_although_its_file_remains(tmp_path: Path):
+    """If a mirror is killed after it has marked a signal and before it has removed the file, the
+    signal is done.
+    """
     box, signal = mailbox(tmp_path), Signal("pause")
     box.put(signal)
     (tmp_path / "_mailbox" / f"{signal.id}.done").touch()
     assert box.waiting() == []
 
 
-def test_marks_are_kept_for_a_while_and_not_for_ever(tmp_path: Path):
-    """A mailbox does not grow with every signal that it ever had."""
+def test_only_the_newest_marks_are_kept(tmp_path: Path):
+    """Old marks are deleted, so that a mailbox does not grow with every signal that it has had."""
     box = mailbox(tmp_path)
     box.put(Signal("pause", id="0000"))
     for number in range(0, 400, 100):
@@ -78,42 +87,50 @@ def test_marks_are_kept_for_a_while_and_not_for_ever(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "dance"}', '{"kind": "reread"}'])
-def test_a_file_that_is_no_signal_is_told_and_left_alone(
+def test_invalid_signal_file_is_logged_once_and_kept(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """One of a newer version does not end the job, nor does it vanish."""
+    """A file that is not a valid signal, for example one of a newer version, does not keep other
+    signals from being read.
+    """
     box = mailbox(tmp_path)
     box.put(Signal("resume", id="b"))
     (tmp_path / "_mailbox" / "a.json").write_text(text)
-    (tmp_path / "_mailbox" / "c.json.1234.tmp").write_text("{")  # a draft of one who was killed
+    (tmp_path / "_mailbox" / "c.json.1234.tmp").write_text("{")  # left by a sender that was killed
     assert [each.id for each in box.waiting()] == ["b"]
     assert [each.id for each in box.waiting()] == ["b"]
     assert [record.message.count("a.json") for record in caplog.records] == [1]
     assert (tmp_path / "_mailbox" / "a.json").exists()
 
 
-def test_an_id_that_is_no_name_of_a_file_is_refused(tmp_path: Path):
-    """Nothing is written outside of the mailbox."""
+def test_signal_id_that_is_not_a_file_name_is_rejected(tmp_path: Path):
+    """A signal id that contains a path raises an error, so that nothing is written outside of the
+    mailbox.
+    """
     with pytest.raises(ConfigurationError, match="not a valid signal id"):
         mailbox(tmp_path).put(Signal("pause", id="../x"))
 
 
-def test_another_file_system_needs_a_session():
-    """Said at once, with the place."""
+def test_mailbox_on_an_object_store_requires_a_spark_session():
+    """Without a session, a mailbox on an object store raises an error that names the place."""
     with pytest.raises(ConfigurationError, match=r"s3a://bucket/lake .*pass a Spark session"):
         Mailbox(None, Place.parse("s3a://bucket/lake", "delta"))
 
 
-def test_signals_of_one_moment_stay_in_order(tmp_path: Path):
-    """The newest of a pause and a resume counts, however quickly one follows the other."""
+def test_signals_created_in_one_moment_stay_in_order(tmp_path: Path):
+    """Signals are read in the order of their creation, even if they were put in another order,
+    because the later one of a pause and a resume decides.
+    """
     box, signals = mailbox(tmp_path), [Signal("pause") for _ in range(50)]
     for signal in reversed(signals):
         box.put(signal)
     assert box.waiting() == signals
 
 
-def test_a_file_system_of_spark_has_a_mailbox_as_well(spark: SparkSession, lake: Path):
-    """The same through Spark's own files, which reach object stores."""
+def test_mailbox_on_a_hadoop_file_system(spark: SparkSession, lake: Path):
+    """A mailbox on a file system that is accessed through Spark, such as an object store, works as
+    in a local directory.
+    """
     box = Mailbox(spark, Place.parse("viewfs://lake/tables/mirrored", TABLE_FORMAT))
     first, second = Signal("reread", "Account", "Name = 'x'"), Signal("pause")
     assert box.waiting() == []
@@ -127,13 +144,17 @@ def test_a_file_system_of_spark_has_a_mailbox_as_well(spark: SparkSession, lake:
 
 
 def _lines(path: Path) -> list[str]:
-    """Whole lines of a file; the process that writes it may be killed in the middle of one."""
+    """Return the complete lines of a file; the process that writes it may be killed in the middle
+    of a line.
+    """
     text = path.read_text() if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def _killed(side: str, directory: Path, log: Path, more: int) -> None:
-    """Run one side, and kill it once it has written so many lines more."""
+def _run_and_kill(side: str, directory: Path, log: Path, more: int) -> None:
+    """Run a process that puts or takes signals, and kill it when it has written *more* lines to its
+    log.
+    """
     before = len(_lines(log))
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.spark.mirror.mailbox_process", side, str(directory), str(log)]
@@ -150,19 +171,21 @@ def _killed(side: str, directory: Path, log: Path, more: int) -> None:
 
 
 def test_signals_survive_kills_of_both_sides(tmp_path: Path):
-    """SIGKILL of who puts and of who takes: each signal that was put is acted on, or waits."""
+    """After the processes that put and take signals were killed, every signal that was put has been
+    taken or waits, and no more than one per kill was taken twice.
+    """
     seed = random.randrange(1 << 31)
-    print(f"seed {seed}")  # shown with a failure
+    print(f"seed {seed}")  # pytest shows it if the test fails
     rng = random.Random(seed)
     put, taken = tmp_path / "put.log", tmp_path / "taken.log"
     for _ in range(2):
-        _killed("put", tmp_path, put, rng.randint(10, 60))
-        _killed("take", tmp_path, taken, rng.randint(1, 8))
+        _run_and_kill("put", tmp_path, put, rng.randint(10, 60))
+        _run_and_kill("take", tmp_path, taken, rng.randint(1, 8))
     box = mailbox(tmp_path)
     left = [each.id for each in box.waiting()]
     assert left == sorted(left)
     assert set(_lines(put)) <= {*_lines(taken), *left}
-    # The signal of a kill may be there without its line, or acted on twice: no more than that.
+    # Each kill may leave one signal that was put without its line, or one that was taken twice.
     assert len({*_lines(taken), *left} - set(_lines(put))) <= 2
     assert len(_lines(taken)) - len(set(_lines(taken))) <= 2
     box.done(left)

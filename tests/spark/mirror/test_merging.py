@@ -1,4 +1,7 @@
-"""The merge rule of a mirror converges, and without any one of its parts it does not."""
+"""Tests of the merge rule of a mirror against a model of an org: the mirror converges, and does not
+without any one part of the rule. The as-of of a read says which events it certainly contains, and
+the margin is the longest lag of the org's responses.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tests.spark.mirror.org_model import FIELDS, Org, time_of
 X = "001001"
 
 
-# The same lives in every run. Any counterexample will do, so none is made smaller.
+# The same examples in every run. Any counterexample is sufficient, so none is shrunk.
 BOUNDED = settings(
     max_examples=1000,
     stateful_step_count=40,
@@ -33,23 +36,25 @@ BOUNDED = settings(
 
 
 class TestMirror(MirrorMachine.TestCase):
-    """Once the org rests, the events are consumed and a margin has passed, one round of reads
-    empties the queue, and the mirror equals the org but for formulas and silent purges; after a
-    refresh and a sweep in these, too. Whatever happened before.
+    """Once the org is quiet, all events are applied and a margin has passed, one round of reads
+    empties the queue, and the mirror equals the org except for formulas and records purged without
+    an event. A refresh of formulas and a sweep (comparison of all ids) correct these as well.
     """
 
     settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.slow
-def test_the_mirror_converges_in_long_lives():
-    """The same, of lives of more steps, and many of them."""
+def test_mirror_converges_in_long_examples():
+    """The property of `TestMirror` holds in many more examples with more steps."""
     many = settings(max_examples=1500, stateful_step_count=100, deadline=None)
     run_state_machine_as_test(MirrorMachine, settings=many)
 
 
-def test_the_lives_have_everything():
-    """The model is about all that it says: every reason for a read but a restored table occurs."""
+def test_examples_have_every_reason_for_a_read():
+    """The model's examples include every reason to reread a record, except that the table was
+    restored.
+    """
 
     class Machine(MirrorMachine):
         seen: ClassVar[set[Reason]] = set()
@@ -67,15 +72,17 @@ def _nothing(*_: Any) -> bool:
 
 
 class NoMargin(MirrorMachine):
-    """As-of is what is durable when the request is sent."""
+    """A mirror whose reads are assumed to contain everything that was durable when they
+    were sent.
+    """
 
     margin = 0
 
 
-# The part that takes thousands of steps to be missed.
+# The part whose absence shows only after thousands of steps.
 RARE = "older reads"
 
-# Part of the rule -> the machine without it, and what stands in the rule's place.
+# Part of the rule -> the machine without it, and the replacements of functions.
 WITHOUT: dict[str, tuple[type[MirrorMachine], list[tuple[Any, str, Callable[..., bool]]]]] = {
     "margin": (NoMargin, []),
     "cues": (MirrorMachine, [(reads, "heals", _anything), (merging, "heals", _anything)]),
@@ -89,7 +96,9 @@ WITHOUT: dict[str, tuple[type[MirrorMachine], list[tuple[Any, str, Callable[...,
     [pytest.param(part, marks=pytest.mark.slow if part == RARE else ()) for part in WITHOUT],
 )
 def test_without_a_part_of_the_rule_the_mirror_diverges(part: str, monkeypatch: pytest.MonkeyPatch):
-    """The model is strong enough to see each part missing, and no part stands in for another."""
+    """Without any single part of the merge rule, the model finds an example in which the mirror
+    differs from the org, so no part is redundant.
+    """
     machine, patches = WITHOUT[part]
     for module, name, instead in patches:
         monkeypatch.setattr(module, name, instead)
@@ -97,25 +106,33 @@ def test_without_a_part_of_the_rule_the_mirror_diverges(part: str, monkeypatch: 
         run_state_machine_as_test(machine, settings=BOUNDED)
 
 
-# One promise each, in a few steps.
+# Single properties of the rule, in a few steps each.
 
 
 def read(seq: int, *, asked: int = 0, since: int | None = None, until: int = 100) -> Read:
+    """Return a read whose as-of is the raw row *seq* and the request number *asked*.
+
+    It began at the tick *since*, with no event known before if None, and ended at the tick *until*.
+    """
     begun = None if since is None else (time_of(since), 0, 0)
     return Read(AsOf(seq, asked), begun, time_of(until))
 
 
 def update(seq: int, phone: str, *, tick: int | None = None) -> Change:
+    """Return a change of the phone at a tick, by default the tick *seq*."""
     when = time_of(seq if tick is None else tick)
     return Change("UPDATE", when, seq, 1, seq, (phone, None, None, None), ["Phone"])
 
 
 def change(kind: str, seq: int, *values: Any) -> Change:
+    """Return a change of this kind at tick *seq*; without values, all fields are null."""
     return Change(kind, time_of(seq), seq, 1, seq, values or (None,) * 4)
 
 
 def diffs(*lines: str) -> tuple[list[Change], list[str]]:
-    """Changes that add lines to a text, numbered from 1, and the text before and after each."""
+    """Return changes that append lines to a text, numbered from 1, and the text before the first
+    and after each of them.
+    """
     org, texts = Org(), []
     org.create(before=True)
     for line in lines:
@@ -129,22 +146,27 @@ def diffs(*lines: str) -> tuple[list[Change], list[str]]:
 
 
 def known(phone: str, seq: int) -> Mirrored:
-    """A record that a CREATE made known."""
+    """Return a record that was created by an event at tick *seq*."""
     created = lay(FIELDS, X, None, [change("CREATE", seq, phone, None, None, None)], [])
     assert created.mirrored is not None
     return created.mirrored
 
 
-def test_an_as_of_is_what_was_durable_a_margin_before():
-    """Not what is durable when the request is sent; and before a margin there is none."""
+def test_as_of_is_what_was_durable_a_margin_before():
+    """A read certainly contains only what was durable one margin (the longest lag of the org's
+    responses) before its request. Before a margin has passed, it has no as-of.
+    """
     notes = [Noted(10.0, AsOf(5)), Noted(12.0, AsOf(7)), Noted(14.0, AsOf(7, 1))]
     assert reads.as_of(notes, 15.0, 3.0) == AsOf(7)
     assert reads.as_of(notes, 17.0, 3.0) == AsOf(7, 1)
     assert reads.as_of(notes, 12.9, 3.0) is None
 
 
-def test_an_event_since_the_as_of_is_laid_over_an_older_row():
-    """A row that lags behind the bus takes nothing back."""
+def test_event_after_the_as_of_is_applied_to_an_older_row():
+    """A read's row may be older than the known events.
+
+    The events after the read's as-of are applied to it, so nothing is reverted.
+    """
     changes = [update(6, "6"), update(7, "7")]
     before = lay(FIELDS, X, known("1", 1), changes, []).mirrored
     after = merge_row(FIELDS, X, before, read(5), Row(("1", "s", "n", "f")), changes, [])
@@ -153,8 +175,10 @@ def test_an_event_since_the_as_of_is_laid_over_an_older_row():
     assert after.added == ()
 
 
-def test_a_read_from_before_a_cue_leaves_it_open():
-    """The row is marked until a read has come that began a margin after the gap event."""
+def test_read_from_before_a_gap_event_leaves_its_entry_open():
+    """The record stays marked for a reread until a read is merged whose as-of includes the gap
+    event.
+    """
     gap = change("GAP_UPDATE", 6)
     first = lay(FIELDS, X, known("1", 1), [gap], [])
     (entry,) = first.added
@@ -169,8 +193,11 @@ def test_a_read_from_before_a_cue_leaves_it_open():
     assert late.mirrored.record.reread_reason is None
 
 
-def test_raw_rows_do_not_tell_when_something_was_asked_for():
-    """Between a read and a later refresh there may be no event at all; their numbers differ."""
+def test_entry_is_not_closed_by_a_read_requested_before_it():
+    """A queue entry without an event, such as a formula refresh, is closed only by reads whose
+    as-of includes its request number. An entry about all records requires this of every piece of
+    the object.
+    """
     entry = Entry(None, Cue(Reason.FORMULA, None, None, 5), asked=2)
     assert not heals(read(5, asked=1), entry)
     assert heals(read(5, asked=2), entry)
@@ -180,8 +207,10 @@ def test_raw_rows_do_not_tell_when_something_was_asked_for():
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
-def test_a_diff_within_a_read_is_laid_once_and_queues_nothing(place: int):
-    """Whichever of the texts the row has, the last one comes out, and the queue stays as it is."""
+def test_diff_that_a_read_contains_is_not_applied_twice(place: int):
+    """Whichever version of the text the read returned, the result is the last version, and no
+    reread is queued.
+    """
     changes, texts = diffs("a", "b", "c")
     row = Row(("p1", None, texts[place], None))
     after = merge_row(FIELDS, X, None, read(0), row, changes, [])
@@ -190,8 +219,10 @@ def test_a_diff_within_a_read_is_laid_once_and_queues_nothing(place: int):
     assert after.added == ()
 
 
-def test_a_diff_after_a_read_that_does_not_fit_is_queued():
-    """A text that is not what the service has shows at its next diff, and is read again."""
+def test_diff_that_does_not_match_queues_a_reread():
+    """If the known text differs from the org's, the next diff does not match, and the record is
+    queued for a reread.
+    """
     changes, _ = diffs("a")
     row = Row(("p1", None, "another text", None))
     base = merge_row(FIELDS, X, None, read(0, until=0), row, [], []).mirrored
@@ -199,16 +230,16 @@ def test_a_diff_after_a_read_that_does_not_fit_is_queued():
     assert entry.cue.reason is Reason.DIFF
 
 
-def test_a_record_that_changes_all_the_time_leaves_the_queue():
-    """A text that is changed once a tick, and read once a margin: each read closes the entry that
-    there was, and gives no other one.
+def test_constantly_changing_record_leaves_the_queue():
+    """If a text changes in every tick and is read once per margin, each read closes the open entry
+    and adds none.
     """
     changes, texts = diffs(*"abcdefghij")
     first = lay(FIELDS, X, None, changes[:1], [])
     entries, mirrored = list(first.added), first.mirrored
     for now in (4, 7, 10):
         mirrored = lay(FIELDS, X, mirrored, changes[now - 3 : now], []).mirrored
-        row = Row(("p1", None, texts[now], None))  # has what came within the margin, too
+        row = Row(("p1", None, texts[now], None))  # also contains what changed within the margin
         since = changes[now - 3 : now]
         outcome = merge_row(FIELDS, X, mirrored, read(now - 3, until=now), row, since, entries)
         entries = [each for each in (*entries, *outcome.added) if each not in outcome.healed]
@@ -220,7 +251,9 @@ def test_a_record_that_changes_all_the_time_leaves_the_queue():
 
 
 def test_absence_proves_deletion_after_the_last_event_only():
-    """A record created since the as-of is kept; one without an event since is gone."""
+    """A record that a read does not return is kept if it has an event after the read's as-of, and
+    counts as deleted otherwise.
+    """
     created = known("1", 6)
     kept = merge_absence(X, created, read(5), [])
     assert kept.mirrored == created
@@ -230,8 +263,10 @@ def test_absence_proves_deletion_after_the_last_event_only():
     assert gone.record.values[0] == "1"
 
 
-def test_absence_proves_nothing_against_a_late_event():
-    """An event that was late is not laid, and is an event about the record all the same."""
+def test_late_event_prevents_deletion_by_an_earlier_read():
+    """A late event is not applied, but a read whose as-of does not include it cannot prove by
+    absence that the record is deleted.
+    """
     late = Entry(X, Cue(Reason.LATE, "UNDELETE", time_of(3), 7))
     created = known("1", 6)
     assert merge_absence(X, created, read(6), [late]).mirrored == created
@@ -242,7 +277,9 @@ def test_absence_proves_nothing_against_a_late_event():
 
 
 def test_an_older_read_changes_nothing():
-    """A piece of a long Bulk job that arrives after a newer read takes nothing back."""
+    """A piece of a long Bulk job that is merged after a newer read neither changes nor deletes a
+    record.
+    """
     newer = merge_row(FIELDS, X, None, read(9), Row(("9", None, None, None)), [], []).mirrored
     row = Row(("5", None, None, None))
     changes = [update(6, "6")]
@@ -251,49 +288,53 @@ def test_an_older_read_changes_nothing():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_an_older_read_brings_no_record_back(seed: int):
-    """A record that no event was about, that an overflow deleted, and that a newer read of the
-    object does not return, stays unknown when an answer from before that comes at last.
+def test_older_read_does_not_restore_a_record(seed: int):
+    """A record without events was deleted by an overflow, and a newer read of the object does not
+    return it. An older response that arrives after that does not add it.
     """
-    life = MirrorMachine()
-    life.begin(seed=seed, records=2, is_read=False)
-    life.wait(ticks=3)
-    life.send(what="both")
-    life.wait(ticks=1)
-    life.write_badly(kind="OVERFLOW", which=0)  # deletes the first
-    life.write_badly(kind="PURGE", which=0)
-    life.rest(redrives=True, answers=False)
-    assert X not in life.job.tables.mirrored
-    life.teardown()
+    machine = MirrorMachine()
+    machine.begin(seed=seed, records=2, is_read=False)
+    machine.wait(ticks=3)
+    machine.send(what="both")
+    machine.wait(ticks=1)
+    machine.write_badly(kind="OVERFLOW", which=0)  # deletes the first record
+    machine.write_badly(kind="PURGE", which=0)
+    machine.rest(redrives=True, answers=False)
+    assert X not in machine.job.tables.mirrored
+    machine.teardown()
 
 
-def test_a_late_event_takes_nothing_back_that_an_overflow_did():
-    """An update that cannot be decoded, an overflow, a read that heals both, and then the update:
-    the record is newer than it, although none of its own events says so.
+def test_late_update_does_not_revert_an_overflow():
+    """An update that is decoded only after an overflow and a read has no effect: the mirror still
+    equals the org, although no event of the record is newer.
     """
-    life = MirrorMachine()
-    life.begin(seed=0, records=1, is_read=True)
-    life.write(kind="UPDATE", which=0, is_next=True)
-    life.fail_to_decode(is_again=False)
-    life.write_badly(kind="OVERFLOW", which=0)
-    life.rest(redrives=False, answers=True)
-    life.teardown()
+    machine = MirrorMachine()
+    machine.begin(seed=0, records=1, is_read=True)
+    machine.write(kind="UPDATE", which=0, is_next=True)
+    machine.fail_to_decode(is_again=False)
+    machine.write_badly(kind="OVERFLOW", which=0)
+    machine.rest(redrives=False, answers=True)
+    machine.teardown()
 
 
-def test_a_late_create_brings_no_record_back():
-    """A CREATE that is decoded when a read has shown already that the record is gone."""
-    life = MirrorMachine()
-    life.begin(seed=0, records=0, is_read=False)
-    life.write(kind="CREATE", which=0, is_next=True)
-    life.fail_to_decode(is_again=False)
-    life.write_badly(kind="PURGE", which=0)
-    life.write(kind="CREATE", which=0, is_next=True)
-    life.rest(redrives=False, answers=True)
-    life.teardown()
+def test_late_create_does_not_restore_a_record():
+    """A CREATE event that is decoded only after a read has shown that the record is gone does not
+    add the record.
+    """
+    machine = MirrorMachine()
+    machine.begin(seed=0, records=0, is_read=False)
+    machine.write(kind="CREATE", which=0, is_next=True)
+    machine.fail_to_decode(is_again=False)
+    machine.write_badly(kind="PURGE", which=0)
+    machine.write(kind="CREATE", which=0, is_next=True)
+    machine.rest(redrives=False, answers=True)
+    machine.teardown()
 
 
-def test_a_change_older_than_the_read_is_late():
-    """An event decoded after all is not laid over a row that an overflow had made newer."""
+def test_event_older_than_the_read_is_late():
+    """An event that is decoded after a newer read was merged is not applied, but queues a
+    reread.
+    """
     changed = Row(("by the overflow", None, None, None))
     base = merge_row(FIELDS, X, known("1", 1), read(9, since=8), changed, [], []).mirrored
     redriven = update(10, "older", tick=5)
@@ -303,8 +344,8 @@ def test_a_change_older_than_the_read_is_late():
     assert [entry.cue.reason for entry in after.added] == [Reason.LATE]
 
 
-def test_a_create_keeps_what_no_event_names():
-    """The formula of a row that was read stays when the CREATE is laid over it."""
+def test_create_keeps_fields_that_events_do_not_contain():
+    """When a CREATE event is applied to a row that was read, the value of a formula stays."""
     created = change("CREATE", 6, "1", None, None, None)
     row = Row(("1", None, None, "formula"))
     after = merge_row(FIELDS, X, None, read(5), row, [created], []).mirrored
@@ -312,8 +353,10 @@ def test_a_create_keeps_what_no_event_names():
     assert after.record.values == ["1", None, None, "formula"]
 
 
-def test_a_refresh_marks_no_row():
-    """A row whose formulas are to be refreshed is as sound as before; one with a gap is not."""
+def test_formula_refresh_does_not_mark_rows():
+    """A row whose formulas are to be refreshed is not marked as doubtful, unlike a row
+    with a gap.
+    """
     for reason, mark in ((Reason.FORMULA, None), (Reason.GAP, Reason.GAP)):
         entry = Entry(None, Cue(reason, None, None, 5), asked=1)
         row = Row(("1", None, None, None))

@@ -1,4 +1,6 @@
-"""What the mirror job decides and converts without Spark: values, the next read, the budget."""
+"""Tests of the parts of the mirror job that need no Spark: conversion of values, choice of the next
+read, and the budget of requests.
+"""
 
 from __future__ import annotations
 
@@ -64,9 +66,9 @@ ROW = {
 EMPTY = dict.fromkeys(ROW) | {"record_id": "001000000000002AAA", "Is__c": False}
 
 
-def test_a_value_is_the_same_whichever_way_it_was_read():
-    """JSON of REST and CSV of Bulk become equal rows of the columns' types: nulls, quotes, line
-    ends, decimals with more digits than their column, parts of compound fields.
+def test_json_and_csv_values_become_equal_rows():
+    """JSON from REST and CSV from Bulk become equal rows with the columns' types, including nulls,
+    quotes, line ends, surplus decimal digits, and parts of compound fields.
     """
     rows = [
         {"Id": "001000000000001AAA", "Name": 'a "b",\nc', "Price__c": Decimal("1.005"),
@@ -88,8 +90,11 @@ def test_a_value_is_the_same_whichever_way_it_was_read():
         assert [row for block, _ in blocks for row in block.to_pylist()] == [ROW, EMPTY]
 
 
-def test_a_read_that_is_older_than_a_column_leaves_it_null():
-    """What a query did not select is null, and its flags are read beside the columns."""
+def test_column_that_a_read_did_not_select_is_null():
+    """A read may have begun before a column was added.
+
+    Selected fields that are not columns, such as `IsDeleted`, are returned separately.
+    """
     file = io.BytesIO(b'"001000000000001AAA","x","true"\n')
     names = ("Id", "Name", "IsDeleted")
     ((rows, texts),) = values.of_csv(COLUMNS, file, names, has_header=False)
@@ -100,8 +105,10 @@ def test_a_read_that_is_older_than_a_column_leaves_it_null():
     assert not list(values.of_csv(COLUMNS, io.BytesIO(), names, has_header=False))
 
 
-def test_a_value_that_is_not_of_its_type_is_not_shown():
-    """A read with such a value fails, and the error has the field and not the value."""
+def test_error_for_an_invalid_value_does_not_contain_the_value():
+    """A value that does not have its field's type raises an error that names the field and does not
+    reveal the value.
+    """
     with pytest.raises(RemoteProtocolError, match="Count__c") as caught:
         values.of_json(COLUMNS, [{"Id": "001000000000001AAA", "Count__c": "secret"}])
     assert "secret" not in str(caught.value)
@@ -110,8 +117,11 @@ def test_a_value_that_is_not_of_its_type_is_not_shown():
 READ = Read(AsOf(7, 3), (AT, 5, 1), AT)
 
 
-def test_what_is_kept_comes_back():
-    """Notes of plans, markers of pieces and the reads of rows survive the way to a table."""
+def test_stored_notes_markers_and_reads_are_restored():
+    """A step's note, a piece's marker and a row's read equal those that were stored.
+
+    A note of a merge that was stored without ids can be loaded too.
+    """
     merge = Merge("Account", "object", 1, 2, READ, None, is_last=True, laid=9, at=1.5, calls=3)
     for note in (
         merge,
@@ -131,12 +141,14 @@ def test_what_is_kept_comes_back():
 
 
 def entry(record_id: str | None, seq: int = 1, asked: int = 0) -> Entry:
+    """Return a queue entry for a record, or for all records if *record_id* is None."""
     return Entry(record_id, Cue(Reason.GAP, None, None, seq), asked)
 
 
-def test_a_read_is_begun_for_what_it_heals():
-    """Nothing is read before a margin has passed, nor for an entry that the read would not heal;
-    the whole object for an entry about many records, or for very many of one.
+def test_next_read_covers_entries_that_it_can_close():
+    """No read begins before a margin has passed, or for an entry that it cannot close.
+
+    The whole object is read for an entry about all records, or for too many entries.
     """
     objects = ["Account", "Contact"]
     entries = {"Contact": [entry("003A"), entry("003B", seq=9)]}
@@ -150,8 +162,10 @@ def test_a_read_is_begun_for_what_it_heals():
     assert next_read(many, objects, AsOf(1, 2)) == Wanted("Account", "object")
 
 
-def test_the_budget_is_of_24_hours():
-    """Calls count for a day, those of earlier processes too, and none begins beyond."""
+def test_budget_limits_requests_within_24_hours():
+    """Requests count for 24 hours, including those of earlier processes, and no read may begin when
+    the budget is used up.
+    """
     budget = Budget(10, [(0.0, 4)])
     assert budget.may_read(1.0, 5)
     assert budget.count(1.0, 5) == 5
@@ -162,8 +176,11 @@ def test_the_budget_is_of_24_hours():
     assert Budget(None, [(0.0, 10**9)]).may_read(1.0, 5)
 
 
-def test_the_ids_of_a_merge_are_those_of_its_pieces():
-    """A merge looks for its records in the table unless all of its pieces say where they end."""
+def test_id_range_of_a_merge_covers_its_pieces():
+    """The range is known only if every piece with rows states its lowest and highest id.
+
+    Otherwise the merge has to look for its records in the table.
+    """
     one = Marker(1, "object", READ.as_of, size=2, lowest="001C", highest="001D")
     two = replace(one, lowest="001A", highest="001B")
     none = replace(one, size=0, lowest=None, highest=None)
@@ -172,8 +189,10 @@ def test_the_ids_of_a_merge_are_those_of_its_pieces():
     assert id_range([none]) is None
 
 
-def test_a_read_is_done_with_when_its_end_was_merged():
-    """An object's read needs one step more than its pieces: for what it did not return."""
+def test_read_is_complete_once_its_last_step_is_merged():
+    """A read of an object needs one step more than its pieces, for the records that it did not
+    return.
+    """
     account = Account()
     last = Marker(1, "object", READ.as_of, is_last=True, piece=2)
     merge = Merge("Account", "object", 1, 2, READ, None, is_last=False, laid=9, at=1.5)
@@ -184,8 +203,11 @@ def test_a_read_is_done_with_when_its_end_was_merged():
     assert Account().is_through(replace(last, kind="ids"))
 
 
-def test_a_row_of_which_nothing_else_is_known_is_as_the_rule_says():
-    """Its flags are those that the rule gives such a row: sound, or marked by an open entry."""
+def test_row_known_only_from_a_read_has_correct_flags():
+    """The row is complete and sound, or marked for a reread if a queue entry is open.
+
+    If a newer read did not return the record, there is no row.
+    """
     types = pa.schema([("Name", pa.string())])
     merging = Merging(Fields(("Name",), {}, {}), types, read=replace(READ, until=None))
 
@@ -201,9 +223,9 @@ def test_a_row_of_which_nothing_else_is_known_is_as_the_rule_says():
     assert not made(replace(merging, newest=replace(READ, as_of=AsOf(8, 3))))
 
 
-def test_what_is_due_is_read_once_in_a_run_that_is_to_end():
-    """All of an object is read at first, when fields are new, and when its formulas are old; ids
-    are compared on a schedule. A run that is to end does what is due once.
+def test_agenda_returns_what_is_due():
+    """An object is due for a complete read at first, when it has new fields, and when its formulas
+    are old. Its ids are compared on schedule. In a run that is to end, nothing is done twice.
     """
     account, agenda = Account(), Agenda(refresh_formulas=10.0, sweep=20.0)
     formula = Column("Sum__c", pa.int64(), "Sum__c", "", ("Sum__c",), calculated=True)
@@ -225,9 +247,9 @@ def test_what_is_due_is_read_once_in_a_run_that_is_to_end():
     assert never.to_sweep([("Account", account)], 1e9) is None
 
 
-def test_the_org_is_asked_again_less_and_less_often():
-    """After each failure it is waited longer, up to ten minutes, and that long at once where the
-    calls of the day are used up; a read that succeeds begins anew.
+def test_retry_delays_grow_up_to_ten_minutes():
+    """The delay doubles with each failure up to ten minutes, and is ten minutes at once if the
+    daily requests are used up. A successful read resets it.
     """
     patience = Patience()
     error = StreamUnavailableError("down")
@@ -241,9 +263,9 @@ def test_the_org_is_asked_again_less_and_less_often():
     assert patience.after(error, 0.0) == 20.0
 
 
-def test_what_the_stream_fails_with_at_the_end_is_raised(tmp_path: Path):
-    """Nobody asks where a stream stands once it was told to stop: its last write fails aloud, but
-    does not take the place of what ended the mirror.
+def test_last_error_of_the_stream_is_raised(tmp_path: Path):
+    """A failed write of a stream that is being closed raises its error, unless another error has
+    already ended the mirror.
     """
 
     def stream() -> MirrorStream:

@@ -1,4 +1,6 @@
-"""What is asked of the user before a mirror begins, and how the command is told things."""
+"""Tests of the check of a user's permissions before a mirror starts, and of durations on the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,10 @@ from sfpubsub.spark.mirror.rights import check_rights
 from tests.rest.support import QUICK
 
 
-def test_an_object_is_mirrored_only_for_a_user_who_sees_all_of_it(tmp_path: Path):
-    """A record that the user does not see would count as deleted: so the objects of which not all
-    is seen are named at once, and so is a name that is not the org's own.
+def test_mirror_requires_a_user_who_sees_all_records(tmp_path: Path):
+    """Records that the user cannot see would count as deleted, so an error names the objects with
+    such records. An object name that is unknown or spelled differently than in the org is rejected
+    too.
     """
     with EmulatorServer(tmp_path) as emulator:
         url, org = emulator.instance_url, emulator.tenant_id
@@ -38,13 +41,15 @@ def test_an_object_is_mirrored_only_for_a_user_who_sees_all_of_it(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90", 90.0), ("1.5s", 1.5), ("10m", 600.0), ("24h", 86400.0), ("0", 0.0)]
 )
-def test_a_duration_has_a_unit(text: str, seconds: float):
-    """Schedules are given as people say them."""
+def test_duration_is_converted_to_seconds(text: str, seconds: float):
+    """A duration is a number with a unit, or a number of seconds."""
     assert Duration().convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1h", "1w", "nan"])
-def test_what_is_no_duration_is_refused(text: str):
-    """A slip does not become a schedule."""
+def test_invalid_duration_is_rejected(text: str):
+    """Arbitrary text, negative numbers and unknown units are usage errors, so that a typing error
+    does not become a schedule.
+    """
     with pytest.raises(click.BadParameter, match="duration"):
         Duration().convert(text, None, None)

@@ -1,4 +1,6 @@
-"""The storm: whatever happens to an org and to its mirror, at the end they are equal."""
+"""Tests of the storm: after random changes, faults and restarts of an org and its mirror, both must
+be equal. A blow is a fault or a kill.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ from tests.spark.mirror.mirror_world import MARGIN, PATIENCE, TOPIC, World
 
 @pytest.fixture
 def seed() -> int:
+    """Return a random seed, and print it."""
     seed = random.randrange(1 << 31)
-    print(f"seed {seed}")  # shown with a failure
+    print(f"seed {seed}")  # pytest shows it if the test fails
     return seed
 
 
-def test_the_writer_does_everything_and_the_truth_is_what_rest_tells(tmp_path: Path, seed: int):
-    """Every kind of change is made, over REST, and each object's rows are those of a query."""
+def test_writer_makes_every_kind_of_change(tmp_path: Path, seed: int):
+    """The storm's writer makes every kind of change over REST, and change events report them.
+
+    The expected rows have the same ids as a query of each object.
+    """
     emulator = EmulatorServer(
         tmp_path / "org", seed=seed_of(tmp_path), settings=Settings(overflow_changes=50)
     )
@@ -66,7 +72,9 @@ def test_the_writer_does_everything_and_the_truth_is_what_rest_tells(tmp_path: P
 
 
 def test_the_same_seed_makes_the_same_changes(tmp_path: Path, seed: int):
-    """A storm can be had again: two orgs with one seed end alike, but for times."""
+    """Writers with the same seed leave two orgs with the same records, apart from dates, so that a
+    storm can be repeated.
+    """
     ends = []
     for number in range(2):
         directory = tmp_path / str(number)
@@ -102,12 +110,14 @@ COLUMNS = pa.schema(
 
 
 def row(record_id: str, **values: object) -> dict[str, object]:
+    """Return a row with these values, of a record that is not deleted."""
     return {"record_id": record_id, "_is_deleted": False, **values}
 
 
-def test_all_readers_see_the_rows_of_a_table_that_was_merged(spark: SparkSession, tmp_path: Path):
-    """What is compared at the end of a storm is what each reader sees: replaced rows once, deleted
-    records not at all, and values as the org has them."""
+def test_all_readers_see_merged_rows(spark: SparkSession, tmp_path: Path):
+    """Every reader that is used for the comparison after a storm sees a replaced row once, no
+    deleted rows, and the values of the org.
+    """
     full = {
         "Name": "a", "Price__c": Decimal("1.10"), "Due__c": date(2026, 11, 22),
         "At__c": datetime(2026, 11, 22, 1, 2, 3, 4000, UTC), "Address": {"City": "Rome"},
@@ -130,8 +140,10 @@ def test_all_readers_see_the_rows_of_a_table_that_was_merged(spark: SparkSession
         assert read(tmp_path / "Account") == wanted
 
 
-def test_what_is_wrong_is_told():
-    """A record that is missing, one too many, one with another value; nothing if all is well."""
+def test_difference_lists_missing_extra_and_changed_records():
+    """The difference of two tables names missing, surplus and different records, and is empty if
+    the tables are equal.
+    """
     wanted = {"1": {"Name": "a"}, "2": {"Name": "b", "X": 1}}
     assert difference(wanted, wanted) == ""
     text = difference(wanted, {"2": {"Name": "b", "X": 2}, "3": {}})
@@ -140,14 +152,14 @@ def test_what_is_wrong_is_told():
 
 
 def test_a_storm_has_every_kind_of_blow(seed: int):
-    """With as many blows as there are kinds, each is there."""
+    """A storm with as many blows (faults and kills) as there are kinds has one of each kind."""
     assert set(blows_of(len(BLOWS), random.Random(seed))) == set(BLOWS)
 
 
 class StormWorld(World):
-    """An org in a storm. One clock is the org's and the mirror's: it stands still but for jumps.
+    """An org in a storm and its mirror, with one clock for both, which only moves by jumps.
 
-    Answers of the org lag behind its events by as much as the margin allows.
+    The org's responses lag behind its events by almost as much as the mirror's margin allows.
     """
 
     settings_of_org = Settings(
@@ -161,10 +173,10 @@ class StormWorld(World):
         self.objects = OBJECTS
         self.rng = random.Random(seed)
         self.writer = Writer(emulator, seed)
-        self.blows: list[str] = []
+        self.caused_faults: list[str] = []
 
     def advance(self, mirror: Mirror) -> bool:
-        """See `World`. The org's time passes as well."""
+        """Let the mirror do one step as in `World`, and let the org's time pass as well."""
         before = self.now
         settled = super().advance(mirror)
         if self.now > before:
@@ -173,32 +185,36 @@ class StormWorld(World):
         return settled
 
     def settle(self, mirror: Mirror) -> None:
-        """See `World`. A storm leaves more to do."""
-        until(lambda: self.advance(mirror) and self.is_through(), "the mirror", 10 * PATIENCE)
+        """Let the mirror work until it has nothing left to do, with ten times the usual
+        patience.
+        """
+        until(lambda: self.advance(mirror) and self.has_received_all(), "the mirror", 10 * PATIENCE)
 
-    def is_through(self) -> bool:
-        """Whether the newest event of the org is in the raw table."""
+    def has_received_all(self) -> bool:
+        """Return whether the newest event of the org is in the raw table."""
         found, _ = self.emulator.bus.read(self.emulator.bus.topic(TOPIC), 0, 10**6)
         raw = self.spark.read.format(self.format).load(self.raw.url)
         return not found or raw.where(f"event_id = '{found[-1].event_id}'").count() == 1
 
-    def blow(self, kind: str) -> None:
-        """Let something happen to the org or its streams."""
+    def cause_fault(self, kind: str) -> None:
+        """Cause a fault of the given kind in the org or its streams."""
         self.emulator.faults.add(fault_of(kind, self.rng))
-        self.blows.append(kind)
+        self.caused_faults.append(kind)
 
-    def weather(self, changes: int, turns: int) -> None:
-        """Make changes while the mirror does a few things, and leave it wherever it is then."""
+    def change_during_faults(self, changes: int, turns: int) -> None:
+        """Make *changes* changes and *turns* faults while the mirror does a step for each fault,
+        and then stop the mirror wherever it is.
+        """
         with self.mirror() as mirror:
             before = self.writer.changes
             for turn in range(1, turns + 1):
                 while self.writer.changes < before + changes * turn // turns:
                     self.writer.step()
-                self.blow(self.rng.choice(list(FAULTS)))
+                self.cause_fault(self.rng.choice(list(FAULTS)))
                 self.advance(mirror)
 
     def compare(self) -> dict[str, str]:
-        """Return what is wrong, by object and reader."""
+        """Return the differences between the tables and the org, by object and reader."""
         readers = readers_of(self.spark, self.format)
         return {
             f"{name} by {reader}": text
@@ -208,21 +224,22 @@ class StormWorld(World):
         }
 
 
-@pytest.mark.slow  # until it has been measured where nothing else runs: 45 s are what it may take
+@pytest.mark.slow  # until measured to take less than 45 s on an idle machine
 def test_tables_equal_their_org_after_a_storm(spark: SparkSession, tmp_path: Path, seed: int):
-    """500 changes by REST, while the mirror is left in the middle of what it does and begun anew,
-    streams break, sessions expire, positions are lost, the org moves, and events are gaps or late:
-    then each table is what the org's own store holds, to every reader."""
+    """During 500 changes, the mirror is stopped and restarted, streams break, sessions expire,
+    positions are lost, the org moves, and events are late or only report gaps. Then every reader
+    sees in each table what the org's own store contains.
+    """
     clock, settings = ManualClock(time.time()), StormWorld.settings_of_org
     org = tmp_path / "org"
     with EmulatorServer(org, seed=seed_of(tmp_path), settings=settings, clock=clock) as emulator:
         world = StormWorld(spark, tmp_path, emulator, seed)
         world.writer.fill(60)
         for _ in range(2):
-            world.weather(200, turns=4)
+            world.change_during_faults(200, turns=4)
         for kind in FAULTS:
-            if kind not in world.blows:
-                world.blow(kind)
+            if kind not in world.caused_faults:
+                world.cause_fault(kind)
         while world.writer.changes < 500:
             world.writer.step()
         with world.mirror(refresh_formulas=1.0, sweep=1.0) as mirror:
