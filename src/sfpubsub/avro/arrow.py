@@ -67,7 +67,7 @@ class EncodedBatch(Protocol):
 
     @property
     def received_at(self) -> float:
-        """When the batch was received, in seconds since 1970 UTC."""
+        """When the batch was received, in seconds since the epoch."""
         ...
 
     @property
@@ -329,7 +329,7 @@ def _event_time(codec: Codec, value: pa.StructArray) -> pa.Array:
 
 
 def times_of(milliseconds: pa.Array) -> pa.Array:
-    """Convert milliseconds since 1970 UTC to timestamps.
+    """Convert milliseconds since the epoch to timestamps.
 
     Times that Spark cannot represent become null.
     """

@@ -176,7 +176,7 @@ class ChangeEvent:
 
     @property
     def commit_timestamp(self) -> int:
-        """When the change was committed, in milliseconds since 1970 UTC."""
+        """When the change was committed, in milliseconds since the epoch."""
         return self._fact("commitTimestamp", int)
 
     @property

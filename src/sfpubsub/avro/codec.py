@@ -270,8 +270,8 @@ class Codec:
         """Encode *value* as Avro bytes. A missing field gets the default of the schema.
 
         Args:
-            value: Values by field name. Times are integers, in milliseconds since 1970 UTC.
-            fill_created: ``CreatedDate`` (milliseconds since 1970 UTC) and ``CreatedById`` to use
+            value: Values by field name. Times are integers, in milliseconds since the epoch.
+            fill_created: ``CreatedDate`` (milliseconds since the epoch) and ``CreatedById`` to use
                 if the schema has these fields and *value* lacks them.
 
         Raises:
@@ -286,7 +286,7 @@ class Codec:
         return self._encoder.encode(value)
 
     def event_time(self, value: Mapping[str, Any]) -> int | None:
-        """Return when the event occurred, in milliseconds since 1970 UTC; None if unknown.
+        """Return when the event occurred, in milliseconds since the epoch; None if unknown.
 
         This is ``CreatedDate`` of a platform event, or ``commitTimestamp`` in the header of a
         change event.

@@ -127,7 +127,7 @@ def publish(
     """Publish the events of a JSON Lines file, and print a result for each.
 
     Each line is a JSON object with the fields of the topic's schema; see `sfpubsub schema TOPIC`.
-    It must contain CreatedDate (milliseconds since 1970 UTC) and CreatedById, unless --created-by
+    It must contain CreatedDate (milliseconds since the epoch) and CreatedById, unless --created-by
     is used. The optional key "_event" is not a field: it sets the event's id and headers, as in
     {"_event": {"id": "…", "headers": {"a": "b"}}}.
 

@@ -33,7 +33,7 @@ FORMAT = 2
 
 @dataclass
 class Status:
-    """Contents of a status file. Times are in seconds since 1970 UTC, positions in hexadecimal."""
+    """Contents of a status file. Times are in seconds since the epoch, positions in hexadecimal."""
 
     command: str
     """Command of the run: ``subscribe``, ``ingest`` or ``mirror``."""
@@ -85,7 +85,7 @@ class Status:
     gaps: int = 0
     quarantined: int = 0
     hours: dict[str, int] = field(default_factory=dict)
-    """Number of events delivered, by hour since 1970 UTC. Redeliveries count, as they do for the
+    """Number of events delivered, by hour since the epoch. Redeliveries count, as they do for the
     service.
     """
 

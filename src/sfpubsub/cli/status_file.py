@@ -70,7 +70,7 @@ class StatusFile:
         name: Name of the source.
         settings: Settings of the run, which identify the service and the org.
         into: Address of the table that the run writes; None if there is no table.
-        clock: Wall clock, in seconds since 1970 UTC.
+        clock: Wall clock, in seconds since the epoch.
     """
 
     def __init__(

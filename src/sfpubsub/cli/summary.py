@@ -19,7 +19,7 @@ class Summary:
 
     Args:
         facts: Returns the current state of each subscription.
-        clock: Wall clock, in seconds since 1970 UTC.
+        clock: Wall clock, in seconds since the epoch.
     """
 
     def __init__(

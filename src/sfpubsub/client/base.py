@@ -39,7 +39,7 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
         schema_store: Store for schemas, so that raw events can be decoded offline and later. A
             schema is fetched from the service only if the store does not have it.
         datetimes: Whether `Event.value` converts fields that the schema documents as ``DateTime``
-            to `datetime` in UTC; otherwise, they are milliseconds since 1970 UTC.
+            to `datetime` in UTC; otherwise, they are milliseconds since the epoch.
 
     Raises:
         ConfigurationError: A setting is not valid.

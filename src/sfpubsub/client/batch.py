@@ -67,7 +67,7 @@ class Event:
 
     @property
     def received_at(self) -> float:
-        """When the event was received, in seconds since 1970 UTC on this machine's clock."""
+        """When the event was received, in seconds since the epoch on this machine's clock."""
         return self._batch.received_at
 
     @property
@@ -93,7 +93,7 @@ class Event:
     def value(self) -> dict[str, Any]:
         """The decoded fields by name: all of them, or those selected with ``fields``.
 
-        Times are integers in milliseconds since 1970 UTC.
+        Times are integers in milliseconds since the epoch.
 
         If the client was created with ``datetimes=True``, fields that the schema documents as
         ``DateTime`` are `datetime` objects in UTC.
@@ -113,7 +113,7 @@ class Event:
 
     @property
     def event_time(self) -> int | None:
-        """When the event occurred, in milliseconds since 1970 UTC; None if unknown.
+        """When the event occurred, in milliseconds since the epoch; None if unknown.
 
         Raises:
             DecodeError: The payload does not fit its schema.
@@ -216,7 +216,7 @@ class EventBatch:
         events: The received events.
         codecs: Codecs by schema id, one for each schema of the events.
         first_seq: `Event.delivery_seq` of the first event; the others are numbered consecutively.
-        received_at: When the response was received, in seconds since 1970 UTC on this machine's
+        received_at: When the response was received, in seconds since the epoch on this machine's
             clock.
         rpc_id: The service's id for the response.
         ack: Called with the first and the last ``delivery_seq`` of consecutive events to ack.

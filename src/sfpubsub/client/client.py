@@ -78,7 +78,7 @@ class PubSubClient(ClientBase[Subscription, ManagedSubscription, ReplayStore]):
         Args:
             topic: Full path, such as ``/event/Order_Event__e``.
             events: For each event, its values by field name. Omitted fields get the schema's
-                default; ``CreatedDate`` (milliseconds since 1970 UTC) and ``CreatedById`` have no
+                default; ``CreatedDate`` (milliseconds since the epoch) and ``CreatedById`` have no
                 default.
             created_by: User id for events without ``CreatedById``; events without ``CreatedDate``
                 then get the time of this call.

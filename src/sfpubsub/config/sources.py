@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
@@ -18,6 +19,9 @@ from typing import Any, NamedTuple
 from sfpubsub.errors import ConfigurationError
 
 logger = logging.getLogger("sfpubsub.config")
+
+# The position at the end of a message of `tomllib`.
+_POSITION = re.compile(r"\((at line \d+, column \d+|at end of document)\)\Z")
 
 ENVIRONMENT_PREFIX = "SFPUBSUB_"
 
@@ -138,18 +142,21 @@ def profiles_in(path: Path) -> tuple[str, ...]:
 
 def _read(path: Path) -> dict[str, Any]:
     found: dict[str, Any]
+    where = ""
     try:
         # Some editors put a byte order mark before the text.
         found = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(f"the settings file {path} cannot be read: {error}") from error
-    except (ValueError, RecursionError):  # invalid TOML, or invalid UTF-8
-        pass
+    except (ValueError, RecursionError) as error:  # invalid TOML, or invalid UTF-8
+        # The parser's error contains the text, which may include secrets: quote only the position.
+        position = _POSITION.search(str(error))
+        where = f" {position[1]}" if position else ""
     else:
         return found
-    # Outside the except block, so not chained: the parser's error contains the text, with secrets.
+    # Outside the except block, so that the parser's error is not chained.
     raise ConfigurationError(
-        f'{path} is not valid TOML: write settings like endpoint = "host:7443"'
+        f'{path} is not valid TOML{where}: write settings like endpoint = "host:7443"'
     )
 
 

@@ -136,14 +136,14 @@ class RemoteEmulator:
         self.call("POST", "/admin/faults", {"off": number})
 
     def now(self) -> float:
-        """Return the emulator's time, in seconds since 1970 UTC."""
+        """Return the emulator's time, in seconds since the epoch."""
         return float(self.call("GET", "/admin/clock")["now"])
 
     def jump(self, seconds: float) -> float:
         """Move the emulator's clock forward by `seconds`.
 
         Returns:
-            The emulator's new time, in seconds since 1970 UTC.
+            The emulator's new time, in seconds since the epoch.
         """
         return float(self.call("POST", "/admin/clock", {"jump_s": seconds})["now"])
 

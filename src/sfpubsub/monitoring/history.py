@@ -13,7 +13,7 @@ KEPT = 6 * 3600.0
 
 
 class Point(NamedTuple):
-    """One measurement. `at` is in seconds since 1970 UTC. A value of None is a gap in the plot."""
+    """One measurement. `at` is in seconds since the epoch. A value of None is a gap in the plot."""
 
     at: float
     value: float | None
@@ -47,7 +47,7 @@ class History:
         """Append a point to each series, unless the last points are less than `EVERY` seconds old.
 
         Args:
-            now: Seconds since 1970 UTC.
+            now: Seconds since the epoch.
         """
         if now < self._due:
             return

@@ -85,7 +85,7 @@ class Metric(Enum):
         "messaging.salesforce.last_message.time",
         "gauge",
         "s",
-        "When the service last sent a message, including keepalives, in seconds since 1970 UTC.",
+        "When the service last sent a message, including keepalives, in seconds since the epoch.",
         "After 300 s without a message, the client opens a new stream. After 330 s, the service "
         "cannot be reached, or does not accept the session.",
         SOURCE,
@@ -138,7 +138,7 @@ class Metric(Enum):
         "messaging.salesforce.acked_event.time",
         "gauge",
         "s",
-        "When the last acked event occurred, by its own timestamp, in seconds since 1970 UTC.",
+        "When the last acked event occurred, by its own timestamp, in seconds since the epoch.",
         "The service retains events for 72 h. If this time is almost 72 h ago and newer events "
         "exist, those events will soon be lost: start the command, or make it faster.",
         SOURCE,
@@ -155,7 +155,7 @@ class Metric(Enum):
         "messaging.salesforce.last_commit.time",
         "gauge",
         "s",
-        "When the service last confirmed a commit, in seconds since 1970 UTC. Managed "
+        "When the service last confirmed a commit, in seconds since the epoch. Managed "
         "subscriptions only.",
         "After 1,200 s, the service is not answering commits. After 1,800 s, it ends the stream.",
         SOURCE,

@@ -56,7 +56,7 @@ class Monitor:
     Args:
         title: Name of the command or program, for display.
         bounds: Time limits for `problems`.
-        clock: Returns the current time, in seconds since 1970 UTC.
+        clock: Returns the current time, in seconds since the epoch.
     """
 
     def __init__(

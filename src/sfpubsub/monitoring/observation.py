@@ -38,7 +38,7 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class Facts:
-    """A subscription's observed health and activity. Times are in seconds since 1970 UTC."""
+    """A subscription's observed health and activity. Times are in seconds since the epoch."""
 
     kind: SourceKind
     name: str
@@ -79,7 +79,7 @@ class Facts:
 
     @property
     def position_at(self) -> float | None:
-        """Event time (seconds since 1970 UTC) up to which everything is acked; None if unknown."""
+        """Event time (seconds since the epoch) up to which everything is acked; None if unknown."""
         known = [at for at in (self.acked_event_at, self.idle_at) if at is not None]
         return max(known, default=None)
 
@@ -87,7 +87,7 @@ class Facts:
         """Return how far processing is behind the events, in seconds; None if unknown.
 
         Args:
-            now: Seconds since 1970 UTC.
+            now: Seconds since the epoch.
         """
         if self.is_behind:
             return None if self.position_at is None else max(0.0, now - self.position_at)
@@ -103,7 +103,7 @@ class Observation:
     Args:
         kind: Kind of source: ``managed`` (a managed subscription), ``topic`` or ``channel``.
         name: Name of the source.
-        clock: Returns the current time, in seconds since 1970 UTC.
+        clock: Returns the current time, in seconds since the epoch.
     """
 
     def __init__(

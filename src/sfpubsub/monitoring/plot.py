@@ -30,14 +30,14 @@ _HALF = 24
 
 
 class Window(NamedTuple):
-    """Time span of a plot, in seconds since 1970 UTC."""
+    """Time span of a plot, in seconds since the epoch."""
 
     begin: float
     end: float
 
     @classmethod
     def of(cls, started: float, now: float) -> Window:
-        """Return the window from *started* to *now*, both in seconds since 1970 UTC.
+        """Return the window from *started* to *now*, both in seconds since the epoch.
 
         A window shorter than 15 min is extended to start earlier. One longer than 6 h is cut to its
         last 6 h.

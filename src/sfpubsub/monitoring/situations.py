@@ -67,7 +67,7 @@ def problems(
         steps: How long the current step of each kind has been running, in seconds; None if no such
             step is running.
         bounds: The limits.
-        now: Seconds since 1970 UTC.
+        now: Seconds since the epoch.
     """
     found = [
         Problem("stuck", f"{name}: running for {span(seconds)}")

@@ -35,7 +35,7 @@ def samples_of(facts: Facts, now: float) -> Iterator[Sample]:
 
     Args:
         facts: Facts about the subscription.
-        now: Seconds since 1970 UTC.
+        now: Seconds since the epoch.
     """
     labels = source_labels(facts.kind, facts.name)
     health = facts.health

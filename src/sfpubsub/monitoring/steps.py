@@ -27,7 +27,7 @@ class Done:
     name: str
     """Kind of step, with the name of the processed topic or subscription if known."""
     at: float
-    """When it finished, in seconds since 1970 UTC."""
+    """When it finished, in seconds since the epoch."""
     seconds: float
     text: str
     """What the step did, for display."""

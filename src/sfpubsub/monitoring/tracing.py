@@ -89,7 +89,7 @@ class SourceTracing:
 
         Args:
             batch: The response's events.
-            began: When the wait for the response began, in nanoseconds since 1970 UTC.
+            began: When the wait for the response began, in nanoseconds since the epoch.
         """
         from opentelemetry.trace import SpanKind
 

@@ -18,7 +18,7 @@ class CommitAnswer(NamedTuple):
     error: str | None
     """Why the commit failed; None if it succeeded."""
     process_time: int
-    """When the service received the commit request, in milliseconds since 1970 UTC."""
+    """When the service received the commit request, in milliseconds since the epoch."""
 
 
 class Response(NamedTuple):  # a frozen dataclass takes 1 µs longer to create, and there are many

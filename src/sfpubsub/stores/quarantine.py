@@ -33,7 +33,7 @@ class QuarantinedEvent:
     reason: str
     """Error message of the decoder, the service or the handler."""
     received_at: float
-    """When the event was received, in seconds since 1970 UTC."""
+    """When the event was received, in seconds since the epoch."""
     delivery_seq: int = 0
     """Order of arrival among events received at the same time."""
     schema_json: str | None = None

@@ -164,7 +164,7 @@ class StreamingMessage(NamedTuple):  # cheap to make, and there are many
         """When the event was created, in the server's format; None if the server does not send it.
 
         PushTopic, generic and platform events have an ISO date; change events have milliseconds
-        since 1970 UTC.
+        since the epoch.
         """
         found = part_of(self.raw, "data", "event", "createdDate")
         if found is None:

@@ -20,7 +20,7 @@ class Arrival(NamedTuple):
 
     batch: Deliver
     received_at: float
-    """Time of receipt in seconds since 1970 UTC, by this machine's clock."""
+    """Time of receipt in seconds since the epoch, by this machine's clock."""
 
 
 class Mailbox:

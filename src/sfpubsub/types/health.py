@@ -66,7 +66,7 @@ class CommitReceipt:
     replay_id: ReplayId
     """The committed position."""
     process_time: int | None
-    """When the service received the commit request, in milliseconds since 1970 UTC; None if the
+    """When the service received the commit request, in milliseconds since the epoch; None if the
     commit was inferred from the start of the next stream.
     """
 
@@ -116,7 +116,7 @@ class Health:
     """Number of messages received, including keepalives and commit responses."""
     process_time: int | None = None
     """When the service received the last confirmed commit, by its own clock, in milliseconds since
-    1970 UTC; None if unknown, and always None for a plain subscription.
+    the epoch; None if unknown, and always None for a plain subscription.
     """
 
     @property

@@ -177,7 +177,7 @@ class ManagedStream(EventStream[ManagedFetch]):
 
     def deadline(self) -> float | None:
         """Return the time of the next commit response, the commit deadline or the end of a stopped
-        subscription, whichever comes first, in seconds since 1970 UTC.
+        subscription, whichever comes first, in seconds since the epoch.
         """
         due = self._last_commit + self.world.settings.commit_deadline_s
         if self._answers:

@@ -153,7 +153,7 @@ class EventStream(ABC, Generic[R]):
         return None
 
     def deadline(self) -> float | None:
-        """Return the time at which to call `check` or `answer` next, in seconds since 1970 UTC;
+        """Return the time at which to call `check` or `answer` next, in seconds since the epoch;
         None if there is no such time.
         """
         return None

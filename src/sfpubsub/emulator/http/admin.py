@@ -96,7 +96,7 @@ def add_fault(world: World, body: Any) -> dict[str, Any]:
 
 
 def clock(call: Call) -> Answer:
-    """GET /admin/clock: return the emulator's time, in seconds since 1970 UTC."""
+    """GET /admin/clock: return the emulator's time, in seconds since the epoch."""
     _authorise(call)
     return json_answer({"now": call.world.clock.now()})
 

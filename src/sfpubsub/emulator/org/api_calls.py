@@ -24,7 +24,7 @@ class ApiCalls:
         self._used = 0
 
     def take(self, now: float) -> bool:
-        """Count a call at `now` (seconds since 1970 UTC) unless the limit is reached. Return
+        """Count a call at `now` (seconds since the epoch) unless the limit is reached. Return
         whether it was counted.
         """
         segment = int(now // SEGMENT_S)
@@ -41,7 +41,7 @@ class ApiCalls:
             return True
 
     def remaining(self, now: float) -> int:
-        """Return how many more calls are allowed at `now` (seconds since 1970 UTC)."""
+        """Return how many more calls are allowed at `now` (seconds since the epoch)."""
         with self._lock:
             self._forget(now)
             return self.most - self._used

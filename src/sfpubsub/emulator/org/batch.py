@@ -71,11 +71,11 @@ class Batch:
         ids: Converts positions to replay ids.
         store: The store, with its transaction open.
         tip: The newest position before this batch.
-        at: Time of publication, in seconds since 1970 UTC.
+        at: Time of publication, in seconds since the epoch.
 
     Attributes:
         tip: The newest position, including the events added so far.
-        at: Time of publication, in seconds since 1970 UTC.
+        at: Time of publication, in seconds since the epoch.
         added: The topics and channels that received events, by name, each with its number of added
             events.
     """

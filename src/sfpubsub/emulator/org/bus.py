@@ -332,15 +332,16 @@ class Bus(Positions):
 
     def newest(self, topic: Topic, limit: int) -> list[tuple[Event, float]]:
         """Return the newest events of a topic, at most `limit` of them, newest first, each with its
-        publication time in seconds since 1970 UTC.
+        publication time in seconds since the epoch.
         """
         with self._lock:
             self._purge()
             return self._store.newest_events(topic.number, limit)
 
     def times_after(self, topic: Topic, position: int, limit: int) -> list[tuple[int, float]]:
-        """Return the position and the publication time (seconds since 1970 UTC) of each of the last
-        `limit` events of a topic after `position`, in order.
+        """Return the last `limit` events of a topic after `position`, in order.
+
+        Each is a tuple of its position and its publication time in seconds since the epoch.
         """
         return self._store.times_after(topic.number, position, limit)
 

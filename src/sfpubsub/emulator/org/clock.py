@@ -31,11 +31,11 @@ class Clock:
         self._listeners: list[Callable[[], None]] = []
 
     def now(self) -> float:
-        """Return the time in seconds since 1970 UTC, including jumps."""
+        """Return the time in seconds since the epoch, including jumps."""
         return self.outside() + self._jumped
 
     def outside(self) -> float:
-        """Return the real time, without jumps, in seconds since 1970 UTC."""
+        """Return the real time, without jumps, in seconds since the epoch."""
         return self._base + time.monotonic()
 
     def timeout(self, deadline: float | None) -> float | None:
@@ -71,7 +71,7 @@ class ManualClock(Clock):
     """A clock that advances only by jumps, for tests of deadlines.
 
     Args:
-        start: The initial time, in seconds since 1970 UTC.
+        start: The initial time, in seconds since the epoch.
     """
 
     def __init__(self, start: float = 1_800_000_000.0) -> None:
@@ -79,7 +79,7 @@ class ManualClock(Clock):
         self._start = start
 
     def now(self) -> float:
-        """Return the initial time plus all jumps, in seconds since 1970 UTC."""
+        """Return the initial time plus all jumps, in seconds since the epoch."""
         return self._start + self._jumped
 
     def timeout(self, deadline: float | None) -> float | None:

@@ -32,7 +32,7 @@ def event_values(
         schema: The event's schema.
         given: Values by field name; `attributes`, which some clients include, is ignored.
         user_id: Id of the user who publishes the event.
-        now: Time of publication, in seconds since 1970 UTC.
+        now: Time of publication, in seconds since the epoch.
 
     Raises:
         BadValue: A field does not exist or cannot be set, or a value has the wrong type.
@@ -80,7 +80,7 @@ def _converted(kind: str, value: Any) -> Any:
 
 
 def _milliseconds(kind: str, value: Any) -> int | None:
-    """Return a time in milliseconds: since 1970 UTC for DateTime and DateOnly, since midnight for
+    """Return a time in milliseconds: since the epoch for DateTime and DateOnly, since midnight for
     TimeOnly. Return None if the value is not such a time.
     """
     if not isinstance(value, str):

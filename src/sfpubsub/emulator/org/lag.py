@@ -21,7 +21,7 @@ COUNTED = 10_000
 
 @dataclass(frozen=True)
 class Lag:
-    """The lag of a subscription, in events, at the time `at` (seconds since 1970 UTC)."""
+    """The lag of a subscription, in events, at the time `at` (seconds since the epoch)."""
 
     at: float
     events: int
@@ -43,13 +43,13 @@ class CommitHistory:
                 self.note(subscription_id, position, 0.0)
 
     def note(self, subscription_id: str, position: int, at: float) -> None:
-        """Store a commit of `position` at the time `at` (seconds since 1970 UTC)."""
+        """Store a commit of `position` at the time `at` (seconds since the epoch)."""
         with self._lock:
             known = self._commits.setdefault(subscription_id, deque(maxlen=_COMMITS))
             known.append((at, position))
 
     def of(self, subscription_id: str) -> list[tuple[float, int]]:
-        """Return the time (seconds since 1970 UTC) and the position of each stored commit of a
+        """Return the time (seconds since the epoch) and the position of each stored commit of a
         subscription, oldest first.
         """
         with self._lock:
@@ -67,7 +67,7 @@ def series(
         published: Position and publication time of each event of the topic, in order.
         commits: The commits, as returned by `CommitHistory.of`. Before the first of them, the
             committed position counts as 0.
-        times: Times in seconds since 1970 UTC, in order.
+        times: Times in seconds since the epoch, in order.
     """
     positions = [position for position, _ in published]
     ages = [at for _, at in published]

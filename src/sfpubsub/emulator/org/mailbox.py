@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Arrival(Generic[R]):
-    """A request and its arrival time, in seconds since 1970 UTC."""
+    """A request and its arrival time, in seconds since the epoch."""
 
     request: R
     at: float
@@ -91,7 +91,7 @@ class Mailbox(Generic[R]):
         wake-up has arrived since the last `collect`, return immediately.
 
         Args:
-            deadline: Time in seconds since 1970 UTC; None waits without limit.
+            deadline: Time in seconds since the epoch; None waits without limit.
         """
         with self._condition:
             while not self._news and not self._gone:

@@ -55,7 +55,7 @@ class ManagedSubscription:
         error_recovery_replay: Where a stream starts if the committed position is no longer valid.
         state: RUN or STOP.
         committed: Committed position; None before the first commit and after STOP.
-        created_at: Time of creation, in seconds since 1970 UTC.
+        created_at: Time of creation, in seconds since the epoch.
     """
 
     subscription_id: str
@@ -72,7 +72,7 @@ class ManagedSubscription:
 @dataclass(frozen=True)
 class _Ending:
     """A STOP or deletion of a managed subscription. Streams that are open at that moment end at
-    `due` (seconds since 1970 UTC).
+    `due` (seconds since the epoch).
     """
 
     number: int
@@ -83,10 +83,10 @@ class _Ending:
 
 @dataclass(frozen=True)
 class _Change:
-    """A change to the record of a managed subscription that takes effect for streams with a delay.
+    """A change to a managed subscription's record, which streams see only after a delay.
 
-    Until `until` (seconds since 1970 UTC), streams see the replay presets of `before`. They see the
-    state RUN if both `before` and the new record are in that state, otherwise STOP.
+    Before the time `until` (seconds since the epoch), streams see the replay presets of `before`.
+    They see the state RUN if both `before` and the new record are in that state, otherwise STOP.
     """
 
     until: float
@@ -347,7 +347,7 @@ class ManagedSubscriptions:
             return ending.number if ending else 0
 
     def end_of(self, subscription_id: str, seen: int) -> float | None:
-        """Return the time at which a stream must end, in seconds since 1970 UTC; None if its
+        """Return the time at which a stream must end, in seconds since the epoch; None if its
         subscription has not been stopped or deleted since the stream started.
 
         Args:

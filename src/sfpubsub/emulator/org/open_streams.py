@@ -32,7 +32,7 @@ class OpenStream:
         pending: Number of events that the client has requested and that have not been sent yet.
         position: The position that the stream has reached.
         responses: Number of responses sent so far.
-        since: The time at which the stream was opened, in seconds since 1970 UTC.
+        since: The time at which the stream was opened, in seconds since the epoch.
     """
 
     rpc: str
@@ -51,7 +51,7 @@ class OpenStreams:
         self._streams: dict[Stream, float] = {}  # in the order in which they were opened
 
     def add(self, stream: Stream, at: float) -> None:
-        """Add a stream that was opened at `at`, in seconds since 1970 UTC."""
+        """Add a stream that was opened at `at`, in seconds since the epoch."""
         with self._lock:
             self._streams[stream] = at
 

@@ -102,7 +102,7 @@ class Schema:
         """Encode an event's values, and add values for the fields that an org sets itself.
 
         If a platform event has no CreatedDate or CreatedById, they are set to `now` (seconds since
-        1970 UTC) and to a user of the org. Missing fields of a ChangeEventHeader get default
+        the epoch) and to a user of the org. Missing fields of a ChangeEventHeader get default
         values. Other missing nullable fields are null.
 
         Raises:

@@ -71,7 +71,7 @@ class _Token:
         refresh_token: The refresh token for which the token was issued; blank if the sign-in used
             no refresh token.
         own: Whether this is one of the emulator's own tokens.
-        made_at: Time of issue, in seconds since 1970 UTC.
+        made_at: Time of issue, in seconds since the epoch.
         end: Why the token was ended; None if it was not.
     """
 
@@ -203,7 +203,7 @@ class Sessions:
             return known.end.expired if known.end else not self._is_good(known)
 
     def expires_at(self, token: str) -> float | None:
-        """Return the time at which a token expires, in seconds since 1970 UTC; None if it never
+        """Return the time at which a token expires, in seconds since the epoch; None if it never
         expires or is unknown.
         """
         with self._lock:

@@ -185,7 +185,7 @@ class Store:
         Args:
             topic_ids: Ids of the topics, and of the channels that carry them.
             events: The events.
-            at: Time of publication, in seconds since 1970 UTC.
+            at: Time of publication, in seconds since the epoch.
         """
         with self._lock:
             self._db.executemany(
@@ -216,7 +216,7 @@ class Store:
 
     def newest_events(self, topic_id: int, limit: int) -> list[tuple[Event, float]]:
         """Return the newest events of a topic, at most `limit` of them, newest first, each with its
-        publication time in seconds since 1970 UTC.
+        publication time in seconds since the epoch.
         """
         found = self.rows(
             "SELECT e.position, e.event_id, e.schema_id, e.payload, e.at FROM topic_log AS l"
@@ -228,8 +228,9 @@ class Store:
         return [(Event._make(row[:4]), float(row[4])) for row in found]
 
     def times_after(self, topic_id: int, position: int, limit: int) -> list[tuple[int, float]]:
-        """Return the position and the publication time (seconds since 1970 UTC) of each of the last
-        `limit` events of a topic after `position`, in order.
+        """Return the last `limit` events of a topic after `position`, in order.
+
+        Each is a tuple of its position and its publication time in seconds since the epoch.
         """
         found = self.rows(
             "SELECT e.position, e.at FROM topic_log AS l"
@@ -243,7 +244,7 @@ class Store:
 
     def purge(self, at: float) -> int | None:
         """Delete the events and marks (positions without events) that were created at or before
-        `at`, in seconds since 1970 UTC.
+        `at`, in seconds since the epoch.
 
         Returns:
             The newest deleted position, or None if nothing was deleted.
@@ -293,7 +294,7 @@ class Store:
 
     def newest_before(self, at: float) -> int | None:
         """Return the newest position that was created, with or without an event, before `at`
-        (seconds since 1970 UTC). Return None if there is no such position.
+        (seconds since the epoch). Return None if there is no such position.
         """
         found: int | None = self.rows(
             "SELECT max(position) FROM (SELECT max(position) AS position FROM events WHERE at < ?"
@@ -305,7 +306,7 @@ class Store:
 
     def oldest(self) -> float | None:
         """Return the time at which the oldest stored position, with or without an event, was
-        created, in seconds since 1970 UTC. Return None if no positions are stored.
+        created, in seconds since the epoch. Return None if no positions are stored.
         """
         found = self.rows(
             "SELECT min(at) FROM (SELECT * FROM (SELECT at FROM events ORDER BY position LIMIT 1)"

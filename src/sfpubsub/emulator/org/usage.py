@@ -37,8 +37,8 @@ class Used:
     Attributes:
         event: Name of the event, such as `Order_Event__e`.
         usage: PUBLISH or DELIVERY.
-        start: Start of the interval, in seconds since 1970 UTC.
-        end: End of the interval, in seconds since 1970 UTC, exclusive.
+        start: Start of the interval, in seconds since the epoch.
+        end: End of the interval, in seconds since the epoch, exclusive.
         count: Number of publications or deliveries.
     """
 
@@ -60,7 +60,7 @@ class Usage:
         """Count events that are being sent. Redeliveries count as well, as in an org.
 
         Args:
-            now: The current time, in seconds since 1970 UTC.
+            now: The current time, in seconds since the epoch.
             schemas: Number of events of each schema, by schema id.
         """
         segment = int(now // SEGMENT_S)
@@ -74,8 +74,8 @@ class Usage:
 
     def by_segment(self, since: float) -> Iterable[tuple[int, str, int]]:
         """Return (number of the time segment, schema id, number of deliveries) for each schema in
-        each segment that ends after `since` (seconds since 1970 UTC). Segment n begins n times
-        `SEGMENT_S` seconds after 1970 UTC.
+        each segment that ends after `since` (seconds since the epoch). Segment n begins n times
+        `SEGMENT_S` seconds after the epoch.
         """
         with self._lock:
             return [
@@ -93,8 +93,8 @@ def used(store: Store, bus: Bus, now: float, *, since: float, every: int) -> lis
     Args:
         store: Provides the published events.
         bus: Provides the names of events, and the counts of deliveries.
-        now: The current time, in seconds since 1970 UTC.
-        since: Start of the reported period, in seconds since 1970 UTC. Deliveries are counted
+        now: The current time, in seconds since the epoch.
+        since: Start of the reported period, in seconds since the epoch. Deliveries are counted
             in segments of `SEGMENT_S` seconds, so the whole segment that contains this time is
             included.
         every: Length of each interval in seconds; a multiple of `SEGMENT_S`.

@@ -140,5 +140,5 @@ def _note(doc: str, kind: Kind) -> str:
     parts = str(doc).split(":")
     said = parts[1] if len(parts) > 1 else {"text": "Text"}.get(kind, _SAID.get(kind, kind))
     if said in ("DateTime", "Date", "Time") and kind == "whole":
-        return f"{said}, in milliseconds" + ("" if said == "Time" else " since 1970 UTC")
+        return f"{said}, in milliseconds" + ("" if said == "Time" else " since the epoch")
     return f"{said}, as JSON" if kind == "json" and said != "JSON" else said

@@ -103,5 +103,5 @@ def _message(kind: str, place: str, content: str) -> str:
 
 
 def shown_time(at: float) -> str:
-    """Return a time (seconds since 1970 UTC) as the pages show it: in UTC, to the second."""
+    """Return a time (seconds since the epoch) as the pages show it: in UTC, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))

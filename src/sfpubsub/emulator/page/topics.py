@@ -134,7 +134,7 @@ def stream(source: Live) -> Answer:
 
 def shown_event(world: World, event: Event, at: float) -> Markup:
     """Return an event as a list entry that can be expanded. The entry shows the publication time
-    `at` (seconds since 1970 UTC) and a summary. When expanded, it also shows the event's ids and
+    `at` (seconds since the epoch) and a summary. When expanded, it also shows the event's ids and
     values.
     """
     try:

@@ -90,7 +90,7 @@ class ChannelEvent(Event):
 
     @property
     def event_time(self) -> int | None:
-        """When the event was created, in milliseconds since 1970 UTC; None if unknown."""
+        """When the event was created, in milliseconds since the epoch; None if unknown."""
         return _milliseconds(self._message.created_date)
 
     def facts_and_json(self) -> tuple[int | None, None, str]:
@@ -122,7 +122,7 @@ class ChannelBatch(EventBatch):
         messages: At least one message.
         epoch: Number of positions that were rejected before these messages.
         first_seq: `Event.delivery_seq` of the first message.
-        received_at: When the messages were received, in seconds since 1970 UTC.
+        received_at: When the messages were received, in seconds since the epoch.
         ack: See `EventBatch`.
     """
 
@@ -180,7 +180,7 @@ class ChannelSubscription:
         position: Position after which to resume; None for the oldest retained event.
         fallback: ``earliest`` or ``latest``: where to continue if the position is rejected. With
             None, a rejection raises ReplayIdRejectedError.
-        clock: Returns the time in seconds since 1970 UTC.
+        clock: Returns the time in seconds since the epoch.
 
     Raises:
         ConfigurationError: *position* does not have the form of a channel position.
@@ -369,7 +369,7 @@ def _parsed(position: ReplayId, channel: str) -> tuple[int, int]:
 
 
 def _milliseconds(date: str | None) -> int | None:
-    """Convert `StreamingMessage.created_date` to milliseconds since 1970 UTC.
+    """Convert `StreamingMessage.created_date` to milliseconds since the epoch.
 
     The date is in ISO format or a number of milliseconds. For any other text, return None.
     """

@@ -50,7 +50,7 @@ class Window(Protocol):
         ...
 
     def oldest(self, now: float) -> float:
-        """Return the start of the window's time span, in seconds since 1970 UTC.
+        """Return the start of the window's time span, in seconds since the epoch.
 
         The window contains the key of every row that was written since then.
         """
@@ -71,7 +71,7 @@ class Marker:
 
         Args:
             rows: Rows of a raw table.
-            now: Time of the write, in seconds since 1970 UTC.
+            now: Time of the write, in seconds since the epoch.
         """
         hour = hour_of(now)
         contexts = self._contexts
@@ -138,7 +138,7 @@ def judge(
         marks: One mark per row.
         window: The keys of recent rows.
         look_up: Returns the table's rows with the given keys in the given time spans.
-        now: Time of the write, in seconds since 1970 UTC.
+        now: Time of the write, in seconds since the epoch.
         is_live: Whether the service has just delivered the rows. If so, no event is older than the
             service's retention (`KEPT`). Other rows may be of any age.
     """

@@ -95,17 +95,17 @@ class RunEntry:
     crc: int
     """CRC-32 of the file."""
     first_hour: int
-    """Earliest hour in which a row of the run was written, in hours since 1970 UTC."""
+    """Earliest hour in which a row of the run was written, in hours since the epoch."""
     last_hour: int
 
     @property
     def start(self) -> float:
-        """Start of the hour when the run's oldest row was written, in seconds since 1970 UTC."""
+        """Start of the hour when the run's oldest row was written, in seconds since the epoch."""
         return self.first_hour * HOUR
 
     @property
     def end(self) -> float:
-        """End of the hour when the run's newest row was written, in seconds since 1970 UTC."""
+        """End of the hour when the run's newest row was written, in seconds since the epoch."""
         return (self.last_hour + 1) * HOUR
 
 

@@ -90,7 +90,7 @@ class Covered:
     key: str
     """The row's dedupe key, in hexadecimal."""
     hour: int
-    """When the row was written, in whole hours since 1970 UTC."""
+    """When the row was written, in whole hours since the epoch."""
 
 
 class KeyWindow:
@@ -150,7 +150,7 @@ class KeyWindow:
         return bool(self._loaded_runs) or self._loading_count >= self._max_recent
 
     def oldest(self, now: float) -> float:
-        """Return the start of the window's time span, in seconds since 1970 UTC.
+        """Return the start of the window's time span, in seconds since the epoch.
 
         The window contains the key of every row that was written since then.
         """
@@ -194,7 +194,7 @@ class KeyWindow:
         Args:
             keys: The keys, concatenated.
             now: When the rows were written, or at most `LONGEST_PARTITION` seconds later, in
-                seconds since 1970 UTC.
+                seconds since the epoch.
 
         Raises:
             ValueError: The length of *keys* is not a multiple of the key length.
@@ -220,7 +220,7 @@ class KeyWindow:
         Args:
             last: The last row of the table; None if unknown, in which case the next process loads
                 all keys again. Ignored unless `needs_cover` is true.
-            since: Rows written before this time were not loaded, in seconds since 1970 UTC.
+            since: Rows written before this time were not loaded, in seconds since the epoch.
 
         Raises:
             WriteError: The disk is full or failed.
@@ -258,7 +258,7 @@ class KeyWindow:
         Args:
             keys: In the order of their rows, which are the last rows of the table.
             marks: The mark of each key, containing the hour of *now*.
-            now: Time of the write, in seconds since 1970 UTC; must not decrease between calls.
+            now: Time of the write, in seconds since the epoch; must not decrease between calls.
             last_seq: ``ingest_seq`` of the last row.
 
         Raises:
@@ -405,7 +405,7 @@ class KeyWindow:
 
 
 def hour_of(time: float) -> int:
-    """Convert seconds since 1970 UTC to whole hours since 1970 UTC."""
+    """Convert seconds since the epoch to whole hours since the epoch."""
     return int(time // HOUR)
 
 

@@ -27,7 +27,7 @@ class KnownEvents:
     Args:
         table: The raw table.
         window: Window with the keys of recent rows. The caller closes it.
-        clock: Returns the time in seconds since 1970 UTC.
+        clock: Returns the time in seconds since the epoch.
     """
 
     def __init__(self, table: RawTable, window: KeyWindow, clock: Callable[[], float]) -> None:
@@ -52,7 +52,7 @@ class KnownEvents:
         self._recover(max(self._latest, self._time.read()))
 
     def time_of(self, rows: pa.Table, *, is_live: bool) -> float:
-        """Return the time to record for a write of *rows*, in seconds since 1970 UTC.
+        """Return the time to record for a write of *rows*, in seconds since the epoch.
 
         The returned time never decreases, because the day of a write determines where its rows are
         looked up. If this time is well before the one at which `recover` last loaded the window,
@@ -95,7 +95,7 @@ class KnownEvents:
         self._window.add(keys, marks, now, self._table.next_seq - 1)
 
     def record_time(self, service_time: float) -> None:
-        """Record the service's time, in seconds since 1970 UTC, to check the clock against it."""
+        """Record the service's time, in seconds since the epoch, to check the clock against it."""
         self._time.record(service_time)
 
     def _recover(self, now: float) -> None:

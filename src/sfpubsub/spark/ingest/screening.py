@@ -46,7 +46,7 @@ class Screened:
     """The result of `screen`: the rows of each `Part` to write, and the conflicts to store."""
 
     now: float
-    """The time of the write, in seconds since 1970 UTC."""
+    """The time of the write, in seconds since the epoch."""
     parts: list[ScreenedPart | DecodeError]
     """One entry per part, in order: the rows, or the error that excludes the part."""
     judged: pa.Table

@@ -21,7 +21,7 @@ _log = logging.getLogger("sfpubsub.spark")
 # Seconds by which the clock may exceed the latest time that is consistent with the service's times.
 _AHEAD = 3600.0
 
-# Start of 2021, before the Pub/Sub API existed, in seconds since 1970 UTC. An older event time was
+# Start of 2021, before the Pub/Sub API existed, in seconds since the epoch. An older event time was
 # not set properly and is ignored.
 _FIRST_EVENT = 1_609_459_200.0
 
@@ -32,7 +32,7 @@ class ServiceTime:
     Only one thread may read the time; any thread may call `record`.
 
     Args:
-        clock: Returns the time in seconds since 1970 UTC.
+        clock: Returns the time in seconds since the epoch.
         steady: Returns the time of a monotonic clock, in seconds.
     """
 
@@ -49,13 +49,13 @@ class ServiceTime:
         """Record the time that the service's own clock reads now.
 
         Args:
-            service_time: Seconds since 1970 UTC. A repeated value is ignored.
+            service_time: Seconds since the epoch. A repeated value is ignored.
         """
         if self._service is None or service_time != self._service[0]:
             self._service = service_time, self._steady()
 
     def read(self) -> float:
-        """Return the current time, in seconds since 1970 UTC.
+        """Return the current time, in seconds since the epoch.
 
         This is the clock's time. But if the service's time is known, and the clock is ahead of it
         by more than `_AHEAD` seconds, it is the service's time.
@@ -63,7 +63,7 @@ class ServiceTime:
         return self.at_delivery(None)
 
     def at_delivery(self, newest_event: float | None) -> float:
-        """Return the time of a delivery, in seconds since 1970 UTC.
+        """Return the time of a delivery, in seconds since the epoch.
 
         This is the clock's time, unless the clock is too far ahead:
 
@@ -76,7 +76,7 @@ class ServiceTime:
         In both cases, a warning is logged, but not again until the clock is right.
 
         Args:
-            newest_event: Time of the newest event delivered, in seconds since 1970 UTC; None if
+            newest_event: Time of the newest event delivered, in seconds since the epoch; None if
                 unknown.
         """
         now, service = self._clock(), None

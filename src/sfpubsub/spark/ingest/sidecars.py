@@ -67,7 +67,7 @@ class Sidecars:
     Args:
         spark: Used to access non-local file systems.
         destination: The raw table. A catalog table must exist before a sidecar is first used.
-        clock: Returns the time in seconds since 1970 UTC.
+        clock: Returns the time in seconds since the epoch.
     """
 
     def __init__(

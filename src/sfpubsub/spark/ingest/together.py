@@ -65,7 +65,7 @@ class PartsWriter(Protocol):
         ...
 
     def record_time(self, process_time: int) -> None:
-        """Record the service's time, in milliseconds since 1970 UTC."""
+        """Record the service's time, in milliseconds since the epoch."""
         ...
 
 

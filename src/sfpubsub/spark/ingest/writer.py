@@ -73,7 +73,7 @@ class EventWriter:
         staging: With parquet: directory for staging and sidecars, on the table's file system and
             outside the table. None keeps the directory of an existing table, and selects the
             default for a new one.
-        clock: Returns the time in seconds since 1970 UTC, which determines the window and the day
+        clock: Returns the time in seconds since the epoch, which determines the window and the day
             of a batch.
         on_undecodable: What to do with an event that cannot be decoded. ``keep``: write its row
             without JSON; ``quarantine``: put it into *quarantine* instead of the table; ``skip``:
@@ -361,7 +361,7 @@ class EventWriter:
         """Record the service's time, to check this machine's clock against it. Thread-safe.
 
         Args:
-            process_time: The service's current or recent time, in milliseconds since 1970 UTC
+            process_time: The service's current or recent time, in milliseconds since the epoch
                 (`CommitReceipt.process_time`).
         """
         self._known.record_time(process_time / 1000)

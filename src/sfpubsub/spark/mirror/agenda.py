@@ -40,7 +40,7 @@ class Agenda:
         Otherwise a run that takes longer than an interval would never end.
 
         Args:
-            began: Start of the run, in seconds since 1970 UTC.
+            began: Start of the run, in seconds since the epoch.
         """
         self._end_after = began
 
@@ -50,7 +50,7 @@ class Agenda:
         Args:
             account: Progress of the object.
             columns: The columns of its table.
-            now: Current time, in seconds since 1970 UTC.
+            now: Current time, in seconds since the epoch.
         """
         if account.newest is None or set(columns.selected) - set(account.selected):
             return Reason.ASKED  # the first read, or fields were added in the org
@@ -66,7 +66,7 @@ class Agenda:
 
         Args:
             accounts: Names of the objects, each with its progress.
-            now: Current time, in seconds since 1970 UTC.
+            now: Current time, in seconds since the epoch.
         """
         for name, account in accounts:
             last = max(account.read_at or 0.0, account.swept_at or 0.0)

@@ -19,7 +19,7 @@ class Budget:
 
     Args:
         most: Maximum number of calls in 24 hours; None for no limit.
-        used: Earlier calls, as pairs of time (seconds since 1970 UTC) and number of calls.
+        used: Earlier calls, as pairs of time (seconds since the epoch) and number of calls.
     """
 
     def __init__(self, most: int | None, used: Iterable[tuple[float, int]] = ()) -> None:
@@ -33,7 +33,7 @@ class Budget:
         The caller has to store the number durably.
 
         Args:
-            now: Current time, in seconds since 1970 UTC.
+            now: Current time, in seconds since the epoch.
             calls: Number of calls this process has made so far.
         """
         new = calls - self._counted

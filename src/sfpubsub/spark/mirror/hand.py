@@ -39,7 +39,7 @@ class Hand:
         calls: Returns the number of requests made to the org so far.
         margin: Maximum lag of the org's responses, in seconds; see `reads.as_of`.
         clock: Monotonic clock, in seconds.
-        wall: Wall clock, in seconds since 1970 UTC.
+        wall: Wall clock, in seconds since the epoch.
     """
 
     def __init__(

@@ -77,7 +77,7 @@ class Mirror:
         settings: All other settings.
         on_progress: Called with each progress message.
         clock: Monotonic clock in seconds, for measuring `MirrorSettings.margin`.
-        wall: Wall clock in seconds since 1970 UTC, for schedules.
+        wall: Wall clock in seconds since the epoch, for schedules.
 
     Raises:
         ConfigurationError: The raw table does not exist, or the target contains other tables.

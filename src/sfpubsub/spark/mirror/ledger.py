@@ -29,11 +29,11 @@ class Account:
     newest: Read | None = None
     """The newest read of the whole object that was merged completely; None before the first."""
     read_at: float | None = None
-    """Time when `newest` was merged, in seconds since 1970 UTC."""
+    """Time when `newest` was merged, in seconds since the epoch."""
     selected: tuple[str, ...] = ()
     """Fields that `newest` selected."""
     swept_at: float | None = None
-    """Time of the last comparison of ids, in seconds since 1970 UTC; None before the first."""
+    """Time of the last comparison of ids, in seconds since the epoch; None before the first."""
 
     def is_through(self, last: Marker) -> bool:
         """Return whether a read is complete. All its stored pieces must have been merged.
@@ -80,7 +80,7 @@ class Ledger:
 
         Args:
             since: Only requests recorded after this time are returned. All times are in seconds
-                since 1970 UTC.
+                since the epoch.
         """
         if not self._steps.exists():
             return []

@@ -38,7 +38,7 @@ class Merge:
     laid: int
     """``ingest_seq`` of the newest raw row that was applied."""
     at: float
-    """When the step was planned, in seconds since 1970 UTC."""
+    """When the step was planned, in seconds since the epoch."""
     size: int = 0
     """Number of rows in the pieces."""
     ids: tuple[str, str] | None = None

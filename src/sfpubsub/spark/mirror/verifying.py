@@ -83,7 +83,7 @@ class Verification:
         format: Format of the tables.
         sample: Number of records of the table to compare, chosen at random; None for all.
         margin: Maximum seconds by which the org's responses lag behind its events.
-        clock: Wall clock, in seconds since 1970 UTC.
+        clock: Wall clock, in seconds since the epoch.
     """
 
     spark: SparkSession

@@ -69,15 +69,15 @@ class Layout:
         return f"{self.partition}="
 
     def text_of(self, time: float) -> str:
-        """Return the name of the partition that contains *time*, in seconds since 1970 UTC."""
+        """Return the name of the partition that contains *time*, in seconds since the epoch."""
         return datetime.fromtimestamp(time, UTC).strftime(self.format)
 
     def value_of(self, time: float) -> str | date:
-        """Return the value of the partition column for *time*, in seconds since 1970 UTC."""
+        """Return the value of the partition column for *time*, in seconds since the epoch."""
         return self.text_of(time) if pa.types.is_string(self.kind) else _utc(time).date()
 
     def start_of(self, value: str | date) -> float:
-        """Return the start of the partition *value*, in seconds since 1970 UTC.
+        """Return the start of the partition *value*, in seconds since the epoch.
 
         Raises:
             ValueError: *value* is not a partition of this layout.
@@ -86,7 +86,7 @@ class Layout:
         return datetime.strptime(text, self.format).replace(tzinfo=UTC).timestamp()
 
     def end_of(self, value: str | date) -> float:
-        """Return the exclusive end of the partition *value*, in seconds since 1970 UTC.
+        """Return the exclusive end of the partition *value*, in seconds since the epoch.
 
         Raises:
             ValueError: *value* is not a partition of this layout.

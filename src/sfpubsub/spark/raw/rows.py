@@ -26,7 +26,7 @@ class TimedEvents(Protocol):
 
     @property
     def received_at(self) -> float:
-        """When the events were received, in seconds since 1970 UTC."""
+        """When the events were received, in seconds since the epoch."""
         ...
 
     def __iter__(self) -> Iterator[Event]: ...
@@ -43,7 +43,7 @@ class Row:
     """Dedupe key of the event; see `Event.dedupe_key`."""
     received_at: float
     event_time: int | None
-    """When the event occurred, in milliseconds since 1970 UTC; None if unknown."""
+    """When the event occurred, in milliseconds since the epoch; None if unknown."""
     payload_json: str | None
     change_header: Mapping[str, Any] | None = None
     """The decoded header of a change event; None for other events."""
@@ -196,7 +196,7 @@ class EventRows:
 
         Args:
             events: The events, in order of arrival.
-            received_at: When they were received, in seconds since 1970 UTC.
+            received_at: When they were received, in seconds since the epoch.
         """
         for event in events:
             self._events.append(event)

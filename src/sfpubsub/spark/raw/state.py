@@ -43,7 +43,7 @@ class State:
     positions: Mapping[str, ReplayId] = field(default_factory=dict)
     """Position of each source that keeps its position in the table, by name."""
     time: float = 0.0
-    """Time of the newest batch, in seconds since 1970 UTC; 0 if there are no batches."""
+    """Time of the newest batch, in seconds since the epoch; 0 if there are no batches."""
     names: tuple[str, ...] = ()
     """Names of the last `REMEMBERED_NAMES` named batches, oldest first."""
     batch: str | None = None

@@ -70,7 +70,7 @@ class RawTable(ABC):
     def newest_time(self) -> float:
         """The earliest time at which the newest batch may have been written; 0 without batches.
 
-        In seconds since 1970 UTC.
+        In seconds since the epoch.
         """
 
     @property
@@ -95,7 +95,7 @@ class RawTable(ABC):
         """Yield the dedupe keys of rows written since *oldest*, and possibly some older ones.
 
         Args:
-            oldest: Time in seconds since 1970 UTC.
+            oldest: Time in seconds since the epoch.
             after: ``ingest_seq`` of the last row of a batch. Only later rows are read; by default,
                 all rows.
 
@@ -114,7 +114,7 @@ class RawTable(ABC):
 
         Args:
             seq: ``ingest_seq`` of the row.
-            written_at: When the row was written, in seconds since 1970 UTC; may be off by an hour.
+            written_at: When the row was written, in seconds since the epoch; may be off by an hour.
 
         Raises:
             WriteError: The table cannot be read.
@@ -130,7 +130,7 @@ class RawTable(ABC):
 
         Args:
             keys: Any number of dedupe keys.
-            spans: Time spans, as pairs of a first and a last time, in seconds since 1970 UTC.
+            spans: Time spans, as pairs of a first and a last time, in seconds since the epoch.
 
         Returns:
             A mapping from each key to the first row that has it. Keys without a row are omitted.
@@ -152,7 +152,7 @@ class RawTable(ABC):
         Args:
             rows: At least one row, numbered from `next_seq`.
             positions: Changed positions of topics and channels; the others stay unchanged.
-            now: Time of the write, in seconds since 1970 UTC; not before `newest_time`.
+            now: Time of the write, in seconds since the epoch; not before `newest_time`.
             name: Name of the batch, remembered in `names`; None for a batch without a name.
 
         Raises:

@@ -35,7 +35,7 @@ class ReceivedEvent(NamedTuple):
 
     raw: RawEvent
     received_at: float
-    """Seconds since 1970 UTC."""
+    """Seconds since the epoch."""
 
 
 class Schemas(SchemaStore):

@@ -35,7 +35,7 @@ class Offset:
     seq: int = 0
     """Number of events of this query before this position: the ``ingest_seq`` of the next one."""
     at: int | None = None
-    """When this position was reached, in seconds since 1970 UTC; None if unknown."""
+    """When this position was reached, in seconds since the epoch; None if unknown."""
     first: ReplayId | None = None
     """Replay id of the first event of the batch that ends here.
 

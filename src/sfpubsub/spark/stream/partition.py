@@ -53,7 +53,7 @@ class EventPartition(InputPartition):
         schemas: Avro schemas as JSON text, by id; those that could not be fetched are omitted.
         data: The events, as an Arrow stream.
         gaps: Gaps before the events, each with the time at which it was detected, in seconds since
-            1970 UTC.
+            the epoch.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ def _codec(schema_id: str, schema_json: str | None) -> Codec:
 
 
 def event_time_of(raw: RawEvent, schema_json: str | None) -> float | None:
-    """Return when an event occurred, in seconds since 1970 UTC; None if unknown."""
+    """Return when an event occurred, in seconds since the epoch; None if unknown."""
     if schema_json is None:
         return None
     codec = _codec(raw.schema_id, schema_json)

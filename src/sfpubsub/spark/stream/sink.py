@@ -204,7 +204,7 @@ class Ids:
 def field_value(value: Any) -> Any:
     """Convert the value of a column to the value of an event's field.
 
-    A timestamp becomes milliseconds since 1970 UTC, and a decimal becomes a double. Other values
+    A timestamp becomes milliseconds since the epoch, and a decimal becomes a double. Other values
     are unchanged.
     """
     if isinstance(value, datetime):

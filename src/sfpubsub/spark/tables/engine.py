@@ -113,7 +113,7 @@ class EventTables:
         mirror: Whether one of the followers belongs to a mirror, which maintains its own current
             tables. In that case, *objects* may add objects at each start, and need not list earlier
             objects.
-        clock: Returns the time in seconds since 1970 UTC.
+        clock: Returns the time in seconds since the epoch.
 
     Raises:
         ConfigurationError: The raw table does not exist, *to* is not a valid target or contains

@@ -43,7 +43,7 @@ class _Count:
     rows: int
     size: int
     newest: float
-    """``received_at`` of the newest row, in seconds since 1970 UTC."""
+    """``received_at`` of the newest row, in seconds since the epoch."""
 
 
 class Planner:
@@ -57,7 +57,7 @@ class Planner:
         types: The target's event types.
         names: Names of the events to build tables for; None means all.
         patience: Seconds that a row waits for its schema, counted from the row's arrival.
-        clock: Returns the time in seconds since 1970 UTC.
+        clock: Returns the time in seconds since the epoch.
     """
 
     def __init__(

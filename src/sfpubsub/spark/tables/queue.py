@@ -38,7 +38,7 @@ QUEUE = pa.schema(
 )
 
 # Metadata kept with the table: its kind, whether there are history tables, and when commit numbers
-# restarted, in milliseconds since 1970 UTC.
+# restarted, in milliseconds since the epoch.
 _KIND, _HISTORY, _EPOCHS = "kind", "history", "number_epochs"
 
 # The kind of a mirror's queue.
@@ -92,8 +92,8 @@ class Queue:
         Commit numbers restart when the org is migrated to another instance.
 
         Args:
-            moves: Pairs of commit timestamps in milliseconds since 1970 UTC: a record's last commit
-                before a restart, and its first one afterwards.
+            moves: Pairs of commit timestamps, in milliseconds since the epoch: a record's last
+                commit before a restart, and its first one afterwards.
         """
         facts = self._table.facts()
         known: list[int] = json.loads(facts[_EPOCHS])
@@ -113,7 +113,7 @@ def new_epochs(known: Sequence[int], moves: Iterable[tuple[int, int]]) -> list[i
     """Return the restarts of the commit numbers that are not recorded yet, oldest first.
 
     A restart is recorded as the commit timestamp of the earliest commit that showed it, in
-    milliseconds since 1970 UTC. Every record shows the same restart again in its own next commit,
+    milliseconds since the epoch. Every record shows the same restart again in its own next commit,
     which may be much later. So a pair in *moves* is a new restart only if no recorded restart is
     between its two timestamps.
 

@@ -49,7 +49,7 @@ class Subscription:
 class Session:
     """A client's session. `lock` guards the other attributes.
 
-    `seen_at` is the time of the client's last request or response, in seconds since 1970 UTC.
+    `seen_at` is the time of the client's last request or response, in seconds since the epoch.
     """
 
     client_id: str

@@ -65,7 +65,7 @@ class Commit:
     """The values that all events of one transaction share.
 
     Attributes:
-        at: The time of the transaction, in seconds since 1970 UTC.
+        at: The time of the transaction, in seconds since the epoch.
         number: The commitNumber for the headers.
         user_id: The commitUser for the headers: id of the user who made the changes.
         origin: The changeOrigin for the headers: the API and the client; may be blank.

@@ -49,7 +49,7 @@ class LateEvents:
         """Schedule an event. Call this inside a transaction of the bus.
 
         Args:
-            due: Time of publication, in seconds since 1970 UTC.
+            due: Time of publication, in seconds since the epoch.
             carriers: The topics and channels that receive the event.
             draft: The event.
         """

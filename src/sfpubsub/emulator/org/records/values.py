@@ -21,7 +21,7 @@ _ID_LENGTHS = (15, 18)
 
 
 def moment(seconds: float) -> str:
-    """Convert a time in seconds since 1970 UTC to the stored format."""
+    """Convert a time in seconds since the epoch to the stored format."""
     return _written(datetime.fromtimestamp(seconds, UTC))
 
 
@@ -61,7 +61,7 @@ def as_text(field: Field, kept: Any) -> str:
 
 def in_event(field: Field, kept: Any) -> Any:
     """Return a stored value in the format of a change event. Dates and times become milliseconds:
-    since 1970 UTC, or, for the type time, since midnight.
+    since the epoch, or, for the type time, since midnight.
     """
     if kept is None:
         return None

@@ -67,7 +67,7 @@ class Transaction:
     Args:
         org: The records.
         user: The user who makes the changes.
-        at: The time of the changes, in seconds since 1970 UTC.
+        at: The time of the changes, in seconds since the epoch.
 
     Attributes:
         changes: The changes so far, in order.
