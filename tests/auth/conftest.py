@@ -14,7 +14,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(autouse=True)
-def _no_proxy_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_proxy_from_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the machine's proxy settings from the environment."""
     for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
