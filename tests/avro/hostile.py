@@ -92,6 +92,7 @@ class Ways:
         return good
 
     def _check(self, raw: bytes) -> bool:
+        """Check the decoders' results for one payload; return whether it is valid."""
         try:
             value, text = self.pure.decode_with_json(raw)
         except DecodeError as error:
@@ -106,6 +107,10 @@ class Ways:
         return True
 
     def _check_arrow_json(self, raws: list[bytes]) -> None:
+        """Check the decoder's combined result.
+
+        JSON of each payload, and one field in Arrow's form.
+        """
         decoder, types = self.compiled.compiled, self.values and self.values[0].type
         for field, name in enumerate(self.compiled.fields if types else ()):
             message, left = decoder.to_arrow_json(raws, field)
@@ -121,6 +126,7 @@ class Ways:
 
 
 def outcome(way, raw: bytes) -> object:
+    """Return the result of ``way(raw)``, or the text of its `DecodeError`."""
     try:
         return way(raw)
     except DecodeError as error:
