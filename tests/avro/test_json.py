@@ -22,7 +22,7 @@ from .schemas import CORPUS, golden, schema_text
 
 
 @pytest.fixture(params=["orjson", "json"])
-def maker(request, monkeypatch):
+def json_library(request, monkeypatch):
     """Run the test with each library that can make the JSON text."""
     if request.param == "json":
         monkeypatch.setattr(module, "_orjson", None)
@@ -31,13 +31,13 @@ def maker(request, monkeypatch):
     return request.param
 
 
-def test_integers_keep_all_their_bits(maker):
+def test_integers_keep_all_their_bits(json_library):
     """A 64-bit commitNumber, or an even larger integer, is not rounded."""
     for number in (2**63 - 1, -(2**63), 2**64, -(2**90)):
         assert json.loads(to_json({"n": number})) == {"n": number}
 
 
-def test_nan_and_infinities_become_strings(maker):
+def test_nan_and_infinities_become_strings(json_library):
     """The text stays valid JSON, and NaN can be told apart from null; bytes become base64."""
     value = {"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": b"\x01", "e": 1.5, "f": None}
     assert json.loads(to_json(value), parse_constant=pytest.fail) == {
@@ -46,7 +46,7 @@ def test_nan_and_infinities_become_strings(maker):
     assert to_json(math.nan) == '"NaN"'
 
 
-def test_a_nan_in_a_subclass_of_dict_becomes_a_string(maker):
+def test_a_nan_in_a_subclass_of_dict_becomes_a_string(json_library):
     """A user may have replaced a dict of the value by an instance of a subclass."""
 
     class Mine(dict):
@@ -55,24 +55,24 @@ def test_a_nan_in_a_subclass_of_dict_becomes_a_string(maker):
     assert to_json({"a": Mine(b=math.nan)}) == '{"a":{"b":"NaN"}}'
 
 
-def test_bytes_become_base64(maker):
+def test_bytes_become_base64(json_library):
     """Bytes that are not valid text are encoded without loss."""
     assert to_json({"b": b"\xff\x00"}) == '{"b":"/wA="}'
 
 
-def test_text_is_one_readable_line(maker):
+def test_text_is_one_readable_line(json_library):
     """Line breaks are escaped, but letters outside ASCII are not."""
     assert to_json({"t": "Zürich\n"}) == '{"t":"Zürich\\n"}'
 
 
-def test_half_a_surrogate_pair_is_escaped(maker):
+def test_half_a_surrogate_pair_is_escaped(json_library):
     """The text can be encoded in UTF-8 even if a user's value contains half a surrogate pair."""
     text = to_json({"t": "ü\ud800"})
     text.encode()
     assert json.loads(text) == {"t": "ü\ud800"}
 
 
-def test_keys_that_are_not_strings_are_converted(maker):
+def test_keys_that_are_not_strings_are_converted(json_library):
     """A key that is a number, None, a boolean or bytes becomes the text of its JSON form."""
     value = {1: 1, None: 2, False: 3, 1.5: 4, b"\x01": 5, math.inf: 6}
     assert json.loads(to_json({"m": value})) == {
@@ -80,7 +80,7 @@ def test_keys_that_are_not_strings_are_converted(maker):
     }
 
 
-def test_datetimes_decimals_and_uuids_become_strings(maker):
+def test_datetimes_decimals_and_uuids_become_strings(json_library):
     """Datetimes, and the values that fastavro makes of logical types, become strings."""
     moment = datetime.datetime(2026, 2, 17, 4, 3, 15, 1000, tzinfo=datetime.UTC)
     value = {
@@ -98,7 +98,7 @@ def test_datetimes_decimals_and_uuids_become_strings(maker):
 
 
 @pytest.mark.parametrize("value", [{"x": {1}}, {"x": object()}, {("a",): 1}])
-def test_a_value_without_a_json_form_raises(value, maker):
+def test_a_value_without_a_json_form_raises(value, json_library):
     """A value that Avro can't have decoded raises a TypeError instead of being converted
     somehow.
     """
@@ -107,7 +107,7 @@ def test_a_value_without_a_json_form_raises(value, maker):
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_the_corpus_has_its_expected_json(name, maker):
+def test_the_corpus_has_its_expected_json(name, json_library):
     """Each stored payload becomes JSON that is equal to the stored text of fastavro's value."""
     codec = Codec("id", schema_text(name))
     for payload, text in golden(name):
@@ -115,7 +115,7 @@ def test_the_corpus_has_its_expected_json(name, maker):
 
 
 def test_orjson_is_not_needed(monkeypatch):
-    """It is no dependency: without it the module loads and works."""
+    """The package orjson is optional: without it the module can be imported and used."""
     import importlib
 
     with monkeypatch.context() as patch:
