@@ -9,7 +9,7 @@ from .servers import Authority
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """A certificate authority that is not in the machine's trust store."""
+    """Create a certificate authority that is not in the machine's trust store."""
     return Authority(tmp_path_factory.mktemp("authority"))
 
 

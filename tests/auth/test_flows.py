@@ -1,5 +1,6 @@
-"""Tests of every way to sign in, against the emulator over TLS, also with tokens that expire
-while a stream is open.
+"""Tests of every way to sign in, against the emulator over TLS.
+
+They include tokens that expire while a stream is open.
 """
 
 from __future__ import annotations
@@ -28,10 +29,7 @@ APP = {"client_id": "emulator", "client_secret": "emulator-secret"}
 
 
 def load(emulator, **options: str) -> Settings:
-    """Return settings as a user would write them.
-
-    The emulator's address, and *options* for the sign-in.
-    """
+    """Return settings with the emulator's address and *options*, as a user would write them."""
     service = {"endpoint": emulator.grpc_target, "ca_file": str(emulator.ca_file)}
     return Settings.load({**service, **options}, {})
 
@@ -105,10 +103,9 @@ def token(emulator, **_) -> Settings:
 
 
 def sf_cli(emulator, tmp_path, monkeypatch) -> Settings:
-    """Put a program ``sf`` on the PATH that is signed in to the emulator, and return settings for
-    it.
+    """Return settings for a program ``sf`` that is signed in to the emulator; put it on the PATH.
 
-    Its ``display`` command redacts the token, as the real one does.
+    Its ``display`` command redacts the token, as that of the real ``sf`` does.
     """
     shown = {
         "accessToken": "[REDACTED] Use 'sf org auth show-access-token' to view",
@@ -291,8 +288,9 @@ def test_renewal_is_retried_while_the_login_host_is_down(run_emulator):
 
 
 def test_credentials_rejected_during_a_stream_end_the_subscription(run_emulator):
-    """If the renewal of an expired token is rejected, the subscription ends with an error that
-    has the service's error code and says to sign in again.
+    """A rejected renewal of an expired token ends the subscription.
+
+    The error has the service's error code and says to sign in again.
     """
     emulator = run_emulator(tls=True)
     emulator.publish(TOPIC, orders(1))

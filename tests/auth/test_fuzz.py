@@ -83,9 +83,8 @@ def login_at(url: str, timeout: float = 5.0) -> Callable[[], Session | SfPubSubE
 
 
 def check_sign_in(host) -> None:
-    """Sign in, and check the session or the error.
-
-    Also check that only the expected paths were requested.
+    """Sign in, check the session or the error, and check that only expected paths were
+    requested.
     """
     asked = len(host.requests)
     came = login_at(host.url)()
@@ -131,8 +130,8 @@ def test_fields_of_any_type(host, fields, status):
 @FUZZ
 @given(hostile.map(lambda text: f"https://{text}") | hostile | values)
 def test_an_instance_url_of_any_form(host, instance_url):
-    """An instance URL is accepted only if it is an HTTPS host alone, and the token isn't sent
-    anywhere to find that out.
+    """An instance URL is accepted only if it is an HTTPS host alone, and no request is sent to
+    it before.
     """
     answer = {
         "access_token": "t",
@@ -166,7 +165,9 @@ def test_a_truncated_or_damaged_response(host, data):
     )
     instance = good.index(b"instance_url")
     for _ in range(data.draw(st.integers(0, 3))):
-        place = data.draw(st.integers(0, instance - 1))  # the host stays: nobody else is asked
+        place = data.draw(
+            st.integers(0, instance - 1)
+        )  # before the URL of the host, which stays valid
         good[place] = data.draw(st.integers(0, 255))
     body = bytes(good[: data.draw(st.integers(0, len(good)))])
     host.answer = lambda request: Reply(200, body) if request.method == "POST" else Reply(403)
@@ -222,9 +223,7 @@ def test_any_bytes_instead_of_http(raw, sent):
 @FUZZ
 @given(st.integers(200, 599), values.map(lambda v: json.dumps(v).encode()) | st.binary())
 def test_any_response_of_an_org(host, status, body):
-    """Any response to a REST request is returned, or raises an error of this package that has
-    only one line.
-    """
+    """Any response to a REST request is returned, or raises an error with a message of one line."""
     host.answer = lambda _request: Reply(status, body)
     sessions = CurrentSession(StaticSession(Session("t", host.url, ORG)))
     org = OrgClient(sessions, HttpClient(timeout=30.0))
@@ -235,7 +234,7 @@ def test_any_response_of_an_org(host, status, body):
 @FUZZ
 @given(hostile)
 def test_no_path_redirects_the_token_to_another_host(host, path):
-    """Whatever path a server names for a next page, the request goes to the token's own host, or
+    """Whatever path a server names for a next page, the request goes to the configured host, or
     an error is raised.
     """
     asked = len(host.requests)

@@ -156,7 +156,7 @@ def test_a_path_cannot_name_another_host(http, path):
 
 
 def test_a_token_is_not_sent_in_plaintext(http):
-    """Neither a token nor a sign-in form is sent to an ``http`` URL."""
+    """Neither a token nor a sign-in form is sent to an ``http`` URL of another machine."""
     with pytest.raises(ConfigurationError, match="plaintext"):
         http.call(Bearer("http://acme.my.salesforce.com", "t"), "GET", "/x")
     with pytest.raises(ConfigurationError, match="plaintext"):
@@ -255,9 +255,7 @@ def test_a_proxy_that_is_unreachable(host):
 
 
 def test_a_rejected_static_token_names_its_setting(host, http):
-    """If a token that was given as such is rejected, the error names the setting that it came
-    from.
-    """
+    """If an access token from the settings is rejected, the error names its setting."""
     host.answer = lambda _request: Reply(401, [])
     org = OrgClient(CurrentSession(StaticSession(Session("t", host.url, TENANT))), http)
     with pytest.raises(AuthenticationError, match="SFPUBSUB_ACCESS_TOKEN"):
@@ -288,7 +286,7 @@ def test_the_timeout_covers_all_addresses_of_a_host(monkeypatch):
 def test_an_expired_request_sends_nothing(host):
     """A connection that is opened after the deadline is closed at once.
 
-    A late sign-in would use up a refresh token for nobody.
+    Otherwise a late sign-in could use up a refresh token although nobody waits for its result.
     """
     limit = RequestLimit()
     limit.expire()

@@ -193,8 +193,9 @@ def test_the_audience_of_an_assertion(login_url, given, audience, key_file):
 
 
 def test_an_invalid_private_key_file_raises(tmp_path):
-    """The error names the file that is not a key or doesn't exist, and is not chained to one
-    that could show its content.
+    """The error names the file that is not a key or doesn't exist.
+
+    For a broken key, it is not chained to an exception that could show the file's content.
     """
     bad = tmp_path / "key.pem"
     bad.touch(mode=0o600)
@@ -243,8 +244,8 @@ def _pem(tmp_path, content: bytes):
     ],
 )
 def test_a_wrong_kind_of_key_says_what_to_use_instead(tmp_path, key_file, kind, says):
-    """The configuration error names the file and says which kind of key it contains, and is not
-    masked as a failed login.
+    """The configuration error names the file and says what it contains instead of an RSA private
+    key.
     """
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -325,7 +326,7 @@ def test_the_organisation_is_read_from_the_token(host, http, reply):
 
 
 def test_the_organisation_is_taken_from_the_setting(host, http):
-    """If no response contains the organisation, the setting is used unchanged."""
+    """If no response contains the organisation, the value of the setting is used as it is."""
     userinfo(host, Reply(403), access_token="opaque")
     given = "core/acme/00D000000000009"
     assert credentials(host, http, tenant_id=given).get_session(None).tenant_id == given
@@ -344,7 +345,7 @@ def test_an_unknown_organisation_raises(host, http):
 
 @pytest.mark.parametrize("given", ["00D000000000002", "core/acme/00D000000000002EAA"])
 def test_a_tenant_setting_of_another_org_raises(host, http, given):
-    """The service would report a wrong token, so this error names both orgs."""
+    """The service would report a wrong token; the error here names both organisations instead."""
     with pytest.raises(ConfigurationError, match=f"{ORG}.*00D000000000002"):
         credentials(host, http, tenant_id=given).get_session(None)
 
@@ -428,9 +429,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("body", SHAPES, ids=range(len(SHAPES)))
 def test_an_invalid_token_response_raises(host, http, body):
-    """Whatever the body of a 200 is, the error names the host, can't be retried, and contains
-    nothing of the body.
-    """
+    """The error names the host, can't be retried, isn't chained, and doesn't quote an HTML page."""
     host.answer = lambda _request: Reply(200, body)
     with pytest.raises(RemoteProtocolError, match=r"127\.0\.0\.1") as caught:
         credentials(host, http).get_session(None)
@@ -656,7 +655,7 @@ def test_a_rejected_sign_in_says_what_to_check(host, http, error, description, c
 
 
 def test_an_exceeded_login_rate_is_retryable(host, http):
-    """An exceeded login rate passes by itself, so it is the one rejection that can be retried."""
+    """Too many sign-ins are a rejection that passes by itself, so the error can be retried."""
     refusal = {"error": "rate_limit_exceeded", "error_description": "login rate exceeded"}
     host.answer = lambda _request: Reply(400, refusal)
     with pytest.raises(AuthenticationError) as caught:

@@ -1,7 +1,4 @@
-"""Tests of logins that other tools manage.
-
-The ``sf`` command line, and a simple_salesforce object.
-"""
+"""Tests of logins managed by other tools: the ``sf`` command line and simple_salesforce."""
 
 from __future__ import annotations
 
@@ -100,9 +97,9 @@ def test_a_redacted_token_is_read_by_another_command(sf):
 
 
 def test_a_rejected_token_that_sf_still_returns_raises(sf):
-    """A rejected token can't be renewed here.
+    """A token of ``sf`` that the service rejects can't be renewed by this package.
 
-    The error says how to log in again, and a new token of ``sf`` is then used.
+    The error says how to log in again; a new token of ``sf`` is then used.
     """
     sf(("org display", 0, ok(SHOWN)))
     login = SfCliLogin("uat")
@@ -182,8 +179,8 @@ def test_sf_signed_in_to_another_org_raises(sf):
         SfCliLogin(tenant_id="00D000000000002").get_session(None)
 
 
-def test_an_sf_that_hangs_is_stopped(tmp_path, monkeypatch):
-    """If ``sf`` doesn't finish within its time limit, it is stopped and an error is raised."""
+def test_an_sf_that_hangs_times_out(tmp_path, monkeypatch):
+    """If ``sf`` doesn't finish within its time limit, an error with this limit is raised."""
     program = tmp_path / "sf"
     program.write_text(f"#!{sys.executable}\nimport signal\nsignal.pause()\n")
     program.chmod(0o755)
@@ -303,7 +300,7 @@ def test_the_organisation_of_an_opaque_session(org):
 
 
 def test_logins_are_not_pickled():
-    """A login can get a token, so it must not be pickled any more than a token."""
+    """Pickling a login raises an error, because a login can get a token."""
     for login in (SfCliLogin(), SimpleSalesforceLogin(Salesforce())):
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(login)

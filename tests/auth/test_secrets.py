@@ -35,7 +35,7 @@ from sfpubsub.errors import ConfigurationError, SfPubSubError
 
 from .servers import Reply, Request, connect_proxy, https_host, raw_host
 
-# The planted secrets: all contain a text that occurs nowhere else.
+# The planted secrets: each contains the word "planted", which occurs nowhere else.
 CLIENT_SECRET = "planted-client-secret-4711"
 PASSWORD = "planted-p&ssword=4711%"
 REFRESH_TOKEN = "planted-refresh-token-4711"
@@ -79,10 +79,7 @@ def assert_clean(text: str, what: str) -> None:
 
 
 def visible_parts(error: BaseException) -> Iterator[str]:
-    """Yield all visible text of an error.
-
-    Its chain, notes, pickle, and local variables of its frames.
-    """
+    """Yield all texts that an error shows, with its chain, its pickle and its frames' variables."""
     waiting: list[BaseException] = [error]
     while waiting:
         one = waiting.pop()
@@ -211,7 +208,9 @@ def test_a_broken_connection_shows_no_secret(way, authority, key_file, caplog):
 
 
 def test_a_failed_rest_request_shows_no_secret(authority, caplog):
-    """An org that repeats the token in its response doesn't get it into an error or the log."""
+    """If an org repeats the token in its response, the token is in neither the error nor the
+    log.
+    """
     capture_all_logs(caplog)
     answers = [
         Reply(401, [{"errorCode": "INVALID_SESSION_ID", "message": "Session expired"}]),
@@ -304,8 +303,8 @@ def test_a_mistake_in_the_settings_does_not_show_the_value(tmp_path):
 
 
 def test_a_command_shows_no_secret(run_emulator, monkeypatch, capfd, tmp_path):
-    """A command with ``-vv`` prints no secret when it succeeds or fails, nor the password of its
-    proxy.
+    """A command with ``-vv`` prints no secret, whether it succeeds or fails, also not that of
+    its proxy.
     """
     emulator = run_emulator(tls=True)
     emulator.accounts.put_user("u", PASSWORD)

@@ -52,7 +52,7 @@ def test_a_missing_part_names_the_variable_to_set(parts, names):
 
 
 def test_the_token_does_not_leak():
-    """The token is in no repr, no pickle, and not in the error about a missing organisation."""
+    """The token is not in a repr, a pickle, or the error about a missing organisation."""
     assert SECRET not in repr(session())
     assert SECRET not in f"{session()}"
     with pytest.raises(TypeError, match="secret") as caught:
@@ -97,7 +97,7 @@ def test_threads_that_renew_together_renew_once():
 
 
 def test_two_clients_share_one_sign_in():
-    """A `CurrentSession` is itself a provider, so clients that share one share each sign-in and
+    """Two clients with the same `CurrentSession` as their provider share each sign-in and
     renewal.
     """
     provider = Provider()
@@ -143,8 +143,9 @@ class CountingLock:
 
 
 def test_a_rejected_renewal_is_shared_by_waiting_threads():
-    """Eight threads that wait for one renewal all get its error, since repeated rejections could
-    lock the user out; a later caller tries again.
+    """Eight threads that wait for one renewal all get its error; a later caller tries again.
+
+    Repeated rejections could lock the user out.
     """
     asked, waiting = threading.Event(), threading.Barrier(8)
 
@@ -193,8 +194,8 @@ def test_a_tenant_other_than_the_tokens_is_reported(tenant):
 
 @pytest.mark.parametrize("tenant", ["00D000000000001", "core/acme/00D000000000001EAA", "acme"])
 def test_a_tenant_that_may_be_right_is_not_blamed(tenant):
-    """Equal ids of 15 or 18 characters, the long form, and a tenant that can't be compared cause
-    the usual error of an expired token.
+    """A tenant that equals the token's, or can't be compared, causes the usual error of an
+    expired token.
     """
     static = StaticSession(Session(SECRET, "https://x", tenant))
     with pytest.raises(SessionExpiredError, match="no longer accepts"):

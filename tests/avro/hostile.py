@@ -107,10 +107,7 @@ class Ways:
         return True
 
     def _check_arrow_json(self, raws: list[bytes]) -> None:
-        """Check the decoder's combined result.
-
-        JSON of each payload, and one field in Arrow's form.
-        """
+        """Check the method that returns both JSON texts and one field as an Arrow array."""
         decoder, types = self.compiled.compiled, self.values and self.values[0].type
         for field, name in enumerate(self.compiled.fields if types else ()):
             message, left = decoder.to_arrow_json(raws, field)

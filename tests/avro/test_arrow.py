@@ -207,7 +207,7 @@ def test_union_members_with_the_same_short_name_stay_distinct():
 
 
 def bomb(levels: int) -> str:
-    """Return a small schema whose references, written out, are 2 ** levels types."""
+    """Return a small schema that has 2 ** levels types once its references are expanded."""
     inner: Any = {"type": "record", "name": "R0", "fields": [{"name": "x", "type": "int"}]}
     for n in range(1, levels):
         fields = [{"name": "a", "type": inner}, {"name": "b", "type": f"R{n - 1}"}]
@@ -634,8 +634,8 @@ def test_events_are_grouped_by_schema(native):
 
 @pytest.mark.parametrize("native", ROUTES)
 def test_rejected_events_are_returned_with_their_errors(native):
-    """A rejected event is returned with its index, delivery number and error, and all columns
-    lack its row.
+    """A rejected event is returned with its index, delivery number and error, and has no row in
+    a batch.
     """
     codecs = [Codec("S", event_schema("long")), Codec("T", event_schema("string"))]
     batches = [

@@ -291,8 +291,8 @@ def expand_slowly(model: list[tuple[str, list[str] | None]], entry: str) -> list
 
 @given(models(), st.data())
 def test_random_bitmaps_expand_as_by_the_slow_reference(model_and_text, data):
-    """For random schemas, any bitmaps expand to the names of the slow reference, in the same
-    order, or raise if it does.
+    """For random schemas, any bitmaps expand as by the slow reference, or raise if they do
+    there.
     """
     text, model = model_and_text
     schema = ChangeSchema("id", text)
@@ -359,7 +359,7 @@ def test_a_schema_is_parsed_once_per_id_and_text():
 
 
 def test_threads_share_a_schema():
-    """Four threads that overflow the cache of one schema all get the right names."""
+    """Four threads that overflow the cache of one schema all get the right number of names."""
     schema = ChangeSchema("acc", ACCOUNT)
     wrong: list[object] = []
 
@@ -550,8 +550,8 @@ def test_an_unknown_field_name_raises(name):
 
 @pytest.mark.parametrize("lists", ["changedFields", "nulledFields", "diffFields"])
 def test_a_broken_list_leaves_the_header_readable(lists):
-    """An invalid bitmap raises when a field is requested, while other entries of the header can
-    be read.
+    """An invalid bitmap raises an error when a field's change is requested, but the header's
+    other entries can be read.
     """
     event = change(**{lists: ["0xFFFFFFFFFFFFFFFFFFFF"]})
     assert event.record_ids == ("001A", "001B")
@@ -652,8 +652,8 @@ def event_of(codec: Codec, payload: bytes, **more) -> Event:
 
 
 def test_changed_fields_need_no_other_entry_of_the_header():
-    """``changed_fields`` works if the other lists are invalid, and raises if the header doesn't
-    have it.
+    """``changed_fields`` works if the header's other lists are invalid, and raises if its own
+    list is missing.
     """
     codec = Codec("id", schema_text("shipment_change"))
     header = {**FACTS, "changedFields": ["0x04"], "nulledFields": ["?"], "diffFields": ["?"]}

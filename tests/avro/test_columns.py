@@ -50,10 +50,7 @@ def raw_rows(*events: tuple[str, bytes]) -> pa.RecordBatch:
 
 
 def decoded(plan: Plan, *events: tuple[str, bytes]) -> list[dict[str, Any]]:
-    """Return the rows that `decode_rows` makes of events, in order of arrival.
-
-    Validate its batches.
-    """
+    """Return the rows that `decode_rows` makes of events, in order of arrival, after validation."""
     batches = [part for name, part in decode_rows([raw_rows(*events)], {"T": plan}) if name]
     for batch in batches:
         batch.validate(full=True)
@@ -146,8 +143,8 @@ def test_rows_of_random_schemas_have_all_values(made):
 
 
 def test_a_later_version_adds_its_columns_at_the_end():
-    """Events of both versions become rows of one table, in which a column that a version lacks
-    is null.
+    """Events of both versions are rows of one table, in which columns that a version lacks are
+    null.
     """
     plan = plan_of(old=schema_text("order_event"), new=schema_text("order_event_v2"))
     old_names = columns_of(schema_text("order_event")).names
@@ -322,7 +319,7 @@ def test_a_field_named_like_an_envelope_column_gets_an_underscore():
 
 
 def test_a_time_outside_the_timestamp_range_is_null():
-    """Such a time is null, as in the raw table's ``event_time``."""
+    """A time that a timestamp can't represent is null, as in the raw table's ``event_time``."""
     field = {"name": "CreatedDate", "type": ["null", "long"], "doc": "CreatedDate:DateTime"}
     text = json.dumps({"type": "record", "name": "T", "fields": [field]})
     plan = plan_of(one=text)

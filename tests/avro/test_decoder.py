@@ -693,8 +693,9 @@ def test_nan_and_infinities_are_decoded_and_named_in_json(kind, number, place):
 @SLOW
 @given(st.data())
 def test_random_values_are_decoded_unchanged(data):
-    """Values of random schemas are encoded and decoded without a change by both decoders, as by
-    fastavro; truncated payloads give equal errors.
+    """Both decoders return the encoded values of random schemas, as fastavro does.
+
+    For truncated payloads, and for those with one byte too many, both give the same error.
     """
     schema = data.draw(schemas())
     codec = Codec("id", json.dumps(schema))

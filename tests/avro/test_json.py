@@ -47,7 +47,7 @@ def test_nan_and_infinities_become_strings(json_library):
 
 
 def test_a_nan_in_a_subclass_of_dict_becomes_a_string(json_library):
-    """A user may have replaced a dict of the value by an instance of a subclass."""
+    """NaN is also found if a user has replaced a dict of the value by an instance of a subclass."""
 
     class Mine(dict):
         pass
@@ -115,7 +115,7 @@ def test_the_corpus_has_its_expected_json(name, json_library):
 
 
 def test_orjson_is_not_needed(monkeypatch):
-    """The package orjson is optional: without it the module can be imported and used."""
+    """The package orjson is optional: the module can be imported and used without it."""
     import importlib
 
     with monkeypatch.context() as patch:

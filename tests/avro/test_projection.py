@@ -177,8 +177,9 @@ def test_asking_for_the_change_of_a_skipped_field_raises():
 
 
 def test_json_has_the_chosen_fields_but_raw_tables_have_all():
-    """An event's JSON has only the decoded fields, while `facts_and_json`, which raw tables are
-    made of, has all.
+    """An event's JSON has only the chosen fields and those always decoded.
+
+    A raw table's row has all fields.
     """
     codec = Codec("id", schema_text("order_event"))
     raw = payload("order_event", next(values("order_event", 1)))
@@ -233,9 +234,9 @@ def test_an_invalid_choice_of_fields_raises(fields, says):
 
 
 def test_the_choice_of_fields_may_be_any_iterable():
-    """Names may come from a list, a set or a generator.
+    """Field names may come from a list, a set or a generator.
 
-    An empty one is a choice, but None is not.
+    An empty choice is different from None.
     """
     assert chosen_fields(None) is None
     assert (

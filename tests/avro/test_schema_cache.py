@@ -87,8 +87,8 @@ def test_the_cache_drops_the_least_recently_used_schema():
 
 
 def test_an_interrupted_fetch_can_be_retried_by_other_threads():
-    """If Ctrl-C interrupts a fetch, a thread that waits for it gets an error that can be
-    retried.
+    """If Ctrl-C interrupts a fetch, another thread gets an error that can be retried, or fetches
+    by itself.
     """
     gate, asked = threading.Event(), threading.Event()
 

@@ -121,8 +121,8 @@ def test_an_interrupt_unsubscribes_and_disconnects(emulator):
     ],
 )
 def test_incompatible_options_are_usage_errors(emulator, arguments):
-    """Options that can't be combined, a replay option that is not valid, and no subscription at
-    all cause exit code 2.
+    """Options that can't be combined, an invalid ``--replay`` and a missing subscription cause
+    exit code 2.
     """
     assert run(["subscribe", *arguments]) == 2
 
@@ -162,8 +162,8 @@ def test_pushtopics_are_created_listed_shown_and_deleted(emulator, capsys):
 
 
 def test_push_sends_a_generic_event(emulator, capsys):
-    """``push`` sends to all subscribers, or with ``--to`` only to the given users, whose number
-    it prints.
+    """``push`` sends to all subscribers, which it prints as a count of -1, or with ``--to`` to
+    the given users.
     """
     emulator.publish_streaming(GENERIC, [{"payload": "first"}])
     assert run(["push", GENERIC, "hello"]) == 0

@@ -1,7 +1,4 @@
-"""Tests of the command line as scripts use it.
-
-Options, JSON lines, exit codes and one-line errors.
-"""
+"""Tests of the command line as used by scripts: options, JSON lines, exit codes and errors."""
 
 from __future__ import annotations
 
@@ -151,10 +148,7 @@ def test_a_signal_drains_and_the_next_run_resumes(emulator, number, code, capsys
     process = spawn(emulator, "subscribe", "--managed", NAME)
     printed = [json.loads(process.stdout.readline())["event_id"] for _ in range(50)]
     process.send_signal(number)
-    with (
-        process.stdout,
-        process.stderr,
-    ):  # not communicate(), which ignores lines that are already buffered
+    with process.stdout, process.stderr:  # communicate() would ignore buffered lines
         printed += [json.loads(line)["event_id"] for line in process.stdout]
     assert process.wait(PATIENCE) == code
     assert run(["subscribe", "--managed", NAME, "--idle-timeout", "0.2"]) == 0
@@ -164,7 +158,7 @@ def test_a_signal_drains_and_the_next_run_resumes(emulator, number, code, capsys
 
 @pytest.fixture
 def quick_slot(monkeypatch):
-    """Shorten the client's delays, also that before it asks again for a slot that is in use."""
+    """Shorten the client's delays, also the delay before it asks again for a slot in use."""
     times = Timings(backoff_initial=0.02, backoff_max=0.1, slot_initial=0.05, slot_max=0.1)
     monkeypatch.setattr("sfpubsub.config.Settings.timings", times)
 
@@ -472,8 +466,8 @@ def test_an_unreachable_service_is_an_error_after_a_timeout(emulator, monkeypatc
 
 
 def test_an_undecodable_event_ends_subscribe(emulator, capsys):
-    """The events before it are printed and committed, and the position stays before the
-    undecodable one.
+    """The events before the undecodable one are printed and committed, and the position stays
+    there.
     """
     from sfpubsub.emulator.org.bus import Draft
 
@@ -511,9 +505,8 @@ def test_every_command_has_help(command, capsys):
 
 
 def test_help_does_not_import_grpc_or_avro():
-    """``subscribe --help`` is quick, because it imports no library that talks to the service.
-
-    GRPC and Avro alone would triple its time.
+    """``subscribe --help`` imports no library that talks to the service, because gRPC and Avro
+    alone would triple its time.
     """
     code = (
         "import sys\n"

@@ -16,7 +16,7 @@ from ..conftest import PATIENCE
 
 @pytest.fixture
 def home(monkeypatch, tmp_path):
-    """Return an empty home directory, without variables of XDG."""
+    """Return an empty home directory, and remove the XDG variables from the environment."""
     for variable in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

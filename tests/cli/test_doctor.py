@@ -1,7 +1,4 @@
-"""Tests of ``sfpubsub doctor``.
-
-Each failure has its own line that says how to fix it, and no secret is shown.
-"""
+"""Tests of ``sfpubsub doctor``: each failed check says how to fix it, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -39,7 +36,7 @@ def emulator(run_emulator, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Shorten the time after which a step without a response is given up."""
+    """Shorten the time limits of the checks."""
     monkeypatch.setattr(probes, "STEP", 0.5)
     monkeypatch.setattr("sfpubsub.cli.doctor._CONNECT", 2.0)
 
@@ -104,8 +101,8 @@ def test_all_checks_pass_over_tls(run_emulator, monkeypatch, capsys):
 
 
 def test_an_untrusted_certificate_is_described(run_emulator, monkeypatch, capsys):
-    """The certificate's issuer is shown, with the setting that would make it trusted, and later
-    checks are skipped.
+    """The certificate's issuer is shown, with the setting that would make it trusted, and the
+    API is not checked.
     """
     started = run_emulator(tls=True)
     point_at(started, monkeypatch, SFPUBSUB_INSECURE="")
@@ -141,7 +138,10 @@ def test_an_untrusted_certificate_is_described(run_emulator, monkeypatch, capsys
 def test_each_failure_is_found_at_its_own_step(
     emulator, monkeypatch, capsys, changed, options, check, says, cure
 ):
-    """Exit code 3; the line of the failed check says what is wrong and how to fix it."""
+    """The failed check has a line of its own that says what is wrong and how to fix it.
+
+    The exit code is 3.
+    """
     point_at(emulator, monkeypatch, **changed)
     code, checks, _ = examine(capsys, *options)
     assert code == 3
@@ -161,7 +161,7 @@ def test_a_topic_without_read_access_fails(emulator, capsys):
 
 
 def test_a_topic_that_cannot_be_checked_is_skipped(emulator, monkeypatch, capsys):
-    """If an earlier check fails, the topic has a line that says that it was skipped."""
+    """If an earlier check fails, the topic still has a line, with the result "skipped"."""
     for changed in ({"SFPUBSUB_ACCESS_TOKEN": "00DSB0000000001!void"}, {"SFPUBSUB_INSECURE": ""}):
         point_at(emulator, monkeypatch, **changed)
         code, checks, _ = examine(capsys, "--topic", TOPIC)
@@ -178,8 +178,8 @@ def test_a_stopped_subscription_fails_with_the_command_to_start_it(emulator, cap
 
 
 def test_a_mirrored_object_is_checked_for_access_and_changes(emulator, monkeypatch, capsys):
-    """For each object, one check is for access to all records and one for its change events,
-    each with its fix.
+    """Each object is checked for access to all of its records, and for being selected on the
+    channel.
     """
     code, checks, _ = examine(capsys, "--object", "Account", "--object", "Nothing__c")
     assert (checks["object Account"]["result"], checks["changes of Account"]["result"]) == (
@@ -304,8 +304,8 @@ def test_each_step_is_bounded_in_time(emulator, monkeypatch, capsys):
 
 
 def test_an_unknown_host_and_a_dns_timeout_are_reported(monkeypatch):
-    """DNS fails in two ways; the lookup without a response has no timeout of its own, so it is
-    given up.
+    """Both an unknown host name and a DNS server that doesn't respond raise an error that says
+    so.
     """
     with pytest.raises(probes.ProbeError, match=r"nowhere\.invalid cannot be resolved"):
         probes.resolve("nowhere.invalid")
