@@ -228,7 +228,10 @@ class Salesforce:
 
 
 def test_the_session_of_a_salesforce_object(org):
-    """Any object with the two attributes serves as a login; ``https://`` is put before its host."""
+    """Any object with ``session_id`` and ``sf_instance`` serves as a login.
+
+    ``https://`` is put before its host.
+    """
     session = login_with(Salesforce(), org).get_session(None)
     assert (session.access_token, session.instance_url) == (TOKEN, org.url)
     assert session.tenant_id == ORG

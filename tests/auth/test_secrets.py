@@ -303,8 +303,8 @@ def test_a_mistake_in_the_settings_does_not_show_the_value(tmp_path):
 
 
 def test_a_command_shows_no_secret(run_emulator, monkeypatch, capfd, tmp_path):
-    """A command with ``-vv`` prints no secret, whether it succeeds or fails, also not that of
-    its proxy.
+    """A command with ``-vv``, successful or not, prints no secret, not even its proxy's
+    password.
     """
     emulator = run_emulator(tls=True)
     emulator.accounts.put_user("u", PASSWORD)

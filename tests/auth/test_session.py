@@ -193,7 +193,7 @@ def test_a_tenant_other_than_the_tokens_is_reported(tenant):
 
 
 @pytest.mark.parametrize("tenant", ["00D000000000001", "core/acme/00D000000000001EAA", "acme"])
-def test_a_tenant_that_may_be_right_is_not_blamed(tenant):
+def test_a_tenant_that_may_be_correct_is_not_blamed(tenant):
     """A tenant that equals the token's, or can't be compared, causes the usual error of an
     expired token.
     """

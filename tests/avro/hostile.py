@@ -62,7 +62,7 @@ EVERYTHING = {
 }
 
 
-class Ways:
+class DecoderPair:
     """The compiled decoder and the Python decoder for one schema."""
 
     def __init__(self, schema_json: str) -> None:
@@ -184,8 +184,8 @@ def main() -> None:
     seed = random.randrange(2**32)
     print("seed", seed, flush=True)
     rng = random.Random(seed)
-    kinds = [(Ways(schema_text(name)), [raw for raw, _ in golden(name)]) for name in CORPUS]
-    ways = Ways(json.dumps(EVERYTHING))
+    kinds = [(DecoderPair(schema_text(name)), [raw for raw, _ in golden(name)]) for name in CORPUS]
+    ways = DecoderPair(json.dumps(EVERYTHING))
     kinds += [(ways, [ways.pure.encode(everything(rng)) for _ in range(200)])] * len(CORPUS)
     assert all(ways.is_compiled for ways, _ in kinds)
     began, done, good = time.monotonic(), 0, 0

@@ -409,7 +409,10 @@ def change(
 
 
 def test_the_header_is_read():
-    """Each entry of the header has its attribute, with bitmaps expanded and lists as tuples."""
+    """Each entry of the header is an attribute of the event.
+
+    Bitmaps are expanded, and lists are tuples.
+    """
     event = change(changedFields=["0x14", "6-0x01"], nulledFields=["0x10"], diffFields=["0x20"])
     assert event.change_type == "UPDATE"
     assert event.entity_name == "Account"
@@ -505,9 +508,9 @@ STREET = {"BillingAddress": {**NO_PARTS, "Street": "One Market"}}
         (change("SNAPSHOT", {"Phone": "1"}), "Phone", UNKNOWN, "1"),
     ],
 )  # fmt: skip
-def test_what_happened_to_a_field(event, name, state, value):
-    """Each change type has its own rule for whether a field was changed, set to null, unchanged,
-    or is unknown.
+def test_the_state_of_a_field_follows_its_change_types_rule(event, name, state, value):
+    """Each change type has its own rule for whether a field is changed, nulled, unchanged or
+    unknown.
     """
     found = event.change(name)
     assert (found.name, found.state, found.value) == (name, state, value)

@@ -210,7 +210,7 @@ def exponential(levels: int, fan: int) -> Codec:
     ],
     ids=["recursive", "no bytes", "logical", "many branches"],
 )
-def test_other_schemas_fall_back_to_fastavro(codec, value):
+def test_unsupported_schemas_fall_back_to_fastavro(codec, value):
     """Schemas that the generator doesn't support are decoded correctly without it."""
     assert not is_generated(codec)
     raw = codec.encode(value) if value else b"\x02\x0f"

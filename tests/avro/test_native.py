@@ -31,7 +31,7 @@ from sfpubsub.avro.bitmaps import ChangeSchema
 from sfpubsub.avro.codec import Codec
 from sfpubsub.errors import DecodeError
 
-from .hostile import Ways, damaged, outcome
+from .hostile import DecoderPair, damaged, outcome
 from .schemas import CORPUS, golden, payload, schema_text, values
 from .test_decoder import SLOW, codec_of, collect, number, schemas, value_of
 
@@ -42,9 +42,9 @@ needs_native = pytest.mark.skipif(
 )
 
 
-def ways(*types) -> Ways:
+def pair_of(*types) -> DecoderPair:
     """Return both decoders for a record with a field of each type."""
-    return Ways(codec_of(*types).schema_json)
+    return DecoderPair(codec_of(*types).schema_json)
 
 
 # Equal results
@@ -56,7 +56,7 @@ def test_the_corpus_is_decoded_as_by_the_python_code(name):
     """Each schema of the corpus is supported, and every result is equal, including types, order
     and errors.
     """
-    both = Ways(schema_text(name))
+    both = DecoderPair(schema_text(name))
     assert both.is_compiled
     raws = [payload(name, value) for value in values(name, 60)]
     # Valid payloads between invalid ones, which must leave nothing behind.
@@ -74,7 +74,7 @@ def test_random_schemas_are_decoded_as_by_the_python_code(data):
     are equal.
     """
     schema = data.draw(schemas())
-    both = Ways(json.dumps(schema))
+    both = DecoderPair(json.dumps(schema))
     raws = []
     for _ in range(3):
         raw = both.pure.encode(value_of(data.draw, schema, collect(schema, {})))
@@ -87,7 +87,7 @@ def test_random_schemas_are_decoded_as_by_the_python_code(data):
 @given(schema=schemas(), raws=st.lists(st.binary(max_size=60), max_size=4))
 def test_random_bytes_are_decoded_as_by_the_python_code(schema, raws):
     """Random bytes give the same value or the same error with both decoders."""
-    Ways(json.dumps(schema)).check(raws)
+    DecoderPair(json.dumps(schema)).check(raws)
 
 
 @needs_native
@@ -97,7 +97,7 @@ def test_damaged_payloads_are_decoded_as_by_the_python_code():
     print("seed", seed)
     rng = random.Random(seed)
     for name in CORPUS:
-        both = Ways(schema_text(name))
+        both = DecoderPair(schema_text(name))
         both.check([damaged(rng, raw) for raw, _ in golden(name) for _ in range(5)])
 
 
@@ -153,7 +153,7 @@ def test_json_is_spelled_as_by_the_python_code(kind, value, text):
     """Values of every type have the expected text in JSON, which is also that of the Python
     code.
     """
-    both = ways(kind)
+    both = pair_of(kind)
     raw = both.pure.encode({"f0": value})
     assert both.is_compiled
     assert both.compiled.to_json(raw) == f'{{"f0":{text}}}'
@@ -164,7 +164,7 @@ def test_json_is_spelled_as_by_the_python_code(kind, value, text):
 @pytest.mark.parametrize("number_", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinities_are_equal_in_both_decoders(number_):
     """NaN and infinities give the same values, JSON and Arrow arrays with both decoders."""
-    both = ways("float", ["null", "double"])
+    both = pair_of("float", ["null", "double"])
     raw = struct.pack("<f", number_) + b"\x02" + struct.pack("<d", number_)
     both.check([raw])
 
@@ -172,7 +172,7 @@ def test_nan_and_infinities_are_equal_in_both_decoders(number_):
 @needs_native
 def test_a_repeated_map_key_is_decoded_as_by_the_python_code():
     """In a dict the last value is kept at the position of the first; Arrow keeps both."""
-    both = ways({"type": "map", "values": "int"})
+    both = pair_of({"type": "map", "values": "int"})
     raw = number(3) + b"\x02a\x02" + b"\x02b\x04" + b"\x02a\x06" + b"\x00"
     assert both.compiled.to_json(raw) == '{"f0":{"a":3,"b":2}}'
     both.check([raw])
@@ -181,7 +181,7 @@ def test_a_repeated_map_key_is_decoded_as_by_the_python_code():
 @needs_native
 def test_payloads_may_be_in_any_buffer():
     """A payload may be a bytearray or a memoryview instead of bytes."""
-    both = ways("string", ["null", "bytes"])
+    both = pair_of("string", ["null", "bytes"])
     raw = both.pure.encode({"f0": "ü", "f1": b"\x01"})
     for kind in (bytearray, memoryview):
         assert both.compiled.decode(kind(raw)) == both.pure.decode(raw)
@@ -234,7 +234,7 @@ def test_hostile_counts_cost_neither_time_nor_memory(kind, raw):
     """A count or length is compared with the remaining bytes before anything is allocated for
     it.
     """
-    both = ways(kind)
+    both = pair_of(kind)
     assert both.is_compiled
     decoder = both.compiled.compiled
     tracemalloc.start()
@@ -297,7 +297,7 @@ def test_schemas_of_900_fields_are_supported():
 @needs_native
 def test_threads_share_a_decoder():
     """Four threads that convert payloads to Arrow with one decoder at once get equal results."""
-    both = Ways(schema_text("account_change"))
+    both = DecoderPair(schema_text("account_change"))
     raws = [payload("account_change", value) for value in values("account_change", 400)] * 2
     expected = both.compiled.compiled.to_arrow(raws)
     with ThreadPoolExecutor(4) as pool:
@@ -310,7 +310,7 @@ def test_the_gil_is_released_during_a_long_conversion():
     """Another thread runs in the middle of a long conversion to Arrow, so the decoder doesn't
     hold the GIL.
     """
-    decoder = Ways(schema_text("account_change")).compiled.compiled
+    decoder = DecoderPair(schema_text("account_change")).compiled.compiled
     raws = [raw for raw, _ in golden("account_change")] * 5_000
     deadline = time.monotonic() + 60
     found = False

@@ -89,7 +89,7 @@ def test_subscribe_prints_json_lines_and_the_next_run_resumes(emulator, capsys):
     assert [line["payload"]["Order_Number__c"] for line in lines] == [str(i) for i in range(25)]
 
 
-def test_subscribe_to_a_topic_from_a_position(emulator, capsys):
+def test_subscribe_resumes_from_a_printed_replay_id(emulator, capsys):
     """The hexadecimal replay id of a printed line can be given to ``--replay``."""
     results = emulator.publish(TOPIC, orders(5))
     replay = results[2].replay_id.hex()
@@ -164,8 +164,8 @@ def quick_slot(monkeypatch):
 
 
 def test_waiting_for_the_slot_is_reported_and_not_idle(emulator, connect, capsys, quick_slot):
-    """While another client holds the slot, one line says so, and ``--idle-timeout`` has not
-    begun.
+    """While another client holds the slot, one line says so, and the wait doesn't count as idle
+    time.
     """
     results = emulator.publish(TOPIC, orders(2))
     ended: list[float] = []
@@ -242,7 +242,7 @@ def test_a_waiting_state_is_reported_once(capsys):
     ]
 
 
-def test_an_attempt_that_shows_nothing_counts_as_listening_after_a_while():
+def test_a_silent_attempt_counts_as_listening_after_a_while():
     """An open stream of a quiet topic shows no sign of life for minutes, so an attempt counts as
     listening after 25 s.
     """
@@ -520,7 +520,7 @@ def test_help_does_not_import_grpc_or_avro():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_the_version_is_the_packages(capsys):
+def test_version_prints_the_version_of_the_package(capsys):
     """``sfpubsub --version`` prints the version of the package."""
     import sfpubsub
 
