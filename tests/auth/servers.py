@@ -33,6 +33,7 @@ class Request(NamedTuple):
 
     @property
     def form(self) -> dict[str, str]:
+        """Return the body's form fields by name."""
         return dict(parse_qsl(self.body.decode()))
 
 
@@ -69,6 +70,9 @@ class Authority:
         self._ca.cert_pem.write_to_path(self.ca_file)
 
     def context(self) -> ssl.SSLContext:
+        """Return a server-side TLS context with a new certificate for loopback from this
+        authority.
+        """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._ca.issue_cert("127.0.0.1", "localhost").configure_cert(context)
         return context
@@ -78,7 +82,7 @@ class Authority:
 def https_host(
     answer: Callable[[Request], Reply], authority: Authority | None = None
 ) -> Iterator[Host]:
-    """Run an HTTP server that responds with *answer*; over TLS if an authority is given."""
+    """Run an HTTP server that responds with *answer*, over TLS if an authority is given."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = SOCKET_TIMEOUT
@@ -193,7 +197,7 @@ def connect_proxy(frozen: threading.Event | None = None) -> Iterator[Proxy]:
     proxy = Proxy("")
 
     def talk(client: socket.socket, over: threading.Event) -> None:
-        head = head_of(client, 1)  # byte by byte: the following bytes are for the server
+        head = head_of(client, 1)  # byte by byte: the bytes after the headers are for the server
         if not head:
             return
         first, *lines = head.decode().split("\r\n")
@@ -232,4 +236,5 @@ def connect_proxy(frozen: threading.Event | None = None) -> Iterator[Proxy]:
 
 
 def path_of(url: str) -> str:
+    """Return the path of a URL."""
     return urlsplit(url).path

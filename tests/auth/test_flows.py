@@ -1,4 +1,7 @@
-"""Every way to sign in, against the emulator over TLS; and tokens that end in mid-stream."""
+"""Tests of every way to sign in, against the emulator over TLS.
+
+They include tokens that expire while a stream is open.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,15 @@ APP = {"client_id": "emulator", "client_secret": "emulator-secret"}
 
 
 def load(emulator, **options: str) -> Settings:
-    """Settings as a user gives them: the address of the service, and a way to sign in."""
+    """Return settings with the emulator's address and *options*, as a user would write them."""
     service = {"endpoint": emulator.grpc_target, "ca_file": str(emulator.ca_file)}
     return Settings.load({**service, **options}, {})
 
 
 def client_of(settings: Settings, provider=None) -> PubSubClient:
+    """Return a client for *settings* that signs in with *provider*, by default the one that the
+    settings choose.
+    """
     return PubSubClient(
         provider or session_provider(settings),
         endpoint=settings.endpoint,
@@ -41,6 +47,7 @@ def client_of(settings: Settings, provider=None) -> PubSubClient:
 
 
 def refresh(emulator, **_) -> Settings:
+    """Return settings that sign in with a refresh token."""
     return load(
         emulator,
         auth="refresh",
@@ -51,15 +58,18 @@ def refresh(emulator, **_) -> Settings:
 
 
 def client_credentials(emulator, **_) -> Settings:
+    """Return settings that sign in with client credentials."""
     return load(emulator, auth="client-credentials", login_url=emulator.http_url, **APP)
 
 
 def password(emulator, **_) -> Settings:
+    """Return settings that sign in with a username and password."""
     user = {"username": "user@example.com", "password": "emulator-password"}
     return load(emulator, auth="password", login_url=emulator.http_url, **APP, **user)
 
 
 def jwt_bearer(emulator, tmp_path, **_) -> Settings:
+    """Return settings that sign in with a signed assertion; register its key in the emulator."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -83,6 +93,7 @@ def jwt_bearer(emulator, tmp_path, **_) -> Settings:
 
 
 def token(emulator, **_) -> Settings:
+    """Return settings with an access token that is ready to use."""
     return load(
         emulator,
         access_token=emulator.access_token,
@@ -92,7 +103,10 @@ def token(emulator, **_) -> Settings:
 
 
 def sf_cli(emulator, tmp_path, monkeypatch) -> Settings:
-    """A program ``sf`` that is signed in to the emulator; its ``display`` redacts the token."""
+    """Return settings for a program ``sf`` that is signed in to the emulator; put it on the PATH.
+
+    Its ``display`` command redacts the token, as that of the real ``sf`` does.
+    """
     shown = {
         "accessToken": "[REDACTED] Use 'sf org auth show-access-token' to view",
         "instanceUrl": emulator.instance_url,
@@ -116,8 +130,10 @@ WAYS = [client_credentials, jwt_bearer, refresh, password, token, sf_cli]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-def test_a_way_to_sign_in_over_tls(way, run_emulator, tmp_path, monkeypatch):
-    """From the settings to an event: HTTP and gRPC trust the same authority."""
+def test_each_way_to_sign_in_works_over_tls(way, run_emulator, tmp_path, monkeypatch):
+    """From settings with one ``ca_file``, a client signs in over HTTPS and receives an event
+    over gRPC.
+    """
     emulator = run_emulator(tls=True)
     emulator.publish(TOPIC, orders(1))
     settings = way(emulator, tmp_path=tmp_path, monkeypatch=monkeypatch)
@@ -128,7 +144,9 @@ def test_a_way_to_sign_in_over_tls(way, run_emulator, tmp_path, monkeypatch):
 
 
 def test_a_salesforce_object_signs_in_over_tls(run_emulator):
-    """An existing object is a session, and one that can be renewed."""
+    """An existing `simple_salesforce.Salesforce` object serves as the login, and is renewed
+    after its token expires.
+    """
     emulator = run_emulator(tls=True)
 
     class Salesforce:
@@ -146,7 +164,7 @@ def test_a_salesforce_object_signs_in_over_tls(run_emulator):
 
 
 def test_from_env_signs_in(run_emulator, monkeypatch):
-    """The constructor that users and commands take; nothing is asked before the first call."""
+    """Both clients that `from_env` returns sign in with settings from environment variables."""
     emulator = run_emulator(tls=True)
     settings = client_credentials(emulator)
     for name in ("endpoint", "ca_file", "auth", "login_url", "client_id", "client_secret"):
@@ -171,8 +189,11 @@ def test_from_env_signs_in(run_emulator, monkeypatch):
         (password, False),
     ],
 )
-def test_tokens_that_end_in_mid_stream_leave_no_gap(way, rotating, run_emulator, tmp_path):
-    """Three expired tokens in one stream of 60 events: each event once, in order, no gap told."""
+def test_expired_tokens_leave_no_gap_in_a_stream(way, rotating, run_emulator, tmp_path):
+    """A token that expires three times in one stream is renewed.
+
+    Each event is delivered once and in order, and no gap is reported.
+    """
     settings = EmulatorSettings(events_per_response=5, rotate_refresh_tokens=rotating)
     emulator = run_emulator(tls=True, settings=settings)
     gaps = []
@@ -192,8 +213,10 @@ def test_tokens_that_end_in_mid_stream_leave_no_gap(way, rotating, run_emulator,
     emulator.faults.assert_consumed()
 
 
-def test_a_managed_stream_survives_its_token(run_emulator):
-    """With redelivery and all: each event is handed out once, and the last one is committed."""
+def test_a_managed_stream_survives_expired_tokens(run_emulator):
+    """A managed subscription whose token expires twice still delivers each event once and in
+    order.
+    """
     emulator = run_emulator(tls=True, settings=EmulatorSettings(events_per_response=5))
     with (
         client_of(client_credentials(emulator)) as client,
@@ -210,8 +233,10 @@ def test_a_managed_stream_survives_its_token(run_emulator):
     assert seen == list(range(41))
 
 
-def test_many_streams_cost_one_sign_in(run_emulator):
-    """However many streams a token ends, one form is posted."""
+def test_many_streams_share_one_renewal(run_emulator):
+    """When a token expires for six streams at once, the session is renewed once and not once per
+    stream.
+    """
     emulator = run_emulator(tls=True)
     emulator.publish(TOPIC, orders(1))
     provider = session_provider(client_credentials(emulator))
@@ -233,8 +258,10 @@ def test_many_streams_cost_one_sign_in(run_emulator):
     assert len(calls) == 2
 
 
-def test_a_login_host_that_is_down_for_a_while(run_emulator):
-    """A renewal that cannot be tried is tried again with the stream's backoff; nothing is lost."""
+def test_renewal_is_retried_while_the_login_host_is_down(run_emulator):
+    """A stream whose renewal fails because the login host is unreachable retries with its
+    backoff until the renewal succeeds, and no event is lost.
+    """
     emulator = run_emulator(tls=True)
     emulator.publish(TOPIC, orders(1))
     settings = client_credentials(emulator)
@@ -260,8 +287,11 @@ def test_a_login_host_that_is_down_for_a_while(run_emulator):
     assert len(tried) == 3
 
 
-def test_credentials_that_are_refused_in_mid_stream(run_emulator):
-    """They end the subscription with the service's words and what to check."""
+def test_credentials_rejected_during_a_stream_end_the_subscription(run_emulator):
+    """A rejected renewal of an expired token ends the subscription.
+
+    The error has the service's error code and says to sign in again.
+    """
     emulator = run_emulator(tls=True)
     emulator.publish(TOPIC, orders(1))
     with client_of(refresh(emulator)) as client:
@@ -274,8 +304,10 @@ def test_credentials_that_are_refused_in_mid_stream(run_emulator):
     assert caught.value.error_code == "invalid_grant"
 
 
-def test_a_wrong_tenant_is_told_from_a_wrong_token(run_emulator):
-    """Both are refused with the same words by the service."""
+def test_a_wrong_tenant_is_named_in_the_error(run_emulator):
+    """The service rejects a wrong tenant and a wrong token with the same text, so the error
+    names the tenant.
+    """
     emulator = run_emulator(tls=True)
     session = Session(emulator.access_token, emulator.instance_url, "00D000000000009")
     with (
@@ -292,8 +324,8 @@ def test_a_wrong_tenant_is_told_from_a_wrong_token(run_emulator):
         ({"client_secret": "wrong"}, "SFPUBSUB_CLIENT_SECRET"),
     ],
 )
-def test_what_the_emulator_refuses_reads_well(run_emulator, change, cure):
-    """The error of the first call says what to check, and shows no secret."""
+def test_rejected_client_credentials_name_the_setting_to_check(run_emulator, change, cure):
+    """The error of the first call names the setting that is wrong, and contains no secret."""
     emulator = run_emulator(tls=True)
     given = {**APP, **change}
     settings = load(emulator, auth="client-credentials", login_url=emulator.http_url, **given)
@@ -302,8 +334,10 @@ def test_what_the_emulator_refuses_reads_well(run_emulator, change, cure):
     assert given["client_secret"] not in str(caught.value)
 
 
-def test_userinfo_of_the_emulator_tells_the_organisation(run_emulator):
-    """Where a token answer has no identity URL."""
+def test_the_emulators_userinfo_returns_the_organisation(run_emulator):
+    """The organisation's id can be read from ``userinfo``, for token responses without an
+    identity URL.
+    """
     from sfpubsub.auth.http import Bearer
     from sfpubsub.auth.organisation import organisation_of
 
@@ -314,7 +348,10 @@ def test_userinfo_of_the_emulator_tells_the_organisation(run_emulator):
 
 
 def test_a_command_signs_in(run_emulator, tmp_path, capsys, monkeypatch):
-    """Settings of a file, a profile and a secret of the environment, through the command line."""
+    """A command combines a file's settings, a profile and a secret from the environment.
+
+    A wrong secret makes it exit with 3, and is not printed.
+    """
     from sfpubsub.cli.main import run
 
     emulator = run_emulator(tls=True)

@@ -1,7 +1,7 @@
-"""Whatever a host answers, signing in ends with a session or with an error of ours.
+"""Whatever a host sends, signing in ends with a session or with an error of this package.
 
-The host is a real one on loopback, so that all of the HTTP library is under the test as well. What
-it answers is made by Hypothesis: mutated answers, other types, cut texts, headers, raw bytes.
+The host is a real one on loopback, so that the HTTP library is tested as well. Hypothesis makes its
+responses: damaged and truncated JSON, values of other types, headers, raw bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 ORG = "00D000000000001EAA"
 
-# No deadline: a machine that is busy is no failure. Seeds that fail are printed by Hypothesis.
+# No deadline, because an example may be slow on a busy machine.
 FUZZ = settings(
     max_examples=50,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -37,18 +37,19 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
-# Characters that have a meaning in a URL, a header or a line.
+# Text of characters with a special meaning in a URL or a header.
 hostile = st.text("htps:/@[]?#%\\ .\r\n\0é1a", max_size=30)
 
 
 @pytest.fixture(scope="module")
 def host():
+    """Run an HTTP server; a test sets its `answer`."""
     with https_host(lambda _request: Reply()) as found:
         yield found
 
 
 class Raw:
-    """A host that sends the same bytes to whoever asks."""
+    """The URL of a TCP server, and the bytes that it sends on every connection."""
 
     url = ""
     sent = b""
@@ -56,6 +57,7 @@ class Raw:
 
 @pytest.fixture(scope="module")
 def raw():
+    """Run a TCP server that sends the bytes in `sent` on every connection."""
     found = Raw()
 
     def talk(connection, _over):
@@ -67,7 +69,7 @@ def raw():
 
 
 def outcome(call: Callable[[], T]) -> T | SfPubSubError:
-    """What *call* returns, or the error of ours that it raises; any other one fails the test."""
+    """Return the result of *call*, or the `SfPubSubError` that it raises."""
     try:
         return call()
     except SfPubSubError as error:
@@ -75,12 +77,15 @@ def outcome(call: Callable[[], T]) -> T | SfPubSubError:
 
 
 def login_at(url: str, timeout: float = 5.0) -> Callable[[], Session | SfPubSubError]:
+    """Return a function that signs in at *url*, and returns the session or the error."""
     login = ClientCredentials("k", "hush", login_url=url, http=HttpClient(timeout=timeout))
     return lambda: outcome(lambda: login.get_session(None))
 
 
-def sign_in(host) -> None:
-    """Sign in; check whatever comes of it."""
+def check_sign_in(host) -> None:
+    """Sign in, check the session or the error, and check that only expected paths were
+    requested.
+    """
     asked = len(host.requests)
     came = login_at(host.url)()
     if isinstance(came, SfPubSubError):
@@ -112,18 +117,22 @@ def sign_in(host) -> None:
     st.integers(200, 599),
 )
 def test_fields_of_any_type(host, fields, status):
-    """Missing, null, of another type, or of characters that mean something elsewhere."""
+    """A token response whose fields are missing, null, of another type or full of special
+    characters yields a session or an error of this package.
+    """
     answer = {"access_token": "t", "instance_url": host.url, **fields}
     host.answer = lambda request: (
         Reply(status, json.dumps(answer)) if request.method == "POST" else Reply(403)
     )
-    sign_in(host)
+    check_sign_in(host)
 
 
 @FUZZ
 @given(hostile.map(lambda text: f"https://{text}") | hostile | values)
-def test_an_instance_of_any_form(host, instance_url):
-    """Only a URL of a host is taken, and the token is sent nowhere to find out."""
+def test_an_instance_url_of_any_form(host, instance_url):
+    """An instance URL is accepted only if it is an HTTPS host alone, and no request is sent to
+    it before.
+    """
     answer = {
         "access_token": "t",
         "instance_url": instance_url,
@@ -141,8 +150,10 @@ def test_an_instance_of_any_form(host, instance_url):
 
 @FUZZ
 @given(st.data())
-def test_an_answer_that_is_cut_or_damaged(host, data):
-    """Of a good answer, a part; or all of it with some bytes changed."""
+def test_a_truncated_or_damaged_response(host, data):
+    """A token response that is truncated, or has changed bytes, yields a session or an error of
+    this package.
+    """
     good = bytearray(
         json.dumps(
             {
@@ -154,20 +165,22 @@ def test_an_answer_that_is_cut_or_damaged(host, data):
     )
     instance = good.index(b"instance_url")
     for _ in range(data.draw(st.integers(0, 3))):
-        place = data.draw(st.integers(0, instance - 1))  # the host stays: nobody else is asked
+        place = data.draw(
+            st.integers(0, instance - 1)
+        )  # before the URL of the host, which stays valid
         good[place] = data.draw(st.integers(0, 255))
     body = bytes(good[: data.draw(st.integers(0, len(good)))])
     host.answer = lambda request: Reply(200, body) if request.method == "POST" else Reply(403)
-    sign_in(host)
+    check_sign_in(host)
 
 
 @FUZZ
 @given(st.integers(200, 599), st.binary(max_size=200), st.sampled_from(["", "gzip", "br", "x"]))
 def test_any_status_with_any_body(host, status, body, encoding):
-    """HTML, binary, compressed, empty."""
+    """Any status and body, compressed or not, yields a session or an error of this package."""
     headers = {"Content-Encoding": encoding} if encoding else {}
     host.answer = lambda _request: Reply(status, body, headers)
-    sign_in(host)
+    check_sign_in(host)
 
 
 @FUZZ
@@ -196,8 +209,10 @@ def test_any_status_with_any_body(host, status, body, encoding):
         max_size=8,
     ).map(b"".join)
 )
-def test_any_bytes_at_all(raw, sent):
-    """What is no HTTP, or nearly: an error of ours, and soon."""
+def test_any_bytes_instead_of_http(raw, sent):
+    """A server that sends arbitrary bytes, or almost valid HTTP, causes an error of this
+    package.
+    """
 
     raw.sent = sent
     came = login_at(raw.url, timeout=1.0)()
@@ -207,8 +222,8 @@ def test_any_bytes_at_all(raw, sent):
 
 @FUZZ
 @given(st.integers(200, 599), values.map(lambda v: json.dumps(v).encode()) | st.binary())
-def test_any_answer_of_an_org(host, status, body):
-    """The REST side: JSON of any shape, or none."""
+def test_any_response_of_an_org(host, status, body):
+    """Any response to a REST request is returned, or raises an error with a message of one line."""
     host.answer = lambda _request: Reply(status, body)
     sessions = CurrentSession(StaticSession(Session("t", host.url, ORG)))
     org = OrgClient(sessions, HttpClient(timeout=30.0))
@@ -218,8 +233,10 @@ def test_any_answer_of_an_org(host, status, body):
 
 @FUZZ
 @given(hostile)
-def test_no_path_leaves_the_host(host, path):
-    """The token goes to the host that it is for, whatever a server names as the next page."""
+def test_no_path_redirects_the_token_to_another_host(host, path):
+    """Whatever path a server names for a next page, the request goes to the configured host, or
+    an error is raised.
+    """
     asked = len(host.requests)
     host.answer = lambda _request: Reply(200, "{}")
     http = HttpClient(timeout=30.0)

@@ -1,4 +1,7 @@
-"""HTTP: one host, bounded, our errors; and an org that is asked through it."""
+"""Tests of the HTTP client, and of the REST requests to an org that are made with it.
+
+Requests go to one host, are limited in time, and fail with errors of this package.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +36,19 @@ TENANT = "00D000000000001EAA"
 
 @pytest.fixture
 def host(authority):
+    """Run an HTTPS server that responds with ``{"ok": true}`` until a test sets its `answer`."""
     with https_host(lambda _request: Reply(200, {"ok": True}), authority) as found:
         yield found
 
 
 @pytest.fixture
 def http(host):
+    """Return an HTTP client that trusts the certificate of `host`."""
     return HttpClient(ca_file=host.ca_file, timeout=30.0)
 
 
 class Tokens:
-    """Hands out token after token."""
+    """A session provider that returns a new token on every call: token-1, token-2 and so on."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -56,11 +61,14 @@ class Tokens:
 
 @pytest.fixture
 def org(host, http):
+    """Return a REST client for `host` whose token can be renewed."""
     return OrgClient(CurrentSession(Tokens(host.url)), http)
 
 
 def test_a_request_carries_the_token_and_json(host, org):
-    """Method, path, query, body and header as the org expects them."""
+    """Each HTTP method sends its path, encoded query, token and JSON body as the org expects
+    them.
+    """
     assert org.get("/services/data/v60.0/tooling/query", {"q": "SELECT Id FROM X"}) == {"ok": True}
     org.post("/things", {"FullName": "Näme"})
     org.patch("/things/1", {"a": 1})
@@ -76,14 +84,14 @@ def test_a_request_carries_the_token_and_json(host, org):
     assert host.requests[1].body == rb'{"FullName": "N\u00e4me"}'
 
 
-def test_an_empty_answer_is_none(host, org):
-    """204 after a change or a deletion."""
+def test_an_empty_response_returns_none(host, org):
+    """Status 204, as after a change or a deletion, returns None."""
     host.answer = lambda _request: Reply(204)
     assert org.get("/x") is None
 
 
-def test_a_refused_token_is_renewed_once(host, org):
-    """The request is made again with the new one."""
+def test_a_rejected_token_is_renewed_once(host, org):
+    """A request whose token is rejected is sent again with a new token."""
 
     def respond(request):
         good = request.headers["Authorization"] == "Bearer token-2"
@@ -94,8 +102,10 @@ def test_a_refused_token_is_renewed_once(host, org):
     assert len(host.requests) == 2
 
 
-def test_a_token_that_is_refused_again(host, org):
-    """No endless renewing."""
+def test_a_token_that_is_rejected_twice_raises(host, org):
+    """If the new token is rejected too, the request fails instead of renewing the token
+    endlessly.
+    """
     host.answer = lambda _request: Reply(401, [{"errorCode": "INVALID_SESSION_ID"}])
     with pytest.raises(SessionExpiredError, match="INVALID_SESSION_ID"):
         org.get("/x")
@@ -116,8 +126,11 @@ def test_a_token_that_is_refused_again(host, org):
         (403, [{"errorCode": "REQUEST_LIMIT_EXCEEDED"}], QuotaExceededError, True),
     ],
 )
-def test_a_refusal_is_typed(host, org, status, body, kind, code):
-    """Salesforce's code and words are in it, whatever their form."""
+def test_a_rejected_request_raises_a_typed_error(host, org, status, body, kind, code):
+    """The status and Salesforce's code decide which error is raised.
+
+    The error has the code if there is one, whatever the form of the body.
+    """
     host.answer = lambda _request: Reply(status, body)
     with pytest.raises(kind, match=f"GET /x was refused by .* with {status}") as caught:
         org.get("/x")
@@ -126,8 +139,8 @@ def test_a_refusal_is_typed(host, org, status, body, kind, code):
     assert not caught.value.retryable
 
 
-def test_an_answer_that_is_no_json(host, org):
-    """Never a parser's error."""
+def test_a_response_that_is_not_json_raises_a_protocol_error(host, org):
+    """A response with HTML raises `RemoteProtocolError`, and not the JSON parser's error."""
     host.answer = lambda _request: Reply(200, "<html>")
     with pytest.raises(RemoteProtocolError, match="HTML"):
         org.get("/x")
@@ -135,21 +148,25 @@ def test_an_answer_that_is_no_json(host, org):
 
 @pytest.mark.parametrize("path", ["@evil.example/", ".evil.example/", ":1@evil.example", "x", ""])
 def test_a_path_cannot_name_another_host(http, path):
-    """What stands behind the instance begins with a slash, or nothing is sent."""
+    """A path that doesn't begin with a slash could change the host of the URL, so it is rejected
+    before anything is sent.
+    """
     with pytest.raises(LocalProtocolError, match="slash"):
         http.call(Bearer("https://acme.my.salesforce.com", "t"), "GET", path)
 
 
 def test_a_token_is_not_sent_in_plaintext(http):
-    """Not even when the ready session names such an instance."""
+    """Neither a token nor a sign-in form is sent to an ``http`` URL of another machine."""
     with pytest.raises(ConfigurationError, match="plaintext"):
         http.call(Bearer("http://acme.my.salesforce.com", "t"), "GET", "/x")
     with pytest.raises(ConfigurationError, match="plaintext"):
         http.post_form("http://acme.my.salesforce.com/services/oauth2/token", Form(a="b"))
 
 
-def test_a_password_of_a_netrc_does_not_replace_the_token(host, http, monkeypatch, tmp_path):
-    """The header is ours."""
+def test_a_netrc_password_does_not_replace_the_token(host, http, monkeypatch, tmp_path):
+    """The ``Authorization`` header has the token, even if a netrc file has a password for the
+    host.
+    """
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login me password hush\n")
     monkeypatch.setenv("NETRC", str(netrc))
@@ -158,15 +175,17 @@ def test_a_password_of_a_netrc_does_not_replace_the_token(host, http, monkeypatc
 
 
 def test_a_cookie_is_not_kept(host, http):
-    """Each request stands for itself."""
+    """A cookie that a host sets is not sent with the next request."""
     host.answer = lambda _request: Reply(200, {}, {"Set-Cookie": "sid=hush; Path=/"})
     for _ in range(2):
         http.call(Bearer(host.url, "t"), "GET", "/x")
     assert "Cookie" not in host.requests[1].headers
 
 
-def test_the_machines_trust_is_not_extended_by_other_tools(host, monkeypatch):
-    """REQUESTS_CA_BUNDLE is no setting of ours."""
+def test_requests_ca_bundle_is_ignored(host, monkeypatch):
+    """The environment variable REQUESTS_CA_BUNDLE, which is meant for other tools, does not make
+    a certificate trusted.
+    """
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", host.ca_file)
     with pytest.raises(StreamUnavailableError, match="certificate"):
         HttpClient(timeout=30.0).call(Bearer(host.url, "t"), "GET", "/x")
@@ -176,15 +195,20 @@ def test_the_machines_trust_is_not_extended_by_other_tools(host, monkeypatch):
 
 
 def test_requests_go_through_the_proxy(host, http):
-    """TLS end to end: the proxy learns a name and a port."""
+    """An HTTPS request is tunnelled through the configured proxy, which learns only the host and
+    port.
+    """
     with connect_proxy() as proxy:
         through = HttpClient(ca_file=host.ca_file, proxy=proxy.url, timeout=30.0)
         assert through.call(Bearer(host.url, "t"), "GET", "/x").status == 200
         assert proxy.asked == [f"CONNECT 127.0.0.1:{host.port}"]
 
 
-def test_the_proxy_of_the_environment(host, http, monkeypatch):
-    """https_proxy holds without a setting, and no_proxy excepts from both."""
+def test_the_proxy_in_the_environment(host, http, monkeypatch):
+    """The proxy in ``https_proxy`` is used without a setting.
+
+    ``no_proxy`` exempts a host from it and from a configured proxy.
+    """
     with connect_proxy() as proxy:
         monkeypatch.setenv("https_proxy", proxy.url)
         http.call(Bearer(host.url, "t"), "GET", "/x")
@@ -196,8 +220,10 @@ def test_the_proxy_of_the_environment(host, http, monkeypatch):
         assert len(proxy.asked) == 1
 
 
-def test_a_proxy_that_asks_for_a_password(host):
-    """The one in its URL goes to the proxy alone."""
+def test_a_proxy_with_a_password(host):
+    """The password in the proxy's URL is sent to the proxy only, and a client that has it can't
+    be pickled.
+    """
     with connect_proxy() as proxy:
         url = proxy.url.replace("http://", "http://me:hush@")
         HttpClient(ca_file=host.ca_file, proxy=url).call(Bearer(host.url, "t"), "GET", "/x")
@@ -208,7 +234,9 @@ def test_a_proxy_that_asks_for_a_password(host):
 
 
 def test_plaintext_to_loopback_goes_through_no_proxy(monkeypatch):
-    """It would leave the machine, token and all."""
+    """A plaintext request to loopback never goes to a proxy, as this would send the token off
+    the machine.
+    """
     with connect_proxy() as proxy, https_host(lambda _request: Reply(200, {})) as plain:
         for name in ("http_proxy", "https_proxy", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
@@ -217,8 +245,8 @@ def test_plaintext_to_loopback_goes_through_no_proxy(monkeypatch):
         assert (len(plain.requests), proxy.asked) == (2, [])
 
 
-def test_a_proxy_that_is_not_there(host):
-    """Tried again, and said which setting; its password is not shown."""
+def test_a_proxy_that_is_unreachable(host):
+    """The error can be retried, names the setting, and doesn't contain the proxy's password."""
     http = HttpClient(ca_file=host.ca_file, proxy="http://me:hush@127.0.0.1:9", timeout=30.0)
     with pytest.raises(StreamUnavailableError, match="SFPUBSUB_PROXY") as caught:
         http.call(Bearer(host.url, "t"), "GET", "/x")
@@ -226,20 +254,23 @@ def test_a_proxy_that_is_not_there(host):
     assert "hush" not in str(caught.value)
 
 
-def test_a_session_that_nothing_can_renew(host, http):
-    """A ready token that is refused says so."""
+def test_a_rejected_static_token_names_its_setting(host, http):
+    """If an access token from the settings is rejected, the error names its setting."""
     host.answer = lambda _request: Reply(401, [])
     org = OrgClient(CurrentSession(StaticSession(Session("t", host.url, TENANT))), http)
     with pytest.raises(AuthenticationError, match="SFPUBSUB_ACCESS_TOKEN"):
         org.get("/x")
 
 
-def test_a_host_of_many_addresses_that_swallow_everything(monkeypatch):
-    """The time is for the request as a whole: looking the name up and all addresses together."""
+def test_the_timeout_covers_all_addresses_of_a_host(monkeypatch):
+    """The timeout applies to the whole request.
+
+    A host with 200 addresses that don't answer fails within it, not after 200 connect timeouts.
+    """
     with ExitStack() as opened:
         holes = [opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))]
         address = holes[0].getsockname()
-        for _ in range(3):  # the kernel drops who comes when the queue is full
+        for _ in range(3):  # with its queue full, the kernel drops new connections
             waiting = opened.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(address)
@@ -249,21 +280,26 @@ def test_a_host_of_many_addresses_that_swallow_everything(monkeypatch):
         began = time.monotonic()
         with pytest.raises(StreamUnavailableError, match=r"did not answer within 0\.3 s"):
             HttpClient(timeout=0.3).post_form("https://many.example.com/x", Form(a="b"))
-        assert time.monotonic() - began < 20  # one after the other, 40
+        assert time.monotonic() - began < 20  # one address after another would take 40 s
 
 
-def test_after_its_end_a_request_sends_nothing(host):
-    """A sign-in that comes late would use up a refresh token that nobody waits for any longer."""
+def test_an_expired_request_sends_nothing(host):
+    """A connection that is opened after the deadline is closed at once.
+
+    Otherwise a late sign-in could use up a refresh token although nobody waits for its result.
+    """
     limit = RequestLimit()
     limit.expire()
     with socket.create_connection(("127.0.0.1", host.port)) as late:
         with pytest.raises(ConnectionAbortedError):
             limit.watch(late)
-        assert late.fileno() == -1, "TLS on it would fail, and leave it open"
+        assert late.fileno() == -1, "TLS on it would fail, and leave the socket open"
 
 
-def test_a_connection_that_takes_the_place_of_another_is_the_one_that_is_cut():
-    """Kept connections come one after the other: of those before, no handle is left behind."""
+def test_only_the_latest_connection_is_shut_down_on_expiry():
+    """After a second connection is watched, the first one's handle is closed, and `expire` shuts
+    down the second one.
+    """
     limit = RequestLimit()
     first, first_end = socket.socketpair()
     second, second_end = socket.socketpair()

@@ -1,4 +1,4 @@
-"""The persistent connection of long polling, which may be cut while a request waits."""
+"""Tests of the persistent connection for long polling, which can be cut while a request waits."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ class Served:
 
 @pytest.fixture
 def served() -> Iterator[Served]:
+    """Run a `Served` server that answers at once until a test clears `answers`."""
     found = Served()
     found.answers.set()
     with raw_host(found.talk) as found.url:
@@ -52,25 +53,31 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture
 def connection() -> Iterator[HttpConnection]:
+    """Return a connection that accepts responses of up to 1024 bytes."""
     found = HttpConnection(HttpClient(insecure=True), CookieJar(), 1024)
     yield found
     found.drop()
 
 
 def post(connection: HttpConnection, url: str) -> Answer:
+    """Prepare the connection, send an empty POST request, and return the response."""
     connection.ready()
     return connection.post(Bearer(url, "token"), "/", b"", SOCKET_TIMEOUT)
 
 
 def test_requests_share_one_connection(served: Served, connection: HttpConnection) -> None:
-    """Each connect of long polling is followed by the next: no handshake in between."""
+    """Consecutive requests use one connection, so that there is no handshake before each long
+    poll.
+    """
     for _ in range(3):
         assert post(connection, served.url).body == b"{}"
     assert served.requests == [1, 1, 1]
 
 
 def test_a_request_in_flight_is_cut(served: Served, connection: HttpConnection) -> None:
-    """Closing a client does not wait for a connect that the server holds; the next one works."""
+    """`cut` ends a request whose response the server holds back, and the next request works on a
+    new connection.
+    """
     served.answers.clear()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(post, connection, served.url)
@@ -83,10 +90,13 @@ def test_a_request_in_flight_is_cut(served: Served, connection: HttpConnection) 
     assert served.requests == [1, 2]
 
 
-def test_a_request_that_is_cut_before_it_is_sent(
+def test_a_cut_before_the_request_is_sent_aborts_it(
     served: Served, connection: HttpConnection
 ) -> None:
-    """From `ready` on there is no moment at which a cut is forgotten."""
+    """A `cut` between `ready` and `post` is not forgotten.
+
+    The request fails and nothing is sent.
+    """
     connection.ready()
     connection.cut()
     with pytest.raises(StreamUnavailableError):
@@ -95,7 +105,9 @@ def test_a_request_that_is_cut_before_it_is_sent(
 
 
 def test_after_an_error_a_new_connection_is_opened(served: Served) -> None:
-    """A response that is too large leaves unread bytes behind."""
+    """A response that is too large leaves unread bytes on its connection, so the next request
+    opens a new one.
+    """
     small = HttpConnection(HttpClient(insecure=True), CookieJar(), 1)
     for _ in range(2):
         with pytest.raises(RemoteProtocolError):
@@ -104,7 +116,7 @@ def test_after_an_error_a_new_connection_is_opened(served: Served) -> None:
 
 
 def test_a_token_is_not_sent_in_plaintext_to_another_machine() -> None:
-    """Nor is it in the frames of the error."""
+    """A request to an ``http`` URL of another machine is rejected as a configuration error."""
     connection = HttpConnection(HttpClient(), CookieJar(), 1024)
     with pytest.raises(ConfigurationError, match="plaintext"):
         post(connection, "http://example.com")

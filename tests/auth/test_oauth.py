@@ -1,4 +1,6 @@
-"""Signing in: the form of each flow, the answer read with care, refusals that say what to check."""
+"""Tests of the OAuth flows: the form of each, validation of the response, and errors that say
+what to check.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ ORG = "00D000000000001EAA"
 
 
 def answer(url: str, **changed) -> dict:
-    """A token answer as the service gives it."""
+    """Return a token response as Salesforce sends it; a changed field that is None is left out."""
     found = {
         "access_token": TOKEN,
         "instance_url": url,
@@ -51,7 +53,7 @@ def answer(url: str, **changed) -> dict:
 
 @pytest.fixture
 def host(authority):
-    """A host that answers a sign-in over TLS; a test may change its `answer`."""
+    """Run an HTTPS server that grants every sign-in; a test may change its `answer`."""
     with https_host(lambda _request: Reply(), authority) as found:
         found.answer = lambda _request: Reply(200, answer(found.url))
         yield found
@@ -59,11 +61,13 @@ def host(authority):
 
 @pytest.fixture
 def http(host):
+    """Return an HTTP client that trusts the certificate of `host`."""
     return HttpClient(ca_file=host.ca_file, timeout=30.0)
 
 
 @pytest.fixture(scope="session")
 def key_file(tmp_path_factory):
+    """Return the path of a new RSA private key in PEM form."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -81,11 +85,15 @@ def key_file(tmp_path_factory):
 
 
 def credentials(host, http, **options) -> ClientCredentials:
+    """Return a client credentials login at *host*."""
     return ClientCredentials("key", "hush", login_url=host.url, http=http, **options)
 
 
 def test_client_credentials(host, http):
-    """The form of the flow; token, instance and organisation of the answer."""
+    """The flow posts its form to the token endpoint.
+
+    The session has the response's token, instance and organisation.
+    """
     session = credentials(host, http).get_session(None)
     assert session == Session(TOKEN, host.url, ORG)
     (request,) = host.requests
@@ -99,7 +107,7 @@ def test_client_credentials(host, http):
 
 
 def test_refresh_token_and_its_rotation(host, http):
-    """A new refresh token in an answer is the one that is used next."""
+    """If a response contains a new refresh token, the next sign-in uses it."""
     host.answer = lambda _request: Reply(200, answer(host.url, refresh_token="second"))
     login = RefreshToken("key", "first", login_url=host.url, http=http)
     login.get_session(None)
@@ -109,8 +117,8 @@ def test_refresh_token_and_its_rotation(host, http):
     assert second["refresh_token"] == "second"
 
 
-def test_a_rotating_refresh_token_that_two_clients_share(host, http):
-    """Each token is used once, whoever asks at the same time."""
+def test_threads_share_a_rotating_refresh_token(host, http):
+    """When several threads sign in at once, each rotated refresh token is used exactly once."""
     good = ["token-0"]
 
     def respond(request: Request) -> Reply:
@@ -128,13 +136,13 @@ def test_a_rotating_refresh_token_that_two_clients_share(host, http):
 
 
 def test_refresh_token_of_an_app_with_a_secret(host, http):
-    """The secret goes along where there is one."""
+    """The client secret is part of the form if there is one."""
     RefreshToken("k", "r", client_secret="s", login_url=host.url, http=http).get_session(None)
     assert host.requests[0].form["client_secret"] == "s"
 
 
 def test_username_and_password(host, http):
-    """The form of the flow."""
+    """The flow posts its form, in which special characters of the password survive."""
     UsernamePassword("k", "s", "u@x.org", "p&=%w", login_url=host.url, http=http).get_session(None)
     assert host.requests[0].form == {
         "grant_type": "password",
@@ -146,7 +154,9 @@ def test_username_and_password(host, http):
 
 
 def test_jwt_bearer(host, http, key_file):
-    """RS256 over issuer, subject, audience and a number of seconds within three minutes."""
+    """The assertion is signed with RS256, has the client, user and audience as its claims, and
+    expires within three minutes.
+    """
     import jwt
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -172,15 +182,21 @@ def test_jwt_bearer(host, http, key_file):
     ],
 )
 def test_the_audience_of_an_assertion(login_url, given, audience, key_file):
-    """The authorisation server, not the host that is asked; a setting overrides it."""
+    """The audience is the authorisation server for the login URL, not always the host itself.
+
+    A setting overrides it.
+    """
     login = JwtBearer("k", "u", str(key_file), login_url=login_url, audience=given)
     body = login._form()["assertion"].split(".")[1]
     claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
     assert claims["aud"] == (audience or given)
 
 
-def test_a_private_key_that_is_none(tmp_path):
-    """The file is named, and what it should be; nothing of it is shown."""
+def test_an_invalid_private_key_file_raises(tmp_path):
+    """The error names the file that is not a key or doesn't exist.
+
+    For a broken key, it is not chained to an exception that could show the file's content.
+    """
     bad = tmp_path / "key.pem"
     bad.touch(mode=0o600)
     bad.write_text("-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n")
@@ -191,8 +207,8 @@ def test_a_private_key_that_is_none(tmp_path):
         JwtBearer("k", "u", str(tmp_path / "nowhere.pem")).get_session(None)
 
 
-def test_an_encrypted_private_key(tmp_path, key_file):
-    """There is nobody to type a pass phrase."""
+def test_an_encrypted_private_key_raises(tmp_path, key_file):
+    """Nobody is there to type a passphrase, so an encrypted key is a configuration error."""
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_pem_private_key(key_file.read_bytes(), None)
@@ -210,6 +226,7 @@ def test_an_encrypted_private_key(tmp_path, key_file):
 
 
 def _pem(tmp_path, content: bytes):
+    """Write *content* to a file that only its owner can read, and return its path."""
     file = tmp_path / "other.pem"
     file.touch(mode=0o600)
     file.write_bytes(content)
@@ -226,8 +243,10 @@ def _pem(tmp_path, content: bytes):
         ("empty", "does not contain an RSA private key in PEM form"),
     ],
 )
-def test_a_key_of_another_kind_is_named_for_what_it_is(tmp_path, key_file, kind, says):
-    """A setting that is wrong, with what to give instead; never "the session provider failed"."""
+def test_a_wrong_kind_of_key_says_what_to_use_instead(tmp_path, key_file, kind, says):
+    """The configuration error names the file and says what it contains instead of an RSA private
+    key.
+    """
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -254,8 +273,8 @@ def test_a_key_of_another_kind_is_named_for_what_it_is(tmp_path, key_file, kind,
     assert caught.value.__cause__ is None
 
 
-def test_the_token_url_can_be_another_one(host, http):
-    """For hosts whose token endpoint is somewhere else."""
+def test_the_token_url_can_be_configured(host, http):
+    """A configured token URL replaces the one that is derived from the login URL."""
     login = ClientCredentials("k", "s", token_url=f"{host.url}/custom/token", http=http)
     login.get_session(None)
     assert host.requests[0].path == "/custom/token"
@@ -265,7 +284,9 @@ def test_the_token_url_can_be_another_one(host, http):
 
 
 def userinfo(host, reply: Reply, **changed):
-    """Let the host answer the sign-in without an id, and userinfo with *reply*."""
+    """Make *host* grant sign-ins without an identity URL, and respond to ``userinfo`` with
+    *reply*.
+    """
 
     def respond(request: Request) -> Reply:
         if request.path == "/services/oauth2/userinfo":
@@ -275,8 +296,10 @@ def userinfo(host, reply: Reply, **changed):
     host.answer = respond
 
 
-def test_the_organisation_by_userinfo(host, http):
-    """Without an identity URL the instance is asked, with the token."""
+def test_the_organisation_is_read_from_userinfo(host, http):
+    """If the response has no identity URL, the instance's ``userinfo`` is requested with the new
+    token.
+    """
     userinfo(host, Reply(200, {"organization_id": "00D000000000009"}), access_token="opaque")
     assert credentials(host, http).get_session(None).tenant_id == "00D000000000009EAA"
     assert host.requests[1].headers["Authorization"] == "Bearer opaque"
@@ -294,21 +317,23 @@ def test_the_organisation_by_userinfo(host, http):
         Reply(302, headers={"Location": "https://elsewhere.example"}),
     ],
 )
-def test_the_organisation_by_the_token(host, http, reply):
-    """When userinfo does not tell it, the token's beginning does."""
+def test_the_organisation_is_read_from_the_token(host, http, reply):
+    """If ``userinfo`` doesn't return a valid id, the organisation is read from the beginning of
+    the token.
+    """
     userinfo(host, reply)
     assert credentials(host, http).get_session(None).tenant_id == ORG
 
 
-def test_the_organisation_that_is_given(host, http):
-    """When nothing else tells it, the setting does; as it stands there."""
+def test_the_organisation_is_taken_from_the_setting(host, http):
+    """If no response contains the organisation, the value of the setting is used as it is."""
     userinfo(host, Reply(403), access_token="opaque")
     given = "core/acme/00D000000000009"
     assert credentials(host, http, tenant_id=given).get_session(None).tenant_id == given
 
 
-def test_no_organisation_at_all(host, http):
-    """The error names the setting; a userinfo that is down is tried again."""
+def test_an_unknown_organisation_raises(host, http):
+    """The error names the setting; if ``userinfo`` is down, the error can be retried instead."""
     userinfo(host, Reply(403), access_token="opaque")
     with pytest.raises(ConfigurationError, match="SFPUBSUB_TENANT_ID"):
         credentials(host, http).get_session(None)
@@ -319,23 +344,25 @@ def test_no_organisation_at_all(host, http):
 
 
 @pytest.mark.parametrize("given", ["00D000000000002", "core/acme/00D000000000002EAA"])
-def test_a_tenant_of_another_org(host, http, given):
-    """It would read like a wrong token; here both orgs are named."""
+def test_a_tenant_setting_of_another_org_raises(host, http, given):
+    """The service would report a wrong token; the error here names both organisations instead."""
     with pytest.raises(ConfigurationError, match=f"{ORG}.*00D000000000002"):
         credentials(host, http, tenant_id=given).get_session(None)
 
 
 @pytest.mark.parametrize("given", [ORG, ORG[:15], f"core/acme/{ORG}", "00D000000000001XYZ"])
-def test_a_tenant_of_the_same_org(host, http, given):
-    """15 and 18 characters and the long form are the same org."""
+def test_a_tenant_setting_of_the_same_org_is_accepted(host, http, given):
+    """An organisation may be configured with 15 or 18 characters, or in the form
+    ``core/name/id``.
+    """
     assert credentials(host, http, tenant_id=given).get_session(None).tenant_id == given
 
 
 # The instance.
 
 
-def test_an_instance_that_the_answer_lacks(host, http):
-    """The setting stands in for it."""
+def test_a_missing_instance_url_is_taken_from_the_setting(host, http):
+    """If the response has no instance URL, the setting is used; without it an error is raised."""
     host.answer = lambda _request: Reply(200, answer(host.url, instance_url=None))
     login = credentials(host, http, instance_url="https://acme.my.salesforce.com/")
     assert login.get_session(None).instance_url == "https://acme.my.salesforce.com"
@@ -343,8 +370,8 @@ def test_an_instance_that_the_answer_lacks(host, http):
         credentials(host, http).get_session(None)
 
 
-def test_an_instance_that_is_not_the_configured_one(host, http):
-    """The token would go to a host that nobody has named."""
+def test_an_instance_other_than_the_configured_one_raises(host, http):
+    """The token is not sent to an instance other than the configured one."""
     login = credentials(host, http, instance_url="https://acme.my.salesforce.com")
     with pytest.raises(ConfigurationError, match="SFPUBSUB_INSTANCE_URL"):
         login.get_session(None)
@@ -366,15 +393,17 @@ def test_an_instance_that_is_not_the_configured_one(host, http):
         "https://ácme.example",
     ],
 )
-def test_an_instance_that_no_token_goes_to(host, http, instance_url):
-    """Neither the network nor an injected path gets the token; nobody is asked."""
+def test_an_invalid_instance_url_gets_no_token(host, http, instance_url):
+    """If the response's instance URL is in plaintext or isn't an HTTPS host alone, an error is
+    raised and nothing is sent to it.
+    """
     host.answer = lambda _request: Reply(200, answer(host.url, instance_url=instance_url))
     with pytest.raises(RemoteProtocolError):
         credentials(host, http).get_session(None)
     assert len(host.requests) == 1
 
 
-# What else an answer may be.
+# Invalid responses.
 
 SHAPES = [
     b"",
@@ -399,8 +428,8 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("body", SHAPES, ids=range(len(SHAPES)))
-def test_an_answer_that_is_none(host, http, body):
-    """Whatever comes with a 200, the error is ours, is not tried again, and shows nothing of it."""
+def test_an_invalid_token_response_raises(host, http, body):
+    """The error names the host, can't be retried, isn't chained, and doesn't quote an HTML page."""
     host.answer = lambda _request: Reply(200, body)
     with pytest.raises(RemoteProtocolError, match=r"127\.0\.0\.1") as caught:
         credentials(host, http).get_session(None)
@@ -409,15 +438,15 @@ def test_an_answer_that_is_none(host, http, body):
     assert "maintenance" not in str(caught.value)
 
 
-def test_an_answer_that_is_too_large(host, http):
-    """No more of it is read than the bound."""
+def test_a_response_that_is_too_large_raises(host, http):
+    """A response with one byte more than the limit is rejected."""
     host.answer = lambda _request: Reply(200, b"x" * (MAX_BYTES + 1))
     with pytest.raises(RemoteProtocolError, match="more than"):
         credentials(host, http).get_session(None)
 
 
-def test_an_answer_without_an_end():
-    """It is left alone at the bound, and not read until the time is up."""
+def test_an_endless_response_is_aborted():
+    """A response without an end is aborted soon after the size limit, not only at the timeout."""
     sent = []
 
     def talk(connection, over):
@@ -431,11 +460,13 @@ def test_an_answer_without_an_end():
         login = ClientCredentials("k", "s", login_url=url, http=HttpClient(timeout=10.0))
         with pytest.raises(RemoteProtocolError, match="more than"):
             login.get_session(None)
-    assert sum(sent) < 10 * MAX_BYTES  # the bound, and what the kernel holds
+    assert sum(sent) < 10 * MAX_BYTES  # the limit, plus data in the kernel's buffers
 
 
-def test_a_small_answer_that_unpacks_to_a_large_one(host, http):
-    """Compressed answers are not asked for, and not unpacked."""
+def test_a_compressed_response_is_not_decompressed(host, http):
+    """The request asks for no compression, and a compressed response is rejected, as it could
+    expand without limit.
+    """
     import gzip
 
     packed = gzip.compress(json.dumps(answer(host.url)).encode())
@@ -447,7 +478,10 @@ def test_a_small_answer_that_unpacks_to_a_large_one(host, http):
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_redirect_is_not_followed(authority, host, http, status):
-    """The form goes to nobody but the configured host; the other one is named without its query."""
+    """The form is sent only to the configured host.
+
+    The error names the redirect's target without its query.
+    """
     with https_host(lambda _request: Reply(200, answer(host.url)), authority) as other:
         place = {"Location": f"{other.url}/services/oauth2/token?sid=hush"}
         host.answer = lambda _request: Reply(status, headers=place)
@@ -458,16 +492,18 @@ def test_a_redirect_is_not_followed(authority, host, http, status):
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503])
-def test_a_host_that_is_down_is_tried_again(host, http, status):
-    """Retryable, so that a stream backs off instead of ending."""
+def test_a_host_that_is_down_raises_a_retryable_error(host, http, status):
+    """The error can be retried, so that a stream backs off instead of ending."""
     host.answer = lambda _request: Reply(status, "<html>")
     with pytest.raises(StreamUnavailableError, match=str(status)) as caught:
         credentials(host, http).get_session(None)
     assert caught.value.retryable
 
 
-def test_a_host_that_nobody_listens_at():
-    """Retryable, and said in words."""
+def test_a_refused_connection_raises_a_retryable_error():
+    """If nothing listens on the port, the error says that the connection was refused, and can be
+    retried.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     login = ClientCredentials("k", "s", login_url=f"http://127.0.0.1:{port}")
@@ -476,8 +512,8 @@ def test_a_host_that_nobody_listens_at():
     assert caught.value.retryable
 
 
-def test_a_certificate_that_is_not_trusted(host):
-    """Not tried again: neither end changes by itself. It says which setting helps."""
+def test_an_untrusted_certificate_raises(host):
+    """The error names the setting that helps and can't be retried; nothing was sent to the host."""
     login = credentials(host, HttpClient())
     with pytest.raises(StreamUnavailableError, match="SFPUBSUB_CA_FILE") as caught:
         login.get_session(None)
@@ -486,7 +522,9 @@ def test_a_certificate_that_is_not_trusted(host):
 
 
 def drip(parts, pause: float):
-    """Send *parts* one by one, each *pause* seconds after the one before."""
+    """Return a function for `raw_host` that sends *parts* one by one with *pause* seconds
+    between them.
+    """
 
     def talk(connection, over):
         connection.recv(65536)
@@ -511,8 +549,10 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10
     ],
     ids=["body", "headers", "status", "nothing"],
 )
-def test_an_answer_that_drips_ends_in_time(parts):
-    """Every read is in time, the answer never is: the time of the whole is bounded."""
+def test_a_slow_response_times_out(parts):
+    """The timeout applies to the whole response, not to each read, so a server that sends byte
+    by byte can't extend it.
+    """
 
     def talk(connection, over):
         drip(parts, 0.02)(connection, over)
@@ -523,7 +563,7 @@ def test_an_answer_that_drips_ends_in_time(parts):
         begun = time.monotonic()
         with pytest.raises(StreamUnavailableError, match=r"0\.3 s|in time") as caught:
             login.get_session(None)
-        assert time.monotonic() - begun < 20.0  # without the bound, 40
+        assert time.monotonic() - begun < 20.0  # without the limit: 40 s
     assert caught.value.retryable
 
 
@@ -545,8 +585,10 @@ def test_an_answer_that_drips_ends_in_time(parts):
         b"\x16\x03\x01\x00\x05hello",
     ],
 )
-def test_bytes_that_are_no_answer(sent):
-    """Cut off, malformed or no HTTP: an error of ours, unchained."""
+def test_a_malformed_http_response_raises(sent):
+    """A response that is truncated, malformed or not HTTP raises an error of this package that
+    isn't chained to another.
+    """
 
     def talk(connection, _over):
         connection.recv(65536)
@@ -560,12 +602,15 @@ def test_bytes_that_are_no_answer(sent):
     assert caught.value.__context__ is None
 
 
-# Refusals.
+# Rejected sign-ins.
 
 
 @pytest.mark.parametrize("row", REFUSALS, ids=lambda row: f"{row.error}-{row.words}".strip("-"))
-def test_a_row_of_the_table_of_refusals(row):
-    """Each row is found by its own words, its error carries both texts and the cure."""
+def test_each_row_of_the_refusals_table_is_found(row):
+    """Each row is found by its own text.
+
+    Its error contains the service's code and description, and what to check.
+    """
     description = f"It says: {row.words.upper()}." if row.words else "other"
     found = {"error": row.error, "error_description": description}
     assert find(row.error, description) is row
@@ -581,7 +626,7 @@ def test_a_row_of_the_table_of_refusals(row):
 @pytest.mark.parametrize(
     ("error", "description", "cure"),
     [
-        # The answers as the service and its documentation word them.
+        # Errors in the words of the service and its documentation.
         ("invalid_grant", "authentication failure", "password"),
         ("invalid_grant", "no client credentials user enabled", "Run As"),
         ("invalid_grant", "request not supported on this domain", "My Domain"),
@@ -600,8 +645,8 @@ def test_a_row_of_the_table_of_refusals(row):
         ("something_new", "of next year", "login history"),
     ],
 )
-def test_what_to_check_after_a_refusal(host, http, error, description, cure):
-    """The user reads Salesforce's words and what to do; it is not tried again."""
+def test_a_rejected_sign_in_says_what_to_check(host, http, error, description, cure):
+    """The error contains Salesforce's text and what to check, and can't be retried."""
     host.answer = lambda _request: Reply(400, {"error": error, "error_description": description})
     with pytest.raises(AuthenticationError, match=cure) as caught:
         credentials(host, http).get_session(None)
@@ -609,8 +654,8 @@ def test_what_to_check_after_a_refusal(host, http, error, description, cure):
     assert not caught.value.retryable
 
 
-def test_too_many_sign_ins_are_tried_again(host, http):
-    """The one refusal that passes by itself."""
+def test_an_exceeded_login_rate_is_retryable(host, http):
+    """Too many sign-ins are a rejection that passes by itself, so the error can be retried."""
     refusal = {"error": "rate_limit_exceeded", "error_description": "login rate exceeded"}
     host.answer = lambda _request: Reply(400, refusal)
     with pytest.raises(AuthenticationError) as caught:
@@ -621,17 +666,18 @@ def test_too_many_sign_ins_are_tried_again(host, http):
 @pytest.mark.parametrize(
     "body", [b"", b"<html>", b"[]", b'{"error": 5}', b'{"error_description": ["x"]}', b"\xff"]
 )
-def test_a_refusal_without_words(host, http, body):
-    """The status has to do."""
+def test_a_rejection_without_a_description_has_the_status(host, http, body):
+    """If the body has no usable error, the message contains the HTTP status."""
     host.answer = lambda _request: Reply(400, body)
     with pytest.raises(AuthenticationError, match="status 400"):
         credentials(host, http).get_session(None)
 
 
-# What the settings choose.
+# The choice of a flow by the settings.
 
 
 def settings(**values: str) -> Settings:
+    """Return settings with *values*, regardless of the environment."""
     return Settings.load(values, {})
 
 
@@ -665,7 +711,7 @@ def settings(**values: str) -> Settings:
     ],
 )
 def test_the_settings_choose_the_flow(given, kind):
-    """And each setting that the flow needs is asked for by its name."""
+    """The setting ``auth`` chooses the flow, and each setting that it needs is named if missing."""
     assert type(session_provider(settings(**given))) is kind
     for name in given.keys() - {"auth"}:
         rest = {key: value for key, value in given.items() if key != name}
@@ -675,13 +721,15 @@ def test_the_settings_choose_the_flow(given, kind):
 
 @pytest.mark.parametrize("host", ["login", "test"])
 def test_client_credentials_need_my_domain(host):
-    """The general hosts refuse this flow with words that tell nobody anything."""
+    """Salesforce rejects this flow at its general login hosts without saying why, so the
+    settings are rejected first.
+    """
     given = {"auth": "client-credentials", "client_id": "k", "client_secret": "s"}
     with pytest.raises(ConfigurationError, match="My Domain"):
         session_provider(settings(login_url=f"https://{host}.salesforce.com", **given))
 
 
-def test_no_token_names_the_other_ways():
-    """Who has set nothing reads of both."""
+def test_missing_settings_name_both_ways_to_sign_in():
+    """Without any setting, the error names the access token and the setting that chooses a flow."""
     with pytest.raises(ConfigurationError, match=r"SFPUBSUB_ACCESS_TOKEN.*SFPUBSUB_AUTH"):
         session_provider(settings())

@@ -1,4 +1,4 @@
-"""Logins that others keep: the ``sf`` command line, and a Salesforce object."""
+"""Tests of logins managed by other tools: the ``sf`` command line and simple_salesforce."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ SHOWN = {"accessToken": TOKEN, "instanceUrl": INSTANCE, "id": ORG, "username": "
 
 @pytest.fixture
 def sf(tmp_path, monkeypatch):
-    """Put a program ``sf`` first on the PATH that answers by its arguments, and keeps them."""
+    """Put a program ``sf`` first on the PATH; return a function that sets its responses.
+
+    The function takes rows of a command's beginning, the exit code and the output. Its attribute
+    `asked` returns the arguments of all calls.
+    """
     answers, asked = tmp_path / "answers.json", tmp_path / "asked"
     program = tmp_path / "sf"
     program.write_text(
@@ -61,11 +65,12 @@ def sf(tmp_path, monkeypatch):
 
 
 def ok(result: object) -> dict:
+    """Return the JSON that ``sf`` prints for a successful command."""
     return {"status": 0, "result": result, "warnings": []}
 
 
 def test_the_session_of_the_default_org(sf):
-    """Token, instance and organisation of ``org display``."""
+    """The token, instance and organisation come from one call of ``sf org display``."""
     sf(("org display", 0, ok(SHOWN)))
     session = SfCliLogin().get_session(None)
     assert (session.access_token, session.instance_url) == (TOKEN, INSTANCE)
@@ -73,8 +78,10 @@ def test_the_session_of_the_default_org(sf):
     assert sf.asked() == [["org", "display", "--json"]]
 
 
-def test_a_token_that_display_no_longer_shows(sf):
-    """Since May 2026 it is redacted there, and a command of its own tells it."""
+def test_a_redacted_token_is_read_by_another_command(sf):
+    """Since May 2026 ``org display`` redacts the token, so ``org auth show-access-token`` is run
+    for the same org.
+    """
     redacted = {**SHOWN, "accessToken": "[REDACTED] Use 'sf org auth show-access-token' to view"}
     sf(
         ("org display", 0, ok(redacted)),
@@ -89,8 +96,11 @@ def test_a_token_that_display_no_longer_shows(sf):
     ]
 
 
-def test_a_refused_token_that_sf_still_has(sf):
-    """It cannot be renewed here; the error says what to do."""
+def test_a_rejected_token_that_sf_still_returns_raises(sf):
+    """A token of ``sf`` that the service rejects can't be renewed by this package.
+
+    The error says how to log in again; a new token of ``sf`` is then used.
+    """
     sf(("org display", 0, ok(SHOWN)))
     login = SfCliLogin("uat")
     first = login.get_session(None)
@@ -100,15 +110,17 @@ def test_a_refused_token_that_sf_still_has(sf):
     assert login.get_session(first).access_token == TOKEN + "2"
 
 
-def test_sf_in_colours(sf, monkeypatch):
-    """FORCE_COLOR would put escapes into its JSON."""
+def test_sf_output_has_no_colours(sf, monkeypatch):
+    """FORCE_COLOR is removed from the environment of ``sf``, because colour codes would break
+    its JSON.
+    """
     monkeypatch.setenv("FORCE_COLOR", "1")
     sf(("org display", 0, ok(SHOWN)))
     assert SfCliLogin().get_session(None).access_token == TOKEN
 
 
-def test_no_sf_at_all(monkeypatch, tmp_path):
-    """The error says what to install."""
+def test_a_missing_sf_program_raises(monkeypatch, tmp_path):
+    """Without ``sf`` on the PATH, the error says to install the Salesforce CLI."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="install the Salesforce CLI"):
         SfCliLogin().get_session(None)
@@ -127,8 +139,10 @@ def test_no_sf_at_all(monkeypatch, tmp_path):
         (7, "", "failed; sign in"),
     ],
 )
-def test_sf_fails(sf, code, output, message):
-    """Its own message, scrubbed; never its output or what it wrote to stderr."""
+def test_a_failure_of_sf_is_reported_without_secrets(sf, code, output, message):
+    """The error contains the message of ``sf`` with tokens redacted, but never its raw output or
+    its stderr.
+    """
     sf(("org display", code, output))
     with pytest.raises(AuthenticationError, match=message) as caught:
         SfCliLogin().get_session(None)
@@ -145,15 +159,19 @@ def test_sf_fails(sf, code, output, message):
         ({**SHOWN, "accessToken": None}, "update the Salesforce CLI with sf update"),
     ],
 )
-def test_what_sf_tells_is_looked_at(sf, shown, error):
-    """A wrong type or a plaintext instance is an error of ours."""
+def test_the_output_of_sf_is_validated(sf, shown, error):
+    """An instance URL in plaintext or of a wrong type, or a missing token, raises an error that
+    says what is wrong.
+    """
     sf(("org display", 0, ok(shown)), ("org auth", 0, ok({})))
     with pytest.raises((AuthenticationError, ConfigurationError), match=error):
         SfCliLogin().get_session(None)
 
 
-def test_sf_is_signed_in_to_another_org(sf):
-    """Instance and tenant that are set must be those of the org."""
+def test_sf_signed_in_to_another_org_raises(sf):
+    """An instance URL or a tenant in the settings must be that of the org that ``sf`` is signed
+    in to.
+    """
     sf(("org display", 0, ok(SHOWN)))
     with pytest.raises(ConfigurationError, match="SFPUBSUB_INSTANCE_URL"):
         SfCliLogin(instance_url="https://other.my.salesforce.com").get_session(None)
@@ -161,8 +179,8 @@ def test_sf_is_signed_in_to_another_org(sf):
         SfCliLogin(tenant_id="00D000000000002").get_session(None)
 
 
-def test_sf_that_hangs(tmp_path, monkeypatch):
-    """It is ended when its time is up."""
+def test_an_sf_that_hangs_times_out(tmp_path, monkeypatch):
+    """If ``sf`` doesn't finish within its time limit, an error with this limit is raised."""
     program = tmp_path / "sf"
     program.write_text(f"#!{sys.executable}\nimport signal\nsignal.pause()\n")
     program.chmod(0o755)
@@ -180,18 +198,22 @@ def test_sf_that_hangs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def org(authority):
-    """An org whose userinfo tells nothing."""
+    """Run an HTTPS server as an org whose ``userinfo`` responds with 403."""
     with https_host(lambda _request: Reply(403), authority) as host:
         yield host
 
 
 def login_with(salesforce: object, org) -> SimpleSalesforceLogin:
+    """Return a login that uses *salesforce*, after pointing it at the server *org*."""
     salesforce.sf_instance = f"127.0.0.1:{org.port}"
     return SimpleSalesforceLogin(salesforce, http=HttpClient(ca_file=org.ca_file, timeout=30.0))
 
 
 class Salesforce:
-    """What of a `simple_salesforce.Salesforce` is looked at."""
+    """The attributes of a `simple_salesforce.Salesforce` that the login uses.
+
+    A renewal sets the token *renewed*, or raises it if it is an exception.
+    """
 
     def __init__(self, renewed: object = None) -> None:
         self.session_id = TOKEN
@@ -206,14 +228,20 @@ class Salesforce:
 
 
 def test_the_session_of_a_salesforce_object(org):
-    """Taken by its shape, a scheme put before its host."""
+    """Any object with ``session_id`` and ``sf_instance`` serves as a login.
+
+    ``https://`` is put before its host.
+    """
     session = login_with(Salesforce(), org).get_session(None)
     assert (session.access_token, session.instance_url) == (TOKEN, org.url)
     assert session.tenant_id == ORG
 
 
 def test_a_salesforce_object_is_renewed_in_place(org):
-    """Only when its session is the one that was refused."""
+    """The object is renewed only if its session is the rejected one.
+
+    Otherwise its current session is returned.
+    """
     salesforce = Salesforce("00D000000000001!second")
     login = login_with(salesforce, org)
     first = login.get_session(None)
@@ -226,7 +254,10 @@ def test_a_salesforce_object_is_renewed_in_place(org):
     [(RuntimeError("password=hush"), False), (ConnectionError("body=hush"), True)],
 )
 def test_a_salesforce_object_that_cannot_be_renewed(org, failure, retryable):
-    """Its error may hold the password: only the type is told."""
+    """The object's error may contain the password, so only its type is reported.
+
+    A connection error can be retried.
+    """
     login = login_with(Salesforce(failure), org)
     first = login.get_session(None)
     with pytest.raises(AuthenticationError, match=type(failure).__name__) as caught:
@@ -236,8 +267,11 @@ def test_a_salesforce_object_that_cannot_be_renewed(org, failure, retryable):
     assert caught.value.retryable is retryable
 
 
-def test_a_salesforce_object_without_a_way_to_renew(org):
-    """The private method may go away in a newer version."""
+def test_a_salesforce_object_without_a_refresh_method(org):
+    """Renewal uses a private method.
+
+    If a version lacks it, the error says to create a new object.
+    """
 
     class Bare:
         session_id, sf_instance = TOKEN, "127.0.0.1"
@@ -247,14 +281,17 @@ def test_a_salesforce_object_without_a_way_to_renew(org):
         login.get_session(login.get_session(None))
 
 
-def test_something_that_is_no_salesforce_object():
-    """Told at once, with the name of what it lacks."""
+def test_an_object_that_is_not_a_salesforce_raises():
+    """The login is rejected when it is created, and the error names the missing attribute."""
     with pytest.raises(ConfigurationError, match="session_id"):
         SimpleSalesforceLogin(object())
 
 
 def test_the_organisation_of_an_opaque_session(org):
-    """Userinfo of the object's own instance tells it; the network failing is tried again."""
+    """If the token doesn't contain the organisation, the instance's ``userinfo`` returns it.
+
+    If that is down, the error can be retried.
+    """
     salesforce = Salesforce()
     salesforce.session_id = "opaque"
     login = login_with(salesforce, org)
@@ -266,15 +303,15 @@ def test_the_organisation_of_an_opaque_session(org):
 
 
 def test_logins_are_not_pickled():
-    """They can get a token, which is as good as one."""
+    """Pickling a login raises an error, because a login can get a token."""
     for login in (SfCliLogin(), SimpleSalesforceLogin(Salesforce())):
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(login)
         assert "hush" not in repr(login)
 
 
-def test_no_log_line_has_what_sf_printed(sf, caplog):
-    """Neither stdout nor stderr."""
+def test_the_output_of_sf_is_not_logged(sf, caplog):
+    """Neither the stdout nor the stderr of ``sf`` appears in the log, even at level DEBUG."""
     caplog.set_level(logging.DEBUG)
     sf(("org display", 0, ok(SHOWN)))
     SfCliLogin().get_session(None)

@@ -1,7 +1,8 @@
-"""No secret is printed, logged, pickled or carried by an error: planted ones are searched for.
+"""No secret is printed, logged, pickled or contained in an error.
 
-Each way to sign in is driven through success and through every kind of failure, at a host that
-repeats in its answers whatever it was sent; then everything that could be seen is searched.
+Each way to sign in is run through success and every kind of failure, with planted secrets, at a
+host that repeats in its responses whatever it was sent. Then everything that could be seen is
+searched for the secrets.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from sfpubsub.errors import ConfigurationError, SfPubSubError
 
 from .servers import Reply, Request, connect_proxy, https_host, raw_host
 
-# Planted, and long enough not to stand anywhere by chance. Base64 and quoted forms count as well.
+# The planted secrets: each contains the word "planted", which occurs nowhere else.
 CLIENT_SECRET = "planted-client-secret-4711"
 PASSWORD = "planted-p&ssword=4711%"
 REFRESH_TOKEN = "planted-refresh-token-4711"
@@ -48,6 +49,7 @@ MARK = "planted"
 
 @pytest.fixture(scope="module")
 def key_file(tmp_path_factory) -> Path:
+    """Return the path of a new RSA private key in PEM form."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -64,27 +66,27 @@ def key_file(tmp_path_factory) -> Path:
     return path
 
 
-def listen(caplog: pytest.LogCaptureFixture) -> None:
-    """Capture everything that anybody logs; a command of another test may have set our level."""
+def capture_all_logs(caplog: pytest.LogCaptureFixture) -> None:
+    """Capture the log at level DEBUG; an earlier test may have set this package's level."""
     caplog.set_level(logging.DEBUG)
     caplog.set_level(logging.DEBUG, "sfpubsub")
 
 
 def assert_clean(text: str, what: str) -> None:
-    """Fail if *text* has a planted secret, or a signed assertion, which is as good as one."""
+    """Fail if *text* contains a planted secret, or a signed assertion, which is as good as one."""
     assert MARK not in text, f"{what} has a secret"
     assert "eyJ" not in text, f"{what} has a JWT"
 
 
-def seen_of(error: BaseException) -> Iterator[str]:
-    """Yield what anybody could see of an error, those behind it and their frames' variables."""
+def visible_parts(error: BaseException) -> Iterator[str]:
+    """Yield all texts that an error shows, with its chain, its pickle and its frames' variables."""
     waiting: list[BaseException] = [error]
     while waiting:
         one = waiting.pop()
         yield from (str(one), repr(one), repr(one.args), repr(vars(one)))
         yield repr(getattr(one, "__notes__", ""))
         shown = traceback.TracebackException.from_exception(one, capture_locals=True)
-        # The variables of the frames of this test are the planted values themselves.
+        # The local variables of the tests' own frames are the planted values themselves.
         shown.stack[:] = [frame for frame in shown.stack if "/tests/" not in frame.filename]
         yield "".join(shown.format(chain=False))
         waiting += [other for other in (one.__cause__, one.__context__) if other is not None]
@@ -93,6 +95,7 @@ def seen_of(error: BaseException) -> Iterator[str]:
 
 
 def ways(url: str, key_file: Path) -> dict[str, dict[str, str]]:
+    """Return the settings of each way to sign in, by its name."""
     app = {"client_id": "key", "client_secret": CLIENT_SECRET}
     return {
         "client-credentials": app,
@@ -106,6 +109,7 @@ WAYS = ["client-credentials", "jwt", "refresh", "password"]
 
 
 def granted(url: str, **changed: Any) -> dict[str, Any]:
+    """Return a token response that contains planted tokens."""
     return {
         "access_token": ACCESS_TOKEN,
         "refresh_token": ROTATED_TOKEN,
@@ -115,7 +119,7 @@ def granted(url: str, **changed: Any) -> dict[str, Any]:
     }
 
 
-# By name: how a host answers a request, repeating all of it.
+# By name: functions from a request and the host's URL to a response that repeats secrets.
 ANSWERS: dict[str, Callable[[Request, str], Reply]] = {
     "granted": lambda _request, url: Reply(200, granted(url)),
     "refused": lambda request, _url: Reply(
@@ -143,9 +147,11 @@ ANSWERS: dict[str, Callable[[Request, str], Reply]] = {
 
 @pytest.mark.parametrize("how", ANSWERS)
 @pytest.mark.parametrize("way", WAYS)
-def test_no_secret_is_seen_of_a_sign_in(way, how, authority, key_file, caplog, capfd):
-    """Not of settings, provider, session or error, and not in any library's debug log."""
-    listen(caplog)
+def test_a_sign_in_shows_no_secret(way, how, authority, key_file, caplog, capfd):
+    """No secret is in the settings, the provider, the session, an error, the output or any
+    library's debug log.
+    """
+    capture_all_logs(caplog)
     with https_host(lambda _request: Reply(), authority) as host:
         host.answer = lambda request: ANSWERS[how](request, host.url)
         settings = Settings(
@@ -160,7 +166,7 @@ def test_no_secret_is_seen_of_a_sign_in(way, how, authority, key_file, caplog, c
             session = provider.get_session(None)
         except SfPubSubError as error:
             assert how != "granted"
-            for text in seen_of(error):
+            for text in visible_parts(error):
                 assert_clean(text, f"the error of {how}")
         else:
             assert how == "granted"
@@ -168,15 +174,17 @@ def test_no_secret_is_seen_of_a_sign_in(way, how, authority, key_file, caplog, c
             assert_clean(f"{session} {session!r} {vars(provider)}", "the session")
         assert host.requests
         assert_clean(f"{settings!r} {settings.describe()} {provider!r} {vars(provider)}", "a repr")
-    assert "sfpubsub.auth" in caplog.text  # our own debug lines were there to be searched
+    assert "sfpubsub.auth" in caplog.text  # proves that debug lines were captured
     assert_clean(caplog.text, "the log")
     assert_clean("".join(capfd.readouterr()), "the output")
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_secret_is_seen_of_a_broken_connection(way, authority, key_file, caplog):
-    """The libraries' errors hold the request; nothing of them is behind ours."""
-    listen(caplog)
+def test_a_broken_connection_shows_no_secret(way, authority, key_file, caplog):
+    """Errors of the HTTP libraries contain the request, so they must not be chained to this
+    package's errors.
+    """
+    capture_all_logs(caplog)
 
     def hang_up(connection, _over):
         connection.recv(65536)
@@ -193,15 +201,17 @@ def test_no_secret_is_seen_of_a_broken_connection(way, authority, key_file, capl
             http = HttpClient(proxy=proxy, timeout=30.0)
             with pytest.raises(SfPubSubError) as caught:
                 session_provider(settings, http).get_session(None)
-            for text in seen_of(caught.value):
+            for text in visible_parts(caught.value):
                 assert_clean(text, f"the error of {url}")
             assert_clean(f"{settings!r} {settings.describe()}", "the settings")
     assert_clean(caplog.text, "the log")
 
 
-def test_no_secret_is_seen_of_a_request_of_the_org(authority, caplog):
-    """Whatever the org says, repeating the header, the token stays with us."""
-    listen(caplog)
+def test_a_failed_rest_request_shows_no_secret(authority, caplog):
+    """If an org repeats the token in its response, the token is in neither the error nor the
+    log.
+    """
+    capture_all_logs(caplog)
     answers = [
         Reply(401, [{"errorCode": "INVALID_SESSION_ID", "message": "Session expired"}]),
         Reply(400, [{"errorCode": "X", "message": f"bad header Bearer {ACCESS_TOKEN}"}]),
@@ -217,19 +227,21 @@ def test_no_secret_is_seen_of_a_request_of_the_org(authority, caplog):
             host.answer = lambda _request, answer=answer: answer
             with pytest.raises(SfPubSubError) as caught:
                 org.get("/services/data", {"q": "SELECT Id"})
-            for text in seen_of(caught.value):
+            for text in visible_parts(caught.value):
                 assert_clean(text, f"the error of {answer.status}")
-            if answer.status != 200:  # to a sink, any answer is good
+            if answer.status != 200:  # a sink accepts any response with status 200
                 with pytest.raises(SfPubSubError) as caught:
                     org.send("GET", "/x", headers={"Accept": "text/csv"}, sink=lambda _part: True)
-                for text in seen_of(caught.value):
+                for text in visible_parts(caught.value):
                     assert_clean(text, f"the error of {answer.status} to a sink")
         assert_clean(repr([org, sessions, session, vars(org)]), "a repr")
     assert_clean(caplog.text, "the log")
 
 
 def test_nothing_that_holds_a_secret_is_pickled(key_file):
-    """A pickle is how secrets get to executors, caches and queues."""
+    """Objects with secrets refuse to be pickled, because pickles are sent to executors, caches
+    and queues.
+    """
     values = dict.fromkeys(SECRETS, "planted")
     things: list[Any] = [
         Settings(**values),
@@ -260,21 +272,25 @@ def test_nothing_that_holds_a_secret_is_pickled(key_file):
         "force://PlatformCLI::planted@acme.my.salesforce.com",
     ],
 )
-def test_a_text_of_somebody_elses_is_scrubbed(text):
-    """What looks like a token goes, and so does what we have sent."""
+def test_scrub_redacts_tokens_in_foreign_text(text):
+    """Text from elsewhere loses everything that looks like a token, and every secret that was
+    sent.
+    """
     assert_clean(scrub(text, [CLIENT_SECRET]), "the text")
 
 
 def test_a_mistake_in_the_settings_does_not_show_the_value(tmp_path):
-    """A secret put into the wrong place is still one."""
+    """A secret that was put into the wrong setting, or into a broken file, is not shown in the
+    error.
+    """
     for name in ("login_url", "instance_url", "audience", "proxy"):
         with pytest.raises(ConfigurationError) as caught:
             Settings.load({name: CLIENT_SECRET}, {})
-        for text in seen_of(caught.value):
+        for text in visible_parts(caught.value):
             assert_clean(text, name)
         with pytest.raises(ConfigurationError) as caught:
             Settings.load({name: f"https://me:{PASSWORD}@host/{CLIENT_SECRET}"}, {})
-        for text in seen_of(caught.value):
+        for text in visible_parts(caught.value):
             assert_clean(text, name)
     file = tmp_path / "x.toml"
     file.touch(mode=0o600)
@@ -282,12 +298,14 @@ def test_a_mistake_in_the_settings_does_not_show_the_value(tmp_path):
         file.write_text(content)
         with pytest.raises(ConfigurationError) as caught:
             Settings.load({"config": str(file)}, {})
-        for text in seen_of(caught.value):
+        for text in visible_parts(caught.value):
             assert_clean(text, "the file")
 
 
-def test_no_secret_is_seen_of_a_command(run_emulator, monkeypatch, capfd, tmp_path):
-    """With -vv, success and failures, through a proxy that asks for a password."""
+def test_a_command_shows_no_secret(run_emulator, monkeypatch, capfd, tmp_path):
+    """A command with ``-vv``, successful or not, prints no secret, not even its proxy's
+    password.
+    """
     emulator = run_emulator(tls=True)
     emulator.accounts.put_user("u", PASSWORD)
     emulator.accounts.put_app("key", CLIENT_SECRET, run_as="u", refresh_token=REFRESH_TOKEN)
@@ -322,8 +340,8 @@ def test_no_secret_is_seen_of_a_command(run_emulator, monkeypatch, capfd, tmp_pa
     assert_clean(err, "stderr")
 
 
-def test_no_secret_is_seen_of_an_uncaught_error():
-    """The traceback that Python itself prints, in a process of its own."""
+def test_an_uncaught_error_shows_no_secret():
+    """The traceback that Python prints at the end of a failed process contains no secret."""
     code = "from sfpubsub import PubSubClient\nPubSubClient.from_env().get_topic('/event/X__e')\n"
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "ignore", "-c", code],
@@ -346,8 +364,10 @@ def test_no_secret_is_seen_of_an_uncaught_error():
     assert_clean(done.stderr, "the traceback")
 
 
-def test_no_secret_is_seen_of_a_client(run_emulator):
-    """The object that people print, and the errors of its calls."""
+def test_a_client_shows_no_secret(run_emulator):
+    """Neither the repr of a client, nor its attributes, nor the errors of its calls contain a
+    secret.
+    """
     emulator = run_emulator(tls=True)
     session = Session(ACCESS_TOKEN, emulator.instance_url, emulator.tenant_id)
     with PubSubClient(
@@ -356,7 +376,7 @@ def test_no_secret_is_seen_of_a_client(run_emulator):
         with pytest.raises(SfPubSubError) as caught:
             client.get_topic("/event/Order_Event__e")
         one: BaseException | None = caught.value
-        while one is not None:  # gRPC's own frames are not ours to search
+        while one is not None:  # gRPC's own frames are not searched
             assert_clean(f"{one} {one!r} {one.args}", "the error")
             one = one.__cause__ or one.__context__
         assert_clean(repr(pickle.dumps(caught.value)), "its pickle")

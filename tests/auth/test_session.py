@@ -1,4 +1,4 @@
-"""Sessions: complete, secret, and renewed once."""
+"""Tests of sessions: complete, kept secret, and renewed only once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ SECRET = "00D000000000001!AQ0AQ.secret"
 
 
 def session(token: str = SECRET) -> Session:
+    """Return a session with *token* for an example instance."""
     return Session(token, "https://example.my.salesforce.com/", "00D000000000001AAA")
 
 
-def test_a_session_makes_the_three_headers():
-    """Lower-case names; an instance URL without a path."""
+def test_a_session_has_the_three_headers():
+    """The header names are in lower case, and the instance URL has no trailing slash."""
     assert session().headers == (
         ("accesstoken", SECRET),
         ("instanceurl", "https://example.my.salesforce.com"),
@@ -30,7 +31,7 @@ def test_a_session_makes_the_three_headers():
 
 
 def test_the_tenant_can_be_read_from_the_token():
-    """An org id stands at its beginning; it is sent in the form of 18 characters."""
+    """A token begins with the organisation's id, which is sent in its form of 18 characters."""
     assert Session(SECRET, "https://x").tenant_id == "00D000000000001EAA"
 
 
@@ -43,13 +44,15 @@ def test_the_tenant_can_be_read_from_the_token():
     ],
 )
 def test_a_missing_part_names_the_variable_to_set(parts, names):
-    """The user reads what to do."""
+    """A session without a token, instance or tenant raises an error that names the environment
+    variable.
+    """
     with pytest.raises(ConfigurationError, match=names):
         Session(*parts)
 
 
 def test_the_token_does_not_leak():
-    """Not in a repr, not in a pickle, not in the error about it."""
+    """The token is not in a repr, a pickle, or the error about a missing organisation."""
     assert SECRET not in repr(session())
     assert SECRET not in f"{session()}"
     with pytest.raises(TypeError, match="secret") as caught:
@@ -60,8 +63,8 @@ def test_the_token_does_not_leak():
     assert "token-without" not in str(caught.value)
 
 
-def test_a_ready_session_cannot_be_renewed():
-    """The error says what would help."""
+def test_a_static_session_cannot_be_renewed():
+    """The error names the environment variable of the token."""
     static = StaticSession(session())
     assert static.get_session(None) == session()
     with pytest.raises(SessionExpiredError, match="SFPUBSUB_ACCESS_TOKEN"):
@@ -69,7 +72,7 @@ def test_a_ready_session_cannot_be_renewed():
 
 
 class Provider:
-    """Hands out session after session."""
+    """A session provider that counts its calls, and returns a new session each time."""
 
     def __init__(self) -> None:
         self.calls: list[Session | None] = []
@@ -79,8 +82,8 @@ class Provider:
         return session(f"00D000000000001!{len(self.calls)}")
 
 
-def test_a_session_is_renewed_once_however_many_ask():
-    """Streams that fail together cost one sign-in."""
+def test_threads_that_renew_together_renew_once():
+    """Eight threads that renew the same session at once cost one sign-in."""
     provider = Provider()
     current = CurrentSession(provider)
     old = current.get()
@@ -94,7 +97,9 @@ def test_a_session_is_renewed_once_however_many_ask():
 
 
 def test_two_clients_share_one_sign_in():
-    """A current session is a provider itself; no sign-in is made twice."""
+    """Two clients with the same `CurrentSession` as their provider share each sign-in and
+    renewal.
+    """
     provider = Provider()
     shared = CurrentSession(provider)
     first, second = CurrentSession(shared), CurrentSession(shared)
@@ -105,8 +110,8 @@ def test_two_clients_share_one_sign_in():
     assert provider.calls == [None, old]
 
 
-def test_a_failed_renewal_can_be_tried_again():
-    """The old session stays; the next caller asks anew."""
+def test_a_failed_renewal_can_be_retried():
+    """After a failed renewal the old session stays, and the next caller can renew it."""
 
     class Failing(Provider):
         def get_session(self, expired):
@@ -122,8 +127,8 @@ def test_a_failed_renewal_can_be_tried_again():
     assert current.renew(old) != old
 
 
-class Watched:
-    """A lock that counts who has asked for it."""
+class CountingLock:
+    """A lock that counts how often it was requested."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -137,8 +142,11 @@ class Watched:
         self._lock.release()
 
 
-def test_a_refused_renewal_is_shared_by_those_who_waited_for_it():
-    """Streams that fail together are refused once: too many refusals lock a user out."""
+def test_a_rejected_renewal_is_shared_by_waiting_threads():
+    """Eight threads that wait for one renewal all get its error; a later caller tries again.
+
+    Repeated rejections could lock the user out.
+    """
     asked, waiting = threading.Event(), threading.Barrier(8)
 
     class Refusing(Provider):
@@ -152,7 +160,7 @@ def test_a_refused_renewal_is_shared_by_those_who_waited_for_it():
     provider = Refusing()
     current = CurrentSession(provider)
     old = current.get()
-    current._lock = lock = Watched()  # nothing else tells that a caller waits
+    current._lock = lock = CountingLock()  # the only way to see that a caller waits
     failures = []
 
     def renew():
@@ -171,35 +179,40 @@ def test_a_refused_renewal_is_shared_by_those_who_waited_for_it():
         thread.join()
     assert provider.calls == [None, old]
     assert [error.error_code for error in failures] == ["invalid_grant"] * 8
-    with pytest.raises(AuthenticationError):  # one that comes later asks anew
+    with pytest.raises(AuthenticationError):  # a later caller tries again
         current.renew(old)
     assert len(provider.calls) == 3
 
 
 @pytest.mark.parametrize("tenant", ["00D000000000002", "core/acme/00D000000000002EAA"])
-def test_a_tenant_of_another_org_than_the_tokens_is_told(tenant):
-    """The service says of both only that the token is wrong."""
+def test_a_tenant_other_than_the_tokens_is_reported(tenant):
+    """The service only reports an invalid token, so the error names both organisations."""
     static = StaticSession(Session(SECRET, "https://x", tenant))
     with pytest.raises(AuthenticationError, match=r"00D000000000001EAA.*00D000000000002"):
         static.get_session(static.get_session(None))
 
 
 @pytest.mark.parametrize("tenant", ["00D000000000001", "core/acme/00D000000000001EAA", "acme"])
-def test_a_tenant_that_may_be_right_is_not_blamed(tenant):
-    """15, 18, the long form, and what cannot be judged."""
+def test_a_tenant_that_may_be_correct_is_not_blamed(tenant):
+    """A tenant that equals the token's, or can't be compared, causes the usual error of an
+    expired token.
+    """
     static = StaticSession(Session(SECRET, "https://x", tenant))
     with pytest.raises(SessionExpiredError, match="no longer accepts"):
         static.get_session(static.get_session(None))
 
 
-def test_a_token_file_may_end_with_a_line_break():
-    """White space around the parts is not part of them."""
+def test_white_space_around_a_token_is_removed():
+    """A token that was read from a file may end with a line break."""
     assert Session(SECRET + "\n", " https://x ", "t").access_token == SECRET
 
 
 @pytest.mark.parametrize("token", ["se cret", "se\ncret", "sécret"])
-def test_what_no_header_can_carry_is_refused_and_not_shown(token):
-    """It would fail each call as if the network were down, for ever."""
+def test_a_token_with_invalid_characters_raises(token):
+    """A token that can't be sent in a header is rejected, but not shown.
+
+    Each call would fail as if the network were down.
+    """
     with pytest.raises(ConfigurationError, match="SFPUBSUB_ACCESS_TOKEN") as caught:
         Session(token, "https://x", "t")
     assert token not in str(caught.value)
@@ -207,7 +220,9 @@ def test_what_no_header_can_carry_is_refused_and_not_shown(token):
 
 @pytest.mark.parametrize(("error", "retryable"), [(ConnectionError, True), (KeyError, False)])
 def test_a_provider_that_breaks_shows_no_secret(error, retryable):
-    """Its message may hold a request with a client secret; only its type is told."""
+    """The message of a provider's exception may contain a client secret, so the error has only
+    its type.
+    """
 
     class Broken:
         def get_session(self, expired):

@@ -62,7 +62,7 @@ EVERYTHING = {
 }
 
 
-class Ways:
+class DecoderPair:
     """The compiled decoder and the Python decoder for one schema."""
 
     def __init__(self, schema_json: str) -> None:
@@ -92,6 +92,7 @@ class Ways:
         return good
 
     def _check(self, raw: bytes) -> bool:
+        """Check the decoders' results for one payload; return whether it is valid."""
         try:
             value, text = self.pure.decode_with_json(raw)
         except DecodeError as error:
@@ -106,6 +107,7 @@ class Ways:
         return True
 
     def _check_arrow_json(self, raws: list[bytes]) -> None:
+        """Check the method that returns both JSON texts and one field as an Arrow array."""
         decoder, types = self.compiled.compiled, self.values and self.values[0].type
         for field, name in enumerate(self.compiled.fields if types else ()):
             message, left = decoder.to_arrow_json(raws, field)
@@ -121,6 +123,7 @@ class Ways:
 
 
 def outcome(way, raw: bytes) -> object:
+    """Return the result of ``way(raw)``, or the text of its `DecodeError`."""
     try:
         return way(raw)
     except DecodeError as error:
@@ -181,8 +184,8 @@ def main() -> None:
     seed = random.randrange(2**32)
     print("seed", seed, flush=True)
     rng = random.Random(seed)
-    kinds = [(Ways(schema_text(name)), [raw for raw, _ in golden(name)]) for name in CORPUS]
-    ways = Ways(json.dumps(EVERYTHING))
+    kinds = [(DecoderPair(schema_text(name)), [raw for raw, _ in golden(name)]) for name in CORPUS]
+    ways = DecoderPair(json.dumps(EVERYTHING))
     kinds += [(ways, [ways.pure.encode(everything(rng)) for _ in range(200)])] * len(CORPUS)
     assert all(ways.is_compiled for ways, _ in kinds)
     began, done, good = time.monotonic(), 0, 0

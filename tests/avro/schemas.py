@@ -111,6 +111,7 @@ class Maker:
         self.filled = 1.0  # share of the nullable fields that have a value
 
     def event(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Return a random event of *schema*, with a header if it is a change event."""
         header = schema["fields"][0]["name"] == "ChangeEventHeader"
         create = not header or self.rng.random() < 0.25
         self.filled = 0.85 if create else 0.08
@@ -122,6 +123,7 @@ class Maker:
         return event
 
     def header(self, name: str, create: bool) -> dict[str, Any]:
+        """Return a random header for a change event of type *name*."""
         rng = self.rng
         return {
             "entityName": name.removesuffix("ChangeEvent").removesuffix("__") or name,
@@ -139,9 +141,11 @@ class Maker:
         }
 
     def id(self, prefix: str) -> str:
+        """Return a random id of 18 characters that begins with *prefix*."""
         return prefix + "".join(self.rng.choices("ABCDEFGHIJabcdefghij0123456789", k=15))
 
     def value(self, kind: Any, doc: str) -> Any:
+        """Return a random value of the Avro type *kind*."""
         if isinstance(kind, list):
             full = [branch for branch in kind if branch != "null"]
             for branch in full:
@@ -162,10 +166,12 @@ class Maker:
         return self.plain(kind, doc)
 
     def declare(self, kind: Any) -> None:
+        """Remember a named type, so that later fields can refer to it."""
         if isinstance(kind, dict):
             self.named[kind["name"]] = kind
 
     def plain(self, kind: str, doc: str) -> Any:
+        """Return a random value of a primitive type; *doc* is the field's doc in the schema."""
         rng = self.rng
         if kind == "boolean":
             return rng.random() < 0.5

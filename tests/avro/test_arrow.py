@@ -1,4 +1,8 @@
-"""The Arrow form: two routes with equal results, and no payload lost on the way."""
+"""Tests of events in Arrow's form.
+
+There are two routes to it, the compiled decoder ("native") and Python dicts ("dicts"). Both give
+equal results, and neither loses a payload.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +46,15 @@ ADDRESS = {
 
 
 def event_schema(*types: Any, name: str = "Test_Event__e") -> str:
-    """Return a platform event whose fields F0, F1… have the given types."""
+    """Return the schema of a platform event whose fields F0, F1 and so on have the given types."""
     fields = [{"name": f"F{n}", "type": type_} for n, type_ in enumerate(types)]
     return json.dumps(
         {"type": "record", "name": name, "namespace": "com.sforce.eventbus", "fields": fields}
     )
 
 
-def written(schema_json: str, *rows: Any) -> list[bytes]:
-    """Encode with fastavro. A row is the values of F0, F1…, or a dict."""
+def encode_rows(schema_json: str, *rows: Any) -> list[bytes]:
+    """Return *rows* encoded by fastavro; a row is a dict, or the values of F0, F1 and so on."""
     schema = fastavro.parse_schema(json.loads(schema_json))
     payloads = []
     for row in rows:
@@ -62,7 +66,7 @@ def written(schema_json: str, *rows: Any) -> list[bytes]:
 
 
 def decode(schema_json: str, payloads: list[bytes], native: bool) -> tuple[pa.StructArray, dict]:
-    """Decode on one route and check that the array is sound."""
+    """Decode by one route and validate the array; return it with the errors by payload number."""
     decoder = Values("S", schema_json, native=native)
     array, rejected = decoder.decode(payloads)
     array.validate(full=True)
@@ -71,7 +75,7 @@ def decode(schema_json: str, payloads: list[bytes], native: bool) -> tuple[pa.St
 
 
 def as_decoded(shape: Shape, value: Any) -> Any:
-    """Return a value of an Arrow row as `Codec.decode` gives it: unions without their struct."""
+    """Return a value of an Arrow row in the form of `Codec.decode`, with unions as plain values."""
     if value is None or shape.kind in ("null", "enum"):
         return value
     if shape.kind == "optional":
@@ -90,7 +94,7 @@ def as_decoded(shape: Shape, value: Any) -> Any:
 
 
 def assert_routes_agree(schema_json: str, payloads: list[bytes]) -> pa.StructArray:
-    """Decode on all routes, compare values, types and rejects, and return the array."""
+    """Check that all routes give equal values, types and rejected payloads; return the array."""
     by_dicts, bad = decode(schema_json, payloads, native=False)
     codec, plain = Codec("S", schema_json), []
     for number, data in enumerate(payloads):
@@ -115,7 +119,7 @@ def received(
     first_seq: int = 0,
     topic: str | None = "/event/Test_Event__e",
 ) -> EventBatch:
-    """Make a response; an event is the number of its codec and its payload."""
+    """Return a received batch; an event is the number of its codec and its payload."""
     return EventBatch(
         subscription="My_Subscription",
         topic=topic,
@@ -131,7 +135,7 @@ def received(
 
 
 def parquet(batch: pa.RecordBatch) -> pa.Table:
-    """Write to Parquet and read back."""
+    """Write *batch* to a Parquet file in memory, and return it as read back."""
     file = io.BytesIO()
     pq.write_table(pa.Table.from_batches([batch]), file)
     return pq.read_table(io.BytesIO(file.getvalue()))
@@ -174,18 +178,20 @@ def parquet(batch: pa.RecordBatch) -> pa.Table:
     ],
 )
 def test_each_avro_type_has_an_arrow_type(avro, expected):
-    """The mapping, row by row as documented."""
+    """Each Avro type has the Arrow type that is documented for it."""
     assert str(arrow_type(event_schema(avro)).field("F0").type) == expected
 
 
-def test_a_reference_is_the_type_that_it_names():
-    """A compound field by reference has the same type as by definition."""
+def test_a_reference_has_the_type_that_it_names():
+    """A field that refers to a record by name has the same Arrow type as the field that defines
+    the record.
+    """
     type_ = arrow_type(event_schema(["null", ADDRESS], ["null", "Address"], "Address"))
     assert type_.field("F0").type == type_.field("F1").type == type_.field("F2").type
 
 
-def test_members_of_one_short_name_are_told_apart():
-    """Two records of one name from two namespaces keep their namespaces."""
+def test_union_members_with_the_same_short_name_stay_distinct():
+    """Two records with the same name in two namespaces keep the namespace in their column names."""
     one = {"type": "record", "name": "a.X", "fields": [{"name": "p", "type": "int"}]}
     other = {"type": "record", "name": "b.X", "fields": [{"name": "q", "type": "int"}]}
     schema = event_schema(["null", one, other], ["string", "a.X", "b.X"])
@@ -193,7 +199,7 @@ def test_members_of_one_short_name_are_told_apart():
     assert type_.field("F0").type.names == ["a_X", "b_X"]
     assert type_.field("F1").type.names == ["string", "a_X", "b_X"]
     rows = [[("b.X", {"q": 2}), "s"], [("a.X", {"p": 1}), ("b.X", {"q": 3})], [None, "t"]]
-    array = assert_routes_agree(schema, written(schema, *rows))
+    array = assert_routes_agree(schema, encode_rows(schema, *rows))
     assert array.to_pylist()[1] == {
         "F0": {"a_X": {"p": 1}, "b_X": None},
         "F1": {"string": None, "a_X": None, "b_X": {"q": 3}},
@@ -201,7 +207,7 @@ def test_members_of_one_short_name_are_told_apart():
 
 
 def bomb(levels: int) -> str:
-    """Return a small schema whose references, written out, are 2 ** levels types."""
+    """Return a small schema that has 2 ** levels types once its references are expanded."""
     inner: Any = {"type": "record", "name": "R0", "fields": [{"name": "x", "type": "int"}]}
     for n in range(1, levels):
         fields = [{"name": "a", "type": inner}, {"name": "b", "type": f"R{n - 1}"}]
@@ -231,8 +237,10 @@ def bomb(levels: int) -> str:
         ("[" * 100_000, "not a valid Avro schema"),
     ],
 )
-def test_a_schema_without_an_arrow_form_is_refused(schema_json, reason):
-    """Recursion above all: a typed error, and at once."""
+def test_a_schema_without_an_arrow_form_is_rejected(schema_json, reason):
+    """A schema that is recursive, invalid, too large or has an empty record raises a
+    `SchemaError` with the reason.
+    """
     with pytest.raises(SchemaError, match=reason):
         arrow_type(schema_json)
 
@@ -242,7 +250,9 @@ def test_a_schema_without_an_arrow_form_is_refused(schema_json, reason):
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_both_routes_agree_on_the_corpus(name):
-    """Every schema of the corpus takes the native route, and both routes give equal arrays."""
+    """Each schema of the corpus can use the native route, and both routes return the values of
+    `Codec.decode`.
+    """
     payloads = [payload(name, value) for value in values(name, 300)]
     payloads += [data for data, _ in golden(name)]
     array = assert_routes_agree(schema_text(name), payloads)
@@ -260,7 +270,7 @@ NUMBERS = st.integers(-(2**63), 2**63 - 1)
 
 
 class Scope:
-    """The named types of a schema so far, and how many names were given away."""
+    """The named types that a random schema has so far, and how many names were used."""
 
     def __init__(self) -> None:
         self.named: list[Any] = []
@@ -269,7 +279,7 @@ class Scope:
 
 @st.composite
 def avro_types(draw: st.DrawFn, scope: Scope, depth: int = 2) -> tuple[Any, Any]:
-    """Draw a type of a field of an event, and a strategy for its values."""
+    """Draw a type for a field of an event, and a strategy for its values."""
     simple = {
         "boolean": st.booleans(),
         "int": st.integers(-(2**31), 2**31 - 1),
@@ -325,9 +335,10 @@ def avro_types(draw: st.DrawFn, scope: Scope, depth: int = 2) -> tuple[Any, Any]
 
 
 def label_of(type_: Any) -> str:
-    """Return what fastavro calls a branch of a union; ``union`` for a union.
+    """Return fastavro's label for a branch of a union, or ``union`` if the type is a union.
 
-    A value must name its branch: fastavro cannot find one that contains a named enum or fixed.
+    A value must name its branch, because fastavro can't find one that contains a named enum or
+    fixed.
     """
     if not isinstance(type_, dict):
         return type_ if isinstance(type_, str) else "union"
@@ -336,7 +347,9 @@ def label_of(type_: Any) -> str:
 
 @st.composite
 def avro_unions(draw: st.DrawFn, scope: Scope, depth: int, kind: str) -> tuple[Any, Any]:
-    """Draw a union, with null anywhere or not at all; values name their branch."""
+    """Draw a union with null at any place, or without it, and a strategy for values that name
+    their branch.
+    """
     count = 1 if kind == "optional" else draw(st.integers(2, 3))
     branches: list[Any] = []
     strategies = []
@@ -361,12 +374,12 @@ def avro_unions(draw: st.DrawFn, scope: Scope, depth: int, kind: str) -> tuple[A
 
 @st.composite
 def events(draw: st.DrawFn) -> tuple[str, list[bytes]]:
-    """Draw a schema and payloads of it."""
+    """Draw a schema, and payloads that were encoded with it."""
     scope = Scope()
     made = [draw(avro_types(scope)) for _ in range(draw(st.integers(1, 5)))]
     schema_json = event_schema(*(type_ for type_, _ in made))
     rows = draw(st.lists(st.tuples(*(each for _, each in made)), min_size=1, max_size=6))
-    return schema_json, written(schema_json, *rows)
+    return schema_json, encode_rows(schema_json, *rows)
 
 
 RANDOM = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -375,7 +388,7 @@ RANDOM = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow],
 @RANDOM
 @given(events())
 def test_both_routes_agree_on_random_schemas(made):
-    """Any schema, with every kind of type in every place, and any values."""
+    """For random schemas and values, both routes return equal arrays that contain all payloads."""
     schema_json, payloads = made
     array = assert_routes_agree(schema_json, payloads)
     assert len(array) == len(payloads)
@@ -384,7 +397,9 @@ def test_both_routes_agree_on_random_schemas(made):
 @RANDOM
 @given(events(), st.data())
 def test_both_routes_agree_on_damaged_payloads(made, data):
-    """A payload with a byte changed, lost or added is rejected by both routes, or read alike."""
+    """A payload with bytes changed, removed or inserted is rejected by both routes, or read with
+    equal values.
+    """
     schema_json, payloads = made
     damaged = []
     for one in payloads:
@@ -398,7 +413,7 @@ def test_both_routes_agree_on_damaged_payloads(made, data):
 
 
 def zigzag(number: int) -> bytes:
-    """Return an Avro long."""
+    """Return *number* encoded as an Avro long."""
     number = (number << 1) ^ (number >> 63)
     out = bytearray()
     while number > 0x7F:
@@ -445,10 +460,12 @@ BAD = [
 @pytest.mark.parametrize("native", ROUTES)
 @pytest.mark.parametrize(("kind", "bad"), BAD)
 def test_a_bad_payload_is_rejected_alone(kind, bad, native):
-    """Whatever is wrong with it and wherever it is, all the others are in the array."""
+    """One bad payload is rejected, and all other payloads are in the array, wherever the bad one
+    is.
+    """
     schema_json = event_schema(TYPES.get(kind, kind), "long")
     good = [GOOD[kind] + zigzag(n) for n in range(48)]
-    # The long comes first on the wire for the bad one, where the value must end the payload.
+    # With the long first, the bad value is the end of the payload.
     last = event_schema("long", TYPES.get(kind, kind))
     for at in (0, 16, len(good)):
         payloads = [zigzag(n) + GOOD[kind] for n in range(48)]
@@ -462,8 +479,10 @@ def test_a_bad_payload_is_rejected_alone(kind, bad, native):
 
 
 @pytest.mark.parametrize("native", ROUTES)
-def test_many_bad_payloads_are_found(native):
-    """Rejects keep their numbers, and the good ones their order."""
+def test_many_bad_payloads_are_rejected(native):
+    """Rejected payloads are reported by their number in the input, and the others keep their
+    order.
+    """
     schema_json = event_schema("long")
     bad = set(random.Random(4).sample(range(2_000), 37))
     payloads = [b"" if n in bad else zigzag(n) for n in range(2_000)]
@@ -474,14 +493,16 @@ def test_many_bad_payloads_are_found(native):
 
 @pytest.mark.parametrize("native", ROUTES)
 def test_all_payloads_may_be_bad(native):
-    """An array of no values, of the right type."""
+    """If every payload is rejected, the array is empty."""
     array, rejected = decode(event_schema("long"), [b""] * 100, native)
     assert (len(array), len(rejected)) == (0, 100)
 
 
 @needs_native
 def test_good_payloads_never_become_dicts(monkeypatch):
-    """Of a thousand events with one bad one, only this one goes the slow way."""
+    """On the native route only the bad payload among a thousand is decoded by the slow Python
+    decoder.
+    """
     decoded = []
     decoder = Values("S", event_schema("long"), native=True)
     slow = decoder._codec.decode
@@ -506,8 +527,10 @@ def test_good_payloads_never_become_dicts(monkeypatch):
         ["string", "null"],
     ],
 )
-def test_what_the_compiled_decoder_does_not_take_goes_by_dicts(type_):
-    """Values without bytes, which have no end in an array, and what is rare."""
+def test_types_unsupported_by_the_compiled_decoder_use_dicts(type_):
+    """Types whose values have no bytes, which could be repeated without limit, and rare types
+    use the dicts route.
+    """
     assert not Values("S", event_schema("long", type_), native=True).is_native
 
 
@@ -515,8 +538,8 @@ def test_what_the_compiled_decoder_does_not_take_goes_by_dicts(type_):
 
 
 @pytest.mark.parametrize("native", ROUTES)
-def test_the_envelope_is_what_the_events_say(native):
-    """Every column equals the event's own attribute, whatever the route."""
+def test_the_envelope_columns_equal_the_events_attributes(native):
+    """On both routes, every column of the envelope equals the attribute of the event."""
     codec = Codec("acct", schema_text("account_change"))
     payloads = [payload("account_change", value) for value in values("account_change", 20)]
     batch = received([codec], [(0, data) for data in payloads], first_seq=40)
@@ -537,7 +560,9 @@ def test_the_envelope_is_what_the_events_say(native):
 
 
 def test_the_topic_of_a_managed_subscription_is_the_event_types_own():
-    """The service does not name the topic, so the event does."""
+    """A managed subscription doesn't name the topic, so the column has the event type's own
+    topic.
+    """
     batch = received([Codec("S", event_schema("long"))], [(0, zigzag(1))], topic=None)
     (made,) = record_batches(batch)
     assert made.column("topic").to_pylist() == ["/event/Test_Event__e"]
@@ -561,11 +586,13 @@ def test_the_topic_of_a_managed_subscription_is_the_event_types_own():
     ],
 )
 def test_the_event_time_is_read_from_the_value(type_, time, expected, native):
-    """CreatedDate in milliseconds; null where it is no time that Spark can hold."""
+    """``event_time`` is CreatedDate in milliseconds, or null if Spark can't represent it as a
+    timestamp.
+    """
     fields = [{"name": "CreatedDate", "type": type_}]
     schema_json = json.dumps({"type": "record", "name": "T__e", "fields": fields})
-    (data,) = written(schema_json, {"CreatedDate": time})
-    (other,) = written(schema_json, {"CreatedDate": 3 if type_ in ("long", "int") else time})
+    (data,) = encode_rows(schema_json, {"CreatedDate": time})
+    (other,) = encode_rows(schema_json, {"CreatedDate": 3 if type_ in ("long", "int") else time})
     (made,) = record_batches(
         received([Codec("S", schema_json)], [(0, data), (0, other)]), native=native
     )
@@ -573,15 +600,17 @@ def test_the_event_time_is_read_from_the_value(type_, time, expected, native):
     assert column == [expected, 3_000 if type_ in ("long", "int") else expected]
 
 
-def test_an_event_without_a_time_has_none():
-    """Neither CreatedDate nor a change event's header."""
+def test_an_event_without_a_time_has_a_null_event_time():
+    """An event with neither CreatedDate nor a change event's header has no event time."""
     (made,) = record_batches(received([Codec("S", event_schema("long"))], [(0, b"\2")]))
     assert made.column("event_time").to_pylist() == [None]
 
 
 @pytest.mark.parametrize("native", ROUTES)
 def test_events_are_grouped_by_schema(native):
-    """Two schemas in one response, over several responses: one record batch each, in order."""
+    """Events of several responses become one record batch per schema, in the order of the
+    schemas' first events.
+    """
     names = ["order_event", "order_event_v2", "shipment_change"]
     codecs = [Codec(name, schema_text(name)) for name in names]
     rng = random.Random(7)
@@ -604,8 +633,10 @@ def test_events_are_grouped_by_schema(native):
 
 
 @pytest.mark.parametrize("native", ROUTES)
-def test_rejected_events_are_handed_back(native):
-    """With their number, their event and the reason; the columns of the others stay together."""
+def test_rejected_events_are_returned_with_their_errors(native):
+    """A rejected event is returned with its index, delivery number and error, and has no row in
+    a batch.
+    """
     codecs = [Codec("S", event_schema("long")), Codec("T", event_schema("string"))]
     batches = [
         received(codecs, [(0, b"\2"), (1, b"\2"), (0, b"")], first_seq=10),
@@ -623,8 +654,10 @@ def test_rejected_events_are_handed_back(native):
 
 
 @pytest.mark.parametrize("native", ROUTES)
-def test_an_unknown_schema_costs_only_its_own_events(native):
-    """The service does not know one schema of a response: its events are handed back, with why."""
+def test_an_unknown_schema_rejects_only_its_own_events(native):
+    """If the service doesn't know one schema of a response, only its events are rejected, with
+    the reason.
+    """
     good = Codec("S", event_schema("long"))
     lost = NoCodec("T", SchemaNotFoundError("no schema T", error_code="schema.not.found"))
     batch = received([good, lost], [(0, b"\2"), (1, b"\2"), (0, b"\4"), (1, b"")])
@@ -640,8 +673,10 @@ def test_an_unknown_schema_costs_only_its_own_events(native):
 
 
 @pytest.mark.parametrize("native", ROUTES)
-def test_a_schema_that_came_to_be_known_is_used_for_all_its_events(native):
-    """Between two responses the service learnt of it: nothing of the first one is rejected."""
+def test_a_schema_known_in_any_response_is_used_for_all(native):
+    """If a schema is unknown in one response but known in another, the events of both are
+    decoded.
+    """
     lost = NoCodec("S", SchemaNotFoundError("no schema S"))
     batches = [
         received([codec], [(0, data)], first_seq=seq, topic=None)
@@ -656,16 +691,18 @@ def test_a_schema_that_came_to_be_known_is_used_for_all_its_events(native):
     assert set(rows.column("topic").to_pylist()) == {"/event/Test_Event__e"}
 
 
-def test_no_events_are_no_record_batches():
-    """An empty list is no error."""
+def test_no_events_give_no_record_batches():
+    """An empty input returns neither record batches nor an error."""
     made = record_batches([])
     assert (made.batches, made.rejected) == ((), ())
 
 
 @pytest.mark.parametrize("native", ROUTES)
 @pytest.mark.parametrize("name", CORPUS)
-def test_parquet_gives_back_what_was_written(name, native):
-    """Every schema of the corpus, unions of several types included."""
+def test_parquet_returns_what_was_written(name, native):
+    """For each schema of the corpus, also with unions of several types, a Parquet file returns
+    an equal table.
+    """
     codec = Codec(name, schema_text(name))
     batch = received([codec], [(0, payload(name, value)) for value in values(name, 50)])
     (made,) = record_batches(batch, native=native)
@@ -675,8 +712,10 @@ def test_parquet_gives_back_what_was_written(name, native):
 
 @RANDOM
 @given(events())
-def test_parquet_takes_random_schemas(made):
-    """What shape_of makes of a schema has a place in Parquet."""
+def test_parquet_stores_random_schemas(made):
+    """The Arrow type of any random schema can be stored in Parquet, and its values are read back
+    unchanged.
+    """
     schema_json, payloads = made
     batch = received([Codec("S", schema_json)], [(0, data) for data in payloads])
     (rows,) = record_batches(batch)
@@ -685,7 +724,7 @@ def test_parquet_takes_random_schemas(made):
 
 @pytest.mark.parametrize("native", ROUTES)
 def test_a_large_batch(native):
-    """More events than anybody receives at once."""
+    """20,000 events become one record batch, with their numbers and payloads in order."""
     codec = Codec("pe", schema_text("order_event"))
     some = [payload("order_event", value) for value in values("order_event", 500)]
     batches = [
@@ -698,12 +737,14 @@ def test_a_large_batch(native):
 
 
 def test_a_record_batch_is_bounded_in_bytes(monkeypatch):
-    """Arrow's offsets have 32 bits, so a schema's events may need several record batches."""
+    """A record batch ends before its payloads exceed the limit, because Arrow's offsets have
+    only 32 bits.
+    """
     monkeypatch.setattr(arrow, "MAX_PAYLOAD_BYTES", 10)
     codec = Codec("S", event_schema("string"))
     texts = ["abc", "abc", "abc", "x" * 30, "", "y" * 9, "", "last"]
-    payloads = written(event_schema("string"), *[(text,) for text in texts])
-    payloads.insert(6, b"")  # a bad one, behind a boundary
+    payloads = encode_rows(event_schema("string"), *[(text,) for text in texts])
+    payloads.insert(6, b"")  # a bad payload right after the end of a batch
     made = record_batches(received([codec], [(0, data) for data in payloads]))
     parts = [[len(p) for p in batch.column("payload").to_pylist()] for batch in made]
     assert parts == [[4, 4], [4], [31], [1], [10], [1, 5]]
@@ -713,7 +754,7 @@ def test_a_record_batch_is_bounded_in_bytes(monkeypatch):
 
 
 def test_several_threads_may_share_a_schema():
-    """The decoder of a schema is made once and used by all threads at once."""
+    """Eight threads that convert with the same codec at once get equal results."""
     name = "account_change"
     codec = Codec(name, schema_text(name))
     data = [payload(name, value) for value in values(name, 200)]
@@ -737,6 +778,7 @@ def test_several_threads_may_share_a_schema():
 
 
 def python(code: str) -> str:
+    """Run *code* in a new Python process, and return what it prints."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
@@ -745,7 +787,9 @@ def python(code: str) -> str:
 
 @pytest.mark.parametrize("module", ["arrow", "arrow_types", "arrow_values"])
 def test_without_pyarrow_the_extra_is_named(module):
-    """What to install, instead of a bare ImportError."""
+    """If pyarrow is not installed, importing the module raises an error that names the extra to
+    install.
+    """
     code = (
         "import sys; sys.modules['pyarrow'] = None\n"
         "from sfpubsub.errors import MissingExtraError\n"
@@ -755,8 +799,11 @@ def test_without_pyarrow_the_extra_is_named(module):
     assert python(code).startswith("arrow converting events to Arrow needs an optional package")
 
 
-def test_without_the_compiled_decoder_the_dicts_do_it(monkeypatch):
-    """By default it is not missed; native=True names the extra."""
+def test_without_the_compiled_decoder_dicts_are_used(monkeypatch):
+    """By default a missing compiled decoder is no error.
+
+    With ``native=True`` the error names the extra.
+    """
     monkeypatch.setattr(native, "compiled", None)
     decoder = Values("S", event_schema("long"), native=True)
     assert not decoder.is_native
@@ -767,7 +814,7 @@ def test_without_the_compiled_decoder_the_dicts_do_it(monkeypatch):
 
 
 def test_decoding_needs_no_pyarrow():
-    """The codec and the JSON form do not load it."""
+    """The modules for decoding, for JSON and for batches don't import pyarrow."""
     loaded = python(
         "import sys, sfpubsub.avro.codec, sfpubsub.avro.json, sfpubsub.client.batch;"
         "print('pyarrow' in sys.modules)"

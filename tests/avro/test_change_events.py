@@ -1,4 +1,4 @@
-"""Change events: bitmaps to names by the event's own schema, and what happened to a field."""
+"""Tests of change events: bitmaps that become field names, and what happened to each field."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..conftest import PATIENCE
 from ..emulator.support import ACCOUNTS, CHANGES, ORDERS
 from .schemas import CORPUS, DATA, changes, schema_text
 
-# Schemas. Written as the service writes them, with each named type defined at its first use.
+# Schemas in the service's form, with each named type defined at its first use.
 
 HEADER = {
     "type": "record",
@@ -44,6 +44,7 @@ PARTS = (
 
 
 def record(name: str, *fields: str) -> dict:
+    """Return a record type whose fields are nullable strings."""
     return {
         "type": "record",
         "name": name,
@@ -52,6 +53,7 @@ def record(name: str, *fields: str) -> dict:
 
 
 def schema_json(*fields: tuple[str, object], name: str = "AccountChangeEvent", **more) -> str:
+    """Return a schema's text with the given fields, each a name and a type."""
     return json.dumps(
         {
             "type": "record",
@@ -108,10 +110,12 @@ SCHEMA = ChangeSchema("acc", ACCOUNT)
     ],
 )  # fmt: skip
 def test_a_bitmap_becomes_names(entries, names):
-    """Captured and documented forms, and lists with nothing but parts of compound fields."""
+    """Bitmaps of fields and of components expand to field names, without changing the event's
+    own list.
+    """
     given_entries = list(entries)
     assert SCHEMA.expand(entries) == names
-    assert SCHEMA.expand(entries) == names, "the cache answers the same"
+    assert SCHEMA.expand(entries) == names, "the cached result differs"
     assert entries == given_entries, "the event's own list was changed"
 
 
@@ -146,8 +150,10 @@ def test_a_bitmap_becomes_names(entries, names):
         (["0x01"], "not a (list of strings|list of texts|string)"),
     ],
 )
-def test_what_the_schema_cannot_explain_is_a_typed_error(entry, says):
-    """A bit beyond the schema, or garbage, names the entry and the schema; nothing crashes."""
+def test_an_invalid_bitmap_raises_a_decode_error(entry, says):
+    """A bit beyond the schema, or garbage, raises a short error that names the entry and the
+    schema.
+    """
     for entries in ([entry], ["0x02", entry], [entry, "0x02", "0x04"]):
         with pytest.raises(DecodeError, match=says) as caught:
             SCHEMA.expand(entries)
@@ -156,8 +162,8 @@ def test_what_the_schema_cannot_explain_is_a_typed_error(entry, says):
         assert len(str(caught.value)) < 400
 
 
-def test_a_text_in_place_of_a_list_is_an_error():
-    """A string is a sequence of characters, none of which is a bitmap."""
+def test_a_string_instead_of_a_list_raises():
+    """A string would be read as a list of its characters, none of which is a bitmap."""
     with pytest.raises(DecodeError, match="'0'"):
         SCHEMA.expand("0x02")
 
@@ -179,8 +185,10 @@ def test_a_text_in_place_of_a_list_is_an_error():
         ]}],
     ],
 )  # fmt: skip
-def test_a_record_is_found_in_any_place_and_by_reference(kind):
-    """T17: a second field of the same type has only its name; unions of every shape hold it."""
+def test_components_are_found_in_unions_and_by_reference(kind):
+    """A record's components are known in unions of any form, and in later fields that refer to
+    the record only by its name.
+    """
     reference = "other.Point" if "other" in json.dumps(kind) else "Point"
     text = schema_json(
         ("ChangeEventHeader", HEADER),
@@ -197,7 +205,9 @@ def test_a_record_is_found_in_any_place_and_by_reference(kind):
 
 
 def test_a_type_defined_inside_another_can_be_named_later():
-    """A definition may stand in an array, a map or a record; the name is known afterwards."""
+    """A record that is defined inside an array, a map or another record can be referred to by
+    later fields.
+    """
     text = schema_json(
         ("ChangeEventHeader", HEADER),
         ("List", {"type": "array", "items": ["null", record("A", "X")]}),
@@ -215,8 +225,8 @@ def test_a_type_defined_inside_another_can_be_named_later():
     assert schema.expand(["4-0x01", "5-0x01", "6-0x01"]) == ("UseA.X", "UseB.Y", "UseD.Z")
 
 
-def test_a_schema_without_a_namespace_has_names_too():
-    """Names without a dot, in no namespace, refer to each other."""
+def test_references_work_without_a_namespace():
+    """Types of a schema without a namespace refer to each other by their plain names."""
     text = schema_json(
         ("ChangeEventHeader", HEADER),
         ("A", ["null", record("P", "X")]),
@@ -229,20 +239,20 @@ def test_a_schema_without_a_namespace_has_names_too():
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '"string"', "{}", '{"name": "x", "type": "record"}', "7", "[" * 100_000]
 )
-def test_a_broken_schema_is_a_typed_error(text):
-    """Whatever stands in place of a schema, the error names its id."""
+def test_a_broken_schema_raises_a_schema_error(text):
+    """Whatever the text of the schema is, the error names the schema's id."""
     with pytest.raises(SchemaError, match="id9"):
         ChangeSchema("id9", text)
 
 
-# Random schemas, against a reference that never looks at the schema's text.
+# Random schemas, compared with a slow reference that doesn't parse the schema's text.
 
 WRAPS = (["null"], ["null", "int"], ["int"])
 
 
 @st.composite
 def models(draw) -> tuple[str, list[tuple[str, list[str] | None]]]:
-    """Draw a schema's text, and the names in it as a list of fields with their parts."""
+    """Draw a schema's text and its fields, each with its name and its components or None."""
     defined: list[list[str]] = []
     model: list[tuple[str, list[str] | None]] = [("ChangeEventHeader", ["entityName"])]
     fields: list[tuple[str, object]] = [("ChangeEventHeader", record("H", "entityName"))]
@@ -261,8 +271,11 @@ def models(draw) -> tuple[str, list[tuple[str, list[str] | None]]]:
     return schema_json(*fields), model
 
 
-def slow(model: list[tuple[str, list[str] | None]], entry: str) -> list[str]:
-    """Expand an entry digit by digit; IndexError or TypeError when it does not fit."""
+def expand_slowly(model: list[tuple[str, list[str] | None]], entry: str) -> list[str]:
+    """Expand an entry digit by digit.
+
+    Raise IndexError or TypeError if it doesn't fit the schema.
+    """
     parent, _, digits = entry.rpartition("0x")
     names = [name for name, _ in model]
     if parent:
@@ -277,8 +290,10 @@ def slow(model: list[tuple[str, list[str] | None]], entry: str) -> list[str]:
 
 
 @given(models(), st.data())
-def test_random_bitmaps_mean_what_the_slow_reference_says(model_and_text, data):
-    """Any bits over any schema: the same names in the same order, or an error on both sides."""
+def test_random_bitmaps_expand_as_by_the_slow_reference(model_and_text, data):
+    """For random schemas, any bitmaps expand as by the slow reference, or raise if they do
+    there.
+    """
     text, model = model_and_text
     schema = ChangeSchema("id", text)
     entries = []
@@ -294,7 +309,7 @@ def test_random_bitmaps_mean_what_the_slow_reference_says(model_and_text, data):
         entry = f"0x{bits.to_bytes(size, 'big').hex().upper()}"
         entries.append(entry if parent is None else f"{parent}-{entry}")
     try:
-        expected = tuple(name for entry in entries for name in slow(model, entry))
+        expected = tuple(name for entry in entries for name in expand_slowly(model, entry))
     except (IndexError, TypeError):
         with pytest.raises(DecodeError):
             schema.expand(entries)
@@ -304,7 +319,7 @@ def test_random_bitmaps_mean_what_the_slow_reference_says(model_and_text, data):
 
 @given(st.lists(st.text(max_size=20) | st.from_regex(r"\A([0-9]{1,3}-)?0x[0-9A-F]{1,24}\Z")))
 def test_any_text_expands_or_raises_one_error(entries):
-    """Garbage in the lists cannot crash a consumer."""
+    """Random strings in a list of bitmaps return known names or raise `DecodeError`."""
     try:
         names = SCHEMA.expand(entries)
     except DecodeError:
@@ -313,8 +328,11 @@ def test_any_text_expands_or_raises_one_error(entries):
     assert set(names) <= SCHEMA.names | header
 
 
-def test_the_cache_is_bounded_and_answers():
-    """A stream of ever new bitmaps does not grow memory; the same one is the same object."""
+def test_the_cache_of_bitmaps_is_bounded():
+    """An entry that repeats returns the cached object; many different ones don't exceed the limit.
+
+    Errors are not cached.
+    """
     schema = ChangeSchema("acc", ACCOUNT)
     assert schema.expand(["0x06"]) == ("Name", "Type")
     assert schema.expand(["0x06"]) is schema.expand(["0x06"])
@@ -325,11 +343,14 @@ def test_the_cache_is_bounded_and_answers():
     for _ in range(3):
         with pytest.raises(DecodeError):
             schema.expand(["0xFFFFFFFFFFFFFFFFFFFF"])
-    assert schema.cached == cached, "an error was remembered"
+    assert schema.cached == cached, "an error was cached"
 
 
-def test_a_schema_is_read_once_and_versions_do_not_meet():
-    """The same id and text are the same object; another text, even under the same id, is not."""
+def test_a_schema_is_parsed_once_per_id_and_text():
+    """The same id and text return the same object.
+
+    Another text under the same id is a different schema.
+    """
     assert change_schema("acc", ACCOUNT) is change_schema("acc", ACCOUNT)
     assert repr(change_schema("acc", ACCOUNT)) == "ChangeSchema(acc, AccountChangeEvent)"
     shorter = schema_json(("ChangeEventHeader", HEADER), ("Other", SCALAR))
@@ -338,7 +359,7 @@ def test_a_schema_is_read_once_and_versions_do_not_meet():
 
 
 def test_threads_share_a_schema():
-    """Many threads over few bitmaps with an overflowing cache all get the right names."""
+    """Four threads that overflow the cache of one schema all get the right number of names."""
     schema = ChangeSchema("acc", ACCOUNT)
     wrong: list[object] = []
 
@@ -381,13 +402,17 @@ NO_PARTS = dict.fromkeys(PARTS)
 def change(
     change_type: str = "UPDATE", values: dict | None = None, **header: object
 ) -> ChangeEvent:
+    """Return a change event of `SCHEMA` with the given type, field values and header entries."""
     value = dict.fromkeys(SCHEMA.fields)
     value["ChangeEventHeader"] = {**FACTS, "changeType": change_type, **header}
     return ChangeEvent(SCHEMA, {**value, **(values or {})})
 
 
 def test_the_header_is_read():
-    """Every fact of the header has its name, and lists are tuples."""
+    """Each entry of the header is an attribute of the event.
+
+    Bitmaps are expanded, and lists are tuples.
+    """
     event = change(changedFields=["0x14", "6-0x01"], nulledFields=["0x10"], diffFields=["0x20"])
     assert event.change_type == "UPDATE"
     assert event.entity_name == "Account"
@@ -417,8 +442,8 @@ def test_the_header_is_read():
         ("SNAPSHOT", False, False),
     ],
 )
-def test_gaps_are_told_apart(change_type, is_gap, is_overflow):
-    """A gap event is known by its type, also by one that was added after this release."""
+def test_gap_events_are_recognized_by_their_type(change_type, is_gap, is_overflow):
+    """Any change type that begins with GAP_ is a gap, also one that this release doesn't know."""
     event = change(change_type)
     assert (event.is_gap, event.is_overflow) == (is_gap, is_overflow)
 
@@ -429,7 +454,7 @@ STREET = {"BillingAddress": {**NO_PARTS, "Street": "One Market"}}
 @pytest.mark.parametrize(
     ("event", "name", "state", "value"),
     [
-        # CREATE: what has a value was changed to it.
+        # CREATE: a field with a value was changed to it.
         (change("CREATE", {"Phone": "1"}), "Phone", CHANGED, "1"),
         (change("CREATE", {"Phone": ""}), "Phone", CHANGED, ""),
         (change("CREATE"), "Phone", UNCHANGED, None),
@@ -477,14 +502,16 @@ STREET = {"BillingAddress": {**NO_PARTS, "Street": "One Market"}}
         (change("UNDELETE", {"Phone": "1"}), "Phone", CHANGED, "1"),
         (change("UNDELETE", {"Phone": "1"}), "Type", NULLED, None),
         (change("UNDELETE", STREET), "BillingAddress.City", NULLED, None),
-        # What the event does not say.
+        # Types that don't say what happened to a field.
         (change("GAP_UPDATE"), "Phone", UNKNOWN, None),
         (change("GAP_DELETE"), "Phone", UNKNOWN, None),
         (change("SNAPSHOT", {"Phone": "1"}), "Phone", UNKNOWN, "1"),
     ],
 )  # fmt: skip
-def test_what_happened_to_a_field(event, name, state, value):
-    """Changed to a value, set to null, or unchanged: by the change type's own rule."""
+def test_the_state_of_a_field_follows_its_change_types_rule(event, name, state, value):
+    """Each change type has its own rule for whether a field is changed, nulled, unchanged or
+    unknown.
+    """
     found = event.change(name)
     assert (found.name, found.state, found.value) == (name, state, value)
 
@@ -494,8 +521,10 @@ DIFF = f"--- \n+++ {HASH}\n@@ -1,2 +1,2 @@\n line\n-old\n+new\n"
 
 
 @pytest.mark.parametrize("text", [DIFF, DIFF.replace("--- ", "---"), DIFF.replace("\n", "\r\n")])
-def test_a_diff_of_a_large_text_is_not_taken_for_the_text(text):
-    """The field's bit in diffFields and the header of a diff make a TextDiff with the hash."""
+def test_a_diff_of_a_large_text_becomes_a_text_diff(text):
+    """A field in ``diffFields`` whose value begins with the header of a diff has a `TextDiff`
+    with the hash of the new text.
+    """
     for lists in ({"changedFields": ["0x20"], "diffFields": ["0x20"]}, {"diffFields": ["0x20"]}):
         found = change(values={"Description": text}, **lists).change("Description")
         assert found.state is CHANGED
@@ -507,7 +536,7 @@ def test_a_diff_of_a_large_text_is_not_taken_for_the_text(text):
     [(DIFF, []), (DIFF, ["0x10"]), ("--- a line of a text", ["0x20"]), ("+++ x", ["0x20"])],
 )
 def test_a_text_that_looks_like_a_diff_stays_a_text(text, diff_fields):
-    """Both marks are needed: the header alone is what somebody may have written."""
+    """A text is a diff only if it has both the header of a diff and its bit in ``diffFields``."""
     event = change(values={"Description": text}, changedFields=["0x20"], diffFields=diff_fields)
     assert event.change("Description").value == text
 
@@ -515,24 +544,28 @@ def test_a_text_that_looks_like_a_diff_stays_a_text(text, diff_fields):
 @pytest.mark.parametrize(
     "name", ["Nope", "", "BillingAddress.Nope", "Phone.City", "ChangeEventHeader", "City"]
 )
-def test_a_name_that_the_schema_does_not_have_is_the_callers_error(name):
-    """A misspelt field never looks unchanged."""
+def test_an_unknown_field_name_raises(name):
+    """A misspelt field name raises an error instead of looking unchanged, for every change type."""
     for change_type in ("UPDATE", "DELETE", "GAP_UPDATE"):
         with pytest.raises(LocalProtocolError, match="AccountChangeEvent has no field"):
             change(change_type).change(name)
 
 
 @pytest.mark.parametrize("lists", ["changedFields", "nulledFields", "diffFields"])
-def test_a_broken_list_breaks_only_what_asks_for_it(lists):
-    """The other facts and the raw list stay readable."""
+def test_a_broken_list_leaves_the_header_readable(lists):
+    """An invalid bitmap raises an error when a field's change is requested, but the header's
+    other entries can be read.
+    """
     event = change(**{lists: ["0xFFFFFFFFFFFFFFFFFFFF"]})
     assert event.record_ids == ("001A", "001B")
     with pytest.raises(DecodeError, match="0xFFFFFFFFFFFFFFFFFFFF"):
         event.change("Phone")
 
 
-def test_a_header_with_holes_is_a_typed_error():
-    """A schema without some fact, or without a header, does not end in a KeyError."""
+def test_an_incomplete_header_raises_a_decode_error():
+    """A missing header, or a missing entry of it, raises an error that names the schema, and not
+    a KeyError.
+    """
     with pytest.raises(DecodeError, match="no header"):
         ChangeEvent(SCHEMA, {"ChangeEventHeader": None})
     event = ChangeEvent(SCHEMA, {"ChangeEventHeader": {"changedFields": "0x02"}})
@@ -542,12 +575,15 @@ def test_a_header_with_holes_is_a_typed_error():
 
 
 def golden_cases() -> list:
+    """Return the change events of ``changes.json`` as test parameters."""
     return [pytest.param(case, id=f"{case['schema']}: {case['what']}") for case in changes()]
 
 
 @pytest.mark.parametrize("case", golden_cases())
-def test_the_corpus_has_its_golden_changes(case):
-    """Payloads kept in the repository say what was written down by hand, for every schema."""
+def test_the_corpus_has_its_expected_changes(case):
+    """Each stored payload is decoded to the event, header and field states that were written
+    down by hand.
+    """
     codec = Codec("id", schema_text(case["schema"]))
     value = codec.decode(case["payload"])
     assert {name: v for name, v in value.items() if v is not None} == case["event"]
@@ -565,14 +601,16 @@ def test_the_corpus_has_its_golden_changes(case):
         assert found == FieldChange(name, FieldState(state), expected)
 
 
-def test_the_golden_changes_cover_every_schema_of_change_events():
-    """A schema that joins the corpus gets its golden results, too."""
+def test_expected_changes_cover_every_change_event_schema():
+    """Every change event schema of the corpus has at least one case in ``changes.json``."""
     covered = {case["schema"] for case in changes()}
     assert covered == {name for name in CORPUS if name.endswith(("change", "change_2023"))}
 
 
-def test_a_change_type_of_tomorrow_is_decoded_and_tolerated():
-    """A schema with one more symbol in the enum: the event is read, and says no more than it is."""
+def test_an_unknown_change_type_leaves_fields_unknown():
+    """An event whose type was added to the enum later can be read, and the states of its fields
+    are unknown.
+    """
     schema = json.loads(schema_text("shipment_change"))
     kinds = schema["fields"][0]["type"]["fields"][2]["type"]["symbols"]
     kinds.append("ARCHIVE")
@@ -584,8 +622,10 @@ def test_a_change_type_of_tomorrow_is_decoded_and_tolerated():
     assert event.change("Weight__c") == FieldChange("Weight__c", UNKNOWN, 1.0)
 
 
-def test_reading_changes_nothing():
-    """The official helper mutates its lists; here the value is the same afterwards."""
+def test_reading_an_event_does_not_change_its_value():
+    """Unlike the helper in Salesforce's examples, reading changes doesn't modify the event's own
+    lists.
+    """
     value = {
         **STREET,
         "ChangeEventHeader": {**FACTS, "changedFields": ["0x10", "3-0x01"], "diffFields": ["0x20"]},
@@ -600,6 +640,7 @@ def test_reading_changes_nothing():
 
 
 def event_of(codec: Codec, payload: bytes, **more) -> Event:
+    """Return an event that was received with *payload*."""
     (event,) = EventBatch(
         subscription="/data/Any",
         topic="/data/Any",
@@ -613,15 +654,17 @@ def event_of(codec: Codec, payload: bytes, **more) -> Event:
     return event
 
 
-def test_the_changed_fields_of_an_event_need_nothing_else_of_its_header():
-    """The other lists are not looked at; a header without this one is an error that says so."""
+def test_changed_fields_need_no_other_entry_of_the_header():
+    """``changed_fields`` works if the header's other lists are invalid, and raises if its own
+    list is missing.
+    """
     codec = Codec("id", schema_text("shipment_change"))
     header = {**FACTS, "changedFields": ["0x04"], "nulledFields": ["?"], "diffFields": ["?"]}
     event = event_of(codec, codec.encode({"ChangeEventHeader": header}))
     assert event.changed_fields == event.change_event.changed_fields == (codec.fields[2],)
     with pytest.raises(DecodeError, match="neither a bitmap"):
         _ = event.change_event.nulled_fields
-    codec = Codec("acc", ACCOUNT)  # whose header has no lists
+    codec = Codec("acc", ACCOUNT)  # its header has no lists of fields
     told = {"entityName": "Account", "recordIds": [], "changeType": "UPDATE"}
     value = dict.fromkeys(codec.fields) | {"ChangeEventHeader": told}
     event = event_of(codec, codec.encode(value))
@@ -629,7 +672,7 @@ def test_the_changed_fields_of_an_event_need_nothing_else_of_its_header():
         _ = event.changed_fields
 
 
-# On the wire.
+# Against the emulator.
 
 ACCESSORS = (
     "change_type", "entity_name", "record_ids", "changed_fields", "nulled_fields", "diff_fields",
@@ -639,6 +682,7 @@ ACCESSORS = (
 
 
 def received(subscription, count: int) -> list[Event]:
+    """Return all events of the next batches, at least *count*."""
     events: list[Event] = []
     while len(events) < count:
         batch = subscription.next_batch(PATIENCE)
@@ -648,7 +692,9 @@ def received(subscription, count: int) -> list[Event]:
 
 
 def test_change_events_over_the_wire(run_emulator, connect):
-    """Merged, diffed, deleted and lost: published with literal bitmaps, read as names."""
+    """Change events that the emulator sends with bitmaps are read with field names, states,
+    diffs and gaps.
+    """
     emulator = run_emulator()
     update = {**FACTS, "changedFields": ["0x010044", "5-0x0180"], "nulledFields": ["0x04"],
               "diffFields": ["0x010000"]}  # fmt: skip
@@ -698,15 +744,17 @@ def test_change_events_over_the_wire(run_emulator, connect):
     with pytest.raises(DecodeError, match="0x4000000000000000") as caught:
         _ = broken.changed_fields
     assert events[6].schema_id in str(caught.value)
-    # The short way says the same, and raises the same.
+    # The event's own attribute returns the same, and raises the same.
     for event in events[:6]:
         assert event.changed_fields == event.change_event.changed_fields
     with pytest.raises(DecodeError, match="0x4000000000000000"):
         _ = events[6].changed_fields
 
 
-def test_a_platform_event_has_no_change(run_emulator, connect):
-    """It is told apart without decoding anything."""
+def test_a_platform_event_has_no_change_event(run_emulator, connect):
+    """``change_event`` of a platform event is None, and the payload isn't decoded to find that
+    out.
+    """
     emulator = run_emulator()
     emulator.publish(ORDERS, [{}])
     with connect(emulator).subscribe(ORDERS, replay="earliest") as subscription:
@@ -717,7 +765,9 @@ def test_a_platform_event_has_no_change(run_emulator, connect):
 
 
 def test_each_event_is_read_by_its_own_schema(run_emulator, connect):
-    """A field added in the middle moves the bits; old and new events stand side by side."""
+    """A field that is added in the middle moves the bits, so old and new events are each read
+    with their own schema.
+    """
     emulator = run_emulator()
     client = connect(emulator)
     row = {"ChangeEventHeader": {**FACTS, "changedFields": ["0x0080"]}}
@@ -737,9 +787,9 @@ SHIPMENTS, CARRIERS = "/data/Shipment__ChangeEvent", "/data/Carrier__ChangeEvent
 
 
 def test_a_channel_of_two_entities_from_a_seed(run_emulator, connect, tmp_path):
-    """One response with both: the same hexadecimal bits name the fields of each one's own schema.
+    """On a channel with two entities, equal bitmaps name the fields of each event's own schema.
 
-    GetTopic says no schema id of a channel; the events say theirs.
+    GetTopic returns no schema id for a channel; each event has its own.
     """
     seed = tmp_path / "fleet.toml"
     lines = []

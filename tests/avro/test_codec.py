@@ -1,4 +1,4 @@
-"""One schema: decode, encode, and the event's own facts."""
+"""Tests of the codec for one schema: decoding, encoding, and facts about the event."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ VALUE = {
 }
 
 
-def test_a_value_comes_back_as_it_was():
-    """Times stay integers in milliseconds; text stays text."""
+def test_an_encoded_value_is_decoded_unchanged():
+    """Times stay integers in milliseconds, and text stays text."""
     assert ORDERS.decode(ORDERS.encode(VALUE)) == VALUE
 
 
 def test_fields_left_out_take_the_default():
-    """A nullable field that is not given is null."""
+    """A nullable field that is missing is encoded as null."""
     short = {"CreatedDate": 1, "CreatedById": "005x"}
     assert ORDERS.decode(ORDERS.encode(short)) == {**short, "City__c": None, "Amount__c": None}
 
 
 def test_a_codec_knows_its_event():
-    """Name, kind and own topic are read from the schema."""
+    """The event's name, its kind and its own topic are read from the schema."""
     assert (ORDERS.name, ORDERS.topic, ORDERS.is_change_event) == (
         "Order_Event__e", "/event/Order_Event__e", False,
     )  # fmt: skip
@@ -45,7 +45,9 @@ def test_a_codec_knows_its_event():
 
 
 def test_the_event_time_is_the_events_own():
-    """Platform events say when they were made, change events when the change was committed."""
+    """A platform event has its time of creation, a change event the time of the commit, and an
+    incomplete event none.
+    """
     assert ORDERS.event_time(VALUE) == 1_700_000_000_000
     assert CHANGES.event_time({"ChangeEventHeader": {"commitTimestamp": 7}}) == 7
     assert ORDERS.event_time({}) is None
@@ -53,22 +55,26 @@ def test_the_event_time_is_the_events_own():
 
 
 @pytest.mark.parametrize("cut", range(1, 8))
-def test_a_payload_that_is_cut_short_is_an_error(cut: int):
-    """Never half an event."""
+def test_a_truncated_payload_raises(cut: int):
+    """A payload without its last bytes raises an error instead of returning part of an event."""
     payload = ORDERS.encode(VALUE)
     with pytest.raises(DecodeError, match="Order_Event__e"):
         ORDERS.decode(payload[:-cut])
 
 
-def test_bytes_left_over_are_an_error():
-    """T12: a payload of a newer schema is not decoded with an older one in silence."""
+def test_trailing_bytes_raise():
+    """A payload that continues after the last field, as one of a newer schema would, is not
+    decoded silently.
+    """
     with pytest.raises(DecodeError, match="1 bytes more"):
         ORDERS.decode(ORDERS.encode(VALUE) + b"\x00")
 
 
 @given(st.binary(max_size=40))
 def test_any_bytes_decode_or_raise_one_error(payload: bytes):
-    """Garbage from the wire cannot crash a consumer with an error of the Avro library."""
+    """Random bytes return an event with all fields or raise `DecodeError`, never an error of the
+    Avro library.
+    """
     try:
         value = ORDERS.decode(payload)
     except DecodeError:
@@ -86,21 +92,23 @@ def test_any_bytes_decode_or_raise_one_error(payload: bytes):
         ({**VALUE, "CreatedDate": 2**70}, "CreatedDate"),
     ],
 )
-def test_a_value_that_does_not_fit_names_the_field(value, says):
-    """The publisher learns which field is wrong."""
+def test_an_invalid_value_names_the_field(value, says):
+    """The error of an event that can't be encoded names the field that is missing, unknown or of
+    a wrong type.
+    """
     with pytest.raises(EncodeError, match=says):
         ORDERS.encode(value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"string"', '{"type": "nonsense"}', "{}"])
-def test_a_broken_schema_is_a_typed_error(text: str):
-    """Whatever the service sends as a schema, the error names its id."""
+def test_a_broken_schema_raises_a_schema_error(text: str):
+    """Whatever the text of the schema is, the error names the schema's id."""
     with pytest.raises(SchemaError, match="id9"):
         Codec("id9", text)
 
 
-def test_schemas_with_the_same_record_names_do_not_meet():
-    """Two versions of an event live beside each other."""
+def test_two_versions_of_an_event_can_be_used_together():
+    """Two schemas with the same record name don't influence each other."""
     wider = json.loads(ORDER)
     wider["fields"].append({"name": "New__c", "type": ["null", "string"], "default": None})
     newer = Codec("id3", json.dumps(wider))

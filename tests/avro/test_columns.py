@@ -1,4 +1,4 @@
-"""The columns of typed tables, against a slow reading of the same events."""
+"""Tests of the columns of typed tables, compared with a slow decoder of the same events."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sfpubsub.avro.columns import BATCH, ENVELOPE, UNDECODABLE, columns_of, merg
 from sfpubsub.avro.typed_rows import Plan, decode_rows
 from sfpubsub.errors import DecodeError
 from tests.avro.schemas import CORPUS, payload, schema_text, values
-from tests.avro.test_arrow import event_schema, events, written
+from tests.avro.test_arrow import encode_rows, event_schema, events
 
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
 RAW = pa.schema([*ENVELOPE, ("event_name", pa.string()), ("payload", pa.binary()), *BATCH])
 
 
 def raw_rows(*events: tuple[str, bytes]) -> pa.RecordBatch:
-    """Rows of a raw table for payloads of some schema ids."""
+    """Return rows of a raw table for events, each a schema id and a payload."""
     return pa.RecordBatch.from_pylist(
         [
             {
@@ -50,7 +50,7 @@ def raw_rows(*events: tuple[str, bytes]) -> pa.RecordBatch:
 
 
 def decoded(plan: Plan, *events: tuple[str, bytes]) -> list[dict[str, Any]]:
-    """What `decode_rows` makes of payloads, in order of arrival."""
+    """Return the rows that `decode_rows` makes of events, in order of arrival, after validation."""
     batches = [part for name, part in decode_rows([raw_rows(*events)], {"T": plan}) if name]
     for batch in batches:
         batch.validate(full=True)
@@ -60,18 +60,18 @@ def decoded(plan: Plan, *events: tuple[str, bytes]) -> list[dict[str, Any]]:
 
 
 def plan_of(**schemas: str) -> Plan:
-    """The plan of one event type that has had these schemas, in this order."""
+    """Return the plan for one event type that had these schemas, in this order."""
     columns = pa.schema([])
     for text in schemas.values():
         columns = merge(columns, columns_of(text))
     return Plan(schemas, columns)
 
 
-# The slow reading: Arrow's struct, taken apart with Python.
+# The slow decoder, which takes the rows of Arrow's form apart with Python.
 
 
-def slowly(schema_json: str, raw: bytes) -> dict[str, Any] | None:
-    """The columns of one event, or None if it cannot be decoded."""
+def decode_slowly(schema_json: str, raw: bytes) -> dict[str, Any] | None:
+    """Return the columns of one event, or None if it can't be decoded."""
     codec = Codec("id", schema_json)
     made, rejected = Values("id", schema_json, native=False).decode([raw])
     if rejected:
@@ -89,33 +89,39 @@ def slowly(schema_json: str, raw: bytes) -> dict[str, Any] | None:
                 except DecodeError:
                     return None
             if fact == "commitTimestamp":
-                found = moment(found)
+                found = utc_time(found)
             columns[re.sub("([A-Z])", lambda match: "_" + match[1].lower(), fact)] = found
     return columns
 
 
 def with_times(value: dict[str, Any], times: Any) -> dict[str, Any]:
+    """Return *value* with datetimes in the time fields, which *times* describes."""
     value = dict(value)
     for name, inside in times:
         if inside is None and isinstance(value[name], int):
-            value[name] = moment(value[name])
+            value[name] = utc_time(value[name])
         elif isinstance(value[name], dict) and "string" not in value[name]:
             value[name] = with_times(value[name], inside)
     return value
 
 
-def moment(milliseconds: int) -> datetime:
+def utc_time(milliseconds: int) -> datetime:
+    """Return the time that is *milliseconds* after 1970, in UTC."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_the_corpus_has_the_columns_of_a_slow_reading(name):
-    """Every event of the corpus is a row with all its values, or is not decodable in both."""
+def test_the_corpus_has_the_columns_of_the_slow_decoder(name):
+    """Every event of the corpus becomes a row with all its values, or is rejected by both
+    decoders.
+    """
     text = schema_text(name)
     raws = [payload(name, value) for value in values(name, 60, seed=3)]
     plan = plan_of(one=text)
     rows = decoded(plan, *(("one", raw) for raw in raws))
-    expected = {n: row for n, raw in enumerate(raws) if (row := slowly(text, raw)) is not None}
+    expected = {
+        n: row for n, raw in enumerate(raws) if (row := decode_slowly(text, raw)) is not None
+    }
     assert [row["ingest_seq"] for row in rows] == list(expected)
     for row in rows:
         own = {key: row[key] for key in plan.columns.names}
@@ -124,8 +130,8 @@ def test_the_corpus_has_the_columns_of_a_slow_reading(name):
 
 @settings(max_examples=30)
 @given(made=events())
-def test_random_schemas_lose_nothing(made):
-    """Rows of random schemas hold every value of the event, in the column of its field."""
+def test_rows_of_random_schemas_have_all_values(made):
+    """For random schemas, a row has every value of the event in the column of its field."""
     text, raws = made
     plan = plan_of(one=text)
     rows = decoded(plan, *(("one", raw) for raw in raws))
@@ -137,7 +143,9 @@ def test_random_schemas_lose_nothing(made):
 
 
 def test_a_later_version_adds_its_columns_at_the_end():
-    """Rows of both versions are in one table; what a version does not have is null."""
+    """Events of both versions are rows of one table, in which columns that a version lacks are
+    null.
+    """
     plan = plan_of(old=schema_text("order_event"), new=schema_text("order_event_v2"))
     old_names = columns_of(schema_text("order_event")).names
     assert plan.columns.names == [*old_names, "Promised_At__c"]
@@ -147,7 +155,7 @@ def test_a_later_version_adds_its_columns_at_the_end():
     rows = decoded(
         plan, ("new", payload("order_event_v2", new)), ("old", payload("order_event", old))
     )
-    assert [row["Promised_At__c"] for row in rows] == [moment(1_771_300_995_000), None]
+    assert [row["Promised_At__c"] for row in rows] == [utc_time(1_771_300_995_000), None]
     assert [row["City__c"] for row in rows] == [new["City__c"], old["City__c"]]
 
 
@@ -182,17 +190,20 @@ OTHER = {"type": "record", "name": "P", "fields": [{"name": "a", "type": "string
 def test_a_field_that_changes_its_type_keeps_its_old_column(
     first, second, value, columns, expected
 ):
-    """A wider type stays in its column, any other has one of its own; columns never change."""
+    """Values of a wider type go to the existing column.
+
+    Those of any other type get an additional column.
+    """
     old, new = event_schema(first), event_schema(second)
     plan = plan_of(old=old, new=new)
     assert plan.columns.names == columns
-    (raw,) = written(new, (value,))
+    (raw,) = encode_rows(new, (value,))
     (row,) = decoded(plan, ("new", raw))
     assert [row[name] for name in columns] == expected
 
 
 def record(**fields):
-    """A record type P with these fields."""
+    """Return a record type P with the given fields."""
     return {
         "type": "record",
         "name": "P",
@@ -202,7 +213,10 @@ def record(**fields):
 
 @pytest.mark.parametrize("kind", ["array", "map"])
 def test_records_in_lists_gain_fields_in_their_column(kind):
-    """However often they change: a version without a column would stop the derivation for good."""
+    """A record inside an array or map changes twice, and its column gets the new fields.
+
+    Otherwise the table could not be derived any further.
+    """
     inner = "items" if kind == "array" else "values"
     types = [record(a="int"), record(a="long", b="string"), record(c="int", a="string")]
     texts = [event_schema({"type": kind, inner: one}) for one in types]
@@ -210,7 +224,7 @@ def test_records_in_lists_gain_fields_in_their_column(kind):
     assert plan.columns.names == ["F0"]
     rows = []
     for n, value in enumerate([{"a": 1}, {"a": 2, "b": "x"}, {"c": 3, "a": "y"}]):
-        (raw,) = written(texts[n], ([value] if kind == "array" else {"k": value},))
+        (raw,) = encode_rows(texts[n], ([value] if kind == "array" else {"k": value},))
         rows.append((f"v{n}", raw))
     found = [row["F0"][0] for row in decoded(plan, *rows)]
     nothing = {"a": None, "b": None, "a__string": None, "c": None}
@@ -220,8 +234,10 @@ def test_records_in_lists_gain_fields_in_their_column(kind):
     ]
 
 
-def test_a_field_named_like_the_column_of_another_type_loses_nothing():
-    """Two fields of one version never share a column, and no field is without one."""
+def test_a_field_named_like_another_fields_column_gets_its_own():
+    """If the name of an additional column is already a field's name, both fields still have
+    columns of their own.
+    """
     texts = [
         json.dumps(record(A="int", A__string="long")),
         json.dumps(record(A="string", A__string="string")),
@@ -237,11 +253,13 @@ def test_a_field_named_like_the_column_of_another_type_loses_nothing():
     assert both.names == ["A", "A__string", "A__string__string"]
 
 
-def test_fields_that_differ_by_case_have_two_columns():
-    """Spark does not tell them apart, not even in structs."""
+def test_fields_that_differ_only_by_case_get_distinct_columns():
+    """Spark ignores the case of names, also in structs, so one of the two fields gets an
+    underscore.
+    """
     text = event_schema(record(a="int", A="string"))
     plan = plan_of(one=text, other=event_schema(record(A="string", a="int", b="int")))
-    (raw,) = written(text, ({"a": 1, "A": "x"},))
+    (raw,) = encode_rows(text, ({"a": 1, "A": "x"},))
     (row,) = decoded(plan, ("one", raw))
     names = [name.lower() for name in row["F0"]]
     assert len(set(names)) == len(names)
@@ -249,8 +267,10 @@ def test_fields_that_differ_by_case_have_two_columns():
     assert plan_of(one=json.dumps(record(a="int", A="string"))).columns.names == ["a", "A_"]
 
 
-def test_a_header_of_unknown_form_is_taken_as_it_is():
-    """A header that changes must not stop a channel: absent bitmaps are null, others themselves."""
+def test_a_header_of_unknown_form_is_stored_unchanged():
+    """An entry of the header that has another type than expected is stored unchanged, and a
+    missing bitmap as null.
+    """
     header = record(
         changedFields=["null", {"type": "array", "items": "string"}],
         nulledFields="string",
@@ -260,7 +280,7 @@ def test_a_header_of_unknown_form_is_taken_as_it_is():
     plan = plan_of(one=text)
     assert plan.columns.names == ["changed_fields", "nulled_fields", "commit_timestamp", "Name"]
     facts = {"changedFields": None, "nulledFields": "0x02", "commitTimestamp": "today"}
-    raws = written(
+    raws = encode_rows(
         text,
         {"ChangeEventHeader": facts, "Name": "n"},
         {"ChangeEventHeader": {**facts, "changedFields": ["0x02"]}, "Name": "n"},
@@ -271,15 +291,15 @@ def test_a_header_of_unknown_form_is_taken_as_it_is():
     assert [row["commit_timestamp"] for row in rows] == ["today", "today"]
 
 
-def test_merging_again_changes_nothing():
-    """The order of schemas decides on the columns once; a schema that is known adds none."""
+def test_merging_known_schemas_adds_no_columns():
+    """The first merge of each schema determines the columns; merging it again adds none."""
     one, two = columns_of(event_schema("int")), columns_of(event_schema("string"))
     both = merge(one, two)
     assert merge(merge(both, one), two) == both
 
 
-def test_a_field_with_the_name_of_our_column_gets_an_underscore():
-    """No field hides the envelope, not even where names differ by case alone."""
+def test_a_field_named_like_an_envelope_column_gets_an_underscore():
+    """A field doesn't hide a column of the envelope, even if the names differ by case."""
     text = json.dumps(
         {
             "type": "record",
@@ -298,18 +318,20 @@ def test_a_field_with_the_name_of_our_column_gets_an_underscore():
     )
 
 
-def test_a_time_that_no_timestamp_can_hold_is_null():
-    """As in the raw table's event_time; the payload there has it still."""
+def test_a_time_outside_the_timestamp_range_is_null():
+    """A time that a timestamp can't represent is null, as in the raw table's ``event_time``."""
     field = {"name": "CreatedDate", "type": ["null", "long"], "doc": "CreatedDate:DateTime"}
     text = json.dumps({"type": "record", "name": "T", "fields": [field]})
     plan = plan_of(one=text)
-    raws = written(text, *({"CreatedDate": time} for time in (None, 2**62, -(2**62), 0)))
+    raws = encode_rows(text, *({"CreatedDate": time} for time in (None, 2**62, -(2**62), 0)))
     rows = decoded(plan, *(("one", raw) for raw in raws))
-    assert [row["CreatedDate"] for row in rows] == [None, None, None, moment(0)]
+    assert [row["CreatedDate"] for row in rows] == [None, None, None, utc_time(0)]
 
 
 def test_every_row_is_decoded_or_has_a_reason():
-    """Bad bytes, bad bitmaps and unknown schemas are told apart, and nothing is in both."""
+    """Each raw row is either in a typed batch or among the rejected rows, whose reason tells bad
+    bytes, bad bitmaps and unknown schemas apart.
+    """
     order, account = schema_text("order_event"), schema_text("account_change")
     plans = {"Order": plan_of(order=order), "Account": plan_of(account=account)}
     (good,) = values("order_event", 1)
@@ -337,10 +359,12 @@ def test_every_row_is_decoded_or_has_a_reason():
 
 
 def test_large_rows_are_decoded_in_parts(monkeypatch):
-    """Arrow's offsets of 32 bits are enough however large the rows of a batch are in sum."""
+    """Rows whose payloads exceed the limit become several batches, because Arrow's offsets have
+    only 32 bits.
+    """
     monkeypatch.setattr("sfpubsub.avro.typed_rows.MAX_PAYLOAD_BYTES", 100)
     text = event_schema("string")
-    raws = written(text, *(("x" * 30,) for _ in range(20)))
+    raws = encode_rows(text, *(("x" * 30,) for _ in range(20)))
     rows = raw_rows(*(("one", raw) for raw in raws))
     parts = [part for _, part in decode_rows([rows], {"T": plan_of(one=text)})]
     assert len(parts) > 5

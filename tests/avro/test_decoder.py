@@ -1,4 +1,8 @@
-"""The generated decoder and the careful reading: equal to fastavro, and safe with any bytes."""
+"""Tests of the decoder that is generated for each schema, and of the careful decoder behind it.
+
+The generated one falls back to the careful one for unusual payloads. Both return the values of
+fastavro, and are safe with any bytes.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ def codec_of(*types, name="R", **more) -> Codec:
 
 
 def is_generated(codec: Codec) -> bool:
-    """Whether the schema takes the generated decoder, where the compiled one is not installed."""
+    """Return whether the generated decoder is used for the schema without the compiled one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "compiled", None)
         pure = Codec(codec.schema_id, codec.schema_json)
@@ -43,19 +47,20 @@ def is_generated(codec: Codec) -> bool:
 
 
 def careful(codec: Codec) -> Codec:
-    """Return the codec without its generated decoder."""
+    """Return a codec for the same schema that always uses the careful decoder."""
     slow = Codec(codec.schema_id, codec.schema_json)
     slow._read = slow._decode_carefully
     return slow
 
 
 def by_fastavro(codec: Codec, raw: bytes):
+    """Return the payload's value as fastavro decodes it."""
     schema = fastavro.parse_schema(json.loads(codec.schema_json))
     return fastavro.schemaless_reader(io.BytesIO(raw), schema, None)
 
 
 def number(value: int) -> bytes:
-    """Return the Avro bytes of an integer of any size."""
+    """Return the Avro encoding of an integer of any size."""
     value = value * 2 if value >= 0 else -value * 2 - 1
     found = bytearray()
     while value > 127:
@@ -69,12 +74,15 @@ def number(value: int) -> bytes:
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_the_corpus_decodes_as_with_fastavro(name):
-    """Every schema of the corpus takes the fast way, and both ways give fastavro's dict."""
+    """Each schema of the corpus can use the generated decoder.
+
+    Both decoders return fastavro's values.
+    """
     codec = Codec("id", schema_text(name))
     assert is_generated(codec)
     for value in values(name, 60):
         raw = payload(name, value)
-        # And not by way of the guard.
+        # Without a fallback to the careful decoder.
         assert codec._make_read()(raw) == by_fastavro(codec, raw) == value
         assert careful(codec).decode(raw) == value
         assert list(codec.decode(raw)) == list(codec.fields)
@@ -82,7 +90,9 @@ def test_the_corpus_decodes_as_with_fastavro(name):
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_the_corpus_decodes_as_with_the_avro_package(name):
-    """A second opinion, by the Apache project's own library, for values and for bytes."""
+    """Apache's own library, which shares no code with fastavro, encodes and decodes the same
+    bytes.
+    """
     avro_io, avro_schema = pytest.importorskip("avro.io"), pytest.importorskip("avro.schema")
     schema = avro_schema.parse(schema_text(name))
     codec = Codec("id", schema_text(name))
@@ -95,8 +105,8 @@ def test_the_corpus_decodes_as_with_the_avro_package(name):
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_every_cut_and_every_extra_byte_is_an_error(name):
-    """T12: never half an event, and never one event and a half."""
+def test_truncated_and_extended_payloads_raise(name):
+    """A payload that is truncated at any byte, or has one byte too many, raises an error."""
     codec = Codec("id", schema_text(name))
     for raw, _text in list(golden(name))[:2]:
         for end in range(len(raw)):
@@ -106,8 +116,8 @@ def test_every_cut_and_every_extra_byte_is_an_error(name):
             codec.decode(raw + b"\x00")
 
 
-def test_the_other_kinds_of_buffer_decode_as_well():
-    """What protobuf hands over is bytes; a user may have a view of a file."""
+def test_other_kinds_of_buffers_can_be_decoded():
+    """Payloads from gRPC are bytes, but a user may have a bytearray or a memoryview."""
     codec = codec_of("string", ["null", "bytes"], "double")
     raw = codec.encode({"f0": "ü", "f1": b"\x01", "f2": 2.5})
     assert codec.decode(bytearray(raw)) == codec.decode(memoryview(raw)) == codec.decode(raw)
@@ -117,7 +127,10 @@ def test_the_other_kinds_of_buffer_decode_as_well():
 
 
 def test_times_are_datetimes_on_request_only():
-    """DateTime becomes UTC with milliseconds; DateOnly has no documented unit and stays."""
+    """With ``datetimes=True`` a DateTime becomes a UTC datetime.
+
+    DateOnly has no documented unit and stays a number.
+    """
     codec = Codec("id", schema_text("order_event_v2"))
     value = {
         **next(values("order_event_v2", 1)),
@@ -138,15 +151,17 @@ def test_times_are_datetimes_on_request_only():
 
 
 @pytest.mark.parametrize("number_", [2**62, -(2**62), 253_402_300_800_000])
-def test_a_time_that_python_has_no_word_for_stays_a_number(number_):
-    """A publisher may send anything; the event is not lost for it."""
+def test_a_time_outside_the_datetime_range_stays_a_number(number_):
+    """A publisher may send any number as a time, and the event can be decoded nevertheless."""
     codec = Codec("id", schema_text("order_event"))
     value = {**next(values("order_event", 1)), "CreatedDate": number_}
     assert codec.decode(codec.encode(value), datetimes=True)["CreatedDate"] == number_
 
 
 def test_times_inside_records_are_found():
-    """In a record by definition and by name, and in a recursive one."""
+    """Times are converted inside records that are defined in place, referred to by name or
+    recursive.
+    """
     inner = {
         "type": "record",
         "name": "I",
@@ -161,15 +176,19 @@ def test_times_inside_records_are_found():
     assert codec.decode(codec.encode(value), datetimes=True)["f1"]["t"] == epoch
 
 
-# Which schemas take the fast way
+# Which schemas use the generated decoder
 
 
 def linked() -> Codec:
+    """Return a codec for a recursive schema, a linked list."""
     return codec_of("int", ["null", "R"])
 
 
-def growing(levels: int, fan: int) -> Codec:
-    """A schema of a few lines that is fan**levels values when flattened, none with a byte."""
+def exponential(levels: int, fan: int) -> Codec:
+    """Return a codec for a small schema that has fan**levels fields if references are expanded.
+
+    The values of all its fields have no bytes.
+    """
     kind: object = {"type": "record", "name": "L0", "fields": []}
     for level in range(1, levels):
         fields = [{"name": "a", "type": kind}]
@@ -191,21 +210,23 @@ def growing(levels: int, fan: int) -> Codec:
     ],
     ids=["recursive", "no bytes", "logical", "many branches"],
 )
-def test_other_schemas_fall_back_to_fastavro(codec, value):
-    """They decode as well, only slower."""
+def test_unsupported_schemas_fall_back_to_fastavro(codec, value):
+    """Schemas that the generator doesn't support are decoded correctly without it."""
     assert not is_generated(codec)
     raw = codec.encode(value) if value else b"\x02\x0f"
     assert codec.decode(raw) == by_fastavro(codec, raw)
 
 
 @pytest.mark.parametrize(("levels", "fan"), [(25, 2), (7, 30)])
-def test_a_schema_that_grows_without_end_when_flattened_is_not_flattened(levels, fan):
-    """The generator's work is bounded, and so is the reader's: such a payload is refused."""
-    codec = growing(levels, fan)
+def test_an_exponential_schema_takes_bounded_time(levels, fan):
+    """Neither generating a decoder nor decoding expands all references of such a schema, so the
+    payload is rejected within seconds.
+    """
+    codec = exponential(levels, fan)
     started = time.process_time()
     with pytest.raises(DecodeError, match="in zero bytes"):
         codec.decode(b"", datetimes=True)
-    small = growing(3, 2)
+    small = exponential(3, 2)
     assert small.decode(b"", datetimes=True) == by_fastavro(small, b"")
     with pytest.raises(EncodeError, match="needs the field"):
         codec.encode({})
@@ -213,15 +234,15 @@ def test_a_schema_that_grows_without_end_when_flattened_is_not_flattened(levels,
     assert time.process_time() - started < 5
 
 
-def test_the_largest_objects_are_decoded_the_fast_way():
-    """Some 900 fields; there is a limit, but it is beyond them."""
+def test_schemas_of_900_fields_use_the_generated_decoder():
+    """The generator's limit is above 900 fields, about the largest object that is possible."""
     wide = codec_of(*["string"] * (decoder.MAX_NODES + 1))
     assert not is_generated(wide)
-    assert is_generated(codec_of(*[["null", "string"]] * 900))  # the largest object there may be
+    assert is_generated(codec_of(*[["null", "string"]] * 900))  # about the largest object possible
 
 
-def test_of_two_fields_of_one_name_the_last_wins():
-    """As with fastavro, also when the last one is null."""
+def test_the_last_of_two_fields_with_one_name_wins():
+    """As with fastavro, the last field's value is kept, even if it is null."""
     field = {"name": "a", "type": ["null", "string"]}
     codec = Codec("id", json.dumps({"type": "record", "name": "R", "fields": [field, field]}))
     raw = b"\x02\x02x\x00"
@@ -229,7 +250,9 @@ def test_of_two_fields_of_one_name_the_last_wins():
 
 
 def test_deep_types_fall_back():
-    """Python's own limits on nested blocks are never reached."""
+    """Types nested more deeply than Python's limit on nested blocks don't use the generated
+    decoder.
+    """
     kind: object = "int"
     for _ in range(20):
         kind = {"type": "array", "items": kind}
@@ -243,8 +266,8 @@ def test_deep_types_fall_back():
     assert codec.decode(codec.encode({"f0": value})) == {"f0": value}
 
 
-def test_a_schema_cannot_say_that_it_has_been_checked():
-    """fastavro would believe it."""
+def test_a_schema_cannot_claim_to_be_parsed():
+    """A schema that contains fastavro's own mark of a parsed schema is validated nevertheless."""
     with pytest.raises(SchemaError):
         codec_of("nonsense", __fastavro_parsed=True, __named_schemas={})
 
@@ -265,8 +288,10 @@ def test_a_schema_cannot_say_that_it_has_been_checked():
     ],
     ids=["deep", "deeper", "number as name", "negative size", "text as size"],
 )  # fmt: skip
-def test_a_schema_that_is_not_one_is_refused(text):
-    """What fastavro lets pass and we cannot use."""
+def test_an_unusable_schema_raises_a_schema_error(text):
+    """Schemas that fastavro accepts but that can't be used, such as one that is nested too
+    deeply, are rejected.
+    """
     with pytest.raises(SchemaError, match="id9"):
         Codec("id9", text)
 
@@ -279,7 +304,10 @@ HOSTILE = [
 
 
 def test_names_from_the_network_never_become_code(monkeypatch):
-    """Whatever fields are called, they are keys and nothing else: the source has none of them."""
+    """Field names from a schema are only keys.
+
+    All schemas of one shape have the same generated source.
+    """
     texts = []
 
     def spy(text, *rest):
@@ -296,12 +324,14 @@ def test_names_from_the_network_never_become_code(monkeypatch):
         assert is_generated(codec)
         assert codec.decode(raw) == dict.fromkeys(HOSTILE, "v")
         plain._make_read()
-    assert len(set(texts)) == 1  # the same shape, the same source
+    assert len(set(texts)) == 1  # one source for all names
     assert set(codec._read.__globals__["__builtins__"]) == {"len", "range"}
 
 
-def test_a_type_with_the_name_of_a_builtin_does_not_replace_it():
-    """A record called string is not what "string" means."""
+def test_a_record_named_like_a_primitive_does_not_replace_it():
+    """A schema with a record called ``string`` is rejected, or decoded with fastavro's meaning
+    of that name.
+    """
     inner = {"type": "record", "name": "string", "fields": [{"name": "x", "type": "int"}]}
     try:
         codec = codec_of(inner, "string", {"type": "array", "items": "string"})
@@ -318,10 +348,11 @@ TYPES = (
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_every_type_in_a_union_and_outside_of_one(kind):
-    """Behind a branch's byte, behind none, and in a map: the next value begins in the right place.
+def test_every_type_inside_and_outside_a_union(kind):
+    """Each type is decoded correctly as a field, in a union and in a map, and so is the field after
+    it.
 
-    Nobody writes a union of null and null, but nothing forbids its schema to arrive.
+    A union of null and null is useless, but a schema could contain one.
     """
     named = {"enum": {"symbols": ["A"]}, "fixed": {"size": 2}, "record": {"fields": []}}
     inner = {"array": {"items": "int"}, "map": {"values": "int"}}
@@ -344,26 +375,33 @@ def test_every_type_in_a_union_and_outside_of_one(kind):
     assert is_generated(codec)
 
 
-def test_a_union_in_a_union_is_read_from_its_own_byte():
-    """Avro forbids it, but the parser lets it pass; then it is read as fastavro reads it."""
+def test_a_union_inside_a_union_has_its_own_index():
+    """Avro forbids such a schema, but the parser accepts it.
+
+    It is decoded as fastavro decodes it.
+    """
     codec = codec_of(["null", ["null", "string"]], "string")
     for raw in (b"\x02\x02\x04hi\x02z", b"\x02\x00\x02z", b"\x00\x02z"):
         assert codec._make_read()(raw) == by_fastavro(codec, raw)
     assert is_generated(codec)
 
 
-# Bytes that no encoder writes
+# Unusual and invalid bytes
 
 
 def negative_blocks(items: list[bytes]) -> bytes:
-    """Write each item as a block of its own, with its size, as Java's blocking encoder may."""
+    """Return each item as a block of its own with a negative count and a size, as Java's encoder
+    may write it.
+    """
     blocks = b"".join(number(-1) + number(len(item)) + item for item in items)
     return blocks + number(0)
 
 
 @pytest.mark.parametrize("size", [1, 100, 20_000])
-def test_blocks_with_a_negative_count_carry_their_size(size):
-    """The size follows the count; the items are the same."""
+def test_blocks_with_a_negative_count_are_decoded(size):
+    """A block with a negative count has its size after it, and both decoders read the same
+    items.
+    """
     codec = codec_of({"type": "array", "items": "string"}, {"type": "map", "values": "int"})
     text = "x" * size
     raw = negative_blocks([number(size) + text.encode()] * 2) + negative_blocks([b"\x02k\x06"])
@@ -433,8 +471,10 @@ def test_blocks_with_a_negative_count_carry_their_size(size):
         ),
     ],
 )
-def test_bytes_that_do_not_fit_are_one_error(kind, raw, says, make):
-    """Never another exception, never more time or memory than the payload is worth."""
+def test_invalid_bytes_raise_in_bounded_time_and_memory(kind, raw, says, make):
+    """Invalid bytes raise `DecodeError` with the field and the reason, and cost no more time or
+    memory than the payload's size justifies.
+    """
     codec = make(codec_of(kind))
     codec._read or codec._make_read()
     tracemalloc.start()
@@ -448,8 +488,11 @@ def test_bytes_that_do_not_fit_are_one_error(kind, raw, says, make):
         tracemalloc.stop()
 
 
-def test_depth_of_the_payload_is_an_error():
-    """A recursive schema lets a payload nest without end; the stack does not."""
+def test_a_payload_nested_too_deeply_raises():
+    """A payload of a recursive schema can nest without limit.
+
+    It raises an error before the stack overflows.
+    """
     codec = linked()
     fine = b"\x02\x02" * 20 + b"\x02\x00"
     assert codec.decode(fine) == by_fastavro(codec, fine)
@@ -457,8 +500,10 @@ def test_depth_of_the_payload_is_an_error():
         codec.decode(b"\x02\x02" * 500_000 + b"\x02\x00")
 
 
-def test_many_small_arrays_do_not_multiply():
-    """The allowance for values without a byte is one for the payload, not one for each array."""
+def test_zero_byte_items_are_limited_per_payload():
+    """The limit on values that take no bytes applies to the whole payload, not to each of its
+    arrays.
+    """
     codec = codec_of({"type": "array", "items": {"type": "array", "items": "null"}})
     block = number(1000) + b"\x00"
     raw = number(1000) + block * 1000 + b"\x00"
@@ -468,8 +513,10 @@ def test_many_small_arrays_do_not_multiply():
     assert time.process_time() - started < 5
 
 
-def test_padded_numbers_are_read_as_fastavro_reads_them():
-    """More bytes than needed are legal, up to ten; the careful way takes what is left to it."""
+def test_padded_numbers_are_decoded():
+    """A number may be encoded with more bytes than it needs, and has the same value as with
+    fastavro.
+    """
     codec = codec_of(["null", "long"], {"type": "array", "items": "int"}, "string")
     raw = b"\x82\x00" + b"\x86\x80\x00" + b"\x82\x00\x82\x00\x80\x00" + b"\x82\x80\x00x"
     expected = {"f0": 3, "f1": [1], "f2": "x"}
@@ -478,7 +525,7 @@ def test_padded_numbers_are_read_as_fastavro_reads_them():
 
 @pytest.mark.parametrize("bits", range(64))
 def test_numbers_of_every_size(bits):
-    """At every boundary of a byte, of either sign."""
+    """Numbers around each power of two, positive and negative, are decoded correctly."""
     codec = codec_of("long", ["null", "string"])
     for value in (2**bits - 1, 2**bits, -(2**bits), -(2**bits) - 1):
         if -(2**63) <= value < 2**63:
@@ -488,14 +535,18 @@ def test_numbers_of_every_size(bits):
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 8191, 8192, 100_000, 1_100_000])
 def test_texts_of_every_length(size):
-    """At every boundary of the length's own length."""
+    """Strings and bytes are decoded correctly around the sizes at which their length takes one
+    more byte.
+    """
     codec = codec_of("string", "bytes")
     value = {"f0": "é" * (size // 2), "f1": b"\xff" * size}
     assert codec._make_read()(codec.encode(value)) == value
 
 
-def test_an_error_says_where():
-    """Which schema, field and byte: enough to look at the payload by hand."""
+def test_a_decode_error_says_where():
+    """The error names the schema, the field and the byte, so that the payload can be inspected
+    by hand.
+    """
     codec = Codec("id7", schema_text("contact_change"))
     value = next(values("contact_change", 1))
     raw = codec.encode(value)
@@ -522,7 +573,7 @@ SCALARS = {
 
 @st.composite
 def schemas(draw):
-    """Records as Salesforce has them, and what else Avro allows inside them."""
+    """Draw schemas of records as Salesforce has them, with other types of Avro inside."""
     count = 0
     names: list[str] = []
 
@@ -575,6 +626,7 @@ def schemas(draw):
 
 
 def value_of(draw, schema, named):
+    """Draw a value of *schema*; named types are added to *named*."""
     if isinstance(schema, list):
         return value_of(draw, draw(st.sampled_from(schema)), named)
     kind = schema if isinstance(schema, str) else schema["type"]
@@ -597,7 +649,9 @@ def value_of(draw, schema, named):
 
 
 def collect(schema, named):
-    """Find the definitions, which a value may pass by in a branch that it does not take."""
+    """Add all named types of *schema* to *named*, also those in branches that a value may not
+    use.
+    """
     if isinstance(schema, list):
         for branch in schema:
             collect(branch, named)
@@ -614,8 +668,10 @@ def collect(schema, named):
 @pytest.mark.parametrize("kind", ["float", "double"])
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", ["field", "union", "items"])
-def test_an_odd_number_is_decoded_and_has_its_word_in_json(kind, number, place):
-    """The generated decoder leaves it to the careful one, so that JSON of the others is quick."""
+def test_nan_and_infinities_are_decoded_and_named_in_json(kind, number, place):
+    """NaN and infinities become the strings "NaN", "Infinity" and "-Infinity" in JSON, wherever
+    they are in the event.
+    """
     types = {
         "field": kind,
         "union": ["null", kind],
@@ -636,8 +692,11 @@ def test_an_odd_number_is_decoded_and_has_its_word_in_json(kind, number, place):
 
 @SLOW
 @given(st.data())
-def test_random_schemas_and_values_come_back(data):
-    """Encode, decode: the same value, by either way, and the same as fastavro's."""
+def test_random_values_are_decoded_unchanged(data):
+    """Both decoders return the encoded values of random schemas, as fastavro does.
+
+    For truncated payloads, and for those with one byte too many, both give the same error.
+    """
     schema = data.draw(schemas())
     codec = Codec("id", json.dumps(schema))
     slow = careful(codec)
@@ -660,7 +719,9 @@ def test_random_schemas_and_values_come_back(data):
 @SLOW
 @given(st.data())
 def test_random_schemas_decode_as_with_the_avro_package(data):
-    """The second opinion on any schema, by a library that shares no code with fastavro."""
+    """For random schemas, Apache's own library decodes the same values and reads the payload to
+    its end.
+    """
     avro_io, avro_schema = pytest.importorskip("avro.io"), pytest.importorskip("avro.schema")
     schema = data.draw(schemas())
     codec = Codec("id", json.dumps(schema))
@@ -673,6 +734,7 @@ def test_random_schemas_decode_as_with_the_avro_package(data):
 
 
 def outcome(codec: Codec, raw: bytes):
+    """Return the repr of the decoded value, or the text of the error."""
     try:
         return repr(codec.decode(raw))
     except DecodeError as error:
@@ -681,16 +743,18 @@ def outcome(codec: Codec, raw: bytes):
 
 @SLOW
 @given(schema=schemas(), raw=st.binary(max_size=60))
-def test_random_bytes_are_a_value_or_one_error(schema, raw):
-    """Both ways agree on which, for any schema."""
+def test_random_bytes_decode_or_raise_one_error(schema, raw):
+    """For random schemas, both decoders return the same value or the same error."""
     codec = Codec("id", json.dumps(schema))
     assert outcome(codec, raw) == outcome(careful(codec), raw)
 
 
 @settings(max_examples=300)
 @given(st.sampled_from(sorted(CORPUS)), st.integers(0, 11), st.data())
-def test_damaged_payloads_are_a_value_or_one_error(name, index, data):
-    """A few bytes of a real payload changed: no other exception, no disagreement."""
+def test_damaged_payloads_decode_or_raise_one_error(name, index, data):
+    """For a real payload with up to three changed bytes, both decoders return the same value or
+    the same error.
+    """
     codec = CODECS[name]
     raw = bytearray(list(golden(name))[index][0])
     for _ in range(data.draw(st.integers(1, 3))):
@@ -702,8 +766,8 @@ def test_damaged_payloads_are_a_value_or_one_error(name, index, data):
 CODECS = {name: Codec("id", schema_text(name)) for name in CORPUS}
 
 
-def test_floats_are_the_bits_that_came():
-    """NaN and the infinities too."""
+def test_nan_and_infinity_are_decoded():
+    """A float that is NaN and a double that is infinite are decoded as such."""
     codec = codec_of("float", "double")
     raw = struct.pack("<fd", math.nan, -math.inf)
     value = codec.decode(raw)
@@ -711,13 +775,15 @@ def test_floats_are_the_bits_that_came():
     assert value["f1"] == -math.inf
 
 
-def test_the_guard_is_stricter_than_the_stack():
-    """Its own recursion ends long before Python's does."""
+def test_the_depth_limit_is_below_the_recursion_limit():
+    """The careful decoder's limit on nested levels is reached long before Python's recursion
+    limit.
+    """
     assert sys.getrecursionlimit() > guard.MAX_DEPTH * 4
 
 
 def test_threads_share_a_codec():
-    """The first payloads may come in several threads at once; all decode."""
+    """The first payloads of a new codec can be decoded in eight threads at once."""
     from concurrent.futures import ThreadPoolExecutor
 
     raws = [raw for raw, _ in golden("account_change")]

@@ -1,4 +1,6 @@
-"""Encoding: what fits is written as fastavro would, what does not is named by its path."""
+"""Tests of encoding: valid values are encoded as by fastavro, and errors name the path of an
+invalid value.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,8 @@ ALL = Codec(
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_the_corpus_is_written_as_fastavro_writes_it(name):
-    """Byte for byte, and it comes back as it was."""
+def test_the_corpus_is_encoded_as_by_fastavro(name):
+    """The bytes are equal to fastavro's, and are decoded to the same value."""
     codec = Codec("id", schema_text(name))
     for value in values(name, 40):
         encoded = codec.encode(value)
@@ -150,8 +152,10 @@ def test_the_corpus_is_written_as_fastavro_writes_it(name):
         (ALL, {"y": "z" * 999}, "..."),
     ],
 )
-def test_a_value_that_does_not_fit_is_named(codec, value, says):
-    """The path, the type that is expected, and the type that was given."""
+def test_an_invalid_value_is_named_with_its_path(codec, value, says):
+    """The error contains the path of the value, the expected type and the actual type, and stays
+    short.
+    """
     with pytest.raises(EncodeError) as caught:
         codec.encode(value)
     assert says in str(caught.value)
@@ -159,7 +163,7 @@ def test_a_value_that_does_not_fit_is_named(codec, value, says):
 
 
 def test_defaults_are_applied():
-    """At the top and inside records, as the schema says."""
+    """Missing fields get the schema's default, also inside records."""
     decoded = ALL.decode(ALL.encode({}))
     assert decoded["e"] == "RED"
     assert decoded["x"] == b"ab"
@@ -173,14 +177,17 @@ def test_defaults_are_applied():
     }  # fmt: skip
 
 
-def test_numbers_go_where_python_would_let_them():
-    """A whole number is a double too; a float is never a long."""
+def test_integers_are_accepted_as_doubles():
+    """An integer can be the value of a double field, and an infinity that of a float field."""
     assert ORDERS.decode(ORDERS.encode({**VALUE, "Amount__c": 2}))["Amount__c"] == 2.0
     assert ALL.decode(ALL.encode({"f": float("inf"), "i": -(2**31)}))["f"] == float("inf")
 
 
 def test_created_is_filled_only_when_asked():
-    """What the user gives wins, and an event without these fields gets none."""
+    """CreatedDate and CreatedById are filled in if requested and missing.
+
+    A given value is kept, and a schema without them is no error.
+    """
     short = {"City__c": "Bern"}
     with pytest.raises(EncodeError, match="CreatedDate"):
         ORDERS.encode(short)

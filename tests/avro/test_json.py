@@ -1,4 +1,4 @@
-"""The JSON form of a payload: the same with orjson and without."""
+"""Tests of a payload's JSON form, which is the same with orjson and with the standard library."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .schemas import CORPUS, golden, schema_text
 
 
 @pytest.fixture(params=["orjson", "json"])
-def maker(request, monkeypatch):
-    """Run the test with each library that makes the text."""
+def json_library(request, monkeypatch):
+    """Run the test with each library that can make the JSON text."""
     if request.param == "json":
         monkeypatch.setattr(module, "_orjson", None)
     elif module._orjson is None:
@@ -31,14 +31,14 @@ def maker(request, monkeypatch):
     return request.param
 
 
-def test_integers_keep_all_their_bits(maker):
-    """U18: a 64-bit commitNumber is not rounded."""
+def test_integers_keep_all_their_bits(json_library):
+    """A 64-bit commitNumber, or an even larger integer, is not rounded."""
     for number in (2**63 - 1, -(2**63), 2**64, -(2**90)):
         assert json.loads(to_json({"n": number})) == {"n": number}
 
 
-def test_numbers_that_json_has_no_word_for_become_strings(maker):
-    """The line stays valid JSON, and a NaN is not taken for a null."""
+def test_nan_and_infinities_become_strings(json_library):
+    """The text stays valid JSON, and NaN can be told apart from null; bytes become base64."""
     value = {"a": math.nan, "b": [math.inf, {"c": -math.inf}], "d": b"\x01", "e": 1.5, "f": None}
     assert json.loads(to_json(value), parse_constant=pytest.fail) == {
         "a": "NaN", "b": ["Infinity", {"c": "-Infinity"}], "d": "AQ==", "e": 1.5, "f": None,
@@ -46,8 +46,8 @@ def test_numbers_that_json_has_no_word_for_become_strings(maker):
     assert to_json(math.nan) == '"NaN"'
 
 
-def test_a_nan_in_a_subclass_of_a_dict_is_seen(maker):
-    """Whatever a user makes of the value before it is printed."""
+def test_a_nan_in_a_subclass_of_dict_becomes_a_string(json_library):
+    """NaN is also found if a user has replaced a dict of the value by an instance of a subclass."""
 
     class Mine(dict):
         pass
@@ -55,33 +55,33 @@ def test_a_nan_in_a_subclass_of_a_dict_is_seen(maker):
     assert to_json({"a": Mine(b=math.nan)}) == '{"a":{"b":"NaN"}}'
 
 
-def test_bytes_become_base64(maker):
-    """Nothing is lost to an encoding."""
+def test_bytes_become_base64(json_library):
+    """Bytes that are not valid text are encoded without loss."""
     assert to_json({"b": b"\xff\x00"}) == '{"b":"/wA="}'
 
 
-def test_text_is_one_readable_line(maker):
-    """Line breaks are escaped, letters are not."""
+def test_text_is_one_readable_line(json_library):
+    """Line breaks are escaped, but letters outside ASCII are not."""
     assert to_json({"t": "Zürich\n"}) == '{"t":"Zürich\\n"}'
 
 
-def test_half_a_surrogate_pair_is_escaped(maker):
-    """The text can be written to a file, whatever a user has put into it."""
+def test_half_a_surrogate_pair_is_escaped(json_library):
+    """The text can be encoded in UTF-8 even if a user's value contains half a surrogate pair."""
     text = to_json({"t": "ü\ud800"})
     text.encode()
     assert json.loads(text) == {"t": "ü\ud800"}
 
 
-def test_keys_that_are_not_text_survive(maker):
-    """Each becomes the text of its JSON form."""
+def test_keys_that_are_not_strings_are_converted(json_library):
+    """A key that is a number, None, a boolean or bytes becomes the text of its JSON form."""
     value = {1: 1, None: 2, False: 3, 1.5: 4, b"\x01": 5, math.inf: 6}
     assert json.loads(to_json({"m": value})) == {
         "m": {"1": 1, "null": 2, "false": 3, "1.5": 4, "AQ==": 5, "Infinity": 6}
     }
 
 
-def test_the_types_of_avro_have_a_form(maker):
-    """Datetimes on request, and what fastavro makes of logical types."""
+def test_datetimes_decimals_and_uuids_become_strings(json_library):
+    """Datetimes, and the values that fastavro makes of logical types, become strings."""
     moment = datetime.datetime(2026, 2, 17, 4, 3, 15, 1000, tzinfo=datetime.UTC)
     value = {
         "a": moment,
@@ -98,22 +98,24 @@ def test_the_types_of_avro_have_a_form(maker):
 
 
 @pytest.mark.parametrize("value", [{"x": {1}}, {"x": object()}, {("a",): 1}])
-def test_what_has_no_form_is_a_mistake(value, maker):
-    """A value that Avro cannot have brought is not guessed at."""
+def test_a_value_without_a_json_form_raises(value, json_library):
+    """A value that Avro can't have decoded raises a TypeError instead of being converted
+    somehow.
+    """
     with pytest.raises(TypeError, match=r"set|object|tuple"):
         to_json(value)
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_the_corpus_has_its_golden_text(name, maker):
-    """Payloads kept in the repository become the text that fastavro's values had."""
+def test_the_corpus_has_its_expected_json(name, json_library):
+    """Each stored payload becomes JSON that is equal to the stored text of fastavro's value."""
     codec = Codec("id", schema_text(name))
     for payload, text in golden(name):
         assert json.loads(to_json(codec.decode(payload))) == json.loads(text)
 
 
 def test_orjson_is_not_needed(monkeypatch):
-    """It is no dependency: without it the module loads and works."""
+    """The package orjson is optional: the module can be imported and used without it."""
     import importlib
 
     with monkeypatch.context() as patch:
@@ -140,8 +142,8 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_both_libraries_mean_the_same(value):
-    """Installing orjson changes the speed, and of the text only how it spells some floats."""
+def test_both_libraries_make_equivalent_json(value):
+    """Installing orjson changes nothing in the text except the spelling of some floats."""
     if module._orjson is None:
         pytest.skip("orjson is not installed")
     with_orjson = to_json(value)
@@ -154,5 +156,5 @@ def test_both_libraries_mean_the_same(value):
 
 
 def one_spelling(text: str) -> str:
-    """Spell floats in one way: 1e+16 and 1e16, 5e-05 and 0.00005."""
+    """Return *text* with each float in Python's spelling, so that 1e+16 and 1e16 are equal."""
     return re.sub(r"-?\d+(\.\d+(e[+-]?\d+)?|e[+-]?\d+)", lambda m: repr(float(m[0])), text)

@@ -1,7 +1,8 @@
-"""The compiled decoder: equal to the Python code on anything, and safe with any bytes.
+"""The compiled decoder returns the same as the Python code for any payload, and is safe with any
+bytes.
 
-Skipped where it is not installed: ``scripts/native.sh`` installs it. ``tests/avro/hostile.py`` is
-the long form, a million damaged payloads.
+The tests are skipped if it is not installed; ``scripts/native.sh`` installs it.
+``tests/avro/hostile.py`` is the long form, with a million damaged payloads.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sfpubsub.avro.bitmaps import ChangeSchema
 from sfpubsub.avro.codec import Codec
 from sfpubsub.errors import DecodeError
 
-from .hostile import Ways, damaged, outcome
+from .hostile import DecoderPair, damaged, outcome
 from .schemas import CORPUS, golden, payload, schema_text, values
 from .test_decoder import SLOW, codec_of, collect, number, schemas, value_of
 
@@ -41,21 +42,24 @@ needs_native = pytest.mark.skipif(
 )
 
 
-def ways(*types) -> Ways:
-    return Ways(codec_of(*types).schema_json)
+def pair_of(*types) -> DecoderPair:
+    """Return both decoders for a record with a field of each type."""
+    return DecoderPair(codec_of(*types).schema_json)
 
 
-# Equal
+# Equal results
 
 
 @needs_native
 @pytest.mark.parametrize("name", CORPUS)
-def test_the_corpus_is_read_as_by_the_python_code(name):
-    """Every schema of the corpus is taken, and every result is the same, types and order too."""
-    both = Ways(schema_text(name))
+def test_the_corpus_is_decoded_as_by_the_python_code(name):
+    """Each schema of the corpus is supported, and every result is equal, including types, order
+    and errors.
+    """
+    both = DecoderPair(schema_text(name))
     assert both.is_compiled
     raws = [payload(name, value) for value in values(name, 60)]
-    # Among those that do not fit, of which nothing may be left behind.
+    # Valid payloads between invalid ones, which must leave nothing behind.
     for raw, _ in golden(name):
         raws += [raw, raw + b"\x00", raw, raw[:-1], raw[: len(raw) // 2], raw]
     both.check(raws)
@@ -65,10 +69,12 @@ def test_the_corpus_is_read_as_by_the_python_code(name):
 @needs_native
 @SLOW
 @given(st.data())
-def test_random_schemas_are_read_as_by_the_python_code(data):
-    """Any value of any schema, cut and with a byte too many as well."""
+def test_random_schemas_are_decoded_as_by_the_python_code(data):
+    """For random schemas and values, whole, truncated and with one byte too many, the results
+    are equal.
+    """
     schema = data.draw(schemas())
-    both = Ways(json.dumps(schema))
+    both = DecoderPair(json.dumps(schema))
     raws = []
     for _ in range(3):
         raw = both.pure.encode(value_of(data.draw, schema, collect(schema, {})))
@@ -79,26 +85,28 @@ def test_random_schemas_are_read_as_by_the_python_code(data):
 @needs_native
 @SLOW
 @given(schema=schemas(), raws=st.lists(st.binary(max_size=60), max_size=4))
-def test_random_bytes_are_read_as_by_the_python_code(schema, raws):
-    """A value or one error, and the same by either way."""
-    Ways(json.dumps(schema)).check(raws)
+def test_random_bytes_are_decoded_as_by_the_python_code(schema, raws):
+    """Random bytes give the same value or the same error with both decoders."""
+    DecoderPair(json.dumps(schema)).check(raws)
 
 
 @needs_native
-def test_damaged_payloads_are_read_as_by_the_python_code():
-    """Real payloads with bytes changed, cut out and put in: the short form of hostile.py."""
+def test_damaged_payloads_are_decoded_as_by_the_python_code():
+    """For real payloads with bytes changed, removed and inserted, the results are equal."""
     seed = random.randrange(2**32)
     print("seed", seed)
     rng = random.Random(seed)
     for name in CORPUS:
-        both = Ways(schema_text(name))
+        both = DecoderPair(schema_text(name))
         both.check([damaged(rng, raw) for raw, _ in golden(name) for _ in range(5)])
 
 
 @needs_native
 @pytest.mark.parametrize("name", CORPUS)
-def test_some_fields_are_read_as_by_the_python_code(monkeypatch, name):
-    """The others are stepped over, and have to fit all the same."""
+def test_chosen_fields_are_decoded_as_by_the_python_code(monkeypatch, name):
+    """If only a quarter of the fields is decoded, the other fields are skipped but still
+    validated, as by the Python code.
+    """
     seed = random.randrange(2**32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -142,8 +150,10 @@ def test_some_fields_are_read_as_by_the_python_code(monkeypatch, name):
     ],
 )
 def test_json_is_spelled_as_by_the_python_code(kind, value, text):
-    """Every kind of value; the way of the fields around it is that of the corpus."""
-    both = ways(kind)
+    """Values of every type have the expected text in JSON, which is also that of the Python
+    code.
+    """
+    both = pair_of(kind)
     raw = both.pure.encode({"f0": value})
     assert both.is_compiled
     assert both.compiled.to_json(raw) == f'{{"f0":{text}}}'
@@ -152,17 +162,17 @@ def test_json_is_spelled_as_by_the_python_code(kind, value, text):
 
 @needs_native
 @pytest.mark.parametrize("number_", [math.nan, math.inf, -math.inf])
-def test_an_odd_number_has_its_word_in_json(number_):
-    """JSON has none for it; Arrow takes it as it is."""
-    both = ways("float", ["null", "double"])
+def test_nan_and_infinities_are_equal_in_both_decoders(number_):
+    """NaN and infinities give the same values, JSON and Arrow arrays with both decoders."""
+    both = pair_of("float", ["null", "double"])
     raw = struct.pack("<f", number_) + b"\x02" + struct.pack("<d", number_)
     both.check([raw])
 
 
 @needs_native
-def test_a_key_that_comes_twice_is_read_as_by_the_python_code():
-    """In a dict the last one wins, in the place of the first; Arrow keeps both."""
-    both = ways({"type": "map", "values": "int"})
+def test_a_repeated_map_key_is_decoded_as_by_the_python_code():
+    """In a dict the last value is kept at the position of the first; Arrow keeps both."""
+    both = pair_of({"type": "map", "values": "int"})
     raw = number(3) + b"\x02a\x02" + b"\x02b\x04" + b"\x02a\x06" + b"\x00"
     assert both.compiled.to_json(raw) == '{"f0":{"a":3,"b":2}}'
     both.check([raw])
@@ -170,8 +180,8 @@ def test_a_key_that_comes_twice_is_read_as_by_the_python_code():
 
 @needs_native
 def test_payloads_may_be_in_any_buffer():
-    """What protobuf hands over is bytes; a user may have a view of a file."""
-    both = ways("string", ["null", "bytes"])
+    """A payload may be a bytearray or a memoryview instead of bytes."""
+    both = pair_of("string", ["null", "bytes"])
     raw = both.pure.encode({"f0": "ü", "f1": b"\x01"})
     for kind in (bytearray, memoryview):
         assert both.compiled.decode(kind(raw)) == both.pure.decode(raw)
@@ -181,7 +191,7 @@ def test_payloads_may_be_in_any_buffer():
 
 @needs_native
 def test_bitmaps_are_expanded_as_by_the_python_code(monkeypatch):
-    """The same names, and the same error for an entry that the schema cannot explain."""
+    """Bitmaps give the same names, and invalid entries the same error, as with the Python code."""
     text = schema_text("account_change")
     fast = ChangeSchema("id", text)
     monkeypatch.setattr(native, "compiled", None)
@@ -201,7 +211,7 @@ def test_bitmaps_are_expanded_as_by_the_python_code(monkeypatch):
         assert found[0] == found[1], entry
 
 
-# Bounded
+# Bounded time and memory
 
 
 @needs_native
@@ -221,8 +231,10 @@ def test_bitmaps_are_expanded_as_by_the_python_code(monkeypatch):
     ],
 )
 def test_hostile_counts_cost_neither_time_nor_memory(kind, raw):
-    """Nothing is allocated for a number before it was compared with the bytes that are left."""
-    both = ways(kind)
+    """A count or length is compared with the remaining bytes before anything is allocated for
+    it.
+    """
+    both = pair_of(kind)
     assert both.is_compiled
     decoder = both.compiled.compiled
     tracemalloc.start()
@@ -254,15 +266,19 @@ def test_hostile_counts_cost_neither_time_nor_memory(kind, raw):
         ["string", "null"],
     ],
 )
-def test_other_schemas_are_left_to_the_python_code(kind):
-    """Types without a byte, of which a few bytes could ask many; what is converted; the rare."""
+def test_unsupported_types_are_left_to_the_python_code(kind):
+    """Types whose values have no bytes, converted types and rare types are decoded by the Python
+    code.
+    """
     assert codec_of(kind).compiled is None
 
 
 @needs_native
 @pytest.mark.parametrize(("levels", "fan"), [(25, 2), (3_000, 1), (90, 1)])
-def test_a_schema_that_grows_without_end_is_left_to_the_python_code(levels, fan):
-    """Neither the stack nor the memory is at the mercy of a schema."""
+def test_an_exponential_or_deep_schema_is_left_to_python(levels, fan):
+    """A schema that is nested deeply, or huge once its references are expanded, is recognized
+    within 2 seconds.
+    """
     named = {"L0": {"type": "record", "name": "L0", "fields": [{"name": "a", "type": "int"}]}}
     for level in range(1, levels):
         fields = [{"name": f"f{n}", "type": f"L{level - 1}"} for n in range(fan)]
@@ -273,15 +289,15 @@ def test_a_schema_that_grows_without_end_is_left_to_the_python_code(levels, fan)
 
 
 @needs_native
-def test_the_largest_objects_are_taken():
-    """Some 900 fields."""
+def test_schemas_of_900_fields_are_supported():
+    """A schema with 900 fields, about the largest object possible, uses the compiled decoder."""
     assert codec_of(*[["null", "string"]] * 900).compiled is not None
 
 
 @needs_native
 def test_threads_share_a_decoder():
-    """Decoding in Arrow's form leaves the GIL; nothing is shared but what never changes."""
-    both = Ways(schema_text("account_change"))
+    """Four threads that convert payloads to Arrow with one decoder at once get equal results."""
+    both = DecoderPair(schema_text("account_change"))
     raws = [payload("account_change", value) for value in values("account_change", 400)] * 2
     expected = both.compiled.compiled.to_arrow(raws)
     with ThreadPoolExecutor(4) as pool:
@@ -290,13 +306,15 @@ def test_threads_share_a_decoder():
 
 
 @needs_native
-def test_other_threads_go_on_while_many_payloads_become_arrow():
-    """The GIL is let go for what is worth it; a decoder that kept it would let nobody go on."""
-    decoder = Ways(schema_text("account_change")).compiled.compiled
+def test_the_gil_is_released_during_a_long_conversion():
+    """Another thread runs in the middle of a long conversion to Arrow, so the decoder doesn't
+    hold the GIL.
+    """
+    decoder = DecoderPair(schema_text("account_change")).compiled.compiled
     raws = [raw for raw, _ in golden("account_change")] * 5_000
     deadline = time.monotonic() + 60
     found = False
-    while not found and time.monotonic() < deadline:  # on a busy machine the turn may not come
+    while not found and time.monotonic() < deadline:  # a busy machine may delay it
         span, seen = [], []
 
         def work(span=span):
@@ -314,11 +332,11 @@ def test_other_threads_go_on_while_many_payloads_become_arrow():
     assert found
 
 
-# Never needed
+# Optional
 
 
-def test_it_can_be_switched_off():
-    """SFPUBSUB_NATIVE=0: it is not even imported."""
+def test_the_compiled_decoder_can_be_switched_off():
+    """With SFPUBSUB_NATIVE=0 the compiled module is not even imported."""
     code = (
         "import sys, sfpubsub.native as native, sfpubsub.avro.codec;"
         "print(native.is_installed(), 'sfpubsub_native' in sys.modules)"
@@ -330,8 +348,11 @@ def test_it_can_be_switched_off():
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_another_version_is_not_used(monkeypatch, caplog):
-    """What was built for other code might mean something else; the log says so."""
+def test_a_compiled_decoder_of_another_version_is_ignored(monkeypatch, caplog):
+    """A compiled decoder of another version could behave differently.
+
+    It is not used, and the log says so.
+    """
     monkeypatch.delenv("SFPUBSUB_NATIVE", raising=False)
     monkeypatch.setitem(sys.modules, "sfpubsub_native", type(sys)("sfpubsub_native"))
     sys.modules["sfpubsub_native"].__version__ = "0.0.1"
@@ -340,14 +361,14 @@ def test_another_version_is_not_used(monkeypatch, caplog):
     assert native.VERSION in caplog.text
 
 
-def test_the_version_is_written_once():
-    """Of the package, of what asks for it, and of the extra."""
+def test_the_versions_of_the_compiled_decoder_are_equal():
+    """The version is equal in the compiled package, in the code that loads it, and in the extra."""
     cargo = tomllib.loads((ROOT / "native" / "Cargo.toml").read_text())
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert cargo["package"]["version"] == native.VERSION
     assert f"sfpubsub-native=={native.VERSION}" in extras["optional-dependencies"]["native"]
 
 
-def test_nothing_of_it_is_unsafe():
-    """The compiler refuses unsafe code, as long as this line is there."""
+def test_the_compiled_decoder_forbids_unsafe_code():
+    """The Rust source contains the line with which the compiler rejects unsafe code."""
     assert "#![forbid(unsafe_code)]" in (ROOT / "native" / "src" / "lib.rs").read_text()

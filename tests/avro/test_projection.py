@@ -1,4 +1,4 @@
-"""Codecs that read only some fields of a payload."""
+"""Tests of codecs that decode only some fields of a payload."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ SEED = 17
 
 
 def picked(value: dict, codec: Codec) -> dict:
-    """Return what of a whole value a codec reads."""
+    """Return the part of a whole value that *codec* decodes."""
     return {name: value[name] for name in codec.fields if name in codec.wanted}
 
 
 def batch_of(codec: Codec, *payloads: bytes, **more) -> EventBatch:
+    """Return a received batch of events with these payloads."""
     return EventBatch(
         subscription="/data/Any",
         topic="/data/Any",
@@ -44,8 +45,10 @@ def batch_of(codec: Codec, *payloads: bytes, **more) -> EventBatch:
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_some_fields_are_what_they_are_among_all(name):
-    """Values and their order are those of the whole value; what an event is, is always read."""
+def test_chosen_fields_have_the_values_of_a_full_decoding(name):
+    """The chosen fields and those that are always decoded have the same values and order as in
+    the whole event.
+    """
     print("seed", SEED)
     rng, codec = random.Random(SEED), Codec("id", schema_text(name))
     for number in range(12):
@@ -66,8 +69,10 @@ def test_some_fields_are_what_they_are_among_all(name):
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_some_fields_of_random_schemas(data):
-    """Any shape of what is stepped over: the fields behind it are right, and so is the end."""
+def test_chosen_fields_of_random_schemas(data):
+    """Skipped fields of any type don't affect the values after them, and a byte too many is
+    detected.
+    """
     schema = data.draw(schemas())
     value = value_of(data.draw, schema, collect(schema, {}))
     codec = Codec("id", json.dumps(schema))
@@ -81,11 +86,11 @@ def test_some_fields_of_random_schemas(data):
 
 
 @pytest.mark.parametrize("name", CORPUS)
-def test_a_payload_has_to_fit_all_of_its_schema(name):
-    """Another schema's payload is not taken for ours because the fields that are read make sense.
+def test_skipped_fields_are_validated(name):
+    """A payload must be valid for the whole schema, even if none of its fields was chosen.
 
-    Cut anywhere, with a byte too many, or with one byte changed, it is an error for some fields
-    where it is for all. Only letters of a text that is not read may be wrong.
+    A payload that is truncated, has a byte too many or one byte changed raises an error whenever a
+    full decoding would, except for invalid UTF-8 in skipped fields.
     """
     print("seed", SEED)
     rng, codec = random.Random(SEED), Codec("id", schema_text(name))
@@ -109,8 +114,10 @@ def test_a_payload_has_to_fit_all_of_its_schema(name):
         assert some.decode(bytes(odd)) == expected
 
 
-def test_a_codec_of_some_fields_is_made_once_and_few_are_kept():
-    """A program that always asks for other fields does not grow without end."""
+def test_codecs_of_chosen_fields_are_cached_within_a_limit():
+    """The same choice of fields returns the cached codec, and many different choices don't
+    exceed the limit.
+    """
     codec = Codec("id", schema_text("order_event"))
     names = frozenset(["Order_Number__c"])
     assert codec.only(names) is codec.only(names)
@@ -119,8 +126,11 @@ def test_a_codec_of_some_fields_is_made_once_and_few_are_kept():
         assert len(codec._only) <= MAX_PROJECTIONS
 
 
-def test_a_field_that_the_schema_does_not_have_is_left_out_and_told_once(caplog):
-    """Fields come and go, and a channel carries several events; a misspelt name is in the log."""
+def test_unknown_fields_are_omitted_and_logged_once(caplog):
+    """A channel can have several event types, so a chosen field may be missing.
+
+    The log names it once, as it may be misspelt.
+    """
     codec = Codec("id", schema_text("order_event"))
     names = frozenset(["Order_Number__c", "Gone__c", "Also_Gone__c"])
     with caplog.at_level(logging.WARNING):
@@ -134,8 +144,10 @@ def test_a_field_that_the_schema_does_not_have_is_left_out_and_told_once(caplog)
     assert len(caplog.messages) == 1
 
 
-def test_what_an_event_says_of_itself_needs_no_other_field():
-    """With no field at all a change event still has its header, bitmaps and time."""
+def test_an_event_without_chosen_fields_keeps_its_header():
+    """Even if no field is chosen, a change event has its header, its changed fields and its
+    time.
+    """
     codec = Codec("id", schema_text("account_change"))
     for value in values("account_change", 20):
         raw = payload("account_change", value)
@@ -146,8 +158,11 @@ def test_what_an_event_says_of_itself_needs_no_other_field():
         assert event.change_event.record_ids == whole.change_event.record_ids
 
 
-def test_a_field_that_was_not_read_never_looks_unchanged_or_null():
-    """Asking what happened to it is an error that says what to do."""
+def test_asking_for_the_change_of_a_skipped_field_raises():
+    """A field that was not decoded doesn't look unchanged or null.
+
+    The error says to add it to the choice.
+    """
     codec = Codec("id", schema_text("account_change"))
     some = codec.only(frozenset(["Phone", "BillingAddress"]))
     for value in values("account_change", 20):
@@ -161,8 +176,11 @@ def test_a_field_that_was_not_read_never_looks_unchanged_or_null():
             assert whole.change_event.change(name).state in FieldState
 
 
-def test_json_has_the_fields_that_are_read_and_facts_have_all():
-    """A line shows what was asked for; a raw table, made of the facts, lacks no field."""
+def test_json_has_the_chosen_fields_but_raw_tables_have_all():
+    """An event's JSON has only the chosen fields and those always decoded.
+
+    A raw table's row has all fields.
+    """
     codec = Codec("id", schema_text("order_event"))
     raw = payload("order_event", next(values("order_event", 1)))
     some = codec.only(frozenset(["Order_Number__c"]))
@@ -176,8 +194,11 @@ def test_json_has_the_fields_that_are_read_and_facts_have_all():
 
 
 @pytest.mark.parametrize("native", [None, False])
-def test_arrow_has_the_fields_that_are_read(native):
-    """The struct of the payload has these fields and no others, also where there is none."""
+def test_arrow_has_the_chosen_fields(native):
+    """The payload's struct has only the decoded fields, even none.
+
+    The other columns stay the same.
+    """
     codec = Codec("id", schema_text("account_change"))
     raws = [payload("account_change", value) for value in values("account_change", 20)]
     (whole,) = record_batches(batch_of(codec, *raws), native=native)
@@ -204,14 +225,19 @@ BARE = {"name": "f", "type": "int"}
         (["Phone", 7], "not 7"),
     ],
 )
-def test_what_is_not_a_list_of_fields_is_refused(fields, says):
-    """A text would be taken for its letters, and a part for a field that is not there."""
+def test_an_invalid_choice_of_fields_raises(fields, says):
+    """A single string, a component of a field, or a value that isn't a string raises a
+    configuration error.
+    """
     with pytest.raises(ConfigurationError, match=says):
         chosen_fields(fields)
 
 
-def test_the_choice_may_be_any_iterable():
-    """Names come from lists, sets and generators; none at all is a choice, too."""
+def test_the_choice_of_fields_may_be_any_iterable():
+    """Field names may come from a list, a set or a generator.
+
+    An empty choice is different from None.
+    """
     assert chosen_fields(None) is None
     assert (
         chosen_fields(name for name in ("A", "B")) == chosen_fields(["B", "A", "A"]) == {"A", "B"}

@@ -1,4 +1,4 @@
-"""Schemas by id: fetched once, kept in bounds."""
+"""Tests of the cache of schemas by id: each is fetched once, and their number is limited."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .schemas import ORDER
 
 
 def test_a_schema_is_fetched_once():
-    """The second event of a type costs no call."""
+    """The second request for a schema returns the cached codec without a call."""
     calls = []
     cache = SchemaCache(lambda id_: calls.append(id_) or SchemaInfo(id_, ORDER))
     assert cache.get("a") is cache.get("a")
@@ -23,7 +23,7 @@ def test_a_schema_is_fetched_once():
 
 
 def test_many_threads_share_one_fetch():
-    """Single flight: a burst of batches does not become a burst of calls (T13)."""
+    """Eight threads that need the same schema at once cause one call."""
     gate, calls = threading.Event(), []
 
     def fetch(schema_id):
@@ -44,8 +44,8 @@ def test_many_threads_share_one_fetch():
     assert calls == ["a"]
 
 
-def test_a_failure_is_not_remembered():
-    """A schema that could not be had once is asked for again; all who waited hear of it."""
+def test_a_failed_fetch_is_not_cached():
+    """After a failed fetch, the next request fetches the schema again."""
     answers = [StreamUnavailableError("down"), SchemaInfo("a", ORDER)]
 
     def fetch(_schema_id):
@@ -60,8 +60,10 @@ def test_a_failure_is_not_remembered():
     assert cache.get("a").name == "Order_Event__e"
 
 
-def test_an_unknown_or_broken_schema_is_a_typed_error():
-    """Nothing is cached for it."""
+def test_an_unknown_or_broken_schema_raises_a_typed_error():
+    """A schema that is unknown or can't be parsed raises an error, and a broken one is not
+    cached.
+    """
 
     def missing(schema_id):
         raise SchemaNotFoundError(schema_id)
@@ -74,8 +76,8 @@ def test_an_unknown_or_broken_schema_is_a_typed_error():
     assert len(broken) == 0
 
 
-def test_the_cache_is_bounded_and_keeps_what_is_used():
-    """Memory does not grow with the number of types ever seen."""
+def test_the_cache_drops_the_least_recently_used_schema():
+    """A full cache drops the schema that was not used for the longest time."""
     calls = []
     cache = SchemaCache(lambda id_: calls.append(id_) or SchemaInfo(id_, ORDER), max_schemas=2)
     for schema_id in ("a", "b", "a", "c", "a", "b"):
@@ -84,8 +86,10 @@ def test_the_cache_is_bounded_and_keeps_what_is_used():
     assert calls == ["a", "b", "c", "b"]
 
 
-def test_an_interrupted_fetch_interrupts_no_other_thread():
-    """Ctrl-C is for one thread; the others may ask again."""
+def test_an_interrupted_fetch_can_be_retried_by_other_threads():
+    """If Ctrl-C interrupts a fetch, another thread gets an error that can be retried, or fetches
+    by itself.
+    """
     gate, asked = threading.Event(), threading.Event()
 
     def fetch(_schema_id):

@@ -1,4 +1,4 @@
-"""Diffs of large texts, applied to the text that is known."""
+"""Tests of diffs of large texts, which are applied to the known text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sfpubsub import TextDiff
 
 
 def diff_of(old: str, new: str, *, lines: int = 3) -> TextDiff:
-    """What the service sends, made with Python's own diff."""
+    """Return a diff in the service's form, made with Python's `difflib`."""
     made = difflib.unified_diff(old.split("\n"), new.split("\n"), lineterm="", n=lines)
     digest = hashlib.sha256(new.encode()).hexdigest()
     hunks = "\n".join(list(made)[2:])
@@ -21,8 +21,8 @@ def diff_of(old: str, new: str, *, lines: int = 3) -> TextDiff:
     return found
 
 
-def test_a_diff_makes_the_new_text():
-    """Random changes of random texts, with all kinds of ends: what `apply` returns is the text."""
+def test_apply_returns_the_new_text():
+    """For random changes of random texts, `apply` returns exactly the new text."""
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -38,13 +38,16 @@ def test_a_diff_makes_the_new_text():
             assert diff.apply(before) == after, f"seed {seed}"
 
 
-def test_a_diff_of_another_text_makes_nothing():
-    """Where the known text is not the one that the service compared with, nothing is guessed."""
+def test_apply_to_another_text_returns_none():
+    """If the known text isn't the one that the diff was made from, the result is None.
+
+    The diff's hash shows it even if the lines fit.
+    """
     diff = diff_of("a\nb\nc", "a\nB\nc")
     assert diff.apply("a\nb\nc") == "a\nB\nc"
-    assert diff.apply("a\nb\nc\nd") is None, "it fits, and the hash tells"
+    assert diff.apply("a\nb\nc\nd") is None, "the diff fits, but the hash differs"
     longer = diff_of("\n".join("abcdefghi"), "\n".join("abcdeXghi"))
-    assert longer.apply("\n".join("Abcdefghi")) is None, "another line than those of the diff"
+    assert longer.apply("\n".join("Abcdefghi")) is None, "a line outside the diff differs"
     assert longer.apply("") is None
 
 
@@ -58,8 +61,8 @@ def test_a_diff_of_another_text_makes_nothing():
         "@@ -2 +2 @@\n b\n@@ -1 +1 @@\n a",
     ],
 )
-def test_a_broken_diff_makes_nothing(hunks):
-    """A diff that nobody can apply is no text and no error."""
+def test_apply_of_a_broken_diff_returns_none(hunks):
+    """A diff with missing, invalid or unordered hunks returns None and raises no error."""
     diff = TextDiff.parse(f"--- \n+++ 00\n{hunks}")
     assert diff is not None
     assert diff.apply("a\nb") is None

@@ -1,4 +1,4 @@
-"""The Streaming API on the command line: spellings, JSON lines, exit codes, the end by Ctrl-C."""
+"""Tests of the Streaming API on the command line: options, JSON lines, exit codes and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,22 +18,27 @@ TOPIC, GENERIC = "/topic/Accounts", "/u/News"
 
 @pytest.fixture
 def emulator(run_emulator, monkeypatch):
-    """An emulator that the environment names."""
+    """Start an emulator, and set the environment variables that point to it."""
     started = run_emulator()
     point_at(started, monkeypatch)
     return started
 
 
 def records(count):
+    """Return *count* notifications of a PushTopic, named 0, 1 and so on."""
     return [{"type": "updated", "sobject": {"Id": f"001{i}", "Name": str(i)}} for i in range(count)]
 
 
 def lines(capsys):
+    """Return the JSON values that were printed to stdout since the last call."""
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def test_events_are_json_lines(emulator, capsys):
-    """The keys of topics' events, and two more; the id is the number that --replay takes."""
+    """A line has the keys of Pub/Sub events plus ``type`` and ``created_date``.
+
+    Its replay id can be given to ``--replay``.
+    """
     found = emulator.publish_streaming(TOPIC, records(2))
     emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "7"}])
     assert run(["subscribe", "--channel", TOPIC, "--replay", "-2", "--max-events", "2"]) == 0
@@ -61,8 +66,10 @@ def test_events_are_json_lines(emulator, capsys):
     assert platform["payload"]["Order_Number__c"] == "7"
 
 
-def test_a_store_continues_behind_the_last_line(emulator, capsys, tmp_path):
-    """A line that was written does not come again, and none is left out."""
+def test_a_replay_store_resumes_after_the_last_line(emulator, capsys, tmp_path):
+    """The second run prints the events after those of the first run, without repeating or
+    missing any.
+    """
     found = emulator.publish_streaming(TOPIC, records(3))
     store = ["--replay-store", str(tmp_path / "positions.json"), "--replay", "-2"]
     assert run(["subscribe", "--channel", TOPIC, *store, "--max-events", "2"]) == 0
@@ -71,8 +78,10 @@ def test_a_store_continues_behind_the_last_line(emulator, capsys, tmp_path):
     assert [line["replay_id"] for line in lines(capsys)] == found[2:]
 
 
-def test_a_position_that_is_gone_has_an_exit_code(emulator, capsys, tmp_path):
-    """4, unless a fallback is named; then a warning says what was given up."""
+def test_an_expired_position_has_its_own_exit_code(emulator, capsys, tmp_path):
+    """A position that the server rejects causes exit code 4, or a warning if a fallback was
+    given.
+    """
     (old,) = emulator.publish_streaming(TOPIC, records(1))
     emulator.bus.age_out()
     arguments = ["subscribe", "--channel", TOPIC, "--replay", str(old), "--idle-timeout", "0.2"]
@@ -83,7 +92,7 @@ def test_a_position_that_is_gone_has_an_exit_code(emulator, capsys, tmp_path):
 
 
 def test_an_interrupt_unsubscribes_and_disconnects(emulator):
-    """Ctrl-C: what was written is kept, the server's session is over, exit code 130."""
+    """After Ctrl-C the process exits with 130, and the server's session is gone."""
     emulator.publish_streaming(TOPIC, records(1))
     process = spawn(emulator, "subscribe", "--channel", TOPIC, "--replay", "-2")
     try:
@@ -111,13 +120,18 @@ def test_an_interrupt_unsubscribes_and_disconnects(emulator):
         [],
     ],
 )
-def test_options_that_do_not_go_together_are_usage_errors(emulator, arguments):
-    """Exit code 2, before anything is asked of a server."""
+def test_incompatible_options_are_usage_errors(emulator, arguments):
+    """Options that can't be combined, an invalid ``--replay`` and a missing subscription cause
+    exit code 2.
+    """
     assert run(["subscribe", *arguments]) == 2
 
 
-def test_a_refused_channel_or_token_has_an_exit_code(emulator, capsys, monkeypatch):
-    """1 for a channel that does not exist, 3 for what is not allowed."""
+def test_a_rejected_channel_or_token_has_an_exit_code(emulator, capsys, monkeypatch):
+    """A channel that doesn't exist causes exit code 1.
+
+    A forbidden channel or a wrong token causes 3.
+    """
     assert run(["subscribe", "--channel", "/topic/None"]) == 1
     emulator.faults.add(
         Fault("refuse_message", rpc="/meta/subscribe", text="403::Restricted channel")
@@ -127,8 +141,11 @@ def test_a_refused_channel_or_token_has_an_exit_code(emulator, capsys, monkeypat
     assert run(["subscribe", "--channel", TOPIC]) == NOT_ALLOWED
 
 
-def test_pushtopics_are_administered(emulator, capsys):
-    """create, list, show, delete: a JSON line for each record."""
+def test_pushtopics_are_created_listed_shown_and_deleted(emulator, capsys):
+    """Each command prints the PushTopic as a JSON line.
+
+    An unknown name or an invalid query causes exit code 1.
+    """
     create = ["pushtopic", "create", "Leads", "SELECT Id, Name FROM Lead", "--on", "create"]
     assert run(create) == 0
     (made,) = lines(capsys)
@@ -144,8 +161,10 @@ def test_pushtopics_are_administered(emulator, capsys):
     assert "INVALID_FIELD" in capsys.readouterr().err
 
 
-def test_pushing(emulator, capsys):
-    """To everybody, or to a list of users."""
+def test_push_sends_a_generic_event(emulator, capsys):
+    """``push`` sends to all subscribers, which it prints as a count of -1, or with ``--to`` to
+    the given users.
+    """
     emulator.publish_streaming(GENERIC, [{"payload": "first"}])
     assert run(["push", GENERIC, "hello"]) == 0
     assert lines(capsys) == [{"channel": GENERIC, "fanout_count": -1}]

@@ -1,4 +1,4 @@
-"""The command line as scripts rely on it: spellings, JSON lines, exit codes, one-line errors."""
+"""Tests of the command line as used by scripts: options, JSON lines, exit codes and errors."""
 
 from __future__ import annotations
 
@@ -31,18 +31,22 @@ ROW = {"CreatedDate": 1_700_000_000_000, "CreatedById": "005x"}
 
 @pytest.fixture
 def emulator(run_emulator, monkeypatch):
-    """An emulator that the environment names."""
+    """Start an emulator, and set the environment variables that point to it."""
     started = run_emulator(settings=Settings(events_per_response=10))
     point_at(started, monkeypatch)
     return started
 
 
 def point_at(emulator, monkeypatch, **changed: str) -> None:
+    """Set the environment variables for *emulator*, with the values in *changed* instead of its
+    own.
+    """
     for name, value in {**environment(emulator), **changed}.items():
         monkeypatch.setenv(name, value)
 
 
 def environment(emulator) -> dict[str, str]:
+    """Return the environment variables with which a client connects to *emulator*."""
     return {
         "SFPUBSUB_ENDPOINT": emulator.grpc_target,
         "SFPUBSUB_INSECURE": "1",
@@ -54,6 +58,7 @@ def environment(emulator) -> dict[str, str]:
 
 
 def spawn(emulator, *arguments: str, **options) -> subprocess.Popen:
+    """Start the command line in a new process, connected to *emulator*."""
     return subprocess.Popen(
         [sys.executable, "-m", "sfpubsub", *arguments],
         stdout=subprocess.PIPE,
@@ -64,8 +69,11 @@ def spawn(emulator, *arguments: str, **options) -> subprocess.Popen:
     )
 
 
-def test_subscribe_prints_a_line_an_event_and_the_next_run_goes_on(emulator, capsys):
-    """JSON lines with the promised keys; a second run continues with the next event."""
+def test_subscribe_prints_json_lines_and_the_next_run_resumes(emulator, capsys):
+    """Each event is a JSON line with the documented keys.
+
+    A second run prints the events after those of the first.
+    """
     results = emulator.publish(TOPIC, orders(25))
     assert run(["subscribe", "--managed", NAME, "--max-events", "13"]) == 0
     first = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -81,8 +89,8 @@ def test_subscribe_prints_a_line_an_event_and_the_next_run_goes_on(emulator, cap
     assert [line["payload"]["Order_Number__c"] for line in lines] == [str(i) for i in range(25)]
 
 
-def test_subscribe_to_a_topic_from_a_position(emulator, capsys):
-    """The hex that is printed is the hex that --replay takes."""
+def test_subscribe_resumes_from_a_printed_replay_id(emulator, capsys):
+    """The hexadecimal replay id of a printed line can be given to ``--replay``."""
     results = emulator.publish(TOPIC, orders(5))
     replay = results[2].replay_id.hex()
     options = ["--topic", TOPIC, "--replay", replay, "--max-events", "2", "--raw"]
@@ -92,8 +100,8 @@ def test_subscribe_to_a_topic_from_a_position(emulator, capsys):
     assert all(isinstance(line["payload"], str) for line in lines)
 
 
-def test_a_replay_store_makes_a_topic_continue(emulator, tmp_path, capsys):
-    """The file remembers what was printed; --replay is for the first run."""
+def test_a_replay_store_lets_a_topic_resume(emulator, tmp_path, capsys):
+    """The second run resumes from the stored position, and ignores ``--replay``."""
     results = emulator.publish(TOPIC, orders(25))
     file = tmp_path / "positions.json"
     options = ["subscribe", "--topic", TOPIC, "--replay", "earliest", "--replay-store", str(file)]
@@ -103,8 +111,10 @@ def test_a_replay_store_makes_a_topic_continue(emulator, tmp_path, capsys):
     assert [line["event_id"] for line in lines] == [result.event_id for result in results]
 
 
-def test_a_fallback_goes_on_and_says_what_was_lost(emulator, capsys):
-    """The gap is a warning for people; the events from the fallback on are printed."""
+def test_a_fallback_resumes_from_a_rejected_position(emulator, capsys):
+    """If the replay id is rejected, the events from the fallback position are printed, and the
+    exit code is 0.
+    """
     emulator.publish(TOPIC, orders(2))
     options = ["--replay", "00ff", "--fallback", "earliest", "--max-events", "2"]
     assert run(["subscribe", "--topic", TOPIC, *options]) == 0
@@ -113,7 +123,7 @@ def test_a_fallback_goes_on_and_says_what_was_lost(emulator, capsys):
 
 
 def test_subscribe_prints_events_soon_after_they_are_published(emulator):
-    """A person who watches sees an event at once, also through a pipe: no buffer holds it back."""
+    """An event is printed as soon as it arrives, without buffering, even if stdout is a pipe."""
     process = spawn(emulator, "subscribe", "--managed", NAME)
     try:
         emulator.publish(TOPIC, orders(1))
@@ -132,13 +142,13 @@ def test_subscribe_prints_events_soon_after_they_are_published(emulator):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_a_signal_drains_and_the_next_run_continues(emulator, number, code, capsys):
-    """What was printed is committed, and nothing else: no line twice, none missing."""
+def test_a_signal_drains_and_the_next_run_resumes(emulator, number, code, capsys):
+    """Exactly the printed events are committed, so the next run repeats no line and misses none."""
     emulator.publish(TOPIC, orders(300))
     process = spawn(emulator, "subscribe", "--managed", NAME)
     printed = [json.loads(process.stdout.readline())["event_id"] for _ in range(50)]
     process.send_signal(number)
-    with process.stdout, process.stderr:  # not communicate(): it passes over what is buffered
+    with process.stdout, process.stderr:  # communicate() would ignore buffered lines
         printed += [json.loads(line)["event_id"] for line in process.stdout]
     assert process.wait(PATIENCE) == code
     assert run(["subscribe", "--managed", NAME, "--idle-timeout", "0.2"]) == 0
@@ -148,13 +158,15 @@ def test_a_signal_drains_and_the_next_run_continues(emulator, number, code, caps
 
 @pytest.fixture
 def quick_slot(monkeypatch):
-    """The client asks for a held slot again at once."""
+    """Shorten the client's delays, also the delay before it asks again for a slot in use."""
     times = Timings(backoff_initial=0.02, backoff_max=0.1, slot_initial=0.05, slot_max=0.1)
     monkeypatch.setattr("sfpubsub.config.Settings.timings", times)
 
 
-def test_waiting_for_the_slot_is_told_and_is_not_idle(emulator, connect, capsys, quick_slot):
-    """A person hears once that somebody holds the slot; --idle-timeout waits for its own stream."""
+def test_waiting_for_the_slot_is_reported_and_not_idle(emulator, connect, capsys, quick_slot):
+    """While another client holds the slot, one line says so, and the wait doesn't count as idle
+    time.
+    """
     results = emulator.publish(TOPIC, orders(2))
     ended: list[float] = []
     with connect(emulator).subscribe_managed(NAME, ack="manual") as holder:
@@ -164,7 +176,7 @@ def test_waiting_for_the_slot_is_told_and_is_not_idle(emulator, connect, capsys,
         assert run(["subscribe", "--managed", NAME, "--idle-timeout", "0.3"]) == 0
         releasing.join()
     captured = capsys.readouterr()
-    assert ended, "it ended before the slot was free"
+    assert ended, "the command ended before the slot was free"
     lines = [json.loads(line)["event_id"] for line in captured.out.splitlines()]
     assert lines == [result.event_id for result in results]
     first, second, last = captured.err.splitlines()
@@ -174,8 +186,10 @@ def test_waiting_for_the_slot_is_told_and_is_not_idle(emulator, connect, capsys,
     assert (second, last) == ("receiving again", "2 events")
 
 
-def test_an_outage_is_told_and_is_not_idle(run_emulator, monkeypatch, capsys, quick_slot):
-    """The events after an outage that is longer than --idle-timeout are still printed."""
+def test_an_outage_is_reported_and_not_idle(run_emulator, monkeypatch, capsys, quick_slot):
+    """An outage longer than ``--idle-timeout`` doesn't end the command, and is not reported at
+    every attempt.
+    """
     plan = FaultPlan([Fault("drop_stream", after_responses=1)])
     plan.add(Fault("refuse", rpc="ManagedSubscribe", error_code="service.unavailable", times=15))
     started = run_emulator(faults=plan, settings=Settings(events_per_response=5))
@@ -189,7 +203,7 @@ def test_an_outage_is_told_and_is_not_idle(run_emulator, monkeypatch, capsys, qu
     told = captured.err.splitlines()
     assert told[-1] == "10 events"
     assert [line for line in told if "service.unavailable" in line], told
-    # Not a line an attempt: two waits and their ends, a gap that cannot be excluded, the count.
+    # Two waits and their ends, a possible gap, and the count, but not one line per attempt.
     assert len(told) <= 6
     plan.assert_consumed()
 
@@ -197,8 +211,10 @@ def test_an_outage_is_told_and_is_not_idle(run_emulator, monkeypatch, capsys, qu
 HEALTH = Health("streaming", None, 100, 0, 0, 0, 0, 0, 0, None, None)
 
 
-def test_a_state_is_told_once(capsys):
-    """One line when it begins to wait, none for each attempt, one when it receives again."""
+def test_a_waiting_state_is_reported_once(capsys):
+    """A wait is reported when it begins or its reason changes, and when events can be received
+    again.
+    """
     waiting = Waiting()
     story = [
         ("opening", None, "yes"),
@@ -212,7 +228,7 @@ def test_a_state_is_told_once(capsys):
         ("streaming", None, "yes"),
         ("streaming", None, "yes"),
         ("waiting", "X: held (ALREADY_EXISTS, rpc id 4)", "no"),
-        ("opening", None, "yes"),  # accepted, and nothing has come yet
+        ("opening", None, "yes"),  # accepted, but no event has arrived yet
     ]
     for now, (state, reason, listening) in enumerate(story):
         health = dataclasses.replace(HEALTH, state=state, reason=reason)
@@ -226,8 +242,10 @@ def test_a_state_is_told_once(capsys):
     ]
 
 
-def test_an_attempt_that_shows_nothing_counts_as_listening_after_a_while():
-    """A quiet topic's stream shows no life for minutes: then silence is idleness all the same."""
+def test_a_silent_attempt_counts_as_listening_after_a_while():
+    """An open stream of a quiet topic shows no sign of life for minutes, so an attempt counts as
+    listening after 25 s.
+    """
     waiting = Waiting(lambda _: None)
     trying = dataclasses.replace(HEALTH, state="opening", reason="X: down")
     assert [waiting.observe(trying, now) for now in (100, 124, 125)] == ["trying", "trying", "yes"]
@@ -235,8 +253,11 @@ def test_an_attempt_that_shows_nothing_counts_as_listening_after_a_while():
     assert waiting.observe(trying, 127) == "trying"
 
 
-class Told:
-    """A subscription without events, in the states that a test tells, one a look."""
+class FakeSubscription:
+    """A subscription without events, which goes through the given states.
+
+    Each state comes with the number of calls of `health` that return it; the last state remains.
+    """
 
     def __init__(self, *states: tuple[str, int]) -> None:
         self.states = [state for state, looks in states for _ in range(looks)]
@@ -244,7 +265,7 @@ class Told:
         self.last_without = 0.0
 
     def next_batch(self, _timeout: float) -> None:
-        time.sleep(0.005)  # as long as a look takes, so that time passes between two
+        time.sleep(0.005)  # so that some time passes between two calls of `health`
 
     def health(self) -> Health:
         state = self.states[min(self.looks, len(self.states) - 1)]
@@ -256,22 +277,24 @@ class Told:
 
 
 @pytest.mark.parametrize("state", ["waiting", "renewing", "opening"])
-def test_idle_time_begins_when_an_event_could_come(state):
-    """Longer than the idle timeout without a stream, and it still waits that long on the stream."""
+def test_idle_time_begins_when_an_event_can_arrive(state):
+    """Time without a stream is not idle: the idle timeout begins when there is one."""
     from sfpubsub.cli.service import StopRequest
     from sfpubsub.cli.subscribe import _Printer, _run
 
-    subscription = Told((state, 60), ("streaming", 1))
+    subscription = FakeSubscription((state, 60), ("streaming", 1))
     status = StatusFile("subscribe", "topic", TOPIC, ClientSettings())
     printer = _Printer(Output(sys.stdout), status, raw=False, max_events=None)
     _run(subscription, printer, StopRequest(), idle_timeout=0.2)
-    assert subscription.looks > 60, "it ended before there was a stream"
-    if state != "opening":  # an attempt may have been a quiet stream all the time
+    assert subscription.looks > 60, "the command ended before there was a stream"
+    if state != "opening":  # an attempt may in fact be an open stream of a quiet topic
         assert time.monotonic() - subscription.last_without >= 0.1
 
 
 def test_publish_reads_lines_and_prints_results(emulator, tmp_path, capsys):
-    """A result a line, in order, with the id under which the event was published."""
+    """Each result is a line, in the order of the input, with the id under which the event was
+    published.
+    """
     file = tmp_path / "events.jsonl"
     rows = [{**ROW, "Order_Number__c": str(index)} for index in range(450)]
     file.write_text("\n\n".join(map(json.dumps, rows)))
@@ -294,8 +317,10 @@ def test_publish_reads_lines_and_prints_results(emulator, tmp_path, capsys):
         ('{"Nope": 1}', "no field 'Nope'"),
     ],
 )
-def test_publish_refuses_bad_lines(emulator, tmp_path, capsys, text, says):
-    """One line of error that names the place; nothing is published."""
+def test_publish_rejects_bad_lines(emulator, tmp_path, capsys, text, says):
+    """A line that is not a valid event causes a one-line error that names the line or field, and
+    nothing is published.
+    """
     file = tmp_path / "events.jsonl"
     file.write_text(text)
     assert run(["publish", TOPIC, "--file", str(file)]) == 1
@@ -303,8 +328,8 @@ def test_publish_refuses_bad_lines(emulator, tmp_path, capsys, text, says):
     assert emulator.bus.tip() == 0
 
 
-def test_text_that_is_no_text_and_a_full_disk_are_one_line(emulator, tmp_path, capsys):
-    """No traceback for what the outside does."""
+def test_invalid_utf8_and_a_full_disk_are_one_line_errors(emulator, tmp_path, capsys):
+    """Neither an invalid input file nor a disk that is full ends a command with a traceback."""
     file = tmp_path / "events.jsonl"
     file.write_bytes(b'{"City__c": "\xff"}')
     assert run(["publish", TOPIC, "--file", str(file)]) == 1
@@ -325,7 +350,9 @@ def test_text_that_is_no_text_and_a_full_disk_are_one_line(emulator, tmp_path, c
 
 
 def test_topic_and_schema(emulator, capsys):
-    """Each is one line of JSON; a schema is found by topic and by id."""
+    """Both commands print one line of JSON, and a schema can be looked up by its topic or by its
+    id.
+    """
     assert run(["topic", TOPIC]) == 0
     topic = json.loads(capsys.readouterr().out)
     assert topic["topic_name"] == TOPIC
@@ -339,6 +366,9 @@ def test_topic_and_schema(emulator, capsys):
 
 
 def assert_one_line_error(capsys, *says: str) -> None:
+    """Check that nothing but a one-line error was printed, and that it contains the texts
+    *says*.
+    """
     captured = capsys.readouterr()
     assert captured.out == ""
     lines = captured.err.splitlines()
@@ -390,10 +420,13 @@ def assert_one_line_error(capsys, *says: str) -> None:
         (["topic", TOPIC], {"SFPUBSUB_ENDPOINT": "10.0.0.1:1"}, 1, "plaintext"),
     ],
 )
-def test_bad_input_is_one_line_and_an_exit_code(
+def test_bad_input_is_a_one_line_error_with_an_exit_code(
     emulator, monkeypatch, capsys, arguments, changed, code, says
 ):
-    """Every mistake: one line that names the thing, the exit code of the design, no traceback."""
+    """Each mistake causes one line that names its cause, and the documented exit code.
+
+    No position is committed.
+    """
     point_at(emulator, monkeypatch, **changed)
     assert run(arguments) == code
     assert_one_line_error(capsys, says)
@@ -404,8 +437,10 @@ def test_bad_input_is_one_line_and_an_exit_code(
     ("top", "missing"),
     [("", "SFPUBSUB_ACCESS_TOKEN and"), ('auth = "client-credentials"\n', "SFPUBSUB_CLIENT_ID")],
 )
-def test_a_forgotten_profile_is_named(monkeypatch, tmp_path, capsys, top, missing):
-    """Whoever has only profiles and chose none is told which there are, by name alone."""
+def test_a_missing_profile_option_lists_the_profiles(monkeypatch, tmp_path, capsys, top, missing):
+    """If a setting is missing and no profile was chosen, the error lists the file's profiles,
+    without their content.
+    """
     for variable in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
         monkeypatch.delenv(variable)
     file = tmp_path / "pubsub.toml"
@@ -421,8 +456,8 @@ def test_a_forgotten_profile_is_named(monkeypatch, tmp_path, capsys, top, missin
     assert "choose a profile" not in capsys.readouterr().err
 
 
-def test_an_unreachable_service_is_an_error_in_bounded_time(emulator, monkeypatch, capsys):
-    """Nobody waits for ever for a service that is not there."""
+def test_an_unreachable_service_is_an_error_after_a_timeout(emulator, monkeypatch, capsys):
+    """A command doesn't wait forever for a service that it could never reach."""
     point_at(emulator, monkeypatch)
     emulator.stop()
     monkeypatch.setattr("sfpubsub.cli.service.CONNECT_TIMEOUT", 0.2)
@@ -430,8 +465,10 @@ def test_an_unreachable_service_is_an_error_in_bounded_time(emulator, monkeypatc
     assert_one_line_error(capsys, "could not be reached", "SFPUBSUB_INSECURE=1")
 
 
-def test_an_undecodable_event_ends_subscribe_behind_what_was_printed(emulator, capsys):
-    """Nothing undecodable is skipped: those before it are printed and acked, it stays."""
+def test_an_undecodable_event_ends_subscribe(emulator, capsys):
+    """The events before the undecodable one are printed and committed, and the position stays
+    there.
+    """
     from sfpubsub.emulator.org.bus import Draft
 
     good = emulator.publish(TOPIC, orders(2))
@@ -444,8 +481,10 @@ def test_an_undecodable_event_ends_subscribe_behind_what_was_printed(emulator, c
     assert committed(emulator) == good[-1].replay_id
 
 
-def test_a_drop_in_the_middle_is_not_seen_by_the_reader(run_emulator, monkeypatch, capsys):
-    """Reconnecting is the client's business."""
+def test_dropped_streams_do_not_affect_the_output(run_emulator, monkeypatch, capsys):
+    """If the service drops the stream three times, each event is still printed once and in
+    order.
+    """
     plan = FaultPlan([Fault("drop_stream", after_responses=2, times=3)])
     started = run_emulator(faults=plan, settings=Settings(events_per_response=5))
     point_at(started, monkeypatch)
@@ -458,15 +497,17 @@ def test_a_drop_in_the_middle_is_not_seen_by_the_reader(run_emulator, monkeypatc
 
 @pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)], ids=lambda c: " ".join(c))
 def test_every_command_has_help(command, capsys):
-    """--help explains the command and each of its options."""
+    """Each command prints its usage and its options for ``--help``."""
     assert run([*command, "--help"]) == 0
     out = capsys.readouterr().out
     assert "Usage: sfpubsub" in out
     assert "Options:" in out
 
 
-def test_help_loads_nothing_of_the_service():
-    """`subscribe --help` answers at once: gRPC and Avro alone take three times as long."""
+def test_help_does_not_import_grpc_or_avro():
+    """``subscribe --help`` imports no library that talks to the service, because gRPC and Avro
+    alone would triple its time.
+    """
     code = (
         "import sys\n"
         "from sfpubsub.cli.main import run\n"
@@ -479,16 +520,18 @@ def test_help_loads_nothing_of_the_service():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_the_version_is_the_packages(capsys):
-    """sfpubsub --version."""
+def test_version_prints_the_version_of_the_package(capsys):
+    """``sfpubsub --version`` prints the version of the package."""
     import sfpubsub
 
     assert run(["--version"]) == 0
     assert sfpubsub.__version__ in capsys.readouterr().out
 
 
-def test_a_login_host_that_is_not_there_is_an_error_at_once(emulator, monkeypatch, capsys):
-    """A setting that is wrong from the start is no outage to wait for: a script would hang."""
+def test_an_unreachable_login_host_is_an_error_at_once(emulator, monkeypatch, capsys):
+    """A login host that refuses the first connection is a wrong setting, not an outage to wait
+    for, which would make a script hang.
+    """
     point_at(
         emulator,
         monkeypatch,

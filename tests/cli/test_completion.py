@@ -1,4 +1,4 @@
-"""Completion by Tab: the script that is written is one that the shell can use."""
+"""Tests of completion with the Tab key: the script that is installed can be used by the shell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..conftest import PATIENCE
 
 @pytest.fixture
 def home(monkeypatch, tmp_path):
-    """A home of the test's own, without XDG variables."""
+    """Return an empty home directory, and remove the XDG variables from the environment."""
     for variable in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -32,7 +32,9 @@ def home(monkeypatch, tmp_path):
     ],
 )
 def test_install_writes_where_the_shell_looks(shell, place, home, monkeypatch, capsys):
-    """Of the shell that the environment names; a second time it is replaced."""
+    """The script for the shell that SHELL names is written to the shell's directory, and a
+    second installation replaces it.
+    """
     monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
     for _ in range(2):
         assert run(["completion", "install"]) == 0
@@ -43,8 +45,8 @@ def test_install_writes_where_the_shell_looks(shell, place, home, monkeypatch, c
     assert capsys.readouterr().out == script
 
 
-def test_bash_completes_by_the_script(home, capsys):
-    """A real bash that has read it offers the commands that begin so."""
+def test_bash_completes_with_the_installed_script(home, capsys):
+    """A real bash that has loaded the script completes the beginning of a command."""
     assert run(["completion", "install", "--shell", "bash"]) == 0
     path = capsys.readouterr().out.strip()
     asked = (
@@ -63,7 +65,7 @@ def test_bash_completes_by_the_script(home, capsys):
 
 
 def test_an_unknown_shell_is_a_usage_error(home, monkeypatch, capsys):
-    """It names those that there are, and writes nothing."""
+    """The error lists the supported shells, and nothing is written."""
     monkeypatch.setenv("SHELL", "/bin/tcsh")
     assert run(["completion", "install"]) == 2
     assert "--shell with one of bash, zsh, fish" in capsys.readouterr().err

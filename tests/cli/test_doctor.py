@@ -1,4 +1,4 @@
-"""``sfpubsub doctor``: each failure at its own line with its cure, and never a secret."""
+"""Tests of ``sfpubsub doctor``: each failed check says how to fix it, and no secret is shown."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ SECRET = "SecretOfATest"
 
 @pytest.fixture
 def emulator(run_emulator, monkeypatch):
+    """Start an emulator, and set the environment variables that point to it."""
     started = run_emulator()
     point_at(started, monkeypatch)
     return started
@@ -35,14 +36,14 @@ def emulator(run_emulator, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """What never answers is given up after a moment."""
+    """Shorten the time limits of the checks."""
     monkeypatch.setattr(probes, "STEP", 0.5)
     monkeypatch.setattr("sfpubsub.cli.doctor._CONNECT", 2.0)
 
 
 @pytest.fixture(autouse=True)
-def no_proxy_of_the_machine(monkeypatch):
-    """Nothing stands between a test and loopback unless the test puts it there."""
+def no_proxy_from_environment(monkeypatch):
+    """Remove the machine's proxy settings from the environment."""
     for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -59,11 +60,15 @@ def examine(capsys, *options: str) -> tuple[int, dict[str, dict], list[dict]]:
 
 
 def results(checks: dict[str, dict]) -> dict[str, str]:
+    """Return the result of each check: ok, failed or skipped."""
     return {name: line["result"] for name, line in checks.items()}
 
 
-def test_everything_is_well_with_the_emulator(emulator, capsys):
-    """All checks pass in plaintext; the ports are those of the endpoint; exit code 0."""
+def test_all_checks_pass_with_the_emulator(emulator, capsys):
+    """In plaintext, all checks but that of TLS pass.
+
+    The settings have their source, and the token is masked.
+    """
     code, checks, settings = examine(capsys, "--topic", TOPIC, "--managed", NAME)
     port = emulator.grpc_target.rpartition(":")[2]
     assert results(checks) == {
@@ -85,8 +90,8 @@ def test_everything_is_well_with_the_emulator(emulator, capsys):
     assert by_name["login_url"]["source"] == "default"
 
 
-def test_everything_is_well_over_tls(run_emulator, monkeypatch, capsys):
-    """The certificate is shown: whose, by whom, until when."""
+def test_all_checks_pass_over_tls(run_emulator, monkeypatch, capsys):
+    """Over TLS all checks pass, and the line for TLS contains the issuer of the certificate."""
     started = run_emulator(tls=True)
     point_at(started, monkeypatch, SFPUBSUB_INSECURE="", SFPUBSUB_CA_FILE=str(started.ca_file))
     code, checks, _ = examine(capsys, "--topic", TOPIC, "--managed", NAME)
@@ -95,8 +100,10 @@ def test_everything_is_well_over_tls(run_emulator, monkeypatch, capsys):
     assert "issued by O=sfpubsub emulator" in checks["TLS"]["detail"]
 
 
-def test_an_unknown_authority_is_named(run_emulator, monkeypatch, capsys):
-    """A certificate that is refused is described, and what would make it accepted is said."""
+def test_an_untrusted_certificate_is_described(run_emulator, monkeypatch, capsys):
+    """The certificate's issuer is shown, with the setting that would make it trusted, and the
+    API is not checked.
+    """
     started = run_emulator(tls=True)
     point_at(started, monkeypatch, SFPUBSUB_INSECURE="")
     code, checks, _ = examine(capsys)
@@ -131,7 +138,10 @@ def test_an_unknown_authority_is_named(run_emulator, monkeypatch, capsys):
 def test_each_failure_is_found_at_its_own_step(
     emulator, monkeypatch, capsys, changed, options, check, says, cure
 ):
-    """Exit code 3, the failed line says what is wrong and what to do; the rest is tried or left."""
+    """The failed check has a line of its own that says what is wrong and how to fix it.
+
+    The exit code is 3.
+    """
     point_at(emulator, monkeypatch, **changed)
     code, checks, _ = examine(capsys, *options)
     assert code == 3
@@ -140,8 +150,8 @@ def test_each_failure_is_found_at_its_own_step(
     assert cure in checks[check]["cure"]
 
 
-def test_a_topic_that_one_may_not_read_is_a_failure(emulator, capsys):
-    """can_subscribe is what decides, not that the topic is there."""
+def test_a_topic_without_read_access_fails(emulator, capsys):
+    """A topic that exists but can't be subscribed to is a failure."""
     schema = emulator.bus.schema(emulator.bus.topic(TOPIC).schema_id)
     emulator.bus.put_topic(TOPIC, schema, can_subscribe=False)
     code, checks, _ = examine(capsys, "--topic", TOPIC)
@@ -150,16 +160,16 @@ def test_a_topic_that_one_may_not_read_is_a_failure(emulator, capsys):
     assert "read access" in checks["topic"]["cure"]
 
 
-def test_a_topic_that_could_not_be_looked_at_is_told(emulator, monkeypatch, capsys):
-    """What was asked for is never missing without a word."""
+def test_a_topic_that_cannot_be_checked_is_skipped(emulator, monkeypatch, capsys):
+    """If an earlier check fails, the topic still has a line, with the result "skipped"."""
     for changed in ({"SFPUBSUB_ACCESS_TOKEN": "00DSB0000000001!void"}, {"SFPUBSUB_INSECURE": ""}):
         point_at(emulator, monkeypatch, **changed)
         code, checks, _ = examine(capsys, "--topic", TOPIC)
         assert (code, checks["topic"]["result"]) == (3, "skipped"), changed
 
 
-def test_a_stopped_subscription_is_a_failure_with_its_cure(emulator, capsys):
-    """The state is told, and the command that changes it."""
+def test_a_stopped_subscription_fails_with_the_command_to_start_it(emulator, capsys):
+    """The line contains the state of the subscription, and the command that starts it."""
     emulator.managed.set_state(NAME, "STOP")
     code, checks, _ = examine(capsys, "--managed", NAME)
     assert code == 3
@@ -167,8 +177,10 @@ def test_a_stopped_subscription_is_a_failure_with_its_cure(emulator, capsys):
     assert checks["managed subscription"]["cure"] == f"sfpubsub managed start {NAME}"
 
 
-def test_what_a_mirror_needs_of_an_object(emulator, monkeypatch, capsys):
-    """Every record in sight, and its changes on the channel: each with what to do."""
+def test_a_mirrored_object_is_checked_for_access_and_changes(emulator, monkeypatch, capsys):
+    """Each object is checked for access to all of its records, and for being selected on the
+    channel.
+    """
     code, checks, _ = examine(capsys, "--object", "Account", "--object", "Nothing__c")
     assert (checks["object Account"]["result"], checks["changes of Account"]["result"]) == (
         "ok",
@@ -192,8 +204,11 @@ def test_what_a_mirror_needs_of_an_object(emulator, monkeypatch, capsys):
     assert (code, checks["object Account"]["result"]) == (3, "skipped")
 
 
-def test_who_may_not_look_at_the_record_may_still_subscribe(emulator, monkeypatch, capsys):
-    """A refused look at the setup is no failure of what a subscription needs."""
+def test_missing_setup_permission_skips_the_subscription_check(emulator, monkeypatch, capsys):
+    """A user who may not view the setup may still subscribe, so this is no failure.
+
+    The line names the permission.
+    """
     refusal = Reply(403, [{"errorCode": "INSUFFICIENT_ACCESS", "message": "no"}])
     with https_host(lambda _: refusal) as host:
         point_at(emulator, monkeypatch, SFPUBSUB_INSTANCE_URL=host.url)
@@ -203,8 +218,10 @@ def test_who_may_not_look_at_the_record_may_still_subscribe(emulator, monkeypatc
     assert "View Setup and Configuration" in checks["managed subscription"]["detail"]
 
 
-def test_no_stream_is_opened_and_nothing_is_changed(emulator, capsys):
-    """The slot of the managed subscription is not taken, no position moves."""
+def test_doctor_does_not_take_the_slot(emulator, capsys):
+    """The check of a managed subscription doesn't take its slot, which another client may be
+    using.
+    """
     taken = []
     acquire = emulator.managed.acquire
     emulator.managed.acquire = lambda *arguments: (taken.append(1), acquire(*arguments))
@@ -213,7 +230,9 @@ def test_no_stream_is_opened_and_nothing_is_changed(emulator, capsys):
 
 
 def test_no_secret_is_printed(emulator, monkeypatch, tmp_path, capsys):
-    """Settings, errors and what a host answers: searched for every secret, in both forms."""
+    """No secret from the settings or from a host's response is printed, neither as text nor as
+    JSON.
+    """
     token = f"00DSB0000000001!{SECRET}token"
     page = Reply(400, {"error": "invalid_grant", "error_description": f"{SECRET}secret {token}"})
     with https_host(lambda _: page) as host:
@@ -241,8 +260,8 @@ def test_no_secret_is_printed(emulator, monkeypatch, tmp_path, capsys):
                     assert "***" in captured.out
 
 
-def test_a_secret_in_somebody_elses_words_is_masked(emulator, monkeypatch, capsys):
-    """Whatever a library or a host says in its error, the token is not in the line."""
+def test_a_secret_in_a_foreign_error_is_masked(emulator, monkeypatch, capsys):
+    """If the error of a library or host contains the token, it is masked in the output."""
 
     def leak(host: str) -> list[str]:
         raise probes.ProbeError(f"failed with {emulator.access_token}", emulator.access_token)
@@ -255,8 +274,10 @@ def test_a_secret_in_somebody_elses_words_is_masked(emulator, monkeypatch, capsy
         assert emulator.access_token not in out
 
 
-def test_people_get_a_page(emulator, capsys):
-    """The same without --json: settings that are set, a line a check, the cure below it."""
+def test_without_json_the_output_is_a_readable_page(emulator, capsys):
+    """Without ``--json``, only settings that are set are listed, and a failed check has its fix
+    on the next line.
+    """
     emulator.managed.set_state(NAME, "STOP")
     assert run(["doctor", "--managed", NAME]) == 3
     out = capsys.readouterr().out.splitlines()
@@ -268,7 +289,7 @@ def test_people_get_a_page(emulator, capsys):
 
 
 def test_each_step_is_bounded_in_time(emulator, monkeypatch, capsys):
-    """A port that accepts and says nothing, and one that never answers, are given up."""
+    """A server that accepts a connection but never responds doesn't block the command."""
     with raw_host(lambda _, over: over.wait(60)) as silent:
         endpoint = silent.removeprefix("http://")
         point_at(emulator, monkeypatch, SFPUBSUB_ENDPOINT=endpoint, SFPUBSUB_INSECURE="")
@@ -279,11 +300,13 @@ def test_each_step_is_bounded_in_time(emulator, monkeypatch, capsys):
     assert time.monotonic() - began < 30
 
 
-# The steps.
+# The single steps.
 
 
-def test_a_name_that_is_not_known_and_one_that_gets_no_answer(monkeypatch):
-    """DNS fails in two ways; the second has no bound of its own."""
+def test_an_unknown_host_and_a_dns_timeout_are_reported(monkeypatch):
+    """Both an unknown host name and a DNS server that doesn't respond raise an error that says
+    so.
+    """
     with pytest.raises(probes.ProbeError, match=r"nowhere\.invalid cannot be resolved"):
         probes.resolve("nowhere.invalid")
     over = threading.Event()
@@ -295,8 +318,8 @@ def test_a_name_that_is_not_known_and_one_that_gets_no_answer(monkeypatch):
         over.set()
 
 
-def test_both_ports_of_the_service_are_tried_and_the_open_one_is_named(monkeypatch, capsys):
-    """With 7443 closed and 443 open the cure is to use 443; the other way round nothing fails."""
+def test_both_ports_of_the_service_are_tried(monkeypatch, capsys):
+    """If 7443 is closed and 443 open, the fix is to use 443; if 443 is closed, nothing fails."""
     tried = []
 
     def connect(way: Way) -> socket.socket:
@@ -320,8 +343,10 @@ def test_both_ports_of_the_service_are_tried_and_the_open_one_is_named(monkeypat
     assert checks["port 7443"]["result"] == checks["TLS"]["result"] == "ok"
 
 
-def test_the_way_goes_through_the_proxy(tmp_path, monkeypatch):
-    """A proxy is asked to pass the service's port, with its own credentials and no others."""
+def test_connections_go_through_the_proxy(tmp_path, monkeypatch):
+    """The service's port is reached through the configured proxy, or that of the environment,
+    with the credentials in its URL.
+    """
     authority = Authority(tmp_path)
     with connect_proxy() as proxy, https_host(lambda _: Reply(), authority) as host:
         named = proxy.url.replace("http://", "http://user:pass%21@")
@@ -342,11 +367,14 @@ def test_the_way_goes_through_the_proxy(tmp_path, monkeypatch):
 
 
 def der_of(chain: trustme.LeafCert) -> bytes:
+    """Return the certificate in its binary form, DER."""
     return ssl.PEM_cert_to_DER_cert(chain.cert_chain_pems[0].bytes().decode())
 
 
-def test_a_certificate_says_who_by_whom_and_until_when():
-    """Read from its bytes, so that an expired or foreign one can be described too."""
+def test_a_certificate_has_subject_issuer_and_expiry():
+    """The three are read from the certificate's bytes, so that an expired or untrusted one can
+    be described too.
+    """
     expires = datetime(2020, 2, 3, 4, 5, 6, tzinfo=UTC)
     ca = trustme.CA(organization_name="Authority Ö", organization_unit_name="Unit")
     leaf = ca.issue_cert(
@@ -361,8 +389,11 @@ def test_a_certificate_says_who_by_whom_and_until_when():
     assert certificate_of(der_of(late)).expires.year == 2070
 
 
-def test_bytes_that_are_no_certificate_are_a_value_error():
-    """Cut anywhere, or changed anywhere: described or refused, nothing else."""
+def test_invalid_certificate_bytes_raise_value_error():
+    """A truncated certificate raises a ValueError.
+
+    One with a changed byte does too, or can still be described.
+    """
     der = der_of(trustme.CA().issue_cert("a"))
     for cut in range(0, len(der), 3):
         with pytest.raises(ValueError, match="certificate"):
@@ -377,7 +408,7 @@ def test_bytes_that_are_no_certificate_are_a_value_error():
 
 
 def test_an_expired_certificate_is_shown_with_its_date(tmp_path: Path):
-    """The commonest refusal: the date is in the line."""
+    """The error of the handshake contains the date on which the certificate expired."""
     ca = trustme.CA()
     ca_file = tmp_path / "ca.pem"
     ca.cert_pem.write_to_path(ca_file)
