@@ -113,8 +113,8 @@ def arrow_type(schema_json: str) -> pa.StructType:
         schema_json: The schema as JSON text.
 
     Raises:
-        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form, for example
-            because it is recursive or contains a record without fields.
+        SchemaError: The schema is not a valid Avro record schema, or cannot be converted to Arrow
+            types, for example because it is recursive or contains a record without fields.
     """
     return shape_of(schema_json).type
 
@@ -122,7 +122,10 @@ def arrow_type(schema_json: str) -> pa.StructType:
 def record_batches(
     batches: EncodedBatch | Iterable[EncodedBatch], *, native: bool | None = None
 ) -> ArrowEvents:
-    """Convert received events to Arrow record batches, at least one per available schema.
+    """Convert received events to Arrow record batches, each with the events of a single schema.
+
+    Events that could not be decoded, or whose schema could not be fetched, are in
+    `ArrowEvents.rejected`.
 
     Args:
         batches: An `EventBatch`, or several in order of arrival. Converting more events in one call
@@ -132,7 +135,7 @@ def record_batches(
             raises if the decoder is not installed.
 
     Raises:
-        SchemaError: A schema has no Arrow form; see `arrow_type`.
+        SchemaError: A schema cannot be converted to Arrow types; see `arrow_type`.
         MissingExtraError: *native* is True and the decoder is not installed.
     """
     if native and not is_installed():

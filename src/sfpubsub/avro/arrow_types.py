@@ -78,8 +78,8 @@ class _Mapper:
         self._types += 1
         if self._types > MAX_TYPES:
             raise SchemaError(
-                f"the schema has no Arrow form: more than {MAX_TYPES} types after resolving "
-                f"references"
+                f"the schema cannot be converted to Arrow types: it has more than {MAX_TYPES} "
+                f"types after references to named types are expanded"
             )
         if isinstance(schema, list):
             return self._union(schema, namespace)
@@ -108,15 +108,21 @@ class _Mapper:
     def _reference(self, kind: str, namespace: str) -> Shape:
         name = _full_name(kind, namespace)
         if name in self._open:
-            raise SchemaError(f"the schema has no Arrow form: the record {name} contains itself")
+            raise SchemaError(
+                f"the schema cannot be converted to Arrow types: the record {name} contains itself"
+            )
         if name not in self._named:
-            raise SchemaError(f"the schema has no Arrow form: the type {name} is not defined")
+            raise SchemaError(
+                f"the schema cannot be converted to Arrow types: the type {name} is not defined"
+            )
         return self.shape(*self._named[name])
 
     def _record(self, schema: AvroSchema, name: str) -> Shape:
         if not schema["fields"]:
             # Parquet cannot store a struct without fields.
-            raise SchemaError(f"the schema has no Arrow form: the record {name} has no fields")
+            raise SchemaError(
+                f"the schema cannot be converted to Arrow types: the record {name} has no fields"
+            )
         self._open.append(name)
         inner = name.rpartition(".")[0]
         children = [self.shape(field["type"], inner) for field in schema["fields"]]
@@ -153,8 +159,8 @@ class _Mapper:
         numbers = tuple(n for n, shape in enumerate(shapes) if shape.kind != "null")
         if not numbers:
             raise SchemaError(
-                f"the schema has no Arrow form: the union {json.dumps(schema)} has no type other "
-                f"than null"
+                f"the schema cannot be converted to Arrow types: the union {json.dumps(schema)} "
+                f"has no type other than null"
             )
         members = [shapes[n] for n in numbers]
         if len(members) == 1:
@@ -202,7 +208,8 @@ def _member_names(branches: Sequence[AvroSchema], namespace: str) -> list[str]:
         names = [name.replace(".", "_") for name in full]
     if len(set(names)) < len(names):
         raise SchemaError(
-            f"the schema has no Arrow form: a union has two members of the same name: {names}"
+            f"the schema cannot be converted to Arrow types: a union has two members of the same "
+            f"name: {names}"
         )
     return names
 
@@ -225,8 +232,8 @@ def shape_of(schema_json: str) -> Shape:
         schema_json: The schema as JSON text.
 
     Raises:
-        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form, for example
-            because it is recursive or contains a record without fields.
+        SchemaError: The schema is not a valid Avro record schema, or cannot be converted to Arrow
+            types, for example because it is recursive or contains a record without fields.
     """
     try:
         shape = _Mapper().shape(json.loads(schema_json))

@@ -38,7 +38,7 @@ class Values:
         native: Whether to use the compiled decoder if it supports the schema.
 
     Raises:
-        SchemaError: The schema has no Arrow form; see `shape_of`.
+        SchemaError: The schema cannot be converted to Arrow types; see `shape_of`.
     """
 
     def __init__(self, schema_id: str, schema_json: str, *, native: bool) -> None:
@@ -95,6 +95,6 @@ def values_of(schema_id: str, schema_json: str, native: bool) -> Values:
     """Return the decoder of a schema, from a cache if possible.
 
     Raises:
-        SchemaError: The schema has no Arrow form; see `shape_of`.
+        SchemaError: The schema cannot be converted to Arrow types; see `shape_of`.
     """
     return Values(schema_id, schema_json, native=native)

@@ -71,7 +71,8 @@ def columns_of(schema_json: str) -> pa.Schema:
     column, its column gets a trailing underscore.
 
     Raises:
-        SchemaError: The schema is not a valid Avro record schema, or has no Arrow form.
+        SchemaError: The schema is not a valid Avro record schema, or cannot be converted to Arrow
+            types.
     """
     return pa.schema([(column.name, column.type) for column in version_columns(schema_json)])
 

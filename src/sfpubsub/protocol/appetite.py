@@ -1,9 +1,9 @@
 """Compute how many events the application has room for, by count, bytes and acks.
 
-A request asks for a number of events, but an event may have anything from a few hundred bytes to a
-megabyte. So room in bytes is converted to a number of events, based on observed sizes. If too many
-bytes arrive, the stream must be closed. Events that are still on their way are then redelivered
-later, and count twice against the org's delivery allocation.
+A request asks for a number of events, but the size of an event can be anything from a few hundred
+bytes to a megabyte. The room in bytes is therefore converted to a number of events, based on
+observed sizes. If too many bytes arrive, the stream must be closed. Events still in flight are then
+redelivered later, and count twice against the org's delivery allocation.
 """
 
 from __future__ import annotations

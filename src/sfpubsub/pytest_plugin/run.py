@@ -2,7 +2,7 @@
 
 The first process that needs the emulator starts it under a file lock, and saves the line of JSON
 that the emulator prints when it is ready. The other processes read the saved line. `lifeline`
-creates the directory of these files, and ends the emulator with the run.
+creates the directory for these files, and stops the emulator when the run ends.
 """
 
 from __future__ import annotations

@@ -105,8 +105,8 @@ def _fact(codec: Codec) -> pa.Field | None:
 def _fact_of(schema_json: str, is_change_event: bool) -> pa.Field | None:
     """Return the Arrow field of the header (change events) or of ``CreatedDate`` (other events).
 
-    Return None if the schema has no Arrow form or lacks the field, or if the field does not have
-    the documented type.
+    Return None if the schema cannot be converted to Arrow types or lacks the field, or if the field
+    does not have the documented type.
     """
     name = CHANGE_EVENT_HEADER if is_change_event else "CreatedDate"
     try:
