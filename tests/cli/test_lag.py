@@ -52,12 +52,12 @@ def emulator(run_emulator, monkeypatch):
     return started
 
 
-def keep(clock: Clock, **changes) -> StatusFile:
+def keep_status(clock: Clock, **changes) -> StatusFile:
     """Return the context manager that keeps the status file of a ``subscribe`` run."""
     return StatusFile("subscribe", "managed", NAME, SETTINGS, clock=clock, **changes)
 
 
-def only(directory: Path) -> Status:
+def only_status(directory: Path) -> Status:
     """Return the only status in *directory*."""
     found, unreadable = read_all(directory)
     assert not unreadable
@@ -90,10 +90,10 @@ def batch_of(*created: float) -> EventBatch:
 
 def test_failed_run_reports_its_error(state):
     """A run that ends with an exception reports its message; Ctrl-C is not an error."""
-    with pytest.raises(RuntimeError), keep(Clock(NOW)) as failed:
+    with pytest.raises(RuntimeError), keep_status(Clock(NOW)) as failed:
         raise RuntimeError("it broke")
     assert failed.observation.facts().error == "it broke"
-    with pytest.raises(KeyboardInterrupt), keep(Clock(NOW)) as stopped:
+    with pytest.raises(KeyboardInterrupt), keep_status(Clock(NOW)) as stopped:
         raise KeyboardInterrupt
     assert stopped.observation.facts().error is None
 
@@ -104,9 +104,9 @@ def test_file_records_positions_and_times(state):
     It also has the times of the last ack, commit and message.
     """
     clock, subscription = Clock(NOW), Subscription()
-    with keep(clock, into="/data/orders") as status:
+    with keep_status(clock, into="/data/orders") as status:
         status.follow(subscription)
-        assert only(state).last_message_at is None
+        assert only_status(state).last_message_at is None
         clock.now += 5
         subscription.becomes(responses=1, delivered=2, last_position=ReplayId(b"\x07"))
         status.acked(batch_of(NOW - 60, NOW - 30, NOW - 10), 2)
@@ -116,7 +116,7 @@ def test_file_records_positions_and_times(state):
         subscription.becomes(responses=2, committed=ReplayId(b"\x01"))
         status._due = 0.0
         status.refresh()
-        said = only(state)
+        said = only_status(state)
         assert (said.command, said.kind, said.name, said.into) == (
             "subscribe",
             "managed",
@@ -131,8 +131,8 @@ def test_file_records_positions_and_times(state):
         clock.now += 60  # neither a message nor a commit
         status._due = 0.0
         status.refresh()
-        assert only(state).last_message_at == only(state).last_commit_at == NOW + 10
-    ended = only(state)
+        assert only_status(state).last_message_at == only_status(state).last_commit_at == NOW + 10
+    ended = only_status(state)
     assert (ended.ended_at, ended.is_alive()) == (NOW + 70, False)
 
 
@@ -148,9 +148,9 @@ def test_commit_answer_counts_as_a_response(emulator, connect):
 
 
 def test_file_is_written_at_most_once_a_second(state, monkeypatch):
-    """A thousand refreshes at one moment write the file once after its start.
+    """A thousand refreshes at one moment write the file only once more after the run's start.
 
-    The end always writes it.
+    The end of the run always writes it.
     """
     written = []
     replace = status_file._replace
@@ -158,18 +158,18 @@ def test_file_is_written_at_most_once_a_second(state, monkeypatch):
         status_file, "_replace", lambda path, said: (written.append(1), replace(path, said))
     )
     subscription = Subscription()
-    with keep(Clock(NOW)) as status:
+    with keep_status(Clock(NOW)) as status:
         status.follow(subscription)
         for delivered in range(1000):
             subscription.becomes(delivered=delivered)
             status.refresh()
         assert len(written) == 2  # at the start, and at the first refresh
-    assert only(state).delivered == 999
+    assert only_status(state).delivered == 999
 
 
 def test_only_the_owner_can_read_the_file(state):
     """The state directory has mode 700 and the status file has mode 600."""
-    with keep(Clock(NOW)) as status:
+    with keep_status(Clock(NOW)) as status:
         status.follow(Subscription())
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
     (file,) = state.iterdir()
@@ -182,10 +182,10 @@ def test_deliveries_are_counted_by_the_hour_across_runs(state):
     for hours, delivered, redelivered in [(0, 5, 0), (10, 7, 3), (23, 1, 0)]:
         clock.now = NOW + hours * HOUR
         subscription = Subscription()
-        with keep(clock) as status:
+        with keep_status(clock) as status:
             status.follow(subscription)
             subscription.becomes(responses=1, delivered=delivered, redelivered=redelivered)
-    said = only(state)
+    said = only_status(state)
     assert said.delivered == 1
     assert [said.delivered_lately(NOW + hours * HOUR) for hours in (23, 25, 36, 50)] == [
         16,
@@ -201,14 +201,14 @@ def test_new_run_shows_no_values_of_the_previous_run(state):
     Only the 24-hour count spans runs.
     """
     clock, subscription = Clock(NOW), Subscription()
-    with keep(clock) as status:
+    with keep_status(clock) as status:
         status.follow(subscription)
         subscription.becomes(responses=1, delivered=1, committed=ReplayId(b"\x09"))
         status.acked(batch_of(NOW - 60))
-    before = only(state)
+    before = only_status(state)
     assert (before.acked_position, before.committed_position) == ("00", "09")
     clock.now += 100
-    with keep(clock) as status:
+    with keep_status(clock) as status:
         status.follow(subscription := Subscription())
         status.refresh()
         old, new = sorted(read_all(state)[0], key=lambda said: said.started_at)
@@ -217,7 +217,7 @@ def test_new_run_shows_no_values_of_the_previous_run(state):
         subscription.becomes(responses=1)
         status._due = 0.0
         status.refresh()
-        said = only(state)
+        said = only_status(state)
         assert said.run == new.run != before.run
         assert (said.started_at, said.last_message_at, said.delivered) == (NOW + 100, NOW + 100, 0)
         assert (said.committed_position, said.last_commit_at) == (None, None)
@@ -230,7 +230,7 @@ def test_runs_without_responses_keep_the_last_run_that_had_one(state):
     clock = Clock(NOW)
     for responses in (1, 0, 0, 0):
         clock.now += 100
-        with keep(clock) as status:
+        with keep_status(clock) as status:
             status.follow(subscription := Subscription())
             subscription.becomes(responses=responses)
     found = sorted(said.started_at for said in read_all(state)[0])
@@ -240,32 +240,32 @@ def test_runs_without_responses_keep_the_last_run_that_had_one(state):
 def test_run_that_never_connects_keeps_the_previous_entry(state):
     """A run that is refused or interrupted before it connects leaves no entry of its own."""
     clock, subscription = Clock(NOW), Subscription()
-    with keep(clock) as status:
+    with keep_status(clock) as status:
         status.follow(subscription)
         subscription.becomes(responses=1, committed=ReplayId(b"\x09"))
-    before = only(state)
+    before = only_status(state)
     refused = Subscription()
     refused.becomes(state="closed", reason="no such name")
-    with contextlib.suppress(ValueError), keep(clock) as status:
+    with contextlib.suppress(ValueError), keep_status(clock) as status:
         status.follow(refused)
         raise ValueError("refused")
-    with keep(clock) as status:  # interrupted while it waited for the network
+    with keep_status(clock) as status:  # interrupted while it waited for the network
         status.follow(refused)
-    with keep(clock):  # before there was a subscription at all
+    with keep_status(clock):  # before there was a subscription at all
         pass
-    assert only(state) == before
+    assert only_status(state) == before
     assert len(list(state.iterdir())) == 1
 
 
 def test_run_killed_before_its_first_response_is_not_shown(state, monkeypatch):
     """The file of such a run contains nothing useful, and the next command removes it."""
-    lost = keep(Clock(NOW))
+    lost = keep_status(Clock(NOW))
     lost.__enter__()
     assert len(read_all(state)[0]) == 1  # while it runs: it may be waiting for the slot
     monkeypatch.setattr("sfpubsub.spark.runtime.process.Process.alive", lambda _self: False)
     assert read_all(state)[0] == []
     assert len(list(state.iterdir())) == 1
-    with keep(Clock(NOW)):
+    with keep_status(Clock(NOW)):
         pass
     assert list(state.iterdir()) == []
 
@@ -275,27 +275,30 @@ def test_concurrent_runs_have_separate_entries(state):
 
     The next run replaces both once they have ended.
     """
-    with keep(Clock(NOW)) as first, keep(Clock(NOW)) as second:
+    with keep_status(Clock(NOW)) as first, keep_status(Clock(NOW)) as second:
         first.follow(Subscription())
         second.follow(Subscription())
         assert len({said.run for said in read_all(state)[0]}) == 2
-    with keep(Clock(NOW)) as third:
+    with keep_status(Clock(NOW)) as third:
         third.follow(Subscription())
-    assert only(state).run == third.status.run
+    assert only_status(state).run == third.status.run
 
 
 def test_resolved_reason_is_no_longer_shown(state):
     """The file follows the state and reason of `health`, even while no event arrives."""
     clock, subscription = Clock(NOW), Subscription()
     subscription.becomes(state="waiting", reason="another stream holds it")
-    with keep(clock) as status:
+    with keep_status(clock) as status:
         status.follow(subscription)
         status.refresh()
-        assert (only(state).state, only(state).reason) == ("waiting", "another stream holds it")
+        assert (only_status(state).state, only_status(state).reason) == (
+            "waiting",
+            "another stream holds it",
+        )
         subscription.becomes(state="opening", reason=None)
         status._due = 0.0
         status.refresh()
-        assert (only(state).state, only(state).reason) == ("opening", None)
+        assert (only_status(state).state, only_status(state).reason) == ("opening", None)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +334,7 @@ def test_unwritable_status_file_only_logs_one_warning(tmp_path, monkeypatch, cap
     """A status file that cannot be written costs one warning in the log, and the run goes on."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SFPUBSUB_STATE_DIR", str(tmp_path / "file" / "below"))
-    with keep(Clock(NOW)) as status:
+    with keep_status(Clock(NOW)) as status:
         status.follow(Subscription())
         status._due = 0.0
         status.refresh()
@@ -340,7 +343,7 @@ def test_unwritable_status_file_only_logs_one_warning(tmp_path, monkeypatch, cap
 
 def test_old_status_files_are_removed_but_other_files_stay(state):
     """A run removes status files that were last written 40 days ago, and only status files."""
-    with keep(Clock(NOW)) as status:
+    with keep_status(Clock(NOW)) as status:
         status.follow(Subscription())
     (old,) = state.iterdir()
     others = state / "somebody.json"
@@ -355,7 +358,7 @@ def test_old_status_files_are_removed_but_other_files_stay(state):
 
 def test_damaged_file_is_named_and_the_others_are_shown(state, capsys):
     """`lag` names each damaged file in one line of stderr and still shows the intact one."""
-    with keep(Clock(NOW)) as status:
+    with keep_status(Clock(NOW)) as status:
         status.follow(Subscription())
     (file,) = state.iterdir()
     values = json.loads(file.read_text())
@@ -468,7 +471,7 @@ def test_lag_without_a_matching_file_is_a_one_line_error(arguments, code, says, 
     Contradictory options are a usage error.
     """
     if arguments:
-        with keep(Clock(NOW)) as status:
+        with keep_status(Clock(NOW)) as status:
             status.follow(Subscription())
     assert run(["lag", *arguments]) == code
     assert_one_line_error(capsys, says)
@@ -488,7 +491,7 @@ def test_demo_uses_its_own_state_directory(tmp_path, state):
         )
     assert done.returncode == 0
     assert not state.exists()
-    assert only(tmp_path / "demo" / "state").name == NAME
+    assert only_status(tmp_path / "demo" / "state").name == NAME
 
 
 def test_status_file_contains_no_secret(emulator, state):

@@ -30,7 +30,7 @@ def emulator(run_emulator, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def short_waits(monkeypatch):
     """Shorten the waits: a subscription is available after 0.3 s, and is checked every 0.05 s."""
     monkeypatch.setattr("sfpubsub.cli.managed.ACCEPTED", 0.3)
     monkeypatch.setattr("sfpubsub.cli.managed.CHECK_EVERY", 0.05)

@@ -59,7 +59,7 @@ def ended(process) -> tuple[int, str]:
     return code, process.stderr.read()
 
 
-def rest_of(emulator, capsys) -> list[str]:
+def remaining_event_ids(emulator, capsys) -> list[str]:
     """Return the ids of the events that a second run gets."""
     assert run(["subscribe", "--managed", NAME, "--idle-timeout", "0.3"]) == 0
     return [json.loads(line)["event_id"] for line in capsys.readouterr().out.splitlines()]
@@ -81,7 +81,7 @@ def test_closed_pipe_acks_only_the_lines_that_were_read(emulator, capsys):
         assert time.monotonic() - closed < 30  # the next keepalive would come after 120 s
     assert code == 0
     assert err.splitlines() == ["1 event, 9 more printed but not read"]
-    assert rest_of(emulator, capsys) == published[1:]
+    assert remaining_event_ids(emulator, capsys) == published[1:]
 
 
 def test_closed_pipe_ends_an_idle_subscription(emulator):
@@ -119,7 +119,7 @@ def test_head_ends_a_pipeline_cleanly(emulator, capsys):
     assert json.loads(line)["event_id"] == published[0]
     acked = int(done.stderr.split()[0])
     assert acked >= 1
-    assert rest_of(emulator, capsys) == published[acked:]
+    assert remaining_event_ids(emulator, capsys) == published[acked:]
 
 
 @linux
@@ -132,7 +132,7 @@ def test_exit_waits_until_the_last_lines_are_read(emulator, capsys):
         assert process.poll() is None
         assert [read_line(process)["event_id"] for _ in range(3)] == published[2:5]
         assert ended(process) == (0, "5 events\n")
-    assert rest_of(emulator, capsys) == published[5:]
+    assert remaining_event_ids(emulator, capsys) == published[5:]
 
 
 @linux
@@ -147,7 +147,7 @@ def test_signal_does_not_wait_for_a_stalled_reader(emulator, capsys):
         until(lambda: committed(emulator) is not None, "a commit")
         process.send_signal(signal.SIGTERM)
         assert ended(process) == (0, "1 event, 9 more printed but not read\n")
-    assert rest_of(emulator, capsys) == published[1:]
+    assert remaining_event_ids(emulator, capsys) == published[1:]
 
 
 @linux
@@ -163,7 +163,7 @@ def test_full_pipe_acks_only_the_lines_that_were_read(emulator, capsys):
         code, err = ended(process)
     assert (code, "Traceback" in err) == (0, False)
     assert err.startswith("3 events, ")
-    assert rest_of(emulator, capsys) == published[3:]
+    assert remaining_event_ids(emulator, capsys) == published[3:]
 
 
 def test_stdout_closed_from_the_start_is_an_error(emulator, monkeypatch, capsys):

@@ -122,7 +122,7 @@ def test_rate_must_be_a_positive_number(rate):
     assert run(["publish", TOPIC, f"--rate={rate}"]) == 2
 
 
-def publishing(emulator, *options, before=()) -> subprocess.Popen[str]:
+def start_publish(emulator, *options, before=()) -> subprocess.Popen[str]:
     """Start the command in a process of its own, which reads events from a pipe."""
     return subprocess.Popen(
         [
@@ -149,7 +149,7 @@ def test_ctrl_c_stops_reading_and_loses_no_result(emulator, connect):
 
     The exit code is 130.
     """
-    process = publishing(emulator)
+    process = start_publish(emulator)
     process.stdin.write('{"_event": {"id": "a"}}\n{"_event": {"id": "b"}}\n')
     process.stdin.flush()
     # Results are printed although no further line has arrived.
@@ -168,7 +168,7 @@ def test_second_ctrl_c_ends_at_once_and_reports_missing_results(emulator):
     Each event without a result still gets its line.
     """
     emulator.faults.add(Fault("refuse_event", times=1_000_000))
-    process = publishing(emulator, before=["--verbose"])
+    process = start_publish(emulator, before=["--verbose"])
     process.stdin.write('{"_event": {"id": "a"}}\n')
     process.stdin.flush()
     until(lambda: emulator.faults.report()[0]["happened"] > 0, "the first attempt")
@@ -185,7 +185,7 @@ def test_second_ctrl_c_ends_at_once_and_reports_missing_results(emulator):
 
 def test_ctrl_c_ignores_the_rate(emulator, connect):
     """Events that were read before Ctrl-C are published at once, however low the rate is."""
-    process = publishing(emulator, "--rate", "0.001/s")
+    process = start_publish(emulator, "--rate", "0.001/s")
     process.stdin.write('{"_event": {"id": "a"}}\n{"_event": {"id": "b"}}\n')
     process.stdin.flush()
     assert json.loads(process.stdout.readline())["event_id"] == "a"

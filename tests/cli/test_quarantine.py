@@ -29,6 +29,7 @@ ID = schema_id_of(SCHEMA)
 
 @pytest.fixture
 def kept(tmp_path: Path) -> FileQuarantine:
+    """Return the quarantine of a table in a temporary directory."""
     return FileQuarantine(tmp_path / "table" / "_quarantine")
 
 
@@ -53,7 +54,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def at(kept: FileQuarantine, command: str, *arguments: str) -> int:
+def run_quarantine(kept: FileQuarantine, command: str, *arguments: str) -> int:
     """Run a quarantine *command* on the directory of *kept*, and return its exit code."""
     return run(["quarantine", command, "--dir", str(kept.directory), *arguments])
 
@@ -63,7 +64,7 @@ def test_list_and_show_print_the_entries(kept, capsys):
     and schema. An unknown key is an error.
     """
     keys = put(kept, 3, 1, 2)
-    assert at(kept, "list") == 0
+    assert run_quarantine(kept, "list") == 0
     listed = lines(capsys)
     assert [line["event_id"] for line in listed] == ["id1", "id2", "id3"]
     assert listed[2] == {
@@ -83,11 +84,11 @@ def test_list_and_show_print_the_entries(kept, capsys):
     put(kept, 9, schema_json=SCHEMA)
     (last,) = [key for key in (line.stem for line in kept.directory.glob("*.json"))
                if key not in keys]  # fmt: skip
-    assert at(kept, "show", last) == 0
+    assert run_quarantine(kept, "show", last) == 0
     (shown,) = lines(capsys)
     assert (shown["payload"], shown["schema"]) == ("Eg==", json.loads(SCHEMA))
     for unknown in ("0" * 32, "../../etc/passwd"):
-        assert at(kept, "show", unknown) == 1
+        assert run_quarantine(kept, "show", unknown) == 1
         assert "quarantine list" in capsys.readouterr().err
 
 
@@ -119,15 +120,15 @@ def test_empty_list_says_so(kept, capsys):
     kept.directory.mkdir(parents=True)
     for left in (".redrive.lock", "key.1.tmp", "key.done"):
         (kept.directory / left).touch()
-        assert at(kept, "list") == 0
+        assert run_quarantine(kept, "list") == 0
         captured = capsys.readouterr()
         assert (captured.out, captured.err) == ("", f"no events in {kept.directory}\n")
     put(kept, 1, 2, schema_json=SCHEMA)
-    assert at(kept, "redrive") == 0
+    assert run_quarantine(kept, "redrive") == 0
     capsys.readouterr()
-    assert at(kept, "list") == 0
+    assert run_quarantine(kept, "list") == 0
     assert "except 2 already redriven (use --all to list them)" in capsys.readouterr().err
-    assert at(kept, "list", "--all") == 0
+    assert run_quarantine(kept, "list", "--all") == 0
     captured = capsys.readouterr()
     assert (len(captured.out.splitlines()), captured.err) == (2, "")
 
@@ -139,7 +140,7 @@ def test_redrive_prints_each_event_once(kept, capsys):
     """
     FileSchemaStore(kept.directory.parent / "_schemas").put(ID, SCHEMA)
     put(kept, 1, 2)
-    assert at(kept, "redrive") == 0
+    assert run_quarantine(kept, "redrive") == 0
     first = lines(capsys)
     assert [line["payload"] for line in first] == [{"n": 1}, {"n": 2}]
     assert first[0] == {
@@ -151,16 +152,16 @@ def test_redrive_prints_each_event_once(kept, capsys):
         "event_name": "Tick__e",
         "payload": {"n": 1},
     }
-    assert at(kept, "redrive") == 0
+    assert run_quarantine(kept, "redrive") == 0
     assert lines(capsys) == []
-    put(kept, 1, 3)  # the first comes again: it is done already
-    assert at(kept, "redrive") == 0
+    put(kept, 1, 3)  # the first event again, which is already redriven
+    assert run_quarantine(kept, "redrive") == 0
     assert [line["payload"]["n"] for line in lines(capsys)] == [3]
-    assert at(kept, "redrive", "--again") == 0
+    assert run_quarantine(kept, "redrive", "--again") == 0
     assert len(lines(capsys)) == 3
-    assert at(kept, "list") == 0
+    assert run_quarantine(kept, "list") == 0
     assert lines(capsys) == []
-    assert at(kept, "list", "--all") == 0
+    assert run_quarantine(kept, "list", "--all") == 0
     assert [line["redriven"] for line in lines(capsys)] == [True] * 3
 
 
@@ -172,15 +173,15 @@ def test_undecodable_events_stay_after_a_redrive(kept, capsys):
     put(kept, 1)
     (good,) = put(kept, 2, schema_json=SCHEMA)
     put(kept, 3, schema_json="{")
-    assert at(kept, "redrive") == 1
+    assert run_quarantine(kept, "redrive") == 1
     captured = capsys.readouterr()
     assert [json.loads(line)["payload"] for line in captured.out.splitlines()] == [{"n": 2}]
     assert "--schemas" in captured.err
     assert "1 redriven, 2 left" in captured.err
     FileSchemaStore(kept.directory / "elsewhere").put(ID, SCHEMA)
-    assert at(kept, "redrive", good) == 0
+    assert run_quarantine(kept, "redrive", good) == 0
     assert lines(capsys) == []
-    assert at(kept, "redrive", "--schemas", str(kept.directory / "elsewhere")) == 0
+    assert run_quarantine(kept, "redrive", "--schemas", str(kept.directory / "elsewhere")) == 0
     assert [line["payload"]["n"] for line in lines(capsys)] == [1, 3]
 
 
@@ -193,7 +194,7 @@ def test_payload_that_does_not_fit_its_schema_stays(kept, capsys):
             )
         ]
     )
-    assert at(kept, "redrive") == 1
+    assert run_quarantine(kept, "redrive") == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "does not fit" in captured.err
@@ -216,7 +217,7 @@ def test_fetch_gets_missing_schemas_from_the_service(emulator, kept, capsys):  #
         ]
     )
     put(kept, 1)
-    assert at(kept, "redrive", "--fetch") == 1
+    assert run_quarantine(kept, "redrive", "--fetch") == 1
     (line,) = lines(capsys)
     assert (line["topic"], line["payload"]["Order_Number__c"]) == (TOPIC, "7")
 
@@ -257,7 +258,7 @@ def test_damaged_entry_is_reported_and_hides_no_other(kept, capsys):
     one, _ = put(kept, 1, 2, schema_json=SCHEMA)
     (kept.directory / f"{one}.json").write_text("")
     for command in ("list", "redrive"):
-        assert at(kept, command) == 1
+        assert run_quarantine(kept, command) == 1
         captured = capsys.readouterr()
         assert len(captured.out.splitlines()) == 1, command
         assert f"{one}.json is damaged" in captured.err
@@ -268,9 +269,9 @@ def test_only_one_redrive_runs_at_a_time(kept, capsys):
     """A second redrive of the directory is refused, because both would print the same events."""
     put(kept, 1, schema_json=SCHEMA)
     with kept.redriving():
-        assert at(kept, "redrive") == 1
+        assert run_quarantine(kept, "redrive") == 1
     assert "another process is redriving" in capsys.readouterr().err
-    assert at(kept, "redrive") == 0
+    assert run_quarantine(kept, "redrive") == 0
 
 
 def test_subscribe_with_quarantine_goes_on_after_a_bad_event(emulator, tmp_path, capsys):  # noqa: F811
@@ -313,5 +314,5 @@ def test_list_and_redrive_need_no_settings(kept, monkeypatch):
     for name in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
         monkeypatch.delenv(name)
     put(kept, 1, schema_json=SCHEMA)
-    assert at(kept, "list") == 0
-    assert at(kept, "redrive") == 0
+    assert run_quarantine(kept, "list") == 0
+    assert run_quarantine(kept, "redrive") == 0

@@ -29,7 +29,7 @@ def emulator(run_emulator, monkeypatch):
     return started
 
 
-def said_by(capsys, *arguments: str) -> list[str]:
+def stderr_lines(capsys, *arguments: str) -> list[str]:
     """Subscribe to 12 events with *arguments*, and return the lines of stderr."""
     assert run([*arguments, "subscribe", "--managed", NAME, "--max-events", "12"]) == 0
     return capsys.readouterr().err.splitlines()
@@ -37,7 +37,7 @@ def said_by(capsys, *arguments: str) -> list[str]:
 
 def test_healthy_run_logs_nothing_without_v(emulator, capsys):
     """Without -v a healthy run prints no INFO line and no DEBUG line."""
-    assert [line for line in said_by(capsys) if line.startswith(("INFO", "DEBUG"))] == []
+    assert [line for line in stderr_lines(capsys) if line.startswith(("INFO", "DEBUG"))] == []
 
 
 def test_v_logs_each_step_of_a_healthy_subscription(emulator, capsys):
@@ -45,7 +45,7 @@ def test_v_logs_each_step_of_a_healthy_subscription(emulator, capsys):
 
     Without -vv there is no DEBUG line.
     """
-    said = said_by(capsys, "-v")
+    said = stderr_lines(capsys, "-v")
     for text in (
         f"INFO sfpubsub.cli: signed in at {emulator.instance_url}, org {emulator.tenant_id}",
         f"INFO sfpubsub.transport: connected to {emulator.grpc_target}",
@@ -58,7 +58,7 @@ def test_v_logs_each_step_of_a_healthy_subscription(emulator, capsys):
 
 def test_vv_logs_every_request_and_response(emulator, capsys):
     """With -vv, each request, response, commit and commit answer is a DEBUG line."""
-    said = said_by(capsys, "-vv")
+    said = stderr_lines(capsys, "-vv")
     about = f"DEBUG sfpubsub.transport: response for {NAME}: 4 events, "
     assert len([line for line in said if line.startswith(about)]) >= 3
     requests = [
@@ -75,7 +75,7 @@ def test_no_log_message_contains_a_secret(emulator, capsys, caplog):
 
     No message contains a token or a payload.
     """
-    said_by(capsys, "-vv")
+    stderr_lines(capsys, "-vv")
     reached = set()
     for record in caplog.records:
         text = record.getMessage()

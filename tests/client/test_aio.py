@@ -73,7 +73,7 @@ async def eventually(condition: Callable[[], Any], what: str = "the condition") 
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what} did not come true in {PATIENCE} s"
-        await asyncio.sleep(0.005)  # looks again; a deadline bounds it
+        await asyncio.sleep(0.005)  # polls again until the deadline
     return value
 
 
@@ -408,9 +408,9 @@ def test_many_subscriptions_in_one_loop(run_emulator):
 
 
 def test_errors_keep_their_type_and_gaps_are_reported_in_the_loop(run_emulator):
-    """Each error has the type that the sync client raises.
+    """Errors have the types of the sync client.
 
-    On_gap is called in the loop's thread.
+    The callback `on_gap` is called in the loop's thread.
     """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
@@ -595,7 +595,7 @@ def test_cancellation_after_arrival_keeps_the_batch():
 
 
 def test_cancellation_during_a_schema_fetch_keeps_the_batch():
-    """The next call returns the batch that waited, and uses the fetch that is already running."""
+    """The next call returns the batch that waited for its schema, and makes no second fetch."""
     script = Script()
     script.may_answer.clear()
 

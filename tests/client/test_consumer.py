@@ -258,7 +258,7 @@ def test_discarded_events_are_not_handed_out():
     assert desk.step() == WaitUntil(None)  # waits for the outcome
     desk.over = True
     assert desk.step() == End()
-    desk.discarded = False  # never happens; dropped is dropped
+    desk.discarded = False  # cannot happen; dropped events stay dropped
     assert desk.step() == End()
 
 
@@ -331,7 +331,7 @@ def test_health_reports_the_wait_for_a_schema():
     assert told.reason is not None
     assert "GetSchema: down" in told.reason
     assert not told.can_receive
-    # A stream that is down is the greater trouble.
+    # A stream that is down takes precedence.
     assert (
         desk.consumer.health(health(state="waiting", reason="down"), 0, discarded=False).reason
         == "down"
@@ -339,7 +339,7 @@ def test_health_reports_the_wait_for_a_schema():
 
 
 def test_permanent_schema_error_is_raised():
-    """If the subscription is already over, it ends instead of raising the schema's error."""
+    """A schema error that no retry can fix is raised, unless the subscription is already over."""
     desk = Desk(known=())
     error = SchemaNotFoundError("schema tick: not there", retryable=False)
     with pytest.raises(SchemaNotFoundError):
@@ -443,8 +443,9 @@ def test_first_position_is_stored_at_once_and_later_ones_together():
 
 
 def test_acked_position_is_stored_before_the_consumer_waits():
-    """While there is work the position may wait for the interval, but an idle wait begins only
-    after it is stored.
+    """While there is work the position may wait for the interval.
+
+    Before an idle wait it is stored.
     """
     desk = Desk()
     desk.consumer.storable(position(1))
@@ -463,7 +464,7 @@ def test_acked_position_is_stored_before_the_consumer_waits():
 
 
 def test_position_that_was_not_stored_is_offered_again():
-    """If newer positions were acked meanwhile, the newest one is offered."""
+    """A position stays due until its write has succeeded; a newer one takes its place."""
     desk = Desk()
     desk.consumer.storable(position(1))
     assert desk.consumer.to_store(0.0) == position(1)

@@ -371,7 +371,7 @@ def test_event_waiting_for_a_retry_blocks_its_key_but_no_worker():
     assert work.next(11.9) == WaitUntil(12.0)
     assert work.next(12.0) == Start(job)
     work.failed(job, OSError("down"), 13.0, 0.5)
-    assert work.next(13.0) == WaitUntil(17.0), "twice as long, at most"
+    assert work.next(13.0) == WaitUntil(17.0), "at most twice as long"
     assert work.next(17.0) == Start(job)
     work.succeeded(job)
     assert started(work, 17.0).keys() == {"behind"}
@@ -424,7 +424,7 @@ def test_only_named_exceptions_are_retried():
 
 
 def test_stopped_run_finishes_and_acks_only_running_events():
-    """After a failure no event is started, and the failed one and those after it are not acked."""
+    """After a failure the running events are awaited and acked, and no other event is acked."""
     work = dispatcher(workers=2)
     for event in range(4):
         work.arrived(event)
@@ -437,7 +437,7 @@ def test_stopped_run_finishes_and_acks_only_running_events():
 
 
 def test_first_failure_is_the_one_reported():
-    """Failures that happen while the run stops do not replace it."""
+    """Failures that happen while a run is stopping do not replace the one that stopped it."""
     work = dispatcher(workers=2)
     work.arrived("first")
     work.arrived("second")
@@ -451,7 +451,7 @@ def test_first_failure_is_the_one_reported():
 
 
 def test_event_whose_keys_are_unknown_reaches_no_handler():
-    """Nobody can tell what it would have to wait for, so it is quarantined at once."""
+    """Without its keys, nobody can tell what the event must wait for, so it is quarantined."""
     work = dispatcher(limit=NO_LIMIT)
     work.arrived_broken("x", DecodeError("bad"))
     (step, wait) = steps(work)
@@ -472,7 +472,7 @@ def test_event_whose_keys_are_unknown_fails_after_older_events():
 
 
 def test_failed_event_blocks_its_key_until_it_is_quarantined():
-    """It is acked once it is durable, so events of one key keep their order in the quarantine."""
+    """The event is acked once it is durable, so the quarantine keeps the order of its key."""
     work = dispatcher(limit=NO_LIMIT)
     work.arrived("x", ["a"])
     work.arrived("y", ["a"])

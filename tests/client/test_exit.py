@@ -95,7 +95,10 @@ def run(emulator, code: str, times: int) -> None:
 
 @pytest.mark.parametrize("code", [SYNC, ASYNC], ids=["sync", "asyncio"])
 def test_a_program_that_closes_nothing_ends(run_emulator, code):
-    """A gRPC call that is alive when the interpreter exits can hang it, but ours does not."""
+    """A gRPC call that is alive when the interpreter exits can hang it.
+
+    Those of a client must not.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(5))
     run(emulator, code, 10)

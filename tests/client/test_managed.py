@@ -222,7 +222,7 @@ def test_slot_that_stays_held_is_an_error_after_the_timeout(run_emulator, connec
 
 
 def test_unknown_name_is_an_error_and_not_retried(run_emulator, connect):
-    """A subscription that does not exist raises an error with its name."""
+    """A name that the service does not know raises an error that contains the name."""
     emulator = run_emulator()
     with (
         pytest.raises(SubscriptionNotFoundError, match="Nobody"),

@@ -226,7 +226,7 @@ def test_rejected_token_is_an_error_that_does_not_contain_it(run_emulator):
 
 
 def test_change_event_topic_cannot_be_published_to(run_emulator, connect):
-    """The topic says so, and publishing to it raises PermissionDeniedError."""
+    """The topic's `can_publish` is false, and publishing to it raises PermissionDeniedError."""
     emulator = run_emulator()
     client = connect(emulator)
     assert not client.get_topic("/data/AccountChangeEvent").can_publish
@@ -246,7 +246,7 @@ def test_event_of_a_channel_has_the_subscribed_topic(run_emulator, connect):
 
 
 def test_closed_client_rejects_calls(run_emulator, connect):
-    """Each call says that the client is closed, instead of waiting for a network it has left."""
+    """Each call raises an error that says that the client is closed."""
     client = connect(run_emulator())
     client.close()
     for call in (client.connect, lambda: client.get_topic(TOPIC), lambda: client.subscribe(TOPIC)):
@@ -255,7 +255,7 @@ def test_closed_client_rejects_calls(run_emulator, connect):
 
 
 def test_nothing_is_handed_out_after_a_drain(run_emulator, connect):
-    """This includes a batch that was still waiting for its schema."""
+    """A batch that was still waiting for its schema is dropped as well."""
     plan = FaultPlan([Fault("refuse", rpc="GetSchema", error_code="schema.api.unavailable")])
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(1))

@@ -187,7 +187,7 @@ def test_changed_schema_loses_no_event(face, run_emulator, connect):
 
 
 def test_events_that_expire_during_a_schema_fetch_fail_alone(run_emulator, connect):
-    """They fail with their timeout, and the publisher goes on with later events."""
+    """Events whose timeout passes during the fetch fail; later events are published."""
     emulator = run_emulator(settings=Settings(accept_old_schemas=False))
     with connect(emulator).open_publisher(TOPIC, created_by=USER, timeout=1.0) as publisher:
         change_schema(emulator)

@@ -81,6 +81,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> FileQuarantine:
+    """Return an empty quarantine in a temporary directory."""
     return FileQuarantine(tmp_path / "quarantine")
 
 
@@ -110,7 +111,7 @@ def test_fail_policy_raises_when_the_undecodable_event_is_read(start: Start):
     for what in (events[2].id, service.replay_id(2).hex(), NAME, events[2].schema_id):
         assert what in str(caught.value)
     assert events[3].value["Order_Number__c"] == "3"
-    assert events[2].payload == BAD, "the raw form is at hand"
+    assert events[2].payload == BAD, "the raw payload is available"
     held.commit()
     assert service.committed() == 1
     assert (held.health().quarantined, held.health().skipped) == (0, 0)
@@ -139,7 +140,9 @@ def test_quarantine_policy_stores_the_event_and_goes_on(start: Start, kept: File
     assert first.raw.id
     assert first.schema_json == service.emulator.bus.schema(schema).text
     assert "does not fit" in first.reason
-    assert first.reason.count(first.raw.replay_id.hex()) == 0, "the reason alone"
+    assert first.reason.count(first.raw.replay_id.hex()) == 0, (
+        "the reason does not repeat the position"
+    )
     held.drain()
 
 
@@ -264,7 +267,7 @@ def test_event_with_an_unknown_schema_is_undecodable(start: Start, kept: FileQua
 
 @pytest.mark.parametrize("policy", ["quarantine", "skip"])
 def test_temporary_schema_failure_is_waited_out(start: Start, kept: FileQuarantine, policy):
-    """A failure of GetSchema that may pass never quarantines or skips an event."""
+    """A temporary failure of GetSchema never quarantines or skips an event."""
     service, face = start()
     service.good(2)
     service.plan("refuse", rpc="GetSchema", times=3)
@@ -353,7 +356,7 @@ def test_failed_quarantine_write_acks_nothing_and_is_repeated(start: Start, kept
 
 
 def test_events_not_handed_out_before_a_drain_are_redelivered(start: Start, kept):
-    """The next subscription gets them, and the quarantined event is not stored twice."""
+    """The next subscription gets these events, and the quarantined one is not stored twice."""
     service, face = start()
     service.good(1)
     service.bad()
@@ -440,7 +443,7 @@ def test_same_event_is_stored_once(kept: FileQuarantine):
 
 
 def test_entries_are_listed_in_order_of_arrival(kept: FileQuarantine):
-    """Neither the file names nor the order of writing decide."""
+    """Neither the names of the files nor the order in which they were written matters."""
     events = [entry(id=f"e{n}", received_at=n // 3, delivery_seq=n) for n in range(12)]
     kept.put(events[6:])
     kept.put(events[:6])

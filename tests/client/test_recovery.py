@@ -31,7 +31,7 @@ def test_subscription_survives_refused_commits(run_emulator, connect):
 
 
 def test_commits_that_are_refused_for_too_long_end_the_subscription(run_emulator, connect):
-    """When the budget is used up, a retryable CommitError says that no commit was accepted."""
+    """After `commit_budget` seconds a retryable CommitError says that no commit was accepted."""
     plan = FaultPlan([Fault("fail_commit", times=10_000)])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=1))
     emulator.publish(TOPIC, orders(40))
@@ -83,10 +83,7 @@ def test_a_failed_managed_subscription_hands_out_nothing_more(run_emulator, conn
 
 
 def test_large_events_are_delivered_once_to_a_slow_handler(run_emulator, connect):
-    """Events beyond max_bytes are not requested.
-
-    If they were, a dropped stream would repeat them.
-    """
+    """Events that max_bytes has no room for are not requested, so that none is delivered twice."""
     emulator = run_emulator()
     emulator.publish(TOPIC, [{"Order_Number__c": f"{n:0200000}"} for n in range(60)])
     most = 0
@@ -105,7 +102,7 @@ def test_large_events_are_delivered_once_to_a_slow_handler(run_emulator, connect
 
 
 def test_drain_during_a_short_outage_commits_acked_events(run_emulator, connect):
-    """The drain opens one stream for the commit, or the acked events would be redelivered."""
+    """The drain opens a new stream to commit, because uncommitted events would be redelivered."""
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(3))

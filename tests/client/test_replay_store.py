@@ -43,7 +43,7 @@ def test_mapping_holds_bytes_under_the_topic():
 
 @pytest.mark.parametrize("value", [-1, -2, 17, "00ff", b"", 1.5])
 def test_mapping_with_an_invalid_position_is_an_error(value):
-    """A number from another client is not guessed at, and no subscription starts elsewhere."""
+    """A number from another client is rejected, so that no subscription starts somewhere else."""
     with pytest.raises(ConfigurationError, match=TOPIC):
         MappingReplayStore({TOPIC: value}).get(TOPIC)
 
@@ -75,7 +75,9 @@ def test_forked_child_neither_writes_nor_unlocks_the_parents_file(tmp_path):
     path = tmp_path / "positions.json"
     with FileReplayStore(path) as store:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # about a fork beside threads
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # about forking a process with threads
             child = os.fork()
         if child == 0:  # pragma: no cover  # coverage does not see it
             refused = False
@@ -176,7 +178,7 @@ def test_file_that_cannot_be_written_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("form", ["dict", "file", "shelve"])
 def test_each_run_resumes_after_the_acked_events(run_emulator, connect, tmp_path, form):
-    """This holds for each kind of store: a dict, a file and a shelve."""
+    """Three runs get ten new events each, whether the store is a dict, a file or a shelve."""
     from sfpubsub.emulator.org.settings import Settings
 
     emulator = run_emulator(settings=Settings(events_per_response=5))

@@ -205,7 +205,7 @@ def test_position_never_passes_an_event_that_is_still_handled(start: Start, ack:
 
 
 def test_plain_run_stores_the_position_of_finished_events(start: Start):
-    """The next run resumes there.
+    """The next run resumes after the finished events.
 
     The sync client stores in the thread that called `run`, as a shelve needs.
     """
@@ -649,9 +649,9 @@ def test_handler_of_the_wrong_kind_is_rejected(start: Start):
     ],
 )
 def test_default_key_of_a_change_event(start: Start, record_ids: list[str], key: Any):
-    """An event locks its records and shares their object.
+    """An event's keys are its records and, shared, their object.
 
-    An event of all records locks the object.
+    An event of all records has the object as its only key.
     """
     service, face = start()
     header = {**ACCOUNT["ChangeEventHeader"], "recordIds": record_ids}
@@ -698,8 +698,10 @@ def test_changes_of_a_record_are_handled_in_order(start: Start):
 
 
 def cancelled_run(service: Service, cancel: Callable[[asyncio.Task[Any]], Any]) -> list[str]:
-    """Cancel a run of three handlers, and return what became of them and of the run. *cancel* gets
-    the run's task while it waits for its handlers.
+    """Cancel a run of three handlers.
+
+    Return what became of them and of the run, in order. *cancel* is called with the run's task
+    while the run waits for its handlers.
     """
     told: list[str] = []
     face = AsyncFace(**service.arguments())
@@ -722,7 +724,7 @@ def cancelled_run(service: Service, cancel: Callable[[asyncio.Task[Any]], Any]) 
             await running.acquire()
         run.cancel()
         await asyncio.sleep(0.05)
-        assert not run.done(), "it waits for its handlers"
+        assert not run.done(), "the run must wait for its handlers"
         cancel(run)
         go.set()
         try:

@@ -15,7 +15,7 @@ from ..cli.test_cli import environment
 from ..conftest import PATIENCE, ended, until
 from .test_managed import NAME, TOPIC, committed, orders
 
-# Logs the begin and end of each event with one write each, so that a kill tears no line.
+# Logs the start and the end of each event with one write each, so that a kill tears no line.
 SYNC = f"""
 import logging, os, signal, sys, time
 from sfpubsub import PubSubClient
@@ -132,7 +132,7 @@ def test_killed_process_loses_no_event(run_emulator, tmp_path, code):
 def test_interrupted_program_finishes_and_commits_what_it_began(
     run_emulator, tmp_path, code, number
 ):
-    """After SIGTERM or SIGINT each event that was begun is finished and committed, and no other."""
+    """After SIGTERM or SIGINT, exactly the events that were begun are finished and committed."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(60))
     program = Program(code, emulator, tmp_path / "log", 0.3)

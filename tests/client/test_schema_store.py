@@ -32,7 +32,7 @@ def schema(name: str, *fields: str) -> str:
 ORDER = schema("Order_Event__e", "Order_Number__c")
 
 
-def files(store: FileSchemaStore) -> list[str]:
+def file_names(store: FileSchemaStore) -> list[str]:
     """Return the names of the store's files, sorted."""
     return sorted(path.name for path in store.directory.iterdir())
 
@@ -45,7 +45,7 @@ def test_stored_schemas_are_found_by_a_new_store(tmp_path):
     store.put("b", "not even JSON \u2028 é")
     again = FileSchemaStore(tmp_path / "deep" / "schemas")
     assert (again.get("a"), again.get("b")) == (ORDER, "not even JSON \u2028 é")
-    assert len(files(store)) == 2
+    assert len(file_names(store)) == 2
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_ids_never_share_a_file_even_if_case_is_ignored(tmp_path, ids):
     for schema_id in ids:
         store.put(schema_id, schema_id * 2)
     assert [store.get(schema_id) for schema_id in ids] == [schema_id * 2 for schema_id in ids]
-    assert len({name.casefold() for name in files(store)}) == 2
+    assert len({name.casefold() for name in file_names(store)}) == 2
 
 
 @pytest.mark.parametrize(
