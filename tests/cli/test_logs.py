@@ -46,8 +46,8 @@ def test_log_line_is_an_object_with_its_rpc_id():
 def test_repeated_warnings_are_limited_and_counted():
     """Only a few warnings that differ just in numbers and rpc ids pass each minute.
 
-    Other kinds and lower levels always pass. The first one of the next minute has the number
-    of suppressed ones.
+    Other kinds and lower levels always pass. The next minute's first warning of the kind says how
+    many were suppressed.
     """
     limit, passed = Limit(), []
     for number in range(20):
