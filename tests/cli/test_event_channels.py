@@ -1,4 +1,4 @@
-"""``sfpubsub topics``, ``channel`` and ``usage``: what a script reads, and what is refused."""
+"""The commands ``sfpubsub topics``, ``channel`` and ``usage``: their output and their errors."""
 
 from __future__ import annotations
 
@@ -33,11 +33,15 @@ def emulator(run_emulator, monkeypatch):
 
 
 def lines(capsys) -> list[dict]:
+    """Return the JSON lines that were printed to stdout."""
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_the_life_of_a_channel(emulator, capsys):
-    """create, add, show, remove, delete: a JSON line of the channel for each; one can subscribe."""
+def test_channel_lifecycle(emulator, capsys):
+    """Each ``channel`` subcommand prints the channel as one JSON line.
+
+    A subscriber of the channel gets the member's events, and removing a member requires --yes.
+    """
     assert run(["channel", "create", "All", "--type", "event", "--label", "Everything"]) == 0
     (made,) = lines(capsys)
     channel = {
@@ -78,8 +82,8 @@ def test_the_life_of_a_channel(emulator, capsys):
     assert_one_line_error(capsys, "no channel All__chn")
 
 
-def test_objects_stand_for_their_change_events(emulator, capsys):
-    """On a channel of change events an object's name will do; enriched fields are kept."""
+def test_object_name_stands_for_its_change_event(emulator, capsys):
+    """On a channel of change events, the name of an object selects its change event."""
     assert run(["channel", "create", "Changes", "--type", "data"]) == 0
     enriched = ["--enrich", "Name", "--enrich", "Industry"]
     assert run(["channel", "add", "Changes", "Account", *enriched]) == 0
@@ -94,8 +98,8 @@ def test_objects_stand_for_their_change_events(emulator, capsys):
     assert_one_line_error(capsys, "Nothing__ChangeEvent")
 
 
-def test_topics(emulator, capsys):
-    """Events, change events that are selected, and channels with their members, by kind."""
+def test_topics_are_listed_with_kind_and_members(emulator, capsys):
+    """``topics`` lists events, selected change events, and channels with their members."""
     assert run(["channel", "create", "All", "--type", "event"]) == 0
     assert run(["channel", "add", "All", "Order_Event__e"]) == 0
     capsys.readouterr()
@@ -109,7 +113,10 @@ def test_topics(emulator, capsys):
 
 
 def test_usage(emulator, capsys):
-    """The org's limits with what is used, and with --by-event each event's share."""
+    """``usage`` prints the org's limits and what is used of them.
+
+    --by-event adds the published and delivered count of each event.
+    """
     emulator.publish(TOPIC, orders(2))
     emulator.publish("/data/AccountChangeEvent", [ACCOUNT])
     reading = ["subscribe", "--topic", TOPIC, "--replay", "earliest", "--max-events", "2"]
@@ -127,8 +134,8 @@ def test_usage(emulator, capsys):
     ]
 
 
-def test_the_page_runs(emulator, capsys):
-    """Every command of docs/how-to/channels.md, in its order."""
+def test_commands_of_the_channels_page_run(emulator, capsys):
+    """Every command in docs/how-to/channels.md succeeds when run in the order of the page."""
     avro = json.loads(
         emulator.bus.schema(emulator.bus.topic("/data/AccountChangeEvent").schema_id).text
     )
@@ -155,8 +162,8 @@ def test_the_page_runs(emulator, capsys):
         (["delete", "ChangeEvents", "--yes"], "cannot be deleted"),
     ],
 )
-def test_what_cannot_be(emulator, capsys, arguments, said):
-    """One line that names the culprit, exit code 1, and nothing has changed."""
+def test_invalid_channel_request_changes_nothing(emulator, capsys, arguments, said):
+    """An invalid request exits with code 1 and one line that says why, and changes no channel."""
     before = emulator.event_channels.channels(), emulator.event_channels.members()
     assert run(["channel", *arguments]) == 1
     assert_one_line_error(capsys, said)
@@ -168,7 +175,7 @@ MEMBER = {"eventChannel": "A__chn", "selectedEntity": "AccountChangeEvent"}
 
 
 def answering(channels: object, metadata: object) -> Callable[[Request], Reply]:
-    """An org whose queries have these rows: of channels, and of the one member's Metadata."""
+    """Return a handler that answers queries with *channels* or one member with *metadata*."""
 
     def answer(request: Request) -> Reply:
         if "+FROM+PlatformEventChannelMember" in request.path.replace("%20", "+"):
@@ -182,7 +189,7 @@ def answering(channels: object, metadata: object) -> Callable[[Request], Reply]:
 
 @pytest.fixture
 def org():
-    """Make a client of an org that answers as a test says."""
+    """Return a function that makes a client of an org whose answers come from the given handler."""
     with contextlib.ExitStack() as opened:
 
         def make(answer: Callable[[Request], Reply]) -> OrgClient:
@@ -194,7 +201,7 @@ def org():
 
 
 def test_names_are_read_from_metadata(org):
-    """The columns that can be ids are not asked for."""
+    """A member's channel and event come from its Metadata, not from columns that may be ids."""
     channels = EventChannels(org(answering([CHANNEL], MEMBER)), "60.0").channels()
     assert [(item.topic, len(item.members)) for item in channels] == [
         ("/data/ChangeEvents", 0),
@@ -215,8 +222,8 @@ def test_names_are_read_from_metadata(org):
         ("x", MEMBER),
     ],
 )
-def test_answers_that_are_none(org, channels, metadata):
-    """What has not the form of Salesforce's answers is an error, not a channel."""
+def test_malformed_channel_answer_is_a_protocol_error(org, channels, metadata):
+    """An answer that does not have Salesforce's form is an error and makes no channel."""
     with pytest.raises(RemoteProtocolError):
         EventChannels(org(answering(channels, metadata)), "60.0").channels()
 
@@ -225,14 +232,17 @@ def test_answers_that_are_none(org, channels, metadata):
     "answer",
     [[], {"DailyDeliveredPlatformEvents": {"Max": 1}}, {"DailyDeliveredPlatformEvents": 1}],
 )
-def test_limits_that_are_none(org, answer):
-    """A limit without its figures is an error, not a zero."""
+def test_malformed_limits_are_a_protocol_error(org, answer):
+    """Limits that are malformed or lack a figure raise an error instead of counting as zero."""
     with pytest.raises(RemoteProtocolError):
         Usages(org(lambda _request: Reply(200, answer)), "60.0").allocations()
 
 
-def test_an_org_that_tells_no_usage_by_event(org):
-    """Without Enhanced Usage Metrics the columns are not there: None; other refusals are told."""
+def test_usage_by_event_is_none_without_enhanced_usage_metrics(org):
+    """An org without Enhanced Usage Metrics lacks the columns, which is reported as None.
+
+    Any other refusal, and a malformed row, raises an error.
+    """
     refusal = [{"errorCode": "INVALID_FIELD", "message": "No such column 'EventName'"}]
     usages = Usages(org(lambda _request: Reply(400, refusal)), "60.0")
     assert usages.by_event() is None

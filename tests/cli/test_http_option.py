@@ -1,4 +1,4 @@
-"""`--http`: a command is watched while it runs."""
+"""The option `--http`, with which a running command serves metrics, health and a status page."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def get(url: str) -> str:
 
 
 def test_subscribe_serves_metrics_health_and_a_page(run_emulator):
-    """While it runs and no longer; nothing of an event and no token is in any of them."""
+    """The pages are served only while the command runs, and contain no event value and no token."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(2))
     emulator.publish(TOPIC, [{"Order_Number__c": SECRET}])
@@ -53,14 +53,14 @@ def test_subscribe_serves_metrics_health_and_a_page(run_emulator):
         get(url)
 
 
-def test_it_does_not_go_with_a_channel(capsys):
-    """Which has no subscription to watch: a usage error."""
+def test_http_cannot_be_used_with_channel(capsys):
+    """`--channel` has no subscription to watch, so combining it with `--http` is a usage error."""
     assert run(["subscribe", "--channel", "/topic/X", "--http", "0"]) == 2
     assert "--http cannot be used with --channel" in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_one_line(run_emulator, monkeypatch, capsys):
-    """Before anything is read."""
+def test_port_in_use_is_a_one_line_error(run_emulator, monkeypatch, capsys):
+    """A port that is already in use is reported before any event is printed."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     port = emulator.grpc_target.rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""How far a command has got: the file that it keeps, and the command that reads it."""
+"""The status file that shows how far a command has got, and `sfpubsub lag`, which reads it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from .test_cli import assert_one_line_error, point_at, spawn
 HEALTH = Health("streaming", None, 100, 0, 0, 0, 0, 0, 0, None, None)
 SETTINGS = Settings(endpoint="127.0.0.1:7011", tenant_id="00D000000000001AAA")
 TOKEN = "00D000000000001!TopSecretToken"
-NOW = time.time() // HOUR * HOUR  # files are pruned by their real age
+NOW = time.time() // HOUR * HOUR  # old files are removed by their real age
 
 
 @pytest.fixture(autouse=True)
 def state(tmp_path, monkeypatch) -> Path:
-    """A directory of the test's own."""
+    """Point the state directory at one that belongs to this test alone, and return its path."""
     place = tmp_path / "state" / "sfpubsub"
     monkeypatch.setenv("SFPUBSUB_STATE_DIR", str(place))
     return place
@@ -52,11 +52,13 @@ def emulator(run_emulator, monkeypatch):
     return started
 
 
-def keep(clock: Clock, **changes) -> StatusFile:
+def keep_status(clock: Clock, **changes) -> StatusFile:
+    """Return the context manager that keeps the status file of a ``subscribe`` run."""
     return StatusFile("subscribe", "managed", NAME, SETTINGS, clock=clock, **changes)
 
 
-def only(directory: Path) -> Status:
+def only_status(directory: Path) -> Status:
+    """Return the only status in *directory*."""
     found, unreadable = read_all(directory)
     assert not unreadable
     assert len(found) == 1
@@ -64,6 +66,7 @@ def only(directory: Path) -> Status:
 
 
 def batch_of(*created: float) -> EventBatch:
+    """Return a batch with one event for each creation time in *created*, in seconds."""
     codec = Codec("schema", ORDER)
     events = tuple(
         RawEvent(
@@ -85,22 +88,25 @@ def batch_of(*created: float) -> EventBatch:
     )
 
 
-def test_a_run_that_fails_says_so_to_whoever_watches(state):
-    """Ctrl-C is no failure."""
-    with pytest.raises(RuntimeError), keep(Clock(NOW)) as failed:
+def test_failed_run_reports_its_error(state):
+    """A run that ends with an exception reports its message; Ctrl-C is not an error."""
+    with pytest.raises(RuntimeError), keep_status(Clock(NOW)) as failed:
         raise RuntimeError("it broke")
     assert failed.observation.facts().error == "it broke"
-    with pytest.raises(KeyboardInterrupt), keep(Clock(NOW)) as stopped:
+    with pytest.raises(KeyboardInterrupt), keep_status(Clock(NOW)) as stopped:
         raise KeyboardInterrupt
     assert stopped.observation.facts().error is None
 
 
-def test_the_file_says_what_happened_and_when(state):
-    """Position, last commit, last message, the age of the last acked event: each from its cause."""
+def test_file_records_positions_and_times(state):
+    """The file has the acked, received and committed positions.
+
+    It also has the times of the last ack, commit and message.
+    """
     clock, subscription = Clock(NOW), Subscription()
-    with keep(clock, into="/data/orders") as status:
+    with keep_status(clock, into="/data/orders") as status:
         status.follow(subscription)
-        assert only(state).last_message_at is None
+        assert only_status(state).last_message_at is None
         clock.now += 5
         subscription.becomes(responses=1, delivered=2, last_position=ReplayId(b"\x07"))
         status.acked(batch_of(NOW - 60, NOW - 30, NOW - 10), 2)
@@ -110,7 +116,7 @@ def test_the_file_says_what_happened_and_when(state):
         subscription.becomes(responses=2, committed=ReplayId(b"\x01"))
         status._due = 0.0
         status.refresh()
-        said = only(state)
+        said = only_status(state)
         assert (said.command, said.kind, said.name, said.into) == (
             "subscribe",
             "managed",
@@ -125,58 +131,61 @@ def test_the_file_says_what_happened_and_when(state):
         clock.now += 60  # neither a message nor a commit
         status._due = 0.0
         status.refresh()
-        assert only(state).last_message_at == only(state).last_commit_at == NOW + 10
-    ended = only(state)
+        assert only_status(state).last_message_at == only_status(state).last_commit_at == NOW + 10
+    ended = only_status(state)
     assert (ended.ended_at, ended.is_alive()) == (NOW + 70, False)
 
 
-def test_a_keepalive_that_moves_nothing_is_a_message(emulator, connect):
-    """Health counts every response, so that a quiet topic shows its sign of life."""
+def test_commit_answer_counts_as_a_response(emulator, connect):
+    """Health counts responses without events too, so a quiet topic shows a sign of life."""
     with connect(emulator).subscribe_managed(NAME) as subscription:
         emulator.publish(TOPIC, orders(1))
         assert subscription.next_batch(PATIENCE) is not None
         before = subscription.health().responses
         assert before >= 1
-        subscription.next_batch(0.05)  # acks: the answer to the commit is a response
+        subscription.next_batch(0.05)  # acks the batch; the answer to its commit is a response
         until(lambda: subscription.health().responses > before, "the commit's answer")
 
 
-def test_the_file_is_written_about_once_a_second(state, monkeypatch):
-    """A busy loop does not write a file for each turn; the end is always written."""
+def test_file_is_written_at_most_once_a_second(state, monkeypatch):
+    """A thousand refreshes at one moment write the file only once more after the run's start.
+
+    The end of the run always writes it.
+    """
     written = []
     replace = status_file._replace
     monkeypatch.setattr(
         status_file, "_replace", lambda path, said: (written.append(1), replace(path, said))
     )
     subscription = Subscription()
-    with keep(Clock(NOW)) as status:
+    with keep_status(Clock(NOW)) as status:
         status.follow(subscription)
         for delivered in range(1000):
             subscription.becomes(delivered=delivered)
             status.refresh()
-        assert len(written) == 2  # at the start, and at the first look
-    assert only(state).delivered == 999
+        assert len(written) == 2  # at the start, and at the first refresh
+    assert only_status(state).delivered == 999
 
 
-def test_only_the_owner_may_look(state):
-    """The directory and the file are the user's own."""
-    with keep(Clock(NOW)) as status:
+def test_only_the_owner_can_read_the_file(state):
+    """The state directory has mode 700 and the status file has mode 600."""
+    with keep_status(Clock(NOW)) as status:
         status.follow(Subscription())
     assert stat.S_IMODE(state.stat().st_mode) == 0o700
     (file,) = state.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_deliveries_are_counted_by_the_hour_over_several_runs(state):
-    """The last 24 h, whoever delivered; older ones are forgotten, those sent again are counted."""
+def test_deliveries_are_counted_by_the_hour_across_runs(state):
+    """The count of the last 24 hours adds up all runs and includes redelivered events."""
     clock = Clock(NOW)
     for hours, delivered, redelivered in [(0, 5, 0), (10, 7, 3), (23, 1, 0)]:
         clock.now = NOW + hours * HOUR
         subscription = Subscription()
-        with keep(clock) as status:
+        with keep_status(clock) as status:
             status.follow(subscription)
             subscription.becomes(responses=1, delivered=delivered, redelivered=redelivered)
-    said = only(state)
+    said = only_status(state)
     assert said.delivered == 1
     assert [said.delivered_lately(NOW + hours * HOUR) for hours in (23, 25, 36, 50)] == [
         16,
@@ -186,101 +195,110 @@ def test_deliveries_are_counted_by_the_hour_over_several_runs(state):
     ]
 
 
-def test_a_run_says_nothing_of_the_one_before(state):
-    """A new process shows its own times and positions, or none; the old run's entry is gone."""
+def test_new_run_shows_no_values_of_the_previous_run(state):
+    """A new run has only its own times and positions, and its first response removes the old entry.
+
+    Only the 24-hour count spans runs.
+    """
     clock, subscription = Clock(NOW), Subscription()
-    with keep(clock) as status:
+    with keep_status(clock) as status:
         status.follow(subscription)
         subscription.becomes(responses=1, delivered=1, committed=ReplayId(b"\x09"))
         status.acked(batch_of(NOW - 60))
-    before = only(state)
+    before = only_status(state)
     assert (before.acked_position, before.committed_position) == ("00", "09")
     clock.now += 100
-    with keep(clock) as status:
+    with keep_status(clock) as status:
         status.follow(subscription := Subscription())
         status.refresh()
         old, new = sorted(read_all(state)[0], key=lambda said: said.started_at)
-        assert old == before  # until the new one has shown that it gets somewhere
+        assert old == before  # stays until the new run has its first response
         assert (new.last_message_at, new.acked_position, new.acked_at) == (None, None, None)
         subscription.becomes(responses=1)
         status._due = 0.0
         status.refresh()
-        said = only(state)
+        said = only_status(state)
         assert said.run == new.run != before.run
         assert (said.started_at, said.last_message_at, said.delivered) == (NOW + 100, NOW + 100, 0)
         assert (said.committed_position, said.last_commit_at) == (None, None)
         assert (said.acked_position, said.acked_event_at) == (None, None)
-        assert said.delivered_lately(clock.now) == 1  # the one count that is of all runs
+        assert said.delivered_lately(clock.now) == 1  # the only count that spans runs
 
 
-def test_a_run_that_was_sent_nothing_leaves_the_last_one_that_was(state):
-    """A quiet night does not make the position of the day before unknown, nor fill the list."""
+def test_runs_without_responses_keep_the_last_run_that_had_one(state):
+    """A run that received nothing replaces an earlier one that received nothing, but no other."""
     clock = Clock(NOW)
     for responses in (1, 0, 0, 0):
         clock.now += 100
-        with keep(clock) as status:
+        with keep_status(clock) as status:
             status.follow(subscription := Subscription())
             subscription.becomes(responses=responses)
     found = sorted(said.started_at for said in read_all(state)[0])
     assert found == [NOW + 100, NOW + 400]
 
 
-def test_a_run_that_gets_nowhere_leaves_what_is_known(state):
-    """One that cannot sign in, or whose name is misspelt, leaves no entry and replaces none."""
+def test_run_that_never_connects_keeps_the_previous_entry(state):
+    """A run that is refused or interrupted before it connects leaves no entry of its own."""
     clock, subscription = Clock(NOW), Subscription()
-    with keep(clock) as status:
+    with keep_status(clock) as status:
         status.follow(subscription)
         subscription.becomes(responses=1, committed=ReplayId(b"\x09"))
-    before = only(state)
+    before = only_status(state)
     refused = Subscription()
     refused.becomes(state="closed", reason="no such name")
-    with contextlib.suppress(ValueError), keep(clock) as status:
+    with contextlib.suppress(ValueError), keep_status(clock) as status:
         status.follow(refused)
         raise ValueError("refused")
-    with keep(clock) as status:  # interrupted while it waited for the network
+    with keep_status(clock) as status:  # interrupted while it waited for the network
         status.follow(refused)
-    with keep(clock):  # before there was a subscription at all
+    with keep_status(clock):  # before there was a subscription at all
         pass
-    assert only(state) == before
+    assert only_status(state) == before
     assert len(list(state.iterdir())) == 1
 
 
-def test_a_run_that_was_killed_before_it_got_anywhere_is_not_shown(state, monkeypatch):
-    """Its file says nothing; the next command removes it."""
-    lost = keep(Clock(NOW))
+def test_run_killed_before_its_first_response_is_not_shown(state, monkeypatch):
+    """The file of such a run contains nothing useful, and the next command removes it."""
+    lost = keep_status(Clock(NOW))
     lost.__enter__()
-    assert len(read_all(state)[0]) == 1  # while it lives: it may wait for the slot
+    assert len(read_all(state)[0]) == 1  # while it runs: it may be waiting for the slot
     monkeypatch.setattr("sfpubsub.spark.runtime.process.Process.alive", lambda _self: False)
     assert read_all(state)[0] == []
     assert len(list(state.iterdir())) == 1
-    with keep(Clock(NOW)):
+    with keep_status(Clock(NOW)):
         pass
     assert list(state.iterdir()) == []
 
 
-def test_two_at_once_have_an_entry_each_until_the_next_run(state):
-    """Two readers of one topic do not overwrite each other; what has ended is replaced."""
-    with keep(Clock(NOW)) as first, keep(Clock(NOW)) as second:
+def test_concurrent_runs_have_separate_entries(state):
+    """Two runs of one subscription do not overwrite each other's entry.
+
+    The next run replaces both once they have ended.
+    """
+    with keep_status(Clock(NOW)) as first, keep_status(Clock(NOW)) as second:
         first.follow(Subscription())
         second.follow(Subscription())
         assert len({said.run for said in read_all(state)[0]}) == 2
-    with keep(Clock(NOW)) as third:
+    with keep_status(Clock(NOW)) as third:
         third.follow(Subscription())
-    assert only(state).run == third.status.run
+    assert only_status(state).run == third.status.run
 
 
-def test_a_reason_that_is_over_is_not_shown_any_longer(state):
-    """`lag` repeats what `health` says, also while no event comes."""
+def test_resolved_reason_is_no_longer_shown(state):
+    """The file follows the state and reason of `health`, even while no event arrives."""
     clock, subscription = Clock(NOW), Subscription()
     subscription.becomes(state="waiting", reason="another stream holds it")
-    with keep(clock) as status:
+    with keep_status(clock) as status:
         status.follow(subscription)
         status.refresh()
-        assert (only(state).state, only(state).reason) == ("waiting", "another stream holds it")
+        assert (only_status(state).state, only_status(state).reason) == (
+            "waiting",
+            "another stream holds it",
+        )
         subscription.becomes(state="opening", reason=None)
         status._due = 0.0
         status.refresh()
-        assert (only(state).state, only(state).reason) == ("opening", None)
+        assert (only_status(state).state, only_status(state).reason) == ("opening", None)
 
 
 @pytest.mark.parametrize(
@@ -291,13 +309,13 @@ def test_a_reason_that_is_over_is_not_shown_any_longer(state):
     ],
 )
 def test_a_misspelt_name_leaves_no_entry(emulator, state, arguments):
-    """`lag` shows what has run, not what was tried."""
+    """A name that does not exist leaves no file, because `lag` shows runs and not attempts."""
     assert run(arguments) == 1
     assert list(state.iterdir()) == []
 
 
-def test_orgs_and_services_are_kept_apart(state):
-    """The same name in another org, or at another endpoint, is another file."""
+def test_orgs_endpoints_and_users_have_separate_files(state):
+    """The same topic has a status file for each org, endpoint and user."""
     for settings in (
         SETTINGS,
         Settings(endpoint="127.0.0.1:7012", tenant_id="00D000000000001AAA"),
@@ -312,20 +330,20 @@ def test_orgs_and_services_are_kept_apart(state):
     assert len({(said.endpoint, said.org) for said in found}) == 5
 
 
-def test_files_that_cannot_be_written_end_nothing(tmp_path, monkeypatch, caplog):
-    """A full or read-only disk costs the file and a word about it, once; no event."""
+def test_unwritable_status_file_only_logs_one_warning(tmp_path, monkeypatch, caplog):
+    """A status file that cannot be written costs one warning in the log, and the run goes on."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SFPUBSUB_STATE_DIR", str(tmp_path / "file" / "below"))
-    with keep(Clock(NOW)) as status:
+    with keep_status(Clock(NOW)) as status:
         status.follow(Subscription())
         status._due = 0.0
         status.refresh()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_old_files_are_removed_and_those_of_others_are_not(state):
-    """A directory does not grow for ever; only files that are ours are touched."""
-    with keep(Clock(NOW)) as status:
+def test_old_status_files_are_removed_but_other_files_stay(state):
+    """A run removes status files that were last written 40 days ago, and only status files."""
+    with keep_status(Clock(NOW)) as status:
         status.follow(Subscription())
     (old,) = state.iterdir()
     others = state / "somebody.json"
@@ -338,9 +356,9 @@ def test_old_files_are_removed_and_those_of_others_are_not(state):
     assert others.exists()
 
 
-def test_a_damaged_file_is_named_and_the_others_are_shown(state, capsys):
-    """Whatever stands in the directory: no traceback, and no wrong number."""
-    with keep(Clock(NOW)) as status:
+def test_damaged_file_is_named_and_the_others_are_shown(state, capsys):
+    """`lag` names each damaged file in one line of stderr and still shows the intact one."""
+    with keep_status(Clock(NOW)) as status:
         status.follow(Subscription())
     (file,) = state.iterdir()
     values = json.loads(file.read_text())
@@ -376,8 +394,8 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(state, capsys):
         assert f"{name}.status.json cannot be read" in captured.err
 
 
-def test_lag_of_what_subscribe_printed(emulator, capsys):
-    """What one run says, shown by the other: the last position, the commit, the counts."""
+def test_lag_shows_what_subscribe_recorded(emulator, capsys):
+    """After `subscribe` has ended, `lag` shows its last position, commit and counts."""
     results = emulator.publish(TOPIC, [{**row, "CreatedDate": 1000} for row in orders(25)])
     assert run(["subscribe", "--managed", NAME, "--max-events", "25"]) == 0
     capsys.readouterr()
@@ -400,8 +418,8 @@ def test_lag_of_what_subscribe_printed(emulator, capsys):
     assert "ended" in page
 
 
-def test_lag_tells_the_living_from_the_killed(emulator, capsys):
-    """A process that was killed says nothing; its pid and its start tell that it is gone."""
+def test_lag_tells_running_from_killed_processes(emulator, capsys):
+    """A killed process cannot update its file, so `lag` checks whether it still runs."""
     emulator.publish(TOPIC, orders(1))
     process = spawn(emulator, "subscribe", "--topic", TOPIC, "--replay", "earliest")
     with process.stdout, process.stderr:
@@ -428,7 +446,7 @@ def test_lag_tells_the_living_from_the_killed(emulator, capsys):
 
 
 def test_lag_opens_no_stream_and_needs_no_settings(emulator, monkeypatch, capsys):
-    """It reads files: no session, no service, and the managed slot stays where it is."""
+    """`lag` only reads files: it works while the service is stopped, and without any setting."""
     assert run(["subscribe", "--managed", NAME, "--idle-timeout", "0"]) == 0
     emulator.stop()
     for name in ("ENDPOINT", "ACCESS_TOKEN", "INSTANCE_URL", "TENANT_ID", "AUTH"):
@@ -447,17 +465,20 @@ def test_lag_opens_no_stream_and_needs_no_settings(emulator, monkeypatch, capsys
         (["--managed", NAME, "--topic", TOPIC], 2, "use only one of"),
     ],
 )
-def test_nothing_on_file_is_an_error_in_one_line(arguments, code, says, capsys):
-    """Exit code 1, and where one looked."""
+def test_lag_without_a_matching_file_is_a_one_line_error(arguments, code, says, capsys):
+    """`lag` says what it looked for and exits with code 1.
+
+    Contradictory options are a usage error.
+    """
     if arguments:
-        with keep(Clock(NOW)) as status:
+        with keep_status(Clock(NOW)) as status:
             status.follow(Subscription())
     assert run(["lag", *arguments]) == code
     assert_one_line_error(capsys, says)
 
 
-def test_the_demo_keeps_its_runs_to_itself(tmp_path, state):
-    """What the demo reads does not stand among the user's own subscriptions."""
+def test_demo_uses_its_own_state_directory(tmp_path, state):
+    """Runs of the demo keep their status below the demo's directory, not among the user's own."""
     demo = _Demo(tmp_path / "demo", 1)
     with demo._emulator():
         demo._publish(1)
@@ -470,11 +491,11 @@ def test_the_demo_keeps_its_runs_to_itself(tmp_path, state):
         )
     assert done.returncode == 0
     assert not state.exists()
-    assert only(tmp_path / "demo" / "state").name == NAME
+    assert only_status(tmp_path / "demo" / "state").name == NAME
 
 
-def test_no_secret_is_in_the_file(emulator, state):
-    """Neither the token nor what an event says."""
+def test_status_file_contains_no_secret(emulator, state):
+    """The status file contains neither the access token nor any value of an event."""
     emulator.publish(TOPIC, [{"Order_Number__c": "a-secret-of-the-event"}])
     assert run(["subscribe", "--managed", NAME, "--max-events", "1"]) == 0
     (file,) = state.iterdir()
@@ -484,8 +505,8 @@ def test_no_secret_is_in_the_file(emulator, state):
     assert "a-secret-of-the-event" not in text
 
 
-def test_the_state_directory_is_the_users_unless_it_is_set(monkeypatch, state):
-    """The setting goes first; without it the place where the system keeps a user's state."""
+def test_state_directory_setting_overrides_the_default(monkeypatch, state):
+    """Without SFPUBSUB_STATE_DIR, the directory is ``sfpubsub`` in the system's place for state."""
     assert state_dir() == state
     monkeypatch.delenv("SFPUBSUB_STATE_DIR")
     monkeypatch.setenv("XDG_STATE_HOME", "/somewhere")

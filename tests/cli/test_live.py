@@ -1,4 +1,4 @@
-"""The line that says how a command goes, and the words beside it."""
+"""The progress line of a running command, and the messages printed beside it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def clock():
     return Clock()
 
 
-def test_on_a_terminal_the_line_is_updated_and_words_have_their_own(clock, capsys, monkeypatch):
-    """What is shown is cleared for words, and the last line stays."""
+def test_terminal_line_is_updated_in_place(clock, capsys, monkeypatch):
+    """On a terminal the line is cleared before each update and message, and the last one stays."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     texts = iter(["1 event", "2 events", "3 events", "4 events"])
     with LiveLine(lambda: next(texts), clock=clock) as line:
@@ -36,8 +36,8 @@ def test_on_a_terminal_the_line_is_updated_and_words_have_their_own(clock, capsy
     )
 
 
-def test_a_line_is_cut_where_the_terminal_ends(clock, capsys, monkeypatch):
-    """One that went on in a second row could not be cleared."""
+def test_line_is_cut_to_the_terminal_width(clock, capsys, monkeypatch):
+    """A longer line is cut to fit the terminal, because one that wrapped could not be cleared."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "11")
     with LiveLine(lambda: "0123456789abc", clock=clock) as line:
@@ -45,8 +45,11 @@ def test_a_line_is_cut_where_the_terminal_ends(clock, capsys, monkeypatch):
     assert capsys.readouterr().err == f"{CLEAR}0123456789{CLEAR}0123456789\n"
 
 
-def test_elsewhere_it_is_a_line_now_and_then(clock, capsys):
-    """Every 30 s, and at the end where the command says so; never an empty one."""
+def test_without_a_terminal_a_line_is_printed_every_30_seconds(clock, capsys):
+    """Without a terminal a line is printed every 30 s and, on request, at the end.
+
+    An empty line is never printed.
+    """
     text = ""
     with LiveLine(lambda: text, ends=True, is_terminal=False, clock=clock) as line:
         for second in range(95):
@@ -58,16 +61,17 @@ def test_elsewhere_it_is_a_line_now_and_then(clock, capsys):
     assert capsys.readouterr().err.splitlines() == ["60 events", "90 events", "94 events"]
 
 
-def test_a_run_that_is_over_soon_says_nothing_of_itself(clock, capsys):
-    """Unless the command wants a last line."""
+def test_short_run_prints_no_line(clock, capsys):
+    """Without a terminal, a run of less than 30 s prints no line unless it asks for a last one."""
     with LiveLine(lambda: "1 event", is_terminal=False, clock=clock) as line:
         line.refresh()
     assert capsys.readouterr().err == ""
 
 
-def test_what_the_line_says(clock):
-    """Sums, the rate of the last ten seconds, the worst lag, the newest commit; what is zero and
-    tells nothing is left out."""
+def test_summary_line_contents(clock):
+    """The line shows the number of events, their recent rate, the worst lag and the age of the
+    newest commit. Reconnects and gaps are shown only if there were any.
+    """
     one = Subscription()
     observed = [Observation("managed", "A", clock=clock), Observation("topic", "B", clock=clock)]
     observed[1].follow(Subscription(delivered=7))
@@ -97,14 +101,14 @@ def test_what_the_line_says(clock):
         ("metrics.local:80", Address("metrics.local", 80)),
     ],
 )
-def test_where_to_listen(text, address):
-    """A port is one of this machine alone."""
+def test_listen_address_forms(text, address):
+    """A port alone listens on 127.0.0.1 only; a host may be given before the port."""
     assert Listen().convert(text, None, None) == address
 
 
 @pytest.mark.parametrize("text", ["", "x", "65536", "-1", "host:", "²"])
-def test_where_one_cannot_listen(text):
-    """A usage error that says what is meant."""
+def test_invalid_listen_address_is_a_usage_error(text):
+    """The error shows the two valid forms, PORT and HOST:PORT."""
     from click import BadParameter
 
     with pytest.raises(BadParameter, match="is not a valid address: use PORT or HOST:PORT"):

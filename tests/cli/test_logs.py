@@ -1,4 +1,4 @@
-"""What goes to stderr as JSON lines, and what is left out of what repeats."""
+"""Log records as JSON lines on stderr, and the suppression of repeated warnings."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from .test_cli import point_at
 
 
 def record(message: str, *args: object, at: float = 0.0, level: int = logging.WARNING):
+    """Return a log record of *message* that was created *at* seconds after the epoch."""
     made = logging.LogRecord("sfpubsub.client", level, "file", 1, message, args, None)
     made.created = at
     return made
 
 
-def test_a_line_is_an_object_with_the_rpc_id():
-    """Of the error in its arguments, else of its text."""
+def test_log_line_is_an_object_with_its_rpc_id():
+    """The rpc id comes from an error among the arguments, else from the text.
+
+    A message without one has no such key.
+    """
     error = StreamUnavailableError("it is down", rpc_id="abc-1")
     line = json.loads(JsonFormatter().format(record("trying again: %s", error)))
     assert line == {
@@ -39,9 +43,12 @@ def test_a_line_is_an_object_with_the_rpc_id():
     assert "rpc_id" not in json.loads(JsonFormatter().format(record("nothing")))
 
 
-def test_what_repeats_is_limited_and_counted():
-    """Lines that differ in numbers and rpc ids are of one kind; another kind is not kept back, nor
-    is what is no warning. The first one of the next minute says how many were left out."""
+def test_repeated_warnings_are_limited_and_counted():
+    """Only a few warnings that differ just in numbers and rpc ids pass each minute.
+
+    Other kinds and lower levels always pass. The next minute's first warning of the kind says how
+    many were suppressed.
+    """
     limit, passed = Limit(), []
     for number in range(20):
         told = limit.told(record("again in %.1f s, rpc id %s", number, f"r{number}x", at=number))
@@ -56,8 +63,11 @@ def test_what_repeats_is_limited_and_counted():
     assert limit.told(record("again in %.1f s, rpc id %s", 9, "r", at=WITHIN + 1))
 
 
-def test_words_for_people_become_json_lines_too():
-    """Line by line, however they are written; what is JSON already stays."""
+def test_plain_messages_become_json_lines():
+    """Each line of plain text becomes a JSON object, however it is split into writes.
+
+    Lines that are JSON already stay as they are.
+    """
     out = io.StringIO()
     wrapped = JsonStderr(out)
     for text in ("wait", "ing: down, rpc id x-1\n\nerror: gone\n", '{"level": "info"}\n', "rest"):
@@ -73,8 +83,8 @@ def test_words_for_people_become_json_lines_too():
 
 
 def test_all_of_stderr_is_json(run_emulator, monkeypatch, capsys):
-    """A run that is well, one that fails, and a usage error: each line is an object."""
-    monkeypatch.setattr(sys, "stderr", sys.stderr)  # a run wraps it
+    """With --log-format json, successful and failed runs print nothing but JSON to stderr."""
+    monkeypatch.setattr(sys, "stderr", sys.stderr)  # restored later: a run replaces it
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     emulator.publish(TOPIC, orders(2))

@@ -1,4 +1,4 @@
-"""``sfpubsub managed`` against the emulator: what a script reads, and what a person is told."""
+"""``sfpubsub managed`` against the emulator: its JSON output, its messages and its exit codes."""
 
 from __future__ import annotations
 
@@ -30,19 +30,23 @@ def emulator(run_emulator, monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """A subscription counts as known after a moment; the pauses are short."""
+def short_waits(monkeypatch):
+    """Shorten the waits: a subscription is available after 0.3 s, and is checked every 0.05 s."""
     monkeypatch.setattr("sfpubsub.cli.managed.ACCEPTED", 0.3)
     monkeypatch.setattr("sfpubsub.cli.managed.CHECK_EVERY", 0.05)
 
 
 def lines(capsys) -> tuple[list[dict], str]:
+    """Return the JSON lines that were printed to stdout, and the text of stderr."""
     captured = capsys.readouterr()
     return [json.loads(line) for line in captured.out.splitlines()], captured.err
 
 
-def test_the_life_of_a_managed_subscription(emulator, capsys):
-    """create, list, show, update, stop, start, delete: a JSON line of the record for each."""
+def test_managed_subscription_lifecycle(emulator, capsys):
+    """Each subcommand from create to delete prints the record as one JSON line.
+
+    List prints one line for each record.
+    """
     assert run(["managed", "create", NEW, "--topic", TOPIC, "--label", "For people"]) == 0
     (made,), said = lines(capsys)
     assert made == {
@@ -73,8 +77,11 @@ def test_the_life_of_a_managed_subscription(emulator, capsys):
     assert emulator.managed.get(NEW) is None
 
 
-def test_creating_waits_until_the_service_knows(run_emulator, monkeypatch, capsys):
-    """Propagation: told of each look, and the end is that one can subscribe."""
+def test_create_waits_until_the_subscription_is_available(run_emulator, monkeypatch, capsys):
+    """While a new subscription propagates, create reports that it waits.
+
+    When it returns, one can subscribe.
+    """
     started = run_emulator(settings=Settings(propagation_s=1.0))
     point_at(started, monkeypatch)
     assert run(["managed", "create", NEW, "--topic", TOPIC]) == 0
@@ -84,8 +91,11 @@ def test_creating_waits_until_the_service_knows(run_emulator, monkeypatch, capsy
     assert run(["subscribe", "--managed", NEW, "--idle-timeout", "0"]) == 0
 
 
-def test_waiting_ends_and_is_left_out_on_request(run_emulator, monkeypatch, capsys):
-    """Not known in time: exit code 1, and the record is printed; --no-wait does not look at all."""
+def test_waiting_times_out_and_can_be_disabled(run_emulator, monkeypatch, capsys):
+    """If the subscription is not available in time, create prints the record and exits with code 1.
+
+    With --no-wait it does not check at all.
+    """
     started = run_emulator(settings=Settings(propagation_s=600.0))
     point_at(started, monkeypatch)
     monkeypatch.setattr("sfpubsub.cli.managed.PROPAGATION", 0.1)
@@ -97,8 +107,8 @@ def test_waiting_ends_and_is_left_out_on_request(run_emulator, monkeypatch, caps
     assert "waiting" not in lines(capsys)[1]
 
 
-def test_the_look_moves_no_position(emulator, capsys):
-    """Waiting subscribes for a moment: nothing is acked, nothing committed, the slot comes back."""
+def test_availability_check_moves_no_position(emulator, capsys):
+    """The check subscribes for a moment; it commits nothing and gives the slot back."""
     emulator.publish(TOPIC, orders(3))
     assert run(["managed", "start", NAME]) == 0
     assert committed(emulator) is None
@@ -107,8 +117,8 @@ def test_the_look_moves_no_position(emulator, capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_a_held_slot_counts_as_known(emulator, connect, capsys):
-    """Somebody reads it already: then it works, and he is not disturbed."""
+def test_held_slot_counts_as_available(emulator, connect, capsys):
+    """A subscription that another client reads is available, and that client is not disturbed."""
     with connect(emulator).subscribe_managed(NAME) as holder:
         emulator.publish(TOPIC, orders(1))
         until(lambda: holder.health().state == "streaming", "the slot")
@@ -117,8 +127,8 @@ def test_a_held_slot_counts_as_known(emulator, connect, capsys):
     assert "is available" in capsys.readouterr().err
 
 
-def test_a_network_that_is_down_does_not_count_as_known(run_emulator, connect):
-    """Nothing was refused, and nothing was asked either: look again."""
+def test_network_failure_does_not_count_as_available(run_emulator, connect):
+    """If the service cannot be reached, the check must be repeated although nothing was refused."""
     started = run_emulator()
     client = connect(started)
     client.get_topic(TOPIC)
@@ -127,8 +137,8 @@ def test_a_network_that_is_down_does_not_count_as_known(run_emulator, connect):
 
 
 @pytest.mark.parametrize("command", [["create", NEW, "--topic", TOPIC], ["start", NAME]])
-def test_one_sign_in_does_for_the_change_and_the_wait(run_emulator, monkeypatch, capsys, command):
-    """A refresh token that rotates is good once: a second sign-in with the first would fail."""
+def test_change_and_wait_share_one_sign_in(run_emulator, monkeypatch, capsys, command):
+    """A rotating refresh token is valid once, so a second sign-in with it would fail."""
     started = run_emulator(settings=Settings(rotate_refresh_tokens=True))
     point_at(
         started,
@@ -142,8 +152,8 @@ def test_one_sign_in_does_for_the_change_and_the_wait(run_emulator, monkeypatch,
     assert "is available" in lines(capsys)[1]
 
 
-def test_a_start_at_latest_is_warned_of(emulator, capsys):
-    """What was asked for is done, and its danger said."""
+def test_default_replay_latest_prints_a_warning(emulator, capsys):
+    """Creating a subscription with LATEST succeeds, and the output warns that it loses events."""
     arguments = ["--topic", TOPIC, "--default-replay", "LATEST", "--no-wait"]
     assert run(["managed", "create", NEW, *arguments]) == 0
     (record,), said = lines(capsys)
@@ -152,8 +162,8 @@ def test_a_start_at_latest_is_warned_of(emulator, capsys):
 
 
 @pytest.mark.parametrize("act", ["stop", "delete"])
-def test_nothing_is_lost_without_a_yes(emulator, capsys, act):
-    """Without --yes and with nobody to ask it is a usage error, and nothing is changed."""
+def test_stop_and_delete_require_yes_without_a_terminal(emulator, capsys, act):
+    """Without --yes and without a terminal to ask on, nothing changes and the exit code is 2."""
     assert run(["managed", act, NAME]) == 2
     assert_one_line_error(capsys, "--yes")
     assert emulator.managed.get(NAME).state == "RUN"
@@ -163,8 +173,11 @@ def test_nothing_is_lost_without_a_yes(emulator, capsys, act):
     ("act", "warned"), [("stop", "72 hours of events are redelivered"), ("delete", "position")]
 )
 @pytest.mark.parametrize("answer", ["y", "n"])
-def test_a_person_is_asked_with_the_consequence(emulator, capsys, monkeypatch, act, warned, answer):
-    """The question says what is lost; no is no."""
+def test_confirmation_states_the_consequence(emulator, capsys, monkeypatch, act, warned, answer):
+    """The question names the subscription, its topic and what will be lost.
+
+    Answering no changes nothing.
+    """
     asked = []
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("click.confirm", lambda text, **_: (asked.append(text), answer == "y")[1])
@@ -183,16 +196,19 @@ def test_a_person_is_asked_with_the_consequence(emulator, capsys, monkeypatch, a
         assert captured.out == ""
 
 
-def test_stop_and_delete_say_what_to_expect(emulator, capsys):
-    """The position is gone; the name is not to be used soon."""
+def test_stop_and_delete_print_their_consequences(emulator, capsys):
+    """Stop says that the committed position is deleted.
+
+    Delete advises not to reuse the name soon.
+    """
     assert run(["managed", "stop", NAME, "--yes"]) == 0
     assert "committed position is deleted" in lines(capsys)[1]
     assert run(["managed", "delete", NAME, "--yes"]) == 0
     assert f"do not reuse the name {NAME} soon" in lines(capsys)[1]
 
 
-def test_a_stop_ends_a_running_client(emulator, connect):
-    """What the warning says: the client is told, and it is no failure of the network."""
+def test_stop_ends_a_running_client(emulator, connect):
+    """A client that is reading gets SubscriptionStoppedError, not a network failure."""
 
     def read_on() -> None:
         with connect(emulator).subscribe_managed(NAME) as running:
@@ -207,8 +223,8 @@ def test_a_stop_ends_a_running_client(emulator, connect):
         read_on()
 
 
-def test_the_page_runs(emulator, capsys):
-    """Every command line of the documentation, in its order."""
+def test_commands_of_the_managed_subscriptions_page_run(emulator, capsys):
+    """Every command of the page succeeds when run in the order of the page."""
     (block,) = blocks(page("managed-subscriptions"), "sh")
     commands = [shlex.split(line)[1:] for line in block.splitlines()]
     assert len(commands) == 7
@@ -239,10 +255,10 @@ def test_the_page_runs(emulator, capsys):
         (["nothing"], {}, 2, "nothing"),
     ],
 )
-def test_bad_input_is_one_line_and_an_exit_code(
+def test_bad_input_is_a_one_line_error(
     emulator, monkeypatch, capsys, arguments, changed, code, says
 ):
-    """Every mistake: one line that names the thing, and nothing on stdout."""
+    """Each mistake has its exit code and a line on stderr that names it."""
     point_at(emulator, monkeypatch, **changed)
     assert run(["managed", *arguments]) == code
     assert_one_line_error(capsys, says)
@@ -250,7 +266,7 @@ def test_bad_input_is_one_line_and_an_exit_code(
 
 @pytest.mark.parametrize("command", ["list", "show", "create", "update", "start", "stop", "delete"])
 def test_every_subcommand_has_help(command, capsys):
-    """--help explains it."""
+    """`--help` of each subcommand exits with code 0 and shows its usage."""
     assert run(["managed", command, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"Usage: sfpubsub managed {command}" in out

@@ -1,4 +1,4 @@
-"""Who reads our stdout, and what of it was read: the acks of `sfpubsub subscribe`."""
+"""`sfpubsub subscribe` acks only the lines that the reader of its stdout has read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..client.test_managed import NAME, TOPIC, committed, orders
 from ..conftest import PATIENCE, until
 from .test_cli import assert_one_line_error, environment, point_at, spawn
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is unread")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts unread bytes")
 
 
 @pytest.fixture
@@ -34,6 +34,7 @@ def emulator(run_emulator, monkeypatch):
 
 @contextlib.contextmanager
 def subscribing(emulator, *options: str) -> Iterator[subprocess.Popen]:
+    """Run ``subscribe`` on the managed subscription, and kill it when the block is left."""
     process = spawn(emulator, "subscribe", "--managed", NAME, *options)
     with process.stderr:
         try:
@@ -45,7 +46,7 @@ def subscribing(emulator, *options: str) -> Iterator[subprocess.Popen]:
 
 
 def read_line(process) -> dict:
-    """Read a line and not a byte more, as no program with a buffer does."""
+    """Read one line and not a byte more, so that no other line counts as read."""
     line = b""
     while not line.endswith(b"\n"):
         line += os.read(process.stdout.fileno(), 1)
@@ -53,18 +54,23 @@ def read_line(process) -> dict:
 
 
 def ended(process) -> tuple[int, str]:
+    """Wait for the end of *process*; return its exit code and its stderr."""
     code = process.wait(PATIENCE)
     return code, process.stderr.read()
 
 
-def rest_of(emulator, capsys) -> list[str]:
+def remaining_event_ids(emulator, capsys) -> list[str]:
+    """Return the ids of the events that a second run gets."""
     assert run(["subscribe", "--managed", NAME, "--idle-timeout", "0.3"]) == 0
     return [json.loads(line)["event_id"] for line in capsys.readouterr().out.splitlines()]
 
 
 @linux
-def test_a_closed_pipe_acks_what_was_read_and_nothing_else(emulator, capsys):
-    """Ten lines were written, one was read: nine come again, though no event came in between."""
+def test_closed_pipe_acks_only_the_lines_that_were_read(emulator, capsys):
+    """Of ten printed lines one was read, so nine events are redelivered.
+
+    The command ends without waiting for another event.
+    """
     published = [result.event_id for result in emulator.publish(TOPIC, orders(10))]
     with subscribing(emulator) as process:
         assert read_line(process)["event_id"] == published[0]
@@ -72,14 +78,14 @@ def test_a_closed_pipe_acks_what_was_read_and_nothing_else(emulator, capsys):
         process.stdout.close()
         closed = time.monotonic()
         code, err = ended(process)
-        assert time.monotonic() - closed < 30  # the next keepalive comes after 120
+        assert time.monotonic() - closed < 30  # the next keepalive would come after 120 s
     assert code == 0
     assert err.splitlines() == ["1 event, 9 more printed but not read"]
-    assert rest_of(emulator, capsys) == published[1:]
+    assert remaining_event_ids(emulator, capsys) == published[1:]
 
 
-def test_a_reader_that_leaves_an_idle_subscription_ends_it(emulator):
-    """`| head -1` has what it wanted: the end does not wait for an event that may never come."""
+def test_closed_pipe_ends_an_idle_subscription(emulator):
+    """When the reader leaves, as `head -1` does, the command does not wait for another event."""
     emulator.publish(TOPIC, orders(1))
     with subscribing(emulator) as process:
         read_line(process)
@@ -89,8 +95,11 @@ def test_a_reader_that_leaves_an_idle_subscription_ends_it(emulator):
         assert ended(process) == (0, "1 event\n")
 
 
-def test_head_ends_a_pipeline_in_order(emulator, capsys):
-    """With the real `head`: exit code 0 also under pipefail, and nothing unread is lost."""
+def test_head_ends_a_pipeline_cleanly(emulator, capsys):
+    """A pipeline into `head` exits with code 0 even under pipefail.
+
+    Events that were not acked are redelivered.
+    """
     published = [result.event_id for result in emulator.publish(TOPIC, orders(300))]
     done = subprocess.run(
         [
@@ -110,12 +119,12 @@ def test_head_ends_a_pipeline_in_order(emulator, capsys):
     assert json.loads(line)["event_id"] == published[0]
     acked = int(done.stderr.split()[0])
     assert acked >= 1
-    assert rest_of(emulator, capsys) == published[acked:]
+    assert remaining_event_ids(emulator, capsys) == published[acked:]
 
 
 @linux
-def test_an_end_waits_until_the_last_lines_were_read(emulator, capsys):
-    """A reader that is slower than we are gets its lines acked: none comes twice."""
+def test_exit_waits_until_the_last_lines_are_read(emulator, capsys):
+    """After --max-events the command waits for a slow reader and acks what it reads."""
     published = [result.event_id for result in emulator.publish(TOPIC, orders(10))]
     with subscribing(emulator, "--max-events", "5") as process:
         assert [read_line(process)["event_id"] for _ in range(2)] == published[:2]
@@ -123,24 +132,29 @@ def test_an_end_waits_until_the_last_lines_were_read(emulator, capsys):
         assert process.poll() is None
         assert [read_line(process)["event_id"] for _ in range(3)] == published[2:5]
         assert ended(process) == (0, "5 events\n")
-    assert rest_of(emulator, capsys) == published[5:]
+    assert remaining_event_ids(emulator, capsys) == published[5:]
 
 
 @linux
-def test_a_signal_does_not_wait_for_a_reader_that_has_stopped(emulator, capsys):
-    """The lines that it did not read within some seconds come again."""
+def test_signal_does_not_wait_for_a_stalled_reader(emulator, capsys):
+    """The command ends on SIGTERM although its reader has stopped.
+
+    The unread events are redelivered.
+    """
     published = [result.event_id for result in emulator.publish(TOPIC, orders(10))]
     with subscribing(emulator) as process:
         assert read_line(process)["event_id"] == published[0]
         until(lambda: committed(emulator) is not None, "a commit")
         process.send_signal(signal.SIGTERM)
         assert ended(process) == (0, "1 event, 9 more printed but not read\n")
-    assert rest_of(emulator, capsys) == published[1:]
+    assert remaining_event_ids(emulator, capsys) == published[1:]
 
 
 @linux
-def test_a_full_pipe_takes_what_fits_and_acks_what_was_read(emulator, capsys):
-    """A reader that leaves while we wait for room: what it read stays acked, and nothing else."""
+def test_full_pipe_acks_only_the_lines_that_were_read(emulator, capsys):
+    """The reader leaves while a write waits for room in the pipe: the lines it read stay acked, and
+    the rest is redelivered.
+    """
     results = emulator.publish(TOPIC, [{"Order_Number__c": "x" * 9000} for _ in range(20)])
     published = [result.event_id for result in results]
     with subscribing(emulator) as process:
@@ -149,11 +163,11 @@ def test_a_full_pipe_takes_what_fits_and_acks_what_was_read(emulator, capsys):
         code, err = ended(process)
     assert (code, "Traceback" in err) == (0, False)
     assert err.startswith("3 events, ")
-    assert rest_of(emulator, capsys) == published[3:]
+    assert remaining_event_ids(emulator, capsys) == published[3:]
 
 
-def test_an_output_that_is_closed_from_the_start_is_an_error(emulator, monkeypatch, capsys):
-    """`sfpubsub subscribe >&-`: no descriptor 1, which a connection might be given otherwise."""
+def test_stdout_closed_from_the_start_is_an_error(emulator, monkeypatch, capsys):
+    """`sfpubsub subscribe >&-` is refused: a connection could get the unused descriptor 1."""
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", None)
         code = run(["subscribe", "--managed", NAME])
@@ -161,9 +175,10 @@ def test_an_output_that_is_closed_from_the_start_is_an_error(emulator, monkeypat
     assert_one_line_error(capsys, "stdout")
 
 
-def test_what_is_no_pipe_takes_everything_at_once(tmp_path):
-    """A file and an object in memory are always read, and their reader never leaves. A piece of the
-    output may end within a character.
+def test_output_that_is_not_a_pipe_counts_as_read(tmp_path):
+    """Bytes written to a file or to an object in memory count as read at once.
+
+    A write may end within a character.
     """
     memory = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with open(tmp_path / "lines", "w", encoding="utf-8") as file:
@@ -178,8 +193,11 @@ def test_what_is_no_pipe_takes_everything_at_once(tmp_path):
 
 
 @linux
-def test_what_others_write_into_the_pipe_makes_us_careful():
-    """`2>&1`: their bytes may be the unread ones, so ours count as unread until all are read."""
+def test_bytes_of_another_writer_delay_acks():
+    """With `2>&1` the unread bytes may be another writer's.
+
+    Ours count as unread until all of them are read.
+    """
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", buffering=0) as reader, os.fdopen(writing, "w") as writer:
         output = Output(writer)

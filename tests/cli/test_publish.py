@@ -1,4 +1,4 @@
-"""``sfpubsub publish``: what a line may say, what is printed, and what the exit code tells."""
+"""``sfpubsub publish``: its input lines, its printed results and its exit codes."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def emulator(run_emulator, monkeypatch):
 
 @pytest.fixture
 def file(tmp_path):
+    """Return a function that writes events to a file and returns the arguments that publish it."""
     path = tmp_path / "events.jsonl"
 
     def write(*lines):
@@ -45,12 +46,16 @@ def file(tmp_path):
 
 
 def printed(capsys) -> list[dict]:
+    """Return the results that were printed to stdout."""
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 @pytest.mark.parametrize("options", [[], ["--stream"], ["--stream", "--rate", "100000/s"]])
-def test_a_line_may_set_the_events_id(options, emulator, connect, file, capsys):
-    """_event is about the event and no field; results come in the order of the lines."""
+def test_line_can_set_the_event_id(options, emulator, connect, file, capsys):
+    """The key _event describes the event and is not one of its fields.
+
+    Results are printed in the order of the lines.
+    """
     lines = [{"_event": {"id": f"e{n}", "headers": {"a": "b"}}, "City__c": "x"} for n in range(300)]
     assert run([*file(*lines), *options]) == 0
     assert [line["event_id"] for line in printed(capsys)] == [f"e{n}" for n in range(300)]
@@ -69,8 +74,11 @@ def test_a_line_may_set_the_events_id(options, emulator, connect, file, capsys):
         ({"id": "x" * 37}, "1 to 36 characters"),
     ],
 )
-def test_a_line_that_says_nonsense_of_the_event_is_refused(about, says, emulator, file, capsys):
-    """The line is named, and what stands before it was published and printed."""
+def test_line_with_invalid_event_metadata_is_rejected(about, says, emulator, file, capsys):
+    """The error names the line and its mistake.
+
+    The line before it was published and its result printed.
+    """
     assert run(file({}, {"_event": about})) == 1
     said = capsys.readouterr()
     assert len(said.out.splitlines()) == 1
@@ -79,8 +87,8 @@ def test_a_line_that_says_nonsense_of_the_event_is_refused(about, says, emulator
     assert emulator.bus.tip() == 1
 
 
-def test_a_file_that_is_not_utf_8_is_named(emulator, tmp_path, capsys):
-    """With about the line; what was read before is published."""
+def test_file_that_is_not_utf8_is_named(emulator, tmp_path, capsys):
+    """The error names the file and roughly the line; the line before it was published."""
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"{}\n" + b"x" * 10_000 + b"\xff\n")
     assert run(["publish", TOPIC, "--file", str(path), "--created-by", USER]) == 1
@@ -88,8 +96,8 @@ def test_a_file_that_is_not_utf_8_is_named(emulator, tmp_path, capsys):
     assert emulator.bus.tip() == 1
 
 
-def test_any_failed_event_is_exit_code_1_and_has_its_line(emulator, file, capsys):
-    """The others are published; the failed one says why."""
+def test_failed_event_gives_exit_code_1_and_its_reason(emulator, file, capsys):
+    """The result line of the failed event has the reason, and the other two events succeed."""
     emulator.faults.add(Fault("refuse_event", text="no such record"))
     assert run(file(*[{}] * 3)) == 1
     said = capsys.readouterr()
@@ -99,8 +107,8 @@ def test_any_failed_event_is_exit_code_1_and_has_its_line(emulator, file, capsys
     assert "\r" not in said.err  # no terminal, no progress
 
 
-def test_lost_answers_are_no_failures(emulator, connect, file, capsys):
-    """What is not answered is sent again under its id: a line of results an event."""
+def test_lost_answers_are_not_failures(emulator, connect, file, capsys):
+    """Events whose answer was lost are sent again under their id; each has one result line."""
     emulator.faults.add(Fault("lose_answer", times=2))
     assert run([*file(*[{}] * 500), "--stream"]) == 0
     ids = [line["event_id"] for line in printed(capsys)]
@@ -109,13 +117,13 @@ def test_lost_answers_are_no_failures(emulator, connect, file, capsys):
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "many", "nan", "inf"])
-def test_a_rate_is_a_number_above_0(rate):
-    """A slip is a usage error."""
+def test_rate_must_be_a_positive_number(rate):
+    """A --rate that is not a finite number above 0 is a usage error."""
     assert run(["publish", TOPIC, f"--rate={rate}"]) == 2
 
 
-def publishing(emulator, *options, before=()) -> subprocess.Popen[str]:
-    """The command in a process of its own, reading a pipe."""
+def start_publish(emulator, *options, before=()) -> subprocess.Popen[str]:
+    """Start the command in a process of its own, which reads events from a pipe."""
     return subprocess.Popen(
         [
             sys.executable,
@@ -136,12 +144,15 @@ def publishing(emulator, *options, before=()) -> subprocess.Popen[str]:
     )
 
 
-def test_ctrl_c_ends_the_reading_and_loses_no_result(emulator, connect):
-    """What was read is published and printed; the exit code says that it was interrupted."""
-    process = publishing(emulator)
+def test_ctrl_c_stops_reading_and_loses_no_result(emulator, connect):
+    """Events that were read before Ctrl-C are published and their results printed.
+
+    The exit code is 130.
+    """
+    process = start_publish(emulator)
     process.stdin.write('{"_event": {"id": "a"}}\n{"_event": {"id": "b"}}\n')
     process.stdin.flush()
-    # Printed though no further line has come.
+    # Results are printed although no further line has arrived.
     printed = [json.loads(process.stdout.readline())["event_id"] for _ in range(2)]
     assert printed == ["a", "b"]
     process.send_signal(signal.SIGINT)
@@ -151,15 +162,18 @@ def test_ctrl_c_ends_the_reading_and_loses_no_result(emulator, connect):
     assert [name for name, _ in on_the_bus(emulator, connect)] == ["a", "b"]
 
 
-def test_a_second_ctrl_c_ends_at_once_and_says_what_has_no_result(emulator):
-    """Nobody has to wait for a service that takes nothing; each event has its line all the same."""
+def test_second_ctrl_c_ends_at_once_and_reports_missing_results(emulator):
+    """A second Ctrl-C does not wait for the service.
+
+    Each event without a result still gets its line.
+    """
     emulator.faults.add(Fault("refuse_event", times=1_000_000))
-    process = publishing(emulator, before=["--verbose"])
+    process = start_publish(emulator, before=["--verbose"])
     process.stdin.write('{"_event": {"id": "a"}}\n')
     process.stdin.flush()
     until(lambda: emulator.faults.report()[0]["happened"] > 0, "the first attempt")
     process.send_signal(signal.SIGINT)
-    # Two signals at the same moment are one.
+    # Two signals at the same moment would arrive as one, so wait until the first was handled.
     assert any("a second Ctrl-C stops waiting" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
     output, errors = ended(process)
@@ -169,9 +183,9 @@ def test_a_second_ctrl_c_ends_at_once_and_says_what_has_no_result(emulator):
     assert "may have been published" in line["error"]
 
 
-def test_ctrl_c_waits_for_no_rate(emulator, connect):
-    """What was read goes out at once, however slow the rate is."""
-    process = publishing(emulator, "--rate", "0.001/s")
+def test_ctrl_c_ignores_the_rate(emulator, connect):
+    """Events that were read before Ctrl-C are published at once, however low the rate is."""
+    process = start_publish(emulator, "--rate", "0.001/s")
     process.stdin.write('{"_event": {"id": "a"}}\n{"_event": {"id": "b"}}\n')
     process.stdin.flush()
     assert json.loads(process.stdout.readline())["event_id"] == "a"
@@ -182,8 +196,11 @@ def test_ctrl_c_waits_for_no_rate(emulator, connect):
     assert [name for name, _ in on_the_bus(emulator, connect)] == ["a", "b"]
 
 
-def test_a_reader_who_pauses_stops_the_publishing():
-    """Results that nobody reads wait in bounded number; when reading fails, nothing waits."""
+def test_unread_results_stop_the_publishing():
+    """Only a bounded number of results waits to be printed.
+
+    Once printing fails, nothing waits any more.
+    """
     receipts: list[Future[PublishResult]] = [Future() for _ in range(MAX_UNPRINTED + 10)]
     put = []
 
@@ -203,15 +220,15 @@ def test_a_reader_who_pauses_stops_the_publishing():
     thread = threading.Thread(target=send)
     thread.start()
     until(lambda: len(put) > MAX_UNPRINTED, "a full queue")
-    assert len(put) == MAX_UNPRINTED + 1  # and one in the printer's hand
+    assert len(put) == MAX_UNPRINTED + 1  # plus the one that the printer has taken
     for receipt in receipts:
         receipt.set_result(PublishResult(None, "a"))
     thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
-def test_pace_keeps_the_rate_on_the_whole():
-    """An event that was late is made up for; the first one goes at once."""
+def test_pace_keeps_the_average_rate():
+    """The first event goes at once, and events delayed past their time follow without a pause."""
     now = [10.0]
     pace = Pace(2.0, lambda: now[0])
     assert pace.next() == 0.0
@@ -220,8 +237,8 @@ def test_pace_keeps_the_rate_on_the_whole():
     assert [pace.next(), pace.next(), pace.next()] == [0.0, 0.0, 0.5]
 
 
-def test_progress_writes_over_its_line_on_a_terminal():
-    """People see where it stands; the last line stays."""
+def test_progress_overwrites_its_line_on_a_terminal():
+    """A refresh that comes too soon writes nothing, and the line with the final counts stays."""
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

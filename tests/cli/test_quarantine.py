@@ -1,4 +1,4 @@
-"""``sfpubsub quarantine``: what was set aside is seen, and decoded once, when it can be."""
+"""``sfpubsub quarantine``: quarantined events are listed, shown and, once decodable, redriven."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ ID = schema_id_of(SCHEMA)
 
 @pytest.fixture
 def kept(tmp_path: Path) -> FileQuarantine:
+    """Return the quarantine of a table in a temporary directory."""
     return FileQuarantine(tmp_path / "table" / "_quarantine")
 
 
 def put(kept: FileQuarantine, *values: int, **changes: Any) -> list[str]:
-    """Quarantine one event a value, as if its schema had not been known; return the keys."""
+    """Quarantine one event for each value, as if its schema had not been known; return the keys."""
     codec = Codec(ID, SCHEMA)
     options = {"subscription": "/event/Tick__e", "topic": "/event/Tick__e", "reason": "no schema"}
     events = [
@@ -49,17 +50,21 @@ def put(kept: FileQuarantine, *values: int, **changes: Any) -> list[str]:
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """Return the JSON lines that were printed to stdout."""
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def at(kept: FileQuarantine, command: str, *arguments: str) -> int:
+def run_quarantine(kept: FileQuarantine, command: str, *arguments: str) -> int:
+    """Run a quarantine *command* on the directory of *kept*, and return its exit code."""
     return run(["quarantine", command, "--dir", str(kept.directory), *arguments])
 
 
-def test_list_and_show_tell_what_is_kept(kept, capsys):
-    """A line an event in order of arrival; show has payload and schema."""
+def test_list_and_show_print_the_entries(kept, capsys):
+    """List prints a line for each event in order of arrival; show prints one event with its payload
+    and schema. An unknown key is an error.
+    """
     keys = put(kept, 3, 1, 2)
-    assert at(kept, "list") == 0
+    assert run_quarantine(kept, "list") == 0
     listed = lines(capsys)
     assert [line["event_id"] for line in listed] == ["id1", "id2", "id3"]
     assert listed[2] == {
@@ -79,17 +84,20 @@ def test_list_and_show_tell_what_is_kept(kept, capsys):
     put(kept, 9, schema_json=SCHEMA)
     (last,) = [key for key in (line.stem for line in kept.directory.glob("*.json"))
                if key not in keys]  # fmt: skip
-    assert at(kept, "show", last) == 0
+    assert run_quarantine(kept, "show", last) == 0
     (shown,) = lines(capsys)
     assert (shown["payload"], shown["schema"]) == ("Eg==", json.loads(SCHEMA))
     for unknown in ("0" * 32, "../../etc/passwd"):
-        assert at(kept, "show", unknown) == 1
+        assert run_quarantine(kept, "show", unknown) == 1
         assert "quarantine list" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["list"], ["show", "KEY"], ["redrive"]])
-def test_a_directory_that_is_no_quarantine_is_an_error(command, tmp_path, capsys):
-    """Silence would say that nothing was quarantined. Nothing is put into the directory."""
+def test_directory_that_is_not_a_quarantine_is_an_error(command, tmp_path, capsys):
+    """An empty result would claim that nothing was quarantined.
+
+    The error names the right directory if there is one, and nothing is created.
+    """
     table = tmp_path / "table"
     missing = ["quarantine", *command, "--dir", str(table)]
     assert run(missing) == 2
@@ -107,29 +115,32 @@ def test_a_directory_that_is_no_quarantine_is_an_error(command, tmp_path, capsys
     assert [place.name for place in table.iterdir()] == ["_table.json"]
 
 
-def test_a_list_without_a_line_says_so(kept, capsys):
-    """An empty quarantine, also one whose events were removed, and one that is redriven."""
+def test_empty_list_says_so(kept, capsys):
+    """List reports on stderr that there are no events, or that all of them are already redriven."""
     kept.directory.mkdir(parents=True)
     for left in (".redrive.lock", "key.1.tmp", "key.done"):
         (kept.directory / left).touch()
-        assert at(kept, "list") == 0
+        assert run_quarantine(kept, "list") == 0
         captured = capsys.readouterr()
         assert (captured.out, captured.err) == ("", f"no events in {kept.directory}\n")
     put(kept, 1, 2, schema_json=SCHEMA)
-    assert at(kept, "redrive") == 0
+    assert run_quarantine(kept, "redrive") == 0
     capsys.readouterr()
-    assert at(kept, "list") == 0
+    assert run_quarantine(kept, "list") == 0
     assert "except 2 already redriven (use --all to list them)" in capsys.readouterr().err
-    assert at(kept, "list", "--all") == 0
+    assert run_quarantine(kept, "list", "--all") == 0
     captured = capsys.readouterr()
     assert (len(captured.out.splitlines()), captured.err) == (2, "")
 
 
-def test_redrive_writes_each_event_once(kept, capsys):
-    """The same line as subscribe would have printed; a second run has nothing to do."""
+def test_redrive_prints_each_event_once(kept, capsys):
+    """Redrive prints the line that subscribe would have printed.
+
+    Only --again prints an event a second time.
+    """
     FileSchemaStore(kept.directory.parent / "_schemas").put(ID, SCHEMA)
     put(kept, 1, 2)
-    assert at(kept, "redrive") == 0
+    assert run_quarantine(kept, "redrive") == 0
     first = lines(capsys)
     assert [line["payload"] for line in first] == [{"n": 1}, {"n": 2}]
     assert first[0] == {
@@ -141,38 +152,41 @@ def test_redrive_writes_each_event_once(kept, capsys):
         "event_name": "Tick__e",
         "payload": {"n": 1},
     }
-    assert at(kept, "redrive") == 0
+    assert run_quarantine(kept, "redrive") == 0
     assert lines(capsys) == []
-    put(kept, 1, 3)  # the first comes again: it is done already
-    assert at(kept, "redrive") == 0
+    put(kept, 1, 3)  # the first event again, which is already redriven
+    assert run_quarantine(kept, "redrive") == 0
     assert [line["payload"]["n"] for line in lines(capsys)] == [3]
-    assert at(kept, "redrive", "--again") == 0
+    assert run_quarantine(kept, "redrive", "--again") == 0
     assert len(lines(capsys)) == 3
-    assert at(kept, "list") == 0
+    assert run_quarantine(kept, "list") == 0
     assert lines(capsys) == []
-    assert at(kept, "list", "--all") == 0
+    assert run_quarantine(kept, "list", "--all") == 0
     assert [line["redriven"] for line in lines(capsys)] == [True] * 3
 
 
-def test_what_still_cannot_be_decoded_stays(kept, capsys):
-    """Exit code 1 and a word for each; the others are written; later it may work."""
+def test_undecodable_events_stay_after_a_redrive(kept, capsys):
+    """Redrive prints what it can decode and exits with code 1.
+
+    The rest is printed once its schema is found.
+    """
     put(kept, 1)
     (good,) = put(kept, 2, schema_json=SCHEMA)
     put(kept, 3, schema_json="{")
-    assert at(kept, "redrive") == 1
+    assert run_quarantine(kept, "redrive") == 1
     captured = capsys.readouterr()
     assert [json.loads(line)["payload"] for line in captured.out.splitlines()] == [{"n": 2}]
     assert "--schemas" in captured.err
     assert "1 redriven, 2 left" in captured.err
     FileSchemaStore(kept.directory / "elsewhere").put(ID, SCHEMA)
-    assert at(kept, "redrive", good) == 0
+    assert run_quarantine(kept, "redrive", good) == 0
     assert lines(capsys) == []
-    assert at(kept, "redrive", "--schemas", str(kept.directory / "elsewhere")) == 0
+    assert run_quarantine(kept, "redrive", "--schemas", str(kept.directory / "elsewhere")) == 0
     assert [line["payload"]["n"] for line in lines(capsys)] == [1, 3]
 
 
-def test_a_payload_that_does_not_fit_stays(kept, capsys):
-    """With its schema at hand, too."""
+def test_payload_that_does_not_fit_its_schema_stays(kept, capsys):
+    """Redrive reports the event and prints nothing, although the schema is stored with it."""
     kept.put(
         [
             QuarantinedEvent(
@@ -180,14 +194,17 @@ def test_a_payload_that_does_not_fit_stays(kept, capsys):
             )
         ]
     )
-    assert at(kept, "redrive") == 1
+    assert run_quarantine(kept, "redrive") == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "does not fit" in captured.err
 
 
-def test_fetch_asks_the_service(emulator, kept, capsys):  # noqa: F811
-    """For schemas that are nowhere else; one that it does not know leaves the event."""
+def test_fetch_gets_missing_schemas_from_the_service(emulator, kept, capsys):  # noqa: F811
+    """An event whose schema is not stored is decoded.
+
+    One whose schema the service does not know either makes the exit code 1.
+    """
     done = emulator.publish(TOPIC, orders(1))[0]
     payload = Codec(done.schema_id, emulator.bus.schema(done.schema_id).text).encode(
         {"CreatedDate": 1, "CreatedById": "x", "Order_Number__c": "7"}
@@ -200,13 +217,13 @@ def test_fetch_asks_the_service(emulator, kept, capsys):  # noqa: F811
         ]
     )
     put(kept, 1)
-    assert at(kept, "redrive", "--fetch") == 1
+    assert run_quarantine(kept, "redrive", "--fetch") == 1
     (line,) = lines(capsys)
     assert (line["topic"], line["payload"]["Order_Number__c"]) == (TOPIC, "7")
 
 
-def test_a_closed_pipe_marks_nothing(kept):
-    """Marked only after it was written out."""
+def test_closed_pipe_marks_nothing_as_redriven(kept):
+    """An event is marked only after it was written out, so none is lost to a closed pipe."""
     put(kept, *range(50), schema_json=SCHEMA + " " * 20_000)
     code = "import sys; from sfpubsub.cli.main import main; main()"
     process = subprocess.Popen(
@@ -222,8 +239,8 @@ def test_a_closed_pipe_marks_nothing(kept):
     assert not list(kept.directory.glob("*.done"))
 
 
-def test_a_full_disk_marks_nothing(kept):
-    """What was not written is redriven again."""
+def test_full_disk_marks_nothing_as_redriven(kept):
+    """An event that could not be written out is not marked, so that the next redrive prints it."""
     put(kept, 1, schema_json=SCHEMA)
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -236,29 +253,29 @@ def test_a_full_disk_marks_nothing(kept):
     assert not list(kept.directory.glob("*.done"))
 
 
-def test_a_damaged_entry_is_an_error_behind_the_others(kept, capsys):
-    """It is named, and hides nothing."""
+def test_damaged_entry_is_reported_and_hides_no_other(kept, capsys):
+    """List and redrive process the intact entry, name the damaged file, and exit with code 1."""
     one, _ = put(kept, 1, 2, schema_json=SCHEMA)
     (kept.directory / f"{one}.json").write_text("")
     for command in ("list", "redrive"):
-        assert at(kept, command) == 1
+        assert run_quarantine(kept, command) == 1
         captured = capsys.readouterr()
         assert len(captured.out.splitlines()) == 1, command
         assert f"{one}.json is damaged" in captured.err
     assert kept.is_redriven(put(kept, 2)[0])
 
 
-def test_one_redrive_at_a_time(kept, capsys):
-    """Two would write the same events twice."""
+def test_only_one_redrive_runs_at_a_time(kept, capsys):
+    """A second redrive of the directory is refused, because both would print the same events."""
     put(kept, 1, schema_json=SCHEMA)
     with kept.redriving():
-        assert at(kept, "redrive") == 1
+        assert run_quarantine(kept, "redrive") == 1
     assert "another process is redriving" in capsys.readouterr().err
-    assert at(kept, "redrive") == 0
+    assert run_quarantine(kept, "redrive") == 0
 
 
-def test_subscribe_quarantines_when_told_where(emulator, tmp_path, capsys):  # noqa: F811
-    """It goes on behind the event, which is committed; without the option it stops before it."""
+def test_subscribe_with_quarantine_goes_on_after_a_bad_event(emulator, tmp_path, capsys):  # noqa: F811
+    """The event is stored in the quarantine, and the position moves past it."""
     good = emulator.publish(TOPIC, orders(1))[0]
     draft = Draft(schema_id=good.schema_id, payload=b"\xff")
     emulator.publish_raw(TOPIC, [draft])
@@ -274,8 +291,8 @@ def test_subscribe_quarantines_when_told_where(emulator, tmp_path, capsys):  # n
     assert found.schema_json
 
 
-def test_schemas_are_kept_next_to_the_replay_store(emulator, tmp_path, capsys):  # noqa: F811
-    """FILE.schemas."""
+def test_schemas_are_stored_next_to_the_replay_store(emulator, tmp_path, capsys):  # noqa: F811
+    """A subscription with --replay-store FILE stores the schemas of its events in FILE.schemas."""
     done = emulator.publish(TOPIC, orders(1))[0]
     options = ["--replay", "earliest", "--replay-store", str(tmp_path / "p.json")]
     assert run(["subscribe", "--topic", TOPIC, *options, "--max-events", "1"]) == 0
@@ -284,7 +301,7 @@ def test_schemas_are_kept_next_to_the_replay_store(emulator, tmp_path, capsys): 
 
 @pytest.mark.parametrize("command", ["list", "show", "redrive"])
 def test_every_subcommand_has_help(command, capsys):
-    """--help explains the command and each of its options."""
+    """`--help` shows the option --dir, and a directory that does not exist is a usage error."""
     assert run(["quarantine", command, "--help"]) == 0
     out = capsys.readouterr().out
     assert "--dir DIR" in out
@@ -292,10 +309,10 @@ def test_every_subcommand_has_help(command, capsys):
     assert os.path.sep in capsys.readouterr().err
 
 
-def test_the_environment_is_for_fetch_only(kept, monkeypatch):
-    """Listing and redriving need no service and no credentials."""
+def test_list_and_redrive_need_no_settings(kept, monkeypatch):
+    """Listing and redriving work without a service, settings or credentials."""
     for name in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
         monkeypatch.delenv(name)
     put(kept, 1, schema_json=SCHEMA)
-    assert at(kept, "list") == 0
-    assert at(kept, "redrive") == 0
+    assert run_quarantine(kept, "list") == 0
+    assert run_quarantine(kept, "redrive") == 0

@@ -1,4 +1,4 @@
-"""Events as lines of JSON."""
+"""Events rendered as lines of JSON."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ ODD = 'a"b\\c\n\x01\u2028ü🙂'
 
 
 def event_of(codec: Codec, payload: bytes, *, topic: str | None, event_id: str = "e") -> Event:
+    """Return an event of *codec*'s schema with *payload*."""
     (event,) = EventBatch(
         subscription=topic or f"managed {ODD}",
         topic=topic,
@@ -33,8 +34,8 @@ def event_of(codec: Codec, payload: bytes, *, topic: str | None, event_id: str =
     return event
 
 
-def plainly(event: Event, payload: object) -> str:
-    """Return the line as json would write all of it."""
+def expected_line(event: Event, payload: object) -> str:
+    """Return the line as ``json`` writes it when given the whole object."""
     line = {
         "topic": event.topic,
         "subscription": event.subscription,
@@ -48,8 +49,10 @@ def plainly(event: Event, payload: object) -> str:
 
 
 @pytest.mark.parametrize("raw", [False, True])
-def test_a_line_is_what_json_makes_of_it(raw):
-    """Whatever is in ids and topics, also where schemas and topics take turns."""
+def test_line_equals_the_output_of_json(raw):
+    """A line is what ``json`` would write, whatever characters ids and topics contain and however
+    schemas and topics alternate.
+    """
     order, change = Codec(ODD, ORDER), Codec("change", CHANGE)
     values = {
         order: {"CreatedDate": 1, "CreatedById": ODD, "City__c": None, "Amount__c": 0.5},
@@ -62,12 +65,12 @@ def test_a_line_is_what_json_makes_of_it(raw):
                 payload = codec.encode(value)
                 event = event_of(codec, payload, topic=topic, event_id=event_id)
                 shown = base64.b64encode(payload).decode() if raw else value
-                assert lines.line(event) == plainly(event, shown)
-                assert lines.utf8_line(event) == plainly(event, shown).encode()
+                assert lines.line(event) == expected_line(event, shown)
+                assert lines.utf8_line(event) == expected_line(event, shown).encode()
 
 
-def test_two_schemas_under_one_id_have_lines_of_their_own():
-    """What is kept for the events of a schema is kept for that schema, not for its id."""
+def test_two_schemas_with_one_id_do_not_share_cached_parts():
+    """Cached parts of a line belong to the schema, so each event has its schema's name."""
     lines = EventLines(raw=False)
     for text, value in ((ORDER, {"CreatedDate": 1, "CreatedById": ""}), (CHANGE, None)):
         codec = Codec("same", text)
@@ -76,12 +79,14 @@ def test_two_schemas_under_one_id_have_lines_of_their_own():
         assert json.loads(lines.line(event))["event_name"] == codec.name
 
 
-def test_what_lines_have_in_common_does_not_grow():
-    """A schema that is not to be had is another object for every response; its line raises."""
+def test_cache_of_common_parts_is_bounded():
+    """A schema that cannot be fetched is a new object for each response; the cache has a limit all
+    the same. The decoded line of such an event raises an error.
+    """
     lines = EventLines(raw=True)
     for number in range(2 * MAX_SCHEMAS + 1):
         event = event_of(NoCodec("gone", SchemaError(f"no {number}")), b"", topic="/event/X")
-        assert lines.line(event) == plainly(event, "")
+        assert lines.line(event) == expected_line(event, "")
         assert len(lines._common) <= MAX_SCHEMAS
     with pytest.raises(DecodeError, match="no 7"):
         EventLines(raw=False).line(event_of(NoCodec("x", SchemaError("no 7")), b"", topic=None))
@@ -91,8 +96,8 @@ def test_what_lines_have_in_common_does_not_grow():
         )
 
 
-def test_a_value_that_was_made_for_its_json_is_kept(monkeypatch):
-    """An event is decoded once, whichever is asked for first. The compiled decoder makes none."""
+def test_value_decoded_for_its_json_is_kept(monkeypatch):
+    """Without the compiled decoder, `to_json` decodes the event and `value` reuses the result."""
     monkeypatch.setattr(native, "compiled", None)
     codec = Codec("order", ORDER)
     event = event_of(codec, codec.encode({"CreatedDate": 5, "CreatedById": "x"}), topic=None)

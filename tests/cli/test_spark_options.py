@@ -1,4 +1,4 @@
-"""What commands tell Spark: settings and jars, without showing what may be a secret."""
+"""The options of commands that start Spark: settings and packages, and no secret in an error."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def command(conf: tuple[tuple[str, str], ...], packages: tuple[str, ...]) -> Non
         click.echo(f"{key} -> {value}")
 
 
-def test_settings_and_packages_are_what_the_session_gets():
-    """A value may hold equals signs and commas; packages join those of a setting."""
+def test_settings_and_packages_reach_the_session():
+    """A value may contain equals signs and commas; --packages adds to those set with --conf."""
     found = CliRunner().invoke(
         command,
         "--conf spark.a=b=c,d --conf spark.jars.packages=g:a:1 "
@@ -30,8 +30,8 @@ def test_settings_and_packages_are_what_the_session_gets():
 
 
 @pytest.mark.parametrize("given", ["spark.hadoop.fs.s3a.secret.key:hunter2", "=hunter2"])
-def test_a_setting_that_is_none_is_refused_without_being_repeated(given):
-    """It may be a secret that was mistyped."""
+def test_malformed_setting_is_rejected_without_being_repeated(given):
+    """The error shows the form KEY=VALUE but not the argument, which may be a mistyped secret."""
     found = CliRunner().invoke(command, ["--conf", given])
     assert found.exit_code == 2
     assert "--conf" in found.output

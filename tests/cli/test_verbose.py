@@ -1,4 +1,4 @@
-"""What ``-v`` and ``-vv`` say, on a healthy run above all, and what they never say."""
+"""What `-v` and `-vv` log, above all on a healthy run, and that they never log a secret."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARK = "planted-in-a-payload"
 
 @pytest.fixture
 def emulator(run_emulator, monkeypatch):
-    """Publishes 12 events, drops the stream once, and repeats what was not committed."""
+    """Start an emulator with 12 events, which drops the stream once and redelivers some events."""
     plan = FaultPlan([Fault("drop_stream", after_responses=2)])
     started = run_emulator(faults=plan, settings=Settings(events_per_response=4))
     point_at(started, monkeypatch)
@@ -29,19 +29,23 @@ def emulator(run_emulator, monkeypatch):
     return started
 
 
-def said_by(capsys, *arguments: str) -> list[str]:
+def stderr_lines(capsys, *arguments: str) -> list[str]:
+    """Subscribe to 12 events with *arguments*, and return the lines of stderr."""
     assert run([*arguments, "subscribe", "--managed", NAME, "--max-events", "12"]) == 0
     return capsys.readouterr().err.splitlines()
 
 
-def test_nothing_is_logged_of_a_run_that_is_well_unless_one_asks(emulator, capsys):
-    """Without -v there is one line at the end; what was waited for is told as before."""
-    assert [line for line in said_by(capsys) if line.startswith(("INFO", "DEBUG"))] == []
+def test_healthy_run_logs_nothing_without_v(emulator, capsys):
+    """Without -v a healthy run prints no INFO line and no DEBUG line."""
+    assert [line for line in stderr_lines(capsys) if line.startswith(("INFO", "DEBUG"))] == []
 
 
-def test_v_shows_the_life_of_a_healthy_subscription(emulator, capsys):
-    """Sign-in, connection, stream, first response: a line each."""
-    said = said_by(capsys, "-v")
+def test_v_logs_each_step_of_a_healthy_subscription(emulator, capsys):
+    """Sign-in, connection, subscription and first response are INFO lines.
+
+    Without -vv there is no DEBUG line.
+    """
+    said = stderr_lines(capsys, "-v")
     for text in (
         f"INFO sfpubsub.cli: signed in at {emulator.instance_url}, org {emulator.tenant_id}",
         f"INFO sfpubsub.transport: connected to {emulator.grpc_target}",
@@ -52,9 +56,9 @@ def test_v_shows_the_life_of_a_healthy_subscription(emulator, capsys):
     assert not [line for line in said if line.startswith("DEBUG")]
 
 
-def test_vv_shows_every_request_and_response_by_its_counts(emulator, capsys):
-    """Credit and commits as they are sent and answered."""
-    said = said_by(capsys, "-vv")
+def test_vv_logs_every_request_and_response(emulator, capsys):
+    """With -vv, each request, response, commit and commit answer is a DEBUG line."""
+    said = stderr_lines(capsys, "-vv")
     about = f"DEBUG sfpubsub.transport: response for {NAME}: 4 events, "
     assert len([line for line in said if line.startswith(about)]) >= 3
     requests = [
@@ -66,9 +70,12 @@ def test_vv_shows_every_request_and_response_by_its_counts(emulator, capsys):
     assert f"topic {TOPIC}: response after " in capsys.readouterr().err
 
 
-def test_every_line_with_arguments_is_read_and_none_has_a_secret(emulator, capsys, caplog):
-    """Each log call of these modules that has arguments is reached, formatted and searched."""
-    said_by(capsys, "-vv")
+def test_no_log_message_contains_a_secret(emulator, capsys, caplog):
+    """The run reaches every log call of two modules that has arguments.
+
+    No message contains a token or a payload.
+    """
+    stderr_lines(capsys, "-vv")
     reached = set()
     for record in caplog.records:
         text = record.getMessage()
@@ -82,6 +89,7 @@ def test_every_line_with_arguments_is_read_and_none_has_a_secret(emulator, capsy
 
 
 def _log_calls(source: str) -> list[int]:
+    """Return the line numbers of logger calls in *source* that have more than a message."""
     return [
         node.lineno
         for node in ast.walk(ast.parse(source))

@@ -1,4 +1,4 @@
-"""Words of the commands for people."""
+"""Counts with their nouns, as the commands print them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ from sfpubsub.cli.words import counted
         (7, "gap", "7 gaps"),
     ],
 )
-def test_a_count_has_its_plural(number, noun, text):
-    """One is told in the singular, none and many are not."""
+def test_count_has_singular_or_plural_noun(number, noun, text):
+    """One is followed by the singular; zero and all larger numbers are followed by the plural."""
     assert counted(number, noun) == text

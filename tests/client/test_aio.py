@@ -1,4 +1,4 @@
-"""The asyncio face: the promises of the sync one, and cancellation that leaves nothing behind."""
+"""The asyncio client keeps the sync client's promises, and cancellation leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ OURS = ("sfpubsub-read", "sfpubsub-renew", "sfpubsub-alarm", "sfpubsub-aio")
 
 
 def our_threads() -> list[str]:
+    """Return the names of the running threads that a client has started."""
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(OURS)]
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run *main* in bounded time; then no task, thread or default executor may be left."""
+    """Run *main* in bounded time, and check that it leaves no task, thread or executor behind."""
 
     async def guarded() -> Any:
         result = await asyncio.wait_for(main, 3 * PATIENCE)
@@ -61,21 +62,23 @@ def run(main: Coroutine[Any, Any, Any]) -> Any:
 
 
 def client_of(emulator: Any, **arguments: Any) -> AsyncPubSubClient:
+    """Return an asyncio client of *emulator* with short timings."""
     session = Session(emulator.access_token, emulator.instance_url, emulator.tenant_id)
     arguments = {"timings": QUICK, "insecure": "1", "endpoint": emulator.grpc_target, **arguments}
     return AsyncPubSubClient(session, **arguments)
 
 
 async def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any:
-    """Wait for *condition* and let the loop run meanwhile."""
+    """Wait until *condition* is true, let the loop run meanwhile, and return the value."""
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what} did not come true in {PATIENCE} s"
-        await asyncio.sleep(0.005)  # looks again; a deadline bounds it
+        await asyncio.sleep(0.005)  # polls again until the deadline
     return value
 
 
 def consumed(plan: FaultPlan) -> bool:
+    """Return whether every fault of *plan* has happened."""
     try:
         plan.assert_consumed()
     except AssertionError:
@@ -84,7 +87,7 @@ def consumed(plan: FaultPlan) -> bool:
 
 
 async def collect(subscription: Any, count: int) -> list[int]:
-    """Take batches until *count* events have come."""
+    """Take batches until there are at least *count* events, and return their numbers."""
     seen: list[int] = []
     while len(seen) < count:
         batch = await subscription.next_batch(PATIENCE)
@@ -94,14 +97,14 @@ async def collect(subscription: Any, count: int) -> list[int]:
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
-    """Cancel *task* and wait for its end, which has to be the cancellation."""
+    """Cancel *task*, and check that it ends with the cancellation."""
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
 
 
 class Call(MemoryCall):
-    """A stream that the service ends when the client has half-closed it."""
+    """A stream that the service ends once the client has half-closed it."""
 
     def half_close(self):
         super().half_close()
@@ -109,7 +112,7 @@ class Call(MemoryCall):
 
 
 class Script(MemoryTransport):
-    """A scripted service of one schema, whose GetSchema can be held up."""
+    """A scripted service with one schema, whose GetSchema can be held up or made to fail."""
 
     def __init__(self) -> None:
         super().__init__(schemas={"tick": SCHEMA}, topics={"/event/Tick__e": "tick"})
@@ -134,7 +137,7 @@ class Script(MemoryTransport):
 
 
 def ticks(*values: int, pending: int = 90) -> Response:
-    """A response whose events hold *values*, each below 64: one byte of Avro."""
+    """Return a response whose events hold *values*, each below 64 and so one byte of Avro."""
     events = tuple(
         RawEvent(f"id{value}", "tick", bytes([2 * value]), ReplayId(b"r%d" % value))
         for value in values
@@ -143,11 +146,12 @@ def ticks(*values: int, pending: int = 90) -> Response:
 
 
 def values(batch: Any) -> list[int]:
+    """Return the number in each event of *batch*."""
     return [event.value["n"] for event in batch]
 
 
 class DictStore(ReplayStore):
-    """Positions in a dict, and the thread of every call."""
+    """A replay store in a dict, which records the threads that call it."""
 
     def __init__(self, start: StartPosition | None = None) -> None:
         self.start = start
@@ -164,7 +168,7 @@ class DictStore(ReplayStore):
 
 
 class AsyncDictStore(AsyncReplayStore):
-    """The same behind awaits; the test can hold a call up."""
+    """The same store with coroutines, whose calls a test can hold up."""
 
     def __init__(self, start: StartPosition | None = None) -> None:
         self.start = start
@@ -197,8 +201,8 @@ class AsyncDictStore(AsyncReplayStore):
 # Receiving.
 
 
-def test_events_in_order_once_through_drops(run_emulator):
-    """T2: a plain subscription hands out each event once, whatever breaks in between."""
+def test_each_event_is_delivered_once_despite_drops(run_emulator):
+    """A plain subscription delivers all events in order while its stream drops five times."""
     plan = FaultPlan([Fault("drop_stream", after_responses=2, times=5)])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=10))
     emulator.publish(TOPIC, orders(300))
@@ -220,8 +224,11 @@ def test_events_in_order_once_through_drops(run_emulator):
     plan.assert_consumed()
 
 
-def test_a_managed_subscription_commits_what_is_asked_past(run_emulator):
-    """ack=auto: asking for the next batch acks the one before; leaving the block commits it."""
+def test_asking_for_the_next_batch_acks_the_previous_one(run_emulator):
+    """Leaving the block commits the acked batches of a managed subscription.
+
+    The last batch, which was not acked, is redelivered.
+    """
     plan = FaultPlan([Fault("drop_stream", after_responses=3, times=2)])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=10))
     results = emulator.publish(TOPIC, orders(100))
@@ -241,7 +248,10 @@ def test_a_managed_subscription_commits_what_is_asked_past(run_emulator):
 
 
 def test_manual_acks_and_commit(run_emulator):
-    """Only the contiguous acked prefix is committed; commit returns the receipt."""
+    """Only the contiguous prefix of acked events is committed.
+
+    A commit before any ack is an error.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(10))
 
@@ -261,8 +271,8 @@ def test_manual_acks_and_commit(run_emulator):
     run(main())
 
 
-def test_a_timeout_is_no_end(run_emulator):
-    """next_batch returns None after the timeout, and goes on with the next call."""
+def test_timeout_returns_none_and_does_not_end_the_subscription(run_emulator):
+    """`next_batch` returns None after its timeout, and a later call returns the next event."""
     emulator = run_emulator()
 
     async def main():
@@ -278,8 +288,8 @@ def test_a_timeout_is_no_end(run_emulator):
     run(main())
 
 
-def test_the_loop_runs_on_while_the_service_is_slow():
-    """A schema that takes its time holds up its batch and nothing else."""
+def test_slow_schema_fetch_does_not_block_the_loop():
+    """A slow GetSchema delays only the batch that needs it, and several calls share one fetch."""
     script = Script()
     script.may_answer.clear()
 
@@ -289,15 +299,15 @@ def test_the_loop_runs_on_while_the_service_is_slow():
             task = asyncio.create_task(subscription.next_batch())
             await eventually(lambda: script.fetches == 1, "the fetch")
             assert await subscription.next_batch(0) is None  # the same fetch, not a second one
-            script.may_answer.set()  # from the loop: were it blocked, nobody would
+            script.may_answer.set()  # set by the loop, which must not be blocked
             assert values(await task) == [1]
             assert script.fetches == 1
 
     run(main())
 
 
-def test_batches_that_are_ready_leave_the_loop_to_others(run_emulator):
-    """A fast stream does not starve the other tasks of the loop, which have turns in between."""
+def test_ready_batches_do_not_starve_other_tasks(run_emulator):
+    """Other tasks of the loop get turns between batches, even while each next batch is ready."""
     emulator = run_emulator(settings=Settings(events_per_response=1))
     emulator.publish(TOPIC, orders(50))
 
@@ -307,7 +317,7 @@ def test_batches_that_are_ready_leave_the_loop_to_others(run_emulator):
             client.subscribe(TOPIC, replay="earliest") as subscription,
         ):
             await eventually(lambda: subscription.pending_count == 50)
-            await collect(subscription, 1)  # with its schema: from here on all is ready
+            await collect(subscription, 1)  # fetches the schema, so all others are ready
             turns = 0
 
             async def other() -> None:
@@ -318,7 +328,7 @@ def test_batches_that_are_ready_leave_the_loop_to_others(run_emulator):
 
             task = asyncio.create_task(other())
             async for batch in subscription:
-                time.sleep(0.002)  # noqa: ASYNC251  # handles it for longer than others wait
+                time.sleep(0.002)  # noqa: ASYNC251  # handling it blocks the loop
                 if batch.raw_events[-1].replay_id == subscription.health().last_position:
                     break
             assert turns >= 48
@@ -328,7 +338,7 @@ def test_batches_that_are_ready_leave_the_loop_to_others(run_emulator):
 
 
 def test_back_pressure_reaches_the_stream(run_emulator):
-    """Nothing is read ahead of the consumer: what is not asked for stays bounded."""
+    """The client does not read ahead of its consumer: pending and requested events stay bounded."""
     emulator = run_emulator(settings=Settings(events_per_response=10))
     emulator.publish(TOPIC, orders(2000))
 
@@ -348,8 +358,11 @@ def test_back_pressure_reaches_the_stream(run_emulator):
     run(main())
 
 
-def test_a_consumer_that_does_not_poll_stops_the_stream():
-    """With the bound reached no more credit is given, until a batch is taken."""
+def test_no_events_are_requested_while_the_limit_is_reached():
+    """While too many events wait, no more are requested.
+
+    Taking the batches requests events again.
+    """
     script = Script()
 
     async def main():
@@ -373,7 +386,7 @@ def test_a_consumer_that_does_not_poll_stops_the_stream():
 
 
 def test_many_subscriptions_in_one_loop(run_emulator):
-    """64 subscriptions, each with all events in order, and a handful of threads for calls."""
+    """Each of 64 subscriptions gets all events in order, and they share a small thread pool."""
     emulator = run_emulator(settings=Settings(events_per_response=10))
     emulator.publish(TOPIC, orders(40))
 
@@ -394,8 +407,11 @@ def test_many_subscriptions_in_one_loop(run_emulator):
 # Failures.
 
 
-def test_failures_keep_their_type_and_gaps_come_in_the_loop(run_emulator):
-    """Each error reaches the awaiting task as it reaches a sync caller."""
+def test_errors_keep_their_type_and_gaps_are_reported_in_the_loop(run_emulator):
+    """Errors have the types of the sync client.
+
+    The callback `on_gap` is called in the loop's thread.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
 
@@ -429,8 +445,11 @@ def test_failures_keep_their_type_and_gaps_come_in_the_loop(run_emulator):
     run(main())
 
 
-def test_what_came_before_a_failure_is_handed_out_before_it():
-    """A failure does not swallow the batches in front of it."""
+def test_batches_received_before_a_failure_are_delivered_first():
+    """Batches that arrived before the stream failed are delivered.
+
+    After them each call raises the failure.
+    """
     script = Script()
 
     async def main():
@@ -450,8 +469,11 @@ def test_what_came_before_a_failure_is_handed_out_before_it():
     run(main())
 
 
-def test_a_schema_that_cannot_be_had_for_now_costs_nothing():
-    """A fetch that may work later is tried again; one that cannot is an error at each call."""
+def test_schema_fetch_is_retried_after_a_temporary_failure():
+    """A temporary failure of GetSchema is retried without an error.
+
+    A schema that does not exist is an error at each call.
+    """
     script = Script()
     script.errors = [StreamUnavailableError("down"), StreamUnavailableError("down")]
 
@@ -472,8 +494,8 @@ def test_a_schema_that_cannot_be_had_for_now_costs_nothing():
     run(main())
 
 
-def test_a_failed_subscription_does_not_end_in_silence_over_a_schema():
-    """The stream fails while a schema cannot be had: the failure is raised, and no quiet end."""
+def test_stream_failure_is_raised_while_a_schema_is_missing():
+    """If the stream fails while a batch waits for its schema, the failure is not swallowed."""
     script = Script()
     script.errors = [StreamUnavailableError("down")] * 100
 
@@ -490,8 +512,8 @@ def test_a_failed_subscription_does_not_end_in_silence_over_a_schema():
     run(main())
 
 
-def test_nor_does_one_of_the_sync_face():
-    """The same for both faces."""
+def test_sync_client_raises_stream_failure_while_a_schema_is_missing():
+    """In the sync client, too, the failure is not swallowed while a batch waits for its schema."""
     script = Script()
     script.errors = [StreamUnavailableError("down")] * 100
     with PubSubClient(SESSION, transport=script, timings=QUICK) as client:
@@ -504,8 +526,8 @@ def test_nor_does_one_of_the_sync_face():
             next(subscription)
 
 
-def test_a_client_closed_under_a_fetch_is_the_end_for_the_sync_face_too():
-    """The consumer's thread comes back with the end, not with the error of a closed channel."""
+def test_closing_the_sync_client_during_a_fetch_ends_iteration():
+    """The iterating thread ends normally and does not get the error of the closed channel."""
     script = Script()
     script.may_answer.clear()
     script.errors = [StreamUnavailableError("channel closed")]
@@ -527,7 +549,7 @@ def test_a_client_closed_under_a_fetch_is_the_end_for_the_sync_face_too():
 
 
 def test_a_cancelled_next_batch_loses_nothing(run_emulator):
-    """Cancelled again and again at any moment, each event still comes once and in order."""
+    """Each event is delivered once and in order, whenever calls of `next_batch` are cancelled."""
     emulator = run_emulator(settings=Settings(events_per_response=5))
 
     async def main():
@@ -553,8 +575,8 @@ def test_a_cancelled_next_batch_loses_nothing(run_emulator):
     run(main())
 
 
-def test_cancelled_between_the_arrival_and_the_wake_up():
-    """The batch was there, the task was not told yet: the next call returns it."""
+def test_cancellation_after_arrival_keeps_the_batch():
+    """A batch that arrived before the waiting task was woken is returned by the next call."""
     script = Script()
 
     async def main():
@@ -563,7 +585,7 @@ def test_cancelled_between_the_arrival_and_the_wake_up():
             call = script.next_call()
             await asyncio.sleep(0.01)
             call.respond(ticks(1))
-            until(lambda: subscription.pending_count == 1)  # waits with the loop stopped
+            until(lambda: subscription.pending_count == 1)  # blocks the loop
             await cancelled(task)
             assert subscription.pending_count == 1
             assert values(await subscription.next_batch(PATIENCE)) == [1]
@@ -572,8 +594,8 @@ def test_cancelled_between_the_arrival_and_the_wake_up():
     run(main())
 
 
-def test_cancelled_while_a_schema_is_fetched():
-    """The batch that waits for its schema is the next call's, and so is the fetch."""
+def test_cancellation_during_a_schema_fetch_keeps_the_batch():
+    """The next call returns the batch that waited for its schema, and makes no second fetch."""
     script = Script()
     script.may_answer.clear()
 
@@ -584,7 +606,7 @@ def test_cancelled_while_a_schema_is_fetched():
                 task = asyncio.create_task(subscription.next_batch())
                 await eventually(lambda: script.fetches, "the fetch")
                 for _ in range(5):
-                    await asyncio.sleep(0)  # the later ones get as far as to wait for it, too
+                    await asyncio.sleep(0)  # so that later calls wait for it, too
                 await cancelled(task)
             assert len(client._jobs) == 1
             script.may_answer.set()
@@ -595,8 +617,8 @@ def test_cancelled_while_a_schema_is_fetched():
     run(main())
 
 
-def test_what_waits_for_its_schema_ends_with_the_subscription():
-    """After an abort nothing is handed out, also when the schema has come meanwhile."""
+def test_abort_discards_a_batch_that_waits_for_its_schema():
+    """The waiting call raises SubscriptionClosedError even if the schema arrives later."""
     script = Script()
     script.may_answer.clear()
 
@@ -615,7 +637,7 @@ def test_what_waits_for_its_schema_ends_with_the_subscription():
 
 
 def test_a_cancelled_commit_leaves_no_waiter(run_emulator):
-    """The answer that comes later finds nobody and disturbs nobody."""
+    """The late answer to a cancelled commit does no harm, and a further commit succeeds."""
     emulator = run_emulator(settings=Settings(commit_answer_delay_s=0.2))
     emulator.publish(TOPIC, orders(2))
 
@@ -638,8 +660,8 @@ def test_a_cancelled_commit_leaves_no_waiter(run_emulator):
     run(main())
 
 
-def test_cancelled_in_the_middle_of_a_batch(run_emulator):
-    """Leaving the block by cancellation drains: done batches are committed, this one is not."""
+def test_cancellation_commits_finished_batches_only(run_emulator):
+    """Leaving the block by cancellation commits the finished batches and not the current one."""
     settings = Settings(events_per_response=5, commit_answer_delay_s=0.1)
     emulator = run_emulator(settings=settings)
     results = emulator.publish(TOPIC, orders(20))
@@ -667,7 +689,7 @@ def test_cancelled_in_the_middle_of_a_batch(run_emulator):
 
 
 def test_a_second_cancellation_aborts(run_emulator):
-    """Who will not wait for the last answer need not."""
+    """A second cancellation ends the drain without waiting for the service's last answer."""
     plan = FaultPlan([Fault("leave_commit_unanswered")])
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(3))
@@ -694,8 +716,8 @@ def test_a_second_cancellation_aborts(run_emulator):
     run(main())
 
 
-def test_a_cancelled_drain_goes_on(run_emulator):
-    """drain() can be given up and taken up; it ends within its own bound."""
+def test_cancelled_drain_can_be_repeated(run_emulator):
+    """After a cancelled `drain`, a second one waits for the commit's answer and ends."""
     emulator = run_emulator(settings=Settings(commit_answer_delay_s=0.2))
     results = emulator.publish(TOPIC, orders(3))
 
@@ -713,8 +735,8 @@ def test_a_cancelled_drain_goes_on(run_emulator):
     run(main())
 
 
-def test_a_drain_that_fails_behind_a_cancellation_does_not_hide_it(run_emulator):
-    """The task ends as cancelled, also when the last commit could not be confirmed."""
+def test_failing_drain_does_not_hide_the_cancellation(run_emulator):
+    """The task ends as cancelled even if its last commit could not be confirmed."""
     plan = FaultPlan([Fault("leave_commit_unanswered")])
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(3))
@@ -740,8 +762,8 @@ def test_a_drain_that_fails_behind_a_cancellation_does_not_hide_it(run_emulator)
 # Stores.
 
 
-def test_an_async_store_holds_what_is_acked(run_emulator):
-    """U4 with awaits: read before the stream is opened, written after the work."""
+def test_async_store_holds_the_acked_position(run_emulator):
+    """The store is read before the stream opens, and written only after a batch is acked."""
     emulator = run_emulator(settings=Settings(events_per_response=5))
     results = emulator.publish(TOPIC, orders(15))
     store = AsyncDictStore(StartPosition.earliest())
@@ -768,8 +790,11 @@ def test_an_async_store_holds_what_is_acked(run_emulator):
     run(main())
 
 
-def test_an_async_store_is_read_once_however_many_wait_for_it(run_emulator):
-    """Two tasks that use a new subscription at once open one stream."""
+def test_async_store_is_read_once_by_concurrent_tasks(run_emulator):
+    """Two tasks that open a subscription at once read its position once.
+
+    A subscription that is never opened reads nothing.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     store = AsyncDictStore(StartPosition.earliest())
@@ -794,8 +819,8 @@ def test_an_async_store_is_read_once_however_many_wait_for_it(run_emulator):
     run(main())
 
 
-def test_a_store_that_is_cancelled_or_fails_is_asked_again(run_emulator):
-    """A position that was not stored is not forgotten."""
+def test_cancelled_store_calls_are_repeated(run_emulator):
+    """The next call repeats a cancelled read, and the drain repeats a cancelled write."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(3))
     store = AsyncDictStore(StartPosition.earliest())
@@ -822,8 +847,8 @@ def test_a_store_that_is_cancelled_or_fails_is_asked_again(run_emulator):
     run(main())
 
 
-def test_a_store_gets_one_call_at_a_time(run_emulator):
-    """A drain beside an iterating task waits for its call, and an older position never wins."""
+def test_async_store_gets_one_call_at_a_time(run_emulator):
+    """A drain waits for the store call of an iterating task, and the newest position is kept."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(3))
     store = AsyncDictStore(StartPosition.earliest())
@@ -848,7 +873,7 @@ def test_a_store_gets_one_call_at_a_time(run_emulator):
 
 
 def test_acks_from_threads_reach_the_store_in_the_loop(run_emulator):
-    """Whoever waits in next_batch stores what workers ack meanwhile."""
+    """A task that waits in `next_batch` stores the position that another thread acks meanwhile."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(3))
 
@@ -871,8 +896,8 @@ def test_acks_from_threads_reach_the_store_in_the_loop(run_emulator):
     run(main(DictStore(StartPosition.earliest())))
 
 
-def test_a_store_that_may_wait_is_called_in_threads(run_emulator):
-    """The loop never waits for a disk, neither for the start nor for positions."""
+def test_blocking_store_is_never_called_in_the_loops_thread(run_emulator):
+    """The loop does not wait for a disk, neither to read the start nor to store a position."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     store = DictStore(StartPosition.earliest())
@@ -883,7 +908,7 @@ def test_a_store_that_may_wait_is_called_in_threads(run_emulator):
             client.subscribe(TOPIC, replay_store=store) as subscription,
         ):
             batch = await subscription.next_batch(PATIENCE)
-            assert await subscription.next_batch(0.01) is None  # nothing more, so it stores
+            assert await subscription.next_batch(0.01) is None  # no event, so it stores
             assert store.positions[TOPIC] == batch.last_replay_id
 
     run(main())
@@ -891,12 +916,12 @@ def test_a_store_that_may_wait_is_called_in_threads(run_emulator):
     assert threading.get_ident() not in store.threads
 
 
-def test_a_mapping_is_used_in_the_loops_thread(run_emulator):
-    """A shelve may belong to the thread that opened it."""
+def test_store_that_does_not_wait_is_called_in_the_loops_thread(run_emulator):
+    """A mapping such as a shelve may only work in the thread that opened it."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     store = DictStore(StartPosition.earliest())
-    store.may_wait = False  # as MappingReplayStore says of itself
+    store.may_wait = False  # as in MappingReplayStore
 
     async def main():
         async with (
@@ -912,8 +937,8 @@ def test_a_mapping_is_used_in_the_loops_thread(run_emulator):
     assert store.threads == {threading.get_ident()}
 
 
-def test_a_mapping_is_a_store_here_too(run_emulator):
-    """All forms of replay are those of the sync face."""
+def test_dict_is_accepted_as_a_replay_store(run_emulator):
+    """As in the sync client, `replay` may be a dict of positions, which is read and updated."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(3))
     positions: dict[str, bytes] = {TOPIC: results[0].replay_id}
@@ -931,15 +956,15 @@ def test_a_mapping_is_a_store_here_too(run_emulator):
 
 
 class HalfAsyncStore(DictStore):
-    """A ReplayStore that was given a coroutine all the same."""
+    """A sync ReplayStore whose ``set`` is a coroutine by mistake."""
 
     async def set(self, topic, replay_id):
         super().set(topic, replay_id)
 
 
 @pytest.mark.parametrize("make", [AsyncDictStore, HalfAsyncStore])
-def test_async_stores_are_for_the_asyncio_face_only(run_emulator, connect, make):
-    """The sync face refuses what it cannot await, before it subscribes."""
+def test_sync_client_rejects_async_stores(run_emulator, connect, make):
+    """The sync client refuses a store with coroutines; the asyncio client awaits them."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     store = make(StartPosition.earliest())
@@ -958,8 +983,8 @@ def test_async_stores_are_for_the_asyncio_face_only(run_emulator, connect, make)
     assert TOPIC in store.positions
 
 
-def test_a_run_whose_store_fails_leaves_the_subscription_as_it_was(run_emulator):
-    """It can be run again, and closed."""
+def test_run_can_be_repeated_after_its_store_failed(run_emulator):
+    """If reading the position fails, `run` raises the error and the subscription stays usable."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(2))
     store = AsyncDictStore(StartPosition.earliest())
@@ -992,7 +1017,7 @@ def test_a_run_whose_store_fails_leaves_the_subscription_as_it_was(run_emulator)
 
 
 def test_unary_calls(run_emulator):
-    """The calls of the sync face, awaited; events may come from any iterable."""
+    """The sync client's calls can be awaited, and events may come from any iterable."""
     emulator = run_emulator()
 
     async def main():
@@ -1009,13 +1034,13 @@ def test_unary_calls(run_emulator):
             async with client.subscribe(TOPIC, replay="earliest") as subscription:
                 assert await collect(subscription, 3) == [0, 1, 2]
             assert "sfpubsub-aio_0" in our_threads()
-        assert "sfpubsub-aio_0" not in our_threads()  # closing has waited for them
+        assert "sfpubsub-aio_0" not in our_threads()  # closing waits for them
 
     run(main())
 
 
-def test_a_client_that_is_closed_ends_its_subscriptions(run_emulator):
-    """Waiting tasks come back with the end, later calls are told why they fail."""
+def test_closing_the_client_ends_its_subscriptions(run_emulator):
+    """Waiting tasks get SubscriptionClosedError, and later calls say that the client is closed."""
     emulator = run_emulator(settings=Settings(keepalive_s=0.05))
 
     async def main():
@@ -1043,8 +1068,8 @@ def test_a_client_that_is_closed_ends_its_subscriptions(run_emulator):
     run(main())
 
 
-def test_closing_under_a_fetch_ends_the_subscription_and_not_the_task():
-    """Nobody is cancelled who was not asked to be, and no error stands for the end."""
+def test_closing_during_a_fetch_does_not_cancel_the_waiting_task():
+    """The task gets SubscriptionClosedError, neither a cancellation nor the channel's error."""
     script = Script()
     script.may_answer.clear()
 
@@ -1066,7 +1091,7 @@ def test_closing_under_a_fetch_ends_the_subscription_and_not_the_task():
 
 
 def test_a_session_is_fetched_in_a_thread(run_emulator):
-    """A provider that waits for the network does not stop the loop."""
+    """A session provider that waits for the network does not block the loop."""
     emulator = run_emulator()
     ready = threading.Event()
     threads = []
@@ -1092,8 +1117,8 @@ def test_a_session_is_fetched_in_a_thread(run_emulator):
     assert threads[0] != threading.get_ident()
 
 
-def test_a_cancelled_call_does_not_hold_up_the_loop():
-    """Its thread goes on alone; what had not begun does not begin."""
+def test_cancelled_calls_do_not_delay_later_calls():
+    """Calls that already run finish in their threads; cancelled calls that wait are never made."""
     script = Script()
     script.may_answer.clear()
 
@@ -1110,8 +1135,8 @@ def test_a_cancelled_call_does_not_hold_up_the_loop():
     run(main())
 
 
-def test_a_loop_that_is_closed_early_does_not_hurt_the_driver(run_emulator):
-    """The driver's threads have nobody to wake; the client can be closed from another loop."""
+def test_subscription_outlives_a_loop_that_is_closed_early(run_emulator):
+    """Its threads go on and reconnect without a loop, and another loop can close the client."""
     plan = FaultPlan()
     emulator = run_emulator(faults=plan, settings=Settings(keepalive_s=0.05))
     held = []
@@ -1137,8 +1162,8 @@ def test_a_loop_that_is_closed_early_does_not_hurt_the_driver(run_emulator):
     assert subscription.health().state == "closed"
 
 
-def test_the_faces_share_a_process(run_emulator, connect):
-    """A sync client in a thread and an asyncio client in a loop do not meet."""
+def test_sync_and_asyncio_clients_share_a_process(run_emulator, connect):
+    """A sync client and an asyncio client that are open at once read the same events."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(5))
 

@@ -1,4 +1,4 @@
-"""The consumer alone: what is done with a response, whatever interrupts it, and when."""
+"""The consumer alone: what it does with a response and in which order, even if interrupted."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ DOWN = StreamUnavailableError("GetSchema: down", retryable=True)
 
 
 def position(seq: int) -> ReplayId:
+    """Return the replay id of event number *seq*."""
     return ReplayId(b"r%d" % seq)
 
 
 def arrival(first_seq: int, *payloads: bytes, schema_id: str = "tick") -> Arrival:
+    """Return a received response whose events are numbered from *first_seq*."""
     events = tuple(
         RawEvent(f"id{first_seq + place}", schema_id, payload, position(first_seq + place))
         for place, payload in enumerate(payloads)
@@ -47,7 +49,7 @@ def arrival(first_seq: int, *payloads: bytes, schema_id: str = "tick") -> Arriva
 
 
 class Desk:
-    """A consumer and the queue in front of it, with everything carried out by hand."""
+    """A consumer and the queue in front of it; a test carries out each step by hand."""
 
     def __init__(self, policy: Any = "fail", known: Sequence[Codec] = (TICK,), auto: bool = True):
         self.known = {codec.schema_id: codec for codec in known}
@@ -64,10 +66,12 @@ class Desk:
         )
 
     def step(self, now: float = 0.0) -> Step:
+        """Return the consumer's next step at the time *now*, in seconds."""
         head = self.queue[0] if self.queue else None
         return self.consumer.next(now, head, over=self.over, discarded=self.discarded)
 
     def take(self, now: float = 0.0) -> Take:
+        """Carry out the next step, which must take a response off the queue."""
         step = self.step(now)
         assert isinstance(step, Take), step
         assert self.queue.pop(0) is step.arrival
@@ -83,6 +87,7 @@ class Desk:
 
 
 def health(**facts: Any) -> Health:
+    """Return the health of a stream in which everything is zero except *facts*."""
     plain = dict.fromkeys(
         ("outstanding", "pending_count", "pending_bytes", "unacked", "delivered"), 0
     )
@@ -103,8 +108,8 @@ def health(**facts: Any) -> Health:
 # Handing out.
 
 
-def test_a_response_is_taken_off_the_queue_when_it_is_ready_and_then_handed_out():
-    """One batch a response, in order of arrival; then there is nothing but to wait."""
+def test_responses_are_handed_out_in_order_of_arrival():
+    """Each response becomes one batch and leaves the queue; then the consumer waits."""
     desk = Desk()
     desk.queue = [arrival(1, b"\x02", b"\x04"), arrival(3, b"\x06")]
     assert desk.hand_out() == [1, 2]
@@ -113,8 +118,8 @@ def test_a_response_is_taken_off_the_queue_when_it_is_ready_and_then_handed_out(
     assert desk.step() == WaitUntil(None)
 
 
-def test_an_interrupted_take_comes_again_and_hands_out_once():
-    """Ctrl-C between the answer and the queue costs nothing, and repeats nothing."""
+def test_interrupted_take_is_repeated_and_hands_out_once():
+    """Ctrl-C before the response leaves the queue loses no event and repeats none."""
     desk = Desk("skip")
     desk.queue = [arrival(1, b"\x02", BAD)]
     first = desk.step()
@@ -126,10 +131,10 @@ def test_an_interrupted_take_comes_again_and_hands_out_once():
 
 
 @pytest.mark.parametrize("popped", [False, True])
-def test_an_interrupted_hand_out_comes_again_and_takes_its_response_off_the_queue_once(
+def test_interrupted_hand_out_is_repeated_and_pops_its_response_once(
     popped: bool,
 ):
-    """Ctrl-C between the answer and the application, before or behind the queue."""
+    """Ctrl-C before or after the response leaves the queue loses no batch and repeats none."""
     desk = Desk()
     desk.queue = [arrival(1, b"\x02"), arrival(2, b"\x04")]
     first = desk.step()
@@ -144,7 +149,7 @@ def test_an_interrupted_hand_out_comes_again_and_takes_its_response_off_the_queu
 
 
 class Interrupted(deque[Any]):
-    """Ctrl-C comes while the next item is removed."""
+    """A deque whose ``popleft`` raises KeyboardInterrupt, before or after it removes the item."""
 
     def __init__(self, items: Sequence[Any], removed: bool) -> None:
         super().__init__(items)
@@ -157,8 +162,8 @@ class Interrupted(deque[Any]):
 
 
 @pytest.mark.parametrize("removed", [False, True])
-def test_ctrl_c_at_any_moment_of_handing_out_neither_loses_nor_repeats_a_batch(removed: bool):
-    """Before the batch is removed, and right after it."""
+def test_ctrl_c_while_handing_out_neither_loses_nor_repeats_a_batch(removed: bool):
+    """Ctrl-C comes either before a batch is removed from the prepared ones or right after."""
     desk = Desk()
     desk.queue = [arrival(1, b"\x02"), arrival(2, b"\x04")]
     desk.step()
@@ -174,8 +179,8 @@ def test_ctrl_c_at_any_moment_of_handing_out_neither_loses_nor_repeats_a_batch(r
     assert desk.hand_out() == [2]
 
 
-def test_what_is_in_hand_is_what_was_handed_out_last():
-    """ack="auto" acks it when the application asks for more, and commit does."""
+def test_last_batch_is_in_hand_until_more_is_asked_for():
+    """The events in hand are those that ack="auto" acks when the application asks for more."""
     desk = Desk()
     desk.queue = [arrival(5, b"\x02", b"\x04")]
     desk.consumer.asked()
@@ -186,8 +191,8 @@ def test_what_is_in_hand_is_what_was_handed_out_last():
     assert desk.consumer.in_hand is None
 
 
-def test_of_a_batch_that_is_given_event_by_event_only_one_is_in_hand():
-    """What the application has not seen is not acked for it, and is handed out next."""
+def test_only_one_event_is_in_hand_when_iterating_over_events():
+    """The rest of its batch is not acked with it, and is handed out next."""
     desk = Desk()
     desk.queue = [arrival(5, b"\x02", b"\x04", b"\x06")]
     step = desk.step()
@@ -202,8 +207,8 @@ def test_of_a_batch_that_is_given_event_by_event_only_one_is_in_hand():
     assert desk.step() == WaitUntil(None)
 
 
-def test_a_batch_that_did_not_reach_the_application_comes_again():
-    """Ctrl-C in the middle of handing out."""
+def test_batch_that_did_not_reach_the_application_is_repeated():
+    """A batch whose delivery was interrupted by Ctrl-C is not in hand and is handed out again."""
     desk = Desk()
     desk.queue = [arrival(5, b"\x02")]
     desk.hand_out()
@@ -212,8 +217,8 @@ def test_a_batch_that_did_not_reach_the_application_comes_again():
     assert desk.hand_out() == [5]
 
 
-def test_a_pause_holds_what_is_ready_and_what_waits():
-    """Nothing is handed out until the application says so."""
+def test_pause_holds_back_ready_and_queued_events():
+    """A paused consumer hands out neither a prepared batch nor a response from the queue."""
     desk = Desk("skip")
     desk.queue = [arrival(1, b"\x02", BAD), arrival(3, b"\x04")]
     desk.take()
@@ -226,7 +231,7 @@ def test_a_pause_holds_what_is_ready_and_what_waits():
 
 
 def test_a_pause_does_not_hide_the_end():
-    """What was received before a failure is handed out all the same, and then the end is told."""
+    """After the stream has ended, a paused consumer hands out what was received, and then ends."""
     desk = Desk()
     desk.queue = [arrival(1, b"\x02")]
     desk.consumer.pause(True)
@@ -235,25 +240,25 @@ def test_a_pause_does_not_hide_the_end():
     assert desk.step() == End()
 
 
-def test_the_end_comes_behind_everything_received():
-    """A plain subscription that failed hands out its queue first."""
+def test_end_comes_after_everything_received():
+    """A plain subscription that failed hands out its queue before it ends."""
     desk = Desk()
     desk.queue, desk.over = [arrival(1, b"\x02")], True
     desk.hand_out()
     assert desk.step() == End()
 
 
-def test_what_was_discarded_is_not_handed_out():
-    """After a drain or an abort, and after the failure of a managed subscription."""
+def test_discarded_events_are_not_handed_out():
+    """Events discarded by a drain, an abort or a failure are dropped for good."""
     desk = Desk("skip")
     desk.queue = [arrival(1, b"\x02", BAD, b"\x04")]
     desk.take()
     assert desk.hand_out() == [1]
     desk.discarded = True
-    assert desk.step() == WaitUntil(None)  # how it ends has to be awaited
+    assert desk.step() == WaitUntil(None)  # waits for the outcome
     desk.over = True
     assert desk.step() == End()
-    desk.discarded = False  # it never becomes so; but what is forgotten is forgotten
+    desk.discarded = False  # cannot happen; dropped events stay dropped
     assert desk.step() == End()
 
 
@@ -261,7 +266,7 @@ def test_what_was_discarded_is_not_handed_out():
 
 
 def test_a_response_waits_for_its_schemas():
-    """They are fetched once, and only those that are not known."""
+    """The consumer asks for unknown schemas, also after an interruption, before it hands out."""
     desk = Desk()
     desk.queue = [arrival(1, b"\x02", schema_id="tock")]
     assert desk.step() == FetchSchemas(("tock",))
@@ -270,8 +275,8 @@ def test_a_response_waits_for_its_schemas():
     assert desk.hand_out() == [1]
 
 
-def test_a_schema_that_somebody_else_has_fetched_is_used():
-    """The cache is the client's: another subscription may be faster."""
+def test_schema_fetched_by_another_subscription_is_used():
+    """The schema cache belongs to the client, so another subscription may fill it first."""
     desk = Desk(known=())
     desk.queue = [arrival(1, b"\x02")]
     assert desk.step() == FetchSchemas(("tick",))
@@ -281,8 +286,8 @@ def test_a_schema_that_somebody_else_has_fetched_is_used():
     assert desk.consumer.health(health(), 0, discarded=False).state == "streaming"
 
 
-def test_a_schema_that_cannot_be_fetched_is_asked_for_with_backoff_however_often_one_looks():
-    """Polling does not become a load on a service that is down."""
+def test_schema_fetch_backs_off_however_often_the_consumer_is_polled():
+    """Polling every 0.125 s does not become a load on a service that is down."""
     desk = Desk(known=())
     desk.queue = [arrival(1, b"\x02")]
     fetches, now = [], 0.0
@@ -297,8 +302,8 @@ def test_a_schema_that_cannot_be_fetched_is_asked_for_with_backoff_however_often
     assert fetches == [0.0, 0.5, 1.5, 3.5, 7.5, 11.5, 15.5, 19.5]
 
 
-def test_a_found_schema_ends_the_backoff():
-    """The next trouble begins with a short delay again."""
+def test_found_schema_resets_the_backoff():
+    """After a success, the next failed fetch is repeated after a short delay again."""
     desk = Desk(known=())
     desk.queue = [arrival(1, b"\x02"), arrival(2, b"\x02", schema_id="tock")]
     assert desk.step() == FetchSchemas(("tick",))
@@ -312,8 +317,11 @@ def test_a_found_schema_ends_the_backoff():
     assert desk.step(3.0) == WaitUntil(3.5)
 
 
-def test_a_wait_for_a_schema_is_told():
-    """A subscription that hands out nothing is not healthy, though its stream is."""
+def test_health_reports_the_wait_for_a_schema():
+    """A subscription that waits for a schema is not healthy, although its stream is.
+
+    The reason of a stream that is down takes precedence.
+    """
     desk = Desk(known=())
     desk.queue = [arrival(1, b"\x02")]
     desk.step()
@@ -323,15 +331,15 @@ def test_a_wait_for_a_schema_is_told():
     assert told.reason is not None
     assert "GetSchema: down" in told.reason
     assert not told.can_receive
-    # A stream that is down is the greater trouble.
+    # A stream that is down takes precedence.
     assert (
         desk.consumer.health(health(state="waiting", reason="down"), 0, discarded=False).reason
         == "down"
     )
 
 
-def test_an_error_that_trying_again_does_not_mend_is_raised():
-    """Until the subscription is over: then that is what there is to say."""
+def test_permanent_schema_error_is_raised():
+    """A schema error that no retry can fix is raised, unless the subscription is already over."""
     desk = Desk(known=())
     error = SchemaNotFoundError("schema tick: not there", retryable=False)
     with pytest.raises(SchemaNotFoundError):
@@ -341,11 +349,11 @@ def test_an_error_that_trying_again_does_not_mend_is_raised():
     assert desk.step(0.1) == End()
 
 
-# What cannot be decoded.
+# Undecodable events.
 
 
-def test_what_cannot_be_decoded_is_durable_before_anything_is_acked():
-    """Quarantine, then ack, then hand out; repeated as a whole where it was interrupted."""
+def test_undecodable_events_are_quarantined_before_anything_is_acked():
+    """The order is quarantine, ack, hand out; an interrupted quarantine is repeated as a whole."""
     desk = Desk("quarantine")
     desk.queue = [arrival(1, b"\x02", BAD, b"\x04", BAD)]
     step = desk.step()
@@ -360,8 +368,8 @@ def test_what_cannot_be_decoded_is_durable_before_anything_is_acked():
     assert desk.step() == WaitUntil(None)
 
 
-def test_each_response_is_made_durable_by_itself():
-    """What was set aside for one says nothing of the next."""
+def test_each_response_is_quarantined_separately():
+    """A quarantine that was completed for one response does not count for the next."""
     desk = Desk("quarantine")
     desk.queue = [arrival(1, BAD), arrival(2, BAD)]
     for seq in (1, 2):
@@ -372,7 +380,7 @@ def test_each_response_is_made_durable_by_itself():
 
 
 def test_skipped_events_are_acked_and_counted():
-    """skip: nothing is kept, and nothing is silent."""
+    """The policy "skip" acks an undecodable event without storing it, and health counts it."""
     desk = Desk("skip")
     desk.queue = [arrival(1, BAD, b"\x04")]
     assert desk.take().acks == (1,)
@@ -383,7 +391,7 @@ def test_skipped_events_are_acked_and_counted():
 
 
 def test_ready_events_count_as_pending():
-    """pending_count: received and not yet handed out, wherever they wait."""
+    """`pending_count` includes events that are prepared but not handed out, unless discarded."""
     desk = Desk("skip")
     desk.queue = [arrival(1, b"\x02", BAD, b"\x04", b"\x06")]
     desk.take()
@@ -393,8 +401,8 @@ def test_ready_events_count_as_pending():
     assert desk.consumer.health(health(), 0, discarded=False).pending_count == 2
 
 
-def test_there_are_three_policies():
-    """A misspelt one is refused before anything is opened."""
+def test_invalid_subscribe_options_are_rejected():
+    """An unknown policy or ack mode, or a policy "quarantine" without a quarantine, is an error."""
     from sfpubsub.client.options import SubscribeOptions
 
     with pytest.raises(ConfigurationError, match="'fail', 'quarantine' or 'skip'"):
@@ -409,15 +417,15 @@ def test_there_are_three_policies():
 
 
 def stored(desk: Desk, now: float, **options: Any) -> ReplayId | None:
-    """Store what there is to store; return it."""
+    """Store the position that is due, if there is one, and return it."""
     found = desk.consumer.to_store(now, **options)
     if found is not None:
         desk.consumer.stored(found, now)
     return found
 
 
-def test_the_first_position_is_stored_at_once_and_the_next_ones_together():
-    """One write for an interval, however many acks there are in it."""
+def test_first_position_is_stored_at_once_and_later_ones_together():
+    """After the first write there is one write in each interval, however many acks it covers."""
     desk = Desk(auto=False)
     consumer = desk.consumer
     consumer.storable(position(1))
@@ -434,15 +442,18 @@ def test_the_first_position_is_stored_at_once_and_the_next_ones_together():
     assert desk.step(110.0) == WaitUntil(None)
 
 
-def test_before_it_waits_for_more_everything_acked_is_stored():
-    """An idle subscription has nothing at stake."""
+def test_acked_position_is_stored_before_the_consumer_waits():
+    """While there is work the position may wait for the interval.
+
+    Before an idle wait it is stored.
+    """
     desk = Desk()
     desk.consumer.storable(position(1))
     stored(desk, 0.0)
     desk.queue = [arrival(2, b"\x02")]
     desk.consumer.asked()
     desk.consumer.storable(position(2))
-    assert desk.hand_out(0.1) == [2]  # there is work: the position waits
+    assert desk.hand_out(0.1) == [2]  # there is work, so the position may wait
     assert stored(desk, 0.2) is None
     desk.consumer.asked()
     assert desk.step(0.3) == Store()
@@ -452,20 +463,20 @@ def test_before_it_waits_for_more_everything_acked_is_stored():
     assert desk.step(0.4) == WaitUntil(10.3)
 
 
-def test_a_store_that_failed_is_asked_again():
-    """Also when newer positions have come meanwhile, and then with the newest."""
+def test_position_that_was_not_stored_is_offered_again():
+    """A position stays due until its write has succeeded; a newer one takes its place."""
     desk = Desk()
     desk.consumer.storable(position(1))
     assert desk.consumer.to_store(0.0) == position(1)
-    desk.consumer.storable(None)  # no news
+    desk.consumer.storable(None)  # no new position
     assert desk.consumer.to_store(0.0) == position(1)
     desk.consumer.storable(position(2))
-    desk.consumer.stored(position(1), 0.0)  # an older write that was late
+    desk.consumer.stored(position(1), 0.0)  # a late write of an older position
     assert desk.consumer.to_store(0.0, last=True) == position(2)
 
 
 def test_the_last_position_is_stored_before_the_end():
-    """Whatever the interval says: there is no later time."""
+    """The end ignores the store interval, because nothing could be stored later."""
     desk = Desk()
     desk.consumer.storable(position(1))
     stored(desk, 0.0)

@@ -1,7 +1,7 @@
 """What a given traffic costs in requests, commits, flushes, objects and wake-ups.
 
-Counted, because a clock says little on a busy machine: what is done once too often for each event
-is what makes a client slow.
+These tests count instead of measuring time, which says little on a busy machine: a step that is
+done once too often for each event makes a client slow.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from sfpubsub.transports.calls import CallDriver
 from ..conformance.memory_service import MemoryService
 from ..conftest import until
 
-EVENTS = 800  # with a window more, fewer than a subscription holds: credit is not short
+EVENTS = 800  # plus WINDOW, less than a subscription may hold
 WINDOW = 100  # events that may be outstanding
 COMMIT_PAUSE = 0.1  # seconds between two commits
-STORE_PAUSE = 1.0  # seconds between two positions that are stored
+STORE_PAUSE = 1.0  # seconds between two stored positions
 TOPIC = "/event/Order_Event__e"
 SESSION = Session("token", "https://example.my.salesforce.com", "00D000000000001AAA")
 
 
 class CountingService(MemoryService):
-    """Keeps the requests that follow the opening one."""
+    """A service in memory that keeps the requests which follow the opening one."""
 
     def __init__(self, size: int) -> None:
         super().__init__(events_per_response=size)
@@ -56,7 +56,7 @@ class CountingService(MemoryService):
 
 
 def take_all(subscription, seen=0):
-    """Read every value."""
+    """Read the value of every event and ack the last batch; *seen* events were read before."""
     for batch in subscription:
         for event in batch:
             assert event.value
@@ -67,8 +67,8 @@ def take_all(subscription, seen=0):
 
 
 @pytest.mark.parametrize(("size", "at_once"), [(1, 50), (10, 50), (100, 100)])
-def test_requests_for_events(size, at_once):
-    """More events are asked for when half a window is owed, or nothing is outstanding."""
+def test_number_of_requests(size, at_once):
+    """More events are requested when half a window can be filled, or nothing is outstanding."""
     most = 1 + (EVENTS + WINDOW) // at_once  # the first one fills the window
     service = CountingService(size)
     with (
@@ -80,8 +80,8 @@ def test_requests_for_events(size, at_once):
 
 
 @pytest.mark.parametrize("size", [1, 10])
-def test_requests_of_a_reader_that_is_behind(size):
-    """With as much received as may be, a request does not go for each event that is read."""
+def test_number_of_requests_of_a_slow_reader(size):
+    """While the limit of pending events is reached, each event read does not cost a request."""
     service, held = CountingService(size), 200
     with (
         PubSubClient(SESSION, transport=service) as client,
@@ -93,8 +93,8 @@ def test_requests_of_a_reader_that_is_behind(size):
 
 
 @pytest.mark.parametrize("size", [1, 100])
-def test_commits_for_events(size):
-    """A commit says what was acked meanwhile, and rides with a request for events if it can."""
+def test_number_of_commits(size):
+    """One commit covers all acks since the last one, and shares a request for events if it can."""
     service = CountingService(size)
     began = time.monotonic()
     with (
@@ -104,15 +104,15 @@ def test_commits_for_events(size):
         take_all(subscription)
     took = time.monotonic() - began
     assert service.committed == EVENTS - 1
-    # The first one, one a pause, and the last one when the subscription drains.
+    # The first one, one in each pause, and the last one in the drain.
     most = 2 + took / COMMIT_PAUSE
     assert 1 <= len(service.commits) <= most
     assert len(service.requests) <= 1 + (EVENTS + WINDOW) // 50 + most
 
 
 @pytest.mark.parametrize("managed", [False, True])
-def test_turns_of_the_driver(managed, monkeypatch):
-    """A response takes two: it comes, and it is taken, which acks the one before as well."""
+def test_number_of_driver_turns(managed, monkeypatch):
+    """A response takes two turns: its arrival, and its removal, which also acks the one before."""
     service, turns = CountingService(1), []
     apply = CallDriver._apply
 
@@ -135,8 +135,8 @@ def test_turns_of_the_driver(managed, monkeypatch):
 
 
 @pytest.mark.parametrize("face", ["sync", "cancelled", "asyncio"])
-def test_asking_when_nothing_is_there_acks_at_once(face):
-    """What is done is not held back until there is more: it may take an hour."""
+def test_asking_for_a_batch_acks_at_once_even_if_none_is_there(face):
+    """Finished events are acked without waiting for more, which may take an hour."""
     service = CountingService(EVENTS)
 
     def sync() -> None:
@@ -161,7 +161,7 @@ def test_asking_when_nothing_is_there_acks_at_once(face):
                 seen += len(await subscription.next_batch())
             assert subscription.health().unacked
             task = asyncio.create_task(subscription.next_batch(60.0 if face == "cancelled" else 0))
-            await asyncio.sleep(0)  # begins
+            await asyncio.sleep(0)  # lets the task begin
             task.cancel()
             await asyncio.wait({task})
             assert not subscription.health().unacked
@@ -172,8 +172,11 @@ def test_asking_when_nothing_is_there_acks_at_once(face):
         asyncio.run(aio())
 
 
-def test_flushes_of_a_file_store(tmp_path, monkeypatch):
-    """The newest position is stored from time to time, by two flushes: of a file and its name."""
+def test_number_of_flushes_of_a_file_store(tmp_path, monkeypatch):
+    """The newest position is stored about once a second.
+
+    Each time there are two flushes: of the file and of its name.
+    """
     service, flushed = CountingService(1), []
     sync = os.fsync
     with (
@@ -194,8 +197,8 @@ def test_flushes_of_a_file_store(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def made(monkeypatch):
-    """Every `Event` object that is made."""
+def created_events(monkeypatch):
+    """Collect every `Event` object that is created."""
     found = []
     begin = Event.__init__
 
@@ -207,20 +210,20 @@ def made(monkeypatch):
     return found
 
 
-def test_objects_for_events(made):
-    """Whoever goes through a batch has an object for each event, made then and once."""
+def test_number_of_event_objects(created_events):
+    """Iterating over a batch creates one object for each event, and nothing does so before."""
     service = CountingService(100)
     with (
         PubSubClient(SESSION, transport=service) as client,
         client.subscribe(TOPIC, replay="earliest") as subscription,
     ):
         batch = subscription.next_batch()
-        assert not made
-        assert len(list(batch)) == len(made) == len(batch)
+        assert not created_events
+        assert len(list(batch)) == len(created_events) == len(batch)
 
 
-def test_objects_for_arrow_data(made):
-    """Record batches are made of what was received, without an object for an event."""
+def test_record_batches_create_no_event_objects(created_events):
+    """Arrow record batches are built from the received events without creating `Event` objects."""
     service = CountingService(100)
     with (
         PubSubClient(SESSION, transport=service) as client,
@@ -231,12 +234,12 @@ def test_objects_for_arrow_data(made):
             rows += sum(part.num_rows for part in record_batches(batch))
             if rows == EVENTS:
                 break
-    assert not made
+    assert not created_events
 
 
 @pytest.mark.skipif(not hasattr(resource, "RUSAGE_THREAD"), reason="only Linux counts by thread")
-def test_wake_ups_of_a_reader():
-    """A thread that reads what has come already goes through it without waiting for another."""
+def test_number_of_waits_of_a_reading_thread():
+    """A thread that reads events which have already arrived does not wait for another thread."""
     service = CountingService(1)
     with (
         PubSubClient(SESSION, transport=service) as client,
@@ -250,8 +253,8 @@ def test_wake_ups_of_a_reader():
     assert waits <= EVENTS / 10  # a few for locks, on a busy machine
 
 
-def test_wake_ups_of_a_loop():
-    """What comes while the loop is busy wakes it once, however many responses that are."""
+def test_number_of_wake_ups_of_a_loop():
+    """Responses that arrive while the loop is busy wake it once, however many they are."""
     service, calls = CountingService(1), []
     held = EVENTS - WINDOW  # received while the loop is busy
 
@@ -280,8 +283,8 @@ def test_wake_ups_of_a_loop():
     assert len(calls) <= 20  # the start, the first event, what came meanwhile, the end
 
 
-def test_turns_of_the_other_tasks_of_a_loop():
-    """Batches that are ready cost the loop no round each: others have one in a millisecond."""
+def test_ready_batches_yield_to_the_loop_at_most_once_a_millisecond():
+    """Taking a batch that is ready does not cost a round of the loop each time."""
     service, rounds = CountingService(1), []
 
     async def count() -> None:

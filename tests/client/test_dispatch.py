@@ -1,4 +1,4 @@
-"""The dispatcher against a slow model, and its rules one by one."""
+"""The dispatcher, compared with a slow but simple model, and its rules one by one."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ NO_LIMIT = QuarantineLimit(failures=10**6, last=10**6 + 1)
 
 
 def dispatcher(**options: Any) -> Dispatcher[Any]:
+    """Return a dispatcher with 4 workers, without retries and limit unless *options* set them."""
     return Dispatcher(**{"workers": 4, "retry": None, "limit": None, "room": 100, **options})
 
 
 def steps(work: Dispatcher[Any], now: float = 0.0) -> list[Any]:
-    """Return all there is to do now."""
+    """Return all steps that are due now, ending with WaitUntil or Finish."""
     found = []
     while not isinstance(step := work.next(now), WaitUntil | Finish):
         found.append(step)
@@ -43,7 +44,7 @@ def started(work: Dispatcher[Any], now: float = 0.0) -> dict[Any, Job[Any]]:
 
 
 class Model:
-    """What a run may do, computed from the list of all that arrived; nothing is remembered."""
+    """What a run may do, computed anew each time from the list of all events that arrived."""
 
     def __init__(self, workers: int, retry: Retry | None, *, quarantines: bool) -> None:
         self.workers, self.retry, self.quarantines = workers, retry, quarantines
@@ -51,10 +52,11 @@ class Model:
         self.state: list[str] = []  # waiting, running, pausing, failed, setting aside, done, acked
         self.due: dict[int, float] = {}
         self.first_failure: dict[int, float] = {}
-        self.broken: dict[int, DecodeError] = {}  # those whose keys cannot be told
+        self.broken: dict[int, DecodeError] = {}  # events whose keys cannot be determined
         self.stopped = False
 
     def arrive(self, keys: Iterable[Any]) -> int:
+        """Add an event with *keys*, and return its number."""
         found: dict[Any, bool] = {}
         for key in keys:
             if isinstance(key, Shared):
@@ -66,11 +68,12 @@ class Model:
         return len(self.state) - 1
 
     def conflict(self, one: int, other: int) -> bool:
+        """Return whether the two events must not run at the same time."""
         mine, theirs = self.keys[one], self.keys[other]
         return any(key in theirs and not (mine[key] and theirs[key]) for key in mine)
 
     def is_free(self, event: int) -> bool:
-        """Whether every earlier event that it has to wait for is done."""
+        """Return whether every earlier event that *event* must wait for is done."""
         return not any(
             self.conflict(event, other)
             for other in range(event)
@@ -82,6 +85,7 @@ class Model:
         return sum(state in ("running", "setting aside") for state in self.state)
 
     def startable(self, now: float) -> list[int]:
+        """Return the events that may be started now, the oldest first."""
         return [
             event
             for event, state in enumerate(self.state)
@@ -91,7 +95,7 @@ class Model:
 
 
 class Walk:
-    """One random run: everything happens in a random order, and the model judges each step."""
+    """One random run: steps come in a random order, and the model checks each of them."""
 
     def __init__(self, seed: int) -> None:
         self.random = rng = random.Random(seed)
@@ -176,7 +180,7 @@ class Walk:
             assert self.work.failed_job.error is error
 
     def look(self) -> Any:
-        """Ask for one step, and have the model judge it."""
+        """Ask the dispatcher for one step, and check it against the model."""
         model, step = self.model, self.work.next(self.now)
         if not isinstance(step, Ack):
             self.give_up_broken(step)
@@ -185,7 +189,7 @@ class Walk:
             event = step.job.event
             assert not model.stopped
             assert event in model.startable(self.now), "out of order, or before its time"
-            assert event == min(model.startable(self.now)), "the oldest holds up the position"
+            assert event == min(model.startable(self.now)), "the oldest must start first"
             model.state[event] = "running"
             self.jobs[event] = step.job
         elif isinstance(step, SetAside):
@@ -204,11 +208,11 @@ class Walk:
         return step
 
     def give_up_broken(self, step: Any) -> None:
-        """Those that were due fail on the way to *step*: older than it, or all if nothing else."""
+        """Fail the events without keys that the dispatcher gave up before it returned *step*."""
         model = self.model
         if model.stopped or model.busy >= model.workers:
             return
-        is_first = "failed" in model.state  # is set aside before anything is started
+        is_first = "failed" in model.state  # quarantined before anything is started
         while not is_first and not model.stopped and (due := model.startable(self.now)):
             if min(due) not in model.broken:
                 break
@@ -216,13 +220,14 @@ class Walk:
             is_first = "failed" in model.state
 
     def judge_rest(self, step: WaitUntil | Finish) -> None:
+        """Check that there was nothing else to do than to wait or to finish."""
         model = self.model
         assert "done" not in model.state, "something is left to ack"
         if model.stopped:
             assert isinstance(step, Finish) is (model.busy == 0)
             return
         if model.busy < model.workers:
-            assert not model.startable(self.now), "a worker idles for nothing"
+            assert not model.startable(self.now), "a worker is idle without need"
             assert "failed" not in model.state
         pausing = [e for e, state in enumerate(model.state) if state == "pausing"]
         if isinstance(step, Finish):
@@ -248,7 +253,7 @@ class Walk:
         assert self.work.handled + self.work.quarantined == count
 
     def finish(self) -> None:
-        """Go on until the end; more steps than any order can need are a deadlock."""
+        """Carry on to the end; more steps than any order can need mean a deadlock."""
         for _ in range(100 * (len(self.model.state) + 10)):
             step = self.look()
             if isinstance(step, Finish):
@@ -260,12 +265,15 @@ class Walk:
                 else:
                     assert step.time is not None, "nothing runs, nothing is due: a deadlock"
                     self.now = step.time
-        raise AssertionError("it does not end")
+        raise AssertionError("the run does not end")
 
 
 @pytest.mark.parametrize("first", range(0, 400, 40))
-def test_every_interleaving_keeps_the_rules(first: int):
-    """Order for each key, no more than the workers, one ack for what is done, no deadlock."""
+def test_random_interleavings_keep_the_rules(first: int):
+    """Keys keep their order, workers are not exceeded, and no run deadlocks.
+
+    Each finished event is acked once, unless the run is stopped.
+    """
     for seed in range(first, first + 40):
         try:
             Walk(seed).run()
@@ -274,8 +282,8 @@ def test_every_interleaving_keeps_the_rules(first: int):
             raise
 
 
-def test_events_of_one_key_take_turns_and_others_do_not_wait():
-    """The order of a key holds, and it costs other keys nothing."""
+def test_events_of_one_key_run_in_order_and_others_do_not_wait():
+    """An event starts when the previous one of its key is done; other keys start at once."""
     work = dispatcher()
     for event, key in enumerate("aabab"):
         work.arrived(event, [key])
@@ -286,7 +294,7 @@ def test_events_of_one_key_take_turns_and_others_do_not_wait():
 
 
 def test_an_event_with_several_keys_waits_for_all_of_them():
-    """An event of two records comes behind the earlier ones of both, and before the later ones."""
+    """An event of two records runs after the earlier events of both, and before the later ones."""
     work = dispatcher()
     for event, keys in enumerate(["a", "b", "ab", "a", "b"]):
         work.arrived(event, keys)
@@ -301,8 +309,8 @@ def test_an_event_with_several_keys_waits_for_all_of_them():
     assert list(started(work)) == [3, 4]
 
 
-def test_a_key_named_twice_counts_once_and_unshared_wins():
-    """An event never waits for itself."""
+def test_repeated_key_counts_once_and_exclusive_use_wins():
+    """An event that names a key several times, shared and unshared, never waits for itself."""
     work = dispatcher()
     work.arrived(0, ["a", Shared("a"), "a"])
     work.arrived(1, [Shared("a")])
@@ -312,8 +320,11 @@ def test_a_key_named_twice_counts_once_and_unshared_wins():
     assert list(started(work)) == [1]
 
 
-def test_shared_keys_wait_for_an_unshared_one_and_it_for_them():
-    """An event of all records of an object comes behind and before those of single ones."""
+def test_shared_and_exclusive_uses_of_a_key_wait_for_each_other():
+    """Events that share a key run side by side.
+
+    One that uses it exclusively waits for them, and later ones wait for it.
+    """
     work = dispatcher()
     for event, key in enumerate([Shared("o"), Shared("o"), "o", Shared("o"), Shared("o")]):
         work.arrived(event, [key])
@@ -328,8 +339,8 @@ def test_shared_keys_wait_for_an_unshared_one_and_it_for_them():
     assert list(started(work)) == [3, 4]
 
 
-def test_a_key_that_is_not_in_use_is_forgotten():
-    """Memory is bounded by what is held, not by the keys that ever were."""
+def test_unused_keys_are_forgotten():
+    """Memory is bounded by the events that are held, not by the number of keys ever seen."""
     work = dispatcher(workers=2)
     work.arrived("first", ["o"])
     work.arrived(0, ["x", Shared("o")])
@@ -345,8 +356,8 @@ def test_a_key_that_is_not_in_use_is_forgotten():
     assert not work._turns["o"][0].waiting
 
 
-def test_a_retry_keeps_its_turn_and_takes_no_worker():
-    """What comes behind a failing event waits for it; everything else goes on, with all workers."""
+def test_event_waiting_for_a_retry_blocks_its_key_but_no_worker():
+    """Later events of its key wait for it, while other keys can use all workers."""
     work = dispatcher(workers=1, retry=Retry(seconds=60, initial=4, maximum=8))
     work.arrived("x", ["a"])
     work.arrived("behind", ["a"])
@@ -360,15 +371,15 @@ def test_a_retry_keeps_its_turn_and_takes_no_worker():
     assert work.next(11.9) == WaitUntil(12.0)
     assert work.next(12.0) == Start(job)
     work.failed(job, OSError("down"), 13.0, 0.5)
-    assert work.next(13.0) == WaitUntil(17.0), "twice as long, at most"
+    assert work.next(13.0) == WaitUntil(17.0), "at most twice as long"
     assert work.next(17.0) == Start(job)
     work.succeeded(job)
     assert started(work, 17.0).keys() == {"behind"}
     assert (work.handled, work.retried) == (2, 2)
 
 
-def test_the_last_try_comes_at_the_end_of_the_time():
-    """The budget is in seconds since the first failure, and used up to its end."""
+def test_last_retry_comes_at_the_end_of_the_budget():
+    """The budget counts seconds since the first failure, and is used up to its end."""
     work = dispatcher(retry=Retry(seconds=5, initial=4, maximum=100))
     work.arrived("x")
     job = started(work)["x"]
@@ -393,24 +404,27 @@ def test_the_last_try_comes_at_the_end_of_the_time():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_tried_again(error: BaseException, again: bool):
-    """An error of ours that says it is final is, and so is one that ends programs."""
+def test_which_errors_are_retried(error: BaseException, again: bool):
+    """An error of this package that is final is not retried.
+
+    Neither are errors of decoding and exceptions that end programs.
+    """
     work = dispatcher(retry=Retry())
     work.arrived("x")
     work.failed(started(work)["x"], error, 0.0, 0.5)
     assert work.stopped is not again
 
 
-def test_only_the_exceptions_that_were_named_are_tried_again():
-    """A caller knows which errors pass."""
+def test_only_named_exceptions_are_retried():
+    """An exception that is not in `Retry.exceptions` fails the event at once."""
     work = dispatcher(retry=Retry(exceptions=(OSError,)))
     work.arrived("x")
     work.failed(started(work)["x"], ValueError(), 0.0, 0.5)
     assert work.failed_job.event == "x"
 
 
-def test_a_stopped_run_finishes_what_runs_and_acks_no_more_than_that():
-    """The failed event and those behind it come again; running ones are waited for."""
+def test_stopped_run_finishes_and_acks_only_running_events():
+    """After a failure the running events are awaited and acked, and no other event is acked."""
     work = dispatcher(workers=2)
     for event in range(4):
         work.arrived(event)
@@ -422,8 +436,8 @@ def test_a_stopped_run_finishes_what_runs_and_acks_no_more_than_that():
     assert work.failed_job is jobs[0]
 
 
-def test_the_first_failure_is_the_one_that_is_told():
-    """What fails while a run stops changes nothing."""
+def test_first_failure_is_the_one_reported():
+    """Failures that happen while a run is stopping do not replace the one that stopped it."""
     work = dispatcher(workers=2)
     work.arrived("first")
     work.arrived("second")
@@ -436,8 +450,8 @@ def test_the_first_failure_is_the_one_that_is_told():
     assert steps(work) == [Finish()]
 
 
-def test_an_event_without_keys_to_tell_is_handed_to_nobody():
-    """Nobody knows what it has to wait for."""
+def test_event_whose_keys_are_unknown_reaches_no_handler():
+    """Without its keys, nobody can tell what the event must wait for, so it is quarantined."""
     work = dispatcher(limit=NO_LIMIT)
     work.arrived_broken("x", DecodeError("bad"))
     (step, wait) = steps(work)
@@ -446,8 +460,8 @@ def test_an_event_without_keys_to_tell_is_handed_to_nobody():
     assert wait == WaitUntil(None)
 
 
-def test_an_event_without_keys_to_tell_stops_behind_older_ones():
-    """Or a run that stops at it would do nothing, however often it is started."""
+def test_event_whose_keys_are_unknown_fails_after_older_events():
+    """Older events are handled first, or every new run would stop without any progress."""
     work = dispatcher(workers=1)
     work.arrived("old")
     error = DecodeError("bad")
@@ -457,8 +471,8 @@ def test_an_event_without_keys_to_tell_stops_behind_older_ones():
     assert (work.failed_job.event, work.failed_job.error) == ("x", error)
 
 
-def test_a_set_aside_event_is_acked_once_it_is_durable_and_holds_up_its_keys():
-    """The order of a key holds in the quarantine, too."""
+def test_failed_event_blocks_its_key_until_it_is_quarantined():
+    """The event is acked once it is durable, so the quarantine keeps the order of its key."""
     work = dispatcher(limit=NO_LIMIT)
     work.arrived("x", ["a"])
     work.arrived("y", ["a"])
@@ -473,7 +487,7 @@ def test_a_set_aside_event_is_acked_once_it_is_durable_and_holds_up_its_keys():
 
 
 def test_a_quarantine_that_cannot_be_written_stops_the_run():
-    """Nothing of it is acked, and the first reason is told."""
+    """None of the failed events is acked, and the first write error is kept as the reason."""
     work = dispatcher(limit=NO_LIMIT)
     for event in "xy":
         work.arrived(event)
@@ -487,15 +501,15 @@ def test_a_quarantine_that_cannot_be_written_stops_the_run():
     assert work.breakage is first
 
 
-def test_an_ack_that_fails_stops_the_run():
-    """It takes no worker, so none is given back."""
+def test_failed_ack_stops_the_run():
+    """An ack occupies no worker, so its failure must not free one."""
     work = dispatcher()
     work.broke(OSError())
     assert steps(work) == [Finish()]
 
 
-def test_a_broken_handler_does_not_empty_the_topic_into_the_quarantine():
-    """One failure more than the limit stops, and that one is not set aside."""
+def test_quarantine_limit_stops_a_broken_handler():
+    """The failure that exceeds the limit stops the run, and its event is not quarantined."""
     work = dispatcher(limit=QuarantineLimit(failures=3, last=10))
     kept = 0
     for event in range(5):
@@ -512,7 +526,7 @@ def test_a_broken_handler_does_not_empty_the_topic_into_the_quarantine():
 
 
 def test_few_failures_among_many_events_are_within_the_limit():
-    """Failures are forgotten when enough events came behind them."""
+    """A failure no longer counts towards the limit once enough events have come after it."""
     work = dispatcher(limit=QuarantineLimit(failures=1, last=5))
     for event in range(50):
         work.arrived(event)
@@ -525,7 +539,7 @@ def test_few_failures_among_many_events_are_within_the_limit():
     assert (work.quarantined, work.handled, work.stopped) == (10, 40, False)
 
 
-def test_room_is_for_half_of_it_at_least():
+def test_room_opens_only_when_half_of_it_is_free():
     """A full run does not ask for one event at a time."""
     work = dispatcher(room=4)
     for event in range(4):
@@ -541,8 +555,8 @@ def test_room_is_for_half_of_it_at_least():
     assert work.has_room
 
 
-def test_it_ends_with_the_last_event_when_no_more_arrive():
-    """Retries are waited for; then it is over."""
+def test_closed_run_ends_after_its_last_event():
+    """When no more events arrive, the run waits for retries and acks before it finishes."""
     work = dispatcher(retry=Retry(seconds=60))
     assert steps(work) == [WaitUntil(None)]
     work.arrived("x")
@@ -557,14 +571,14 @@ def test_it_ends_with_the_last_event_when_no_more_arrive():
 
 @pytest.mark.parametrize("name", ["seconds", "initial", "maximum"])
 @pytest.mark.parametrize("value", [-1, float("nan")])
-def test_a_negative_time_is_refused(name: str, value: float):
-    """A typo is found where it was made."""
+def test_invalid_retry_time_is_rejected(name: str, value: float):
+    """A negative time or NaN raises ValueError with the name of the argument."""
     with pytest.raises(ValueError, match=f"Retry.{name} must be at least 0"):
         Retry(**{name: value})
 
 
 @pytest.mark.parametrize(("failures", "last"), [(-1, 5), (5, 5), (6, 5)])
-def test_a_limit_that_could_not_be_reached_is_refused(failures: int, last: int):
-    """A limit that never stops anything is a mistake."""
+def test_invalid_quarantine_limit_is_rejected(failures: int, last: int):
+    """A number of failures that is negative or not less than `last` raises ValueError."""
     with pytest.raises(ValueError, match="less than last"):
         QuarantineLimit(failures, last)

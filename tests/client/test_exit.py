@@ -1,4 +1,4 @@
-"""A process that forgets to close anything still ends."""
+"""Programs that close nothing, and forked children, still end."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ if child:
 """
 
 
-# Every call of a client in a forked child is refused, and none hangs. The asyncio face has a loop
-# of its own there. What is printed is the number of refusals.
+# In a forked child every call of either client is refused, and none hangs. The asyncio client gets
+# a loop of its own there. The program prints the number of refused calls of each client.
 USED_BY_A_CHILD = f"""
 import asyncio, os, signal
 from sfpubsub import AsyncPubSubClient, LocalProtocolError, PubSubClient
@@ -80,7 +80,7 @@ print(len(os.read(refused[0], 100)) // 2)
 
 
 def run(emulator, code: str, times: int) -> None:
-    """Run the program again and again; each run has to print its events and to end."""
+    """Run the program *times* times; each run must print "5" and end without an error."""
     for _ in range(times):
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", code],
@@ -95,28 +95,31 @@ def run(emulator, code: str, times: int) -> None:
 
 @pytest.mark.parametrize("code", [SYNC, ASYNC], ids=["sync", "asyncio"])
 def test_a_program_that_closes_nothing_ends(run_emulator, code):
-    """A call that is alive when the interpreter exits can hang it; ours does not."""
+    """A gRPC call that is alive when the interpreter exits can hang it.
+
+    Those of a client must not.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(5))
     run(emulator, code, 10)
 
 
-def test_a_forked_child_ends_as_well(run_emulator):
-    """It has none of the parent's threads, so it must not wait for them."""
+def test_forked_child_ends(run_emulator):
+    """A forked child has none of the parent's threads, so it must not wait for them at exit."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(5))
     run(emulator, FORK, 2)
 
 
-def test_a_forked_child_is_refused(run_emulator):
-    """Without the client's timer and gRPC's threads a call may work, hang, or never be retried."""
+def test_forked_child_cannot_use_the_clients(run_emulator):
+    """Without the parent's threads a call might hang, so each call in the child is refused."""
     run(run_emulator(), USED_BY_A_CHILD, 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [SYNC, ASYNC], ids=["sync", "asyncio"])
 def test_five_hundred_programs_that_close_nothing_end(run_emulator, code):
-    """The same, often enough for what happens in one run of a hundred."""
+    """Many runs find a hang that happens in only one run of a hundred."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(5))
     run(emulator, code, 250)

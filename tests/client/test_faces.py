@@ -1,4 +1,4 @@
-"""The two faces of the client say the same words, in the same order."""
+"""The sync and the asyncio client have the same members, in the same order."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 
 import sfpubsub
 
-# Sync class -> asyncio class, and the methods that wait: coroutines there, plain methods here.
+# Sync class -> its methods that wait, which are coroutines in the asyncio class.
 FACES = {
     "PubSubClient": {"connect", "get_topic", "get_schema", "publish", "close"},
     "Publisher": {"send", "flush", "close"},
-    # `run` is written once and returns what the face's own half returns, here a coroutine.
+    # `run` is a plain method in both classes; in the asyncio class it returns a coroutine.
     "Subscription": {"next_batch", "drain", "aclose", "join"},
     "ManagedSubscription": {"next_batch", "commit", "drain", "aclose", "join"},
 }
 
-# The methods that asyncio spells otherwise; all of them but __iter__ wait.
+# The methods that asyncio names differently; all of them but __iter__ wait.
 SPELLED = {
     "close": "aclose",
     "__enter__": "__aenter__",
@@ -30,7 +30,7 @@ SPELLED = {
 
 
 def members(cls: type) -> list[str]:
-    """Public names in the order of the file, those of the base class first."""
+    """Return the public names of *cls* in the order of the file, those of its bases first."""
     found: list[str] = []
     for base in reversed(cls.__mro__[:-1]):
         found += [
@@ -42,15 +42,17 @@ def members(cls: type) -> list[str]:
 
 
 def dunders() -> list[str]:
+    """Return the special methods that are compared as well."""
     return [*SPELLED.values(), "__init__", "__repr__", "__del__"]
 
 
 def spelled(member: str, asynchronous: type) -> str:
-    """The name of a sync face's member on the other face."""
+    """Return the name that a member of a sync class has in the asyncio class."""
     return member if hasattr(asynchronous, member) else SPELLED.get(member, member)
 
 
 def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+    """Return the name, kind and default of each parameter."""
     return [
         (parameter.name, parameter.kind, parameter.default)
         for parameter in inspect.signature(function).parameters.values()
@@ -58,7 +60,7 @@ def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
 
 
 def callables(cls: type) -> dict[str, Callable[..., Any]]:
-    """Methods that a user calls; how a subscription is made is the client's business."""
+    """Return the methods that a user calls. The constructor is one of them for clients only."""
     skipped = set() if "Client" in cls.__name__ else {"__init__"}
     return {
         name: getattr(cls, name)
@@ -68,15 +70,15 @@ def callables(cls: type) -> dict[str, Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("name", FACES)
-def test_the_faces_have_the_same_names_in_the_same_order(name: str):
-    """Who knows one face knows the other; neither has a method that the other lacks."""
+def test_sync_and_asyncio_classes_have_the_same_members_in_order(name: str):
+    """Neither class has a public member that the other lacks."""
     sync, asynchronous = getattr(sfpubsub, name), getattr(sfpubsub, f"Async{name}")
     assert [spelled(member, asynchronous) for member in members(sync)] == members(asynchronous)
 
 
 @pytest.mark.parametrize("name", FACES)
-def test_the_faces_have_the_same_parameters_and_defaults(name: str):
-    """Every argument can be moved from one face to the other."""
+def test_sync_and_asyncio_methods_have_the_same_parameters(name: str):
+    """Every argument and default can be carried over from one class to the other."""
     sync, asynchronous = getattr(sfpubsub, name), getattr(sfpubsub, f"Async{name}")
     for member, function in callables(sync).items():
         other = getattr(asynchronous, spelled(member, asynchronous))
@@ -84,8 +86,8 @@ def test_the_faces_have_the_same_parameters_and_defaults(name: str):
 
 
 @pytest.mark.parametrize("name", FACES)
-def test_what_waits_is_a_coroutine_and_nothing_else_is(name: str):
-    """The faces drift apart where one blocks and the other forgets to."""
+def test_exactly_the_waiting_methods_are_coroutines(name: str):
+    """The methods of an asyncio class that wait are coroutine functions, and no others are."""
     asynchronous = getattr(sfpubsub, f"Async{name}")
     waiting = {
         member
@@ -96,8 +98,8 @@ def test_what_waits_is_a_coroutine_and_nothing_else_is(name: str):
 
 
 @pytest.mark.parametrize("name", FACES)
-def test_properties_are_properties_of_both(name: str):
-    """pending_count and name are read alike."""
+def test_properties_are_properties_in_both_classes(name: str):
+    """Members such as `pending_count` are read without a call in both classes."""
     sync, asynchronous = getattr(sfpubsub, name), getattr(sfpubsub, f"Async{name}")
     for member in members(sync):
         if isinstance(inspect.getattr_static(sync, member), property):
@@ -105,7 +107,7 @@ def test_properties_are_properties_of_both(name: str):
 
 
 def test_the_store_classes_have_the_same_methods():
-    """An async store is a store with awaits in it."""
+    """`AsyncReplayStore` has the methods of `ReplayStore` as coroutines, with equal parameters."""
     sync, asynchronous = sfpubsub.ReplayStore, sfpubsub.AsyncReplayStore
     for member in ("get", "set"):
         assert parameters(getattr(sync, member)) == parameters(getattr(asynchronous, member))

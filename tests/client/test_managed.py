@@ -1,4 +1,4 @@
-"""Managed subscriptions over real gRPC: every event once, in order, committed when it is done."""
+"""Managed subscriptions over gRPC: each event arrives once, in order, and is then committed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ NAME = "My_Managed_Subscription"
 
 
 def orders(count: int, first: int = 0) -> list[dict]:
+    """Return *count* orders, numbered from *first*."""
     return [{"Order_Number__c": str(first + index)} for index in range(count)]
 
 
 def numbers(batches) -> list[int]:
+    """Return the order numbers of all events in *batches*."""
     return [int(event.value["Order_Number__c"]) for batch in batches for event in batch]
 
 
 def collect(subscription, count: int) -> list[int]:
-    """Take batches until *count* events have come."""
+    """Take batches until there are at least *count* events, and return their numbers."""
     seen: list[int] = []
     while len(seen) < count:
         batch = subscription.next_batch(PATIENCE)
@@ -42,7 +44,7 @@ def collect(subscription, count: int) -> list[int]:
 
 
 def committed(emulator) -> bytes | None:
-    """The position that the service remembers."""
+    """Return the replay id that the service has stored, or None before the first commit."""
     position = emulator.managed.get(NAME).committed
     return None if position is None else emulator.bus.ids.mint(position)
 
@@ -58,7 +60,7 @@ ANSWERS = [
     "settings", ANSWERS, ids=lambda s: f"{s.commit_answer_tip}-{s.commit_answer_pending}"
 )
 def test_a_thousand_events_on_one_stream(run_emulator, connect, settings):
-    """T3, T4b: credit of 100 never runs dry, whatever commit answers carry beside their answer."""
+    """The stream never runs out of requested events, whatever else commit answers contain."""
     emulator = run_emulator(settings=settings)
     emulator.publish(TOPIC, orders(1000))
     subscription = connect(emulator).subscribe_managed(NAME)
@@ -72,8 +74,8 @@ def test_a_thousand_events_on_one_stream(run_emulator, connect, settings):
     assert health.committed == health.last_position
 
 
-def test_a_second_run_goes_on_with_the_next_event(run_emulator, connect):
-    """What was acked is committed by the drain, and nothing else is."""
+def test_second_run_resumes_after_the_acked_events(run_emulator, connect):
+    """Leaving the block commits what was acked, and nothing else."""
     emulator = run_emulator(settings=Settings(events_per_response=10))
     emulator.publish(TOPIC, orders(30))
     client = connect(emulator)
@@ -84,7 +86,7 @@ def test_a_second_run_goes_on_with_the_next_event(run_emulator, connect):
 
 
 def test_only_the_contiguous_acked_prefix_is_committed(run_emulator, connect):
-    """Acks in any order: the position stays below the oldest event that is not done."""
+    """Whatever the order of acks, the position stays before the oldest event that is not acked."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(10))
     client = connect(emulator)
@@ -99,11 +101,11 @@ def test_only_the_contiguous_acked_prefix_is_committed(run_emulator, connect):
         assert collect(subscription, 7) == list(range(3, 10))
 
 
-def test_a_drop_between_commit_and_answer_costs_nothing(run_emulator, connect):
-    """The commit had been carried out: the new stream shows it, nothing comes twice.
+def test_drop_between_commit_and_answer_repeats_nothing(run_emulator, connect):
+    """A commit whose answer was lost is recognised on the new stream, and no event is repeated.
 
-    The last batch is acked later: if everything received is committed, the beginning of the new
-    stream shows nothing, and a gap is reported.
+    The last batch is acked later: if everything received were committed, the start of the new
+    stream would show nothing, and a gap would be reported.
     """
     plan = FaultPlan([Fault("drop_before_commit_answer")])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=20))
@@ -126,8 +128,8 @@ def test_a_drop_between_commit_and_answer_costs_nothing(run_emulator, connect):
     assert health.committed == health.last_position
 
 
-def test_events_that_come_again_are_not_handed_out_again(run_emulator, connect):
-    """After a drop the service repeats what was not committed; the application sees it once."""
+def test_redelivered_events_are_not_handed_out_again(run_emulator, connect):
+    """After a drop the service repeats uncommitted events. The application gets each event once."""
     plan = FaultPlan([Fault("drop_stream", after_responses=3, times=2)])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=10))
     emulator.publish(TOPIC, orders(100))
@@ -145,8 +147,8 @@ def test_events_that_come_again_are_not_handed_out_again(run_emulator, connect):
     assert receipt.replay_id == batches[-1].last_replay_id
 
 
-def test_coalesced_answers_settle_every_caller(run_emulator, connect):
-    """T4: one answer may stand for several commits."""
+def test_coalesced_commit_answer_settles_every_caller(run_emulator, connect):
+    """The service may answer two commits at once, and each caller gets a receipt."""
     plan = FaultPlan([Fault("coalesce_commits", count=2, within_s=0.05)])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=10))
     emulator.publish(TOPIC, orders(20))
@@ -163,8 +165,8 @@ def test_coalesced_answers_settle_every_caller(run_emulator, connect):
     assert len(receipts) == 2
 
 
-def test_a_refused_commit_is_an_error_and_the_next_one_works(run_emulator, connect):
-    """The caller of commit learns of the refusal; nothing moves, the stream stays open."""
+def test_refused_commit_raises_and_the_next_one_succeeds(run_emulator, connect):
+    """The caller of `commit` gets the error, no position moves, and the stream stays open."""
     plan = FaultPlan()
     settings = Settings(commit_answer_delay_s=0.2)  # so that the commit below waits for its answer
     emulator = run_emulator(faults=plan, settings=settings)
@@ -182,8 +184,8 @@ def test_a_refused_commit_is_an_error_and_the_next_one_works(run_emulator, conne
     plan.assert_consumed()
 
 
-def test_commit_before_any_ack_is_the_callers_mistake(run_emulator, connect):
-    """There is nothing to commit; the error says so at once."""
+def test_commit_before_any_ack_is_an_error(run_emulator, connect):
+    """The error says at once that there is nothing to commit."""
     emulator = run_emulator()
     with (
         connect(emulator).subscribe_managed(NAME) as subscription,
@@ -192,8 +194,8 @@ def test_commit_before_any_ack_is_the_callers_mistake(run_emulator, connect):
         subscription.commit()
 
 
-def test_a_held_slot_is_waited_for(run_emulator, connect):
-    """ALREADY_EXISTS is not an end: the subscription opens as soon as the slot is free."""
+def test_subscription_waits_for_a_held_slot(run_emulator, connect):
+    """The answer ALREADY_EXISTS is not final: the subscription opens once the slot is free."""
     plan = FaultPlan([Fault("hold_slot", seconds=0.3)])
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(2))
@@ -205,8 +207,8 @@ def test_a_held_slot_is_waited_for(run_emulator, connect):
     plan.assert_consumed()
 
 
-def test_a_slot_that_stays_held_is_an_error_in_the_end(run_emulator, connect):
-    """Two consumers on one position (U13): the second is told, in bounded time."""
+def test_slot_that_stays_held_is_an_error_after_the_timeout(run_emulator, connect):
+    """A second client of one subscription is told that another client holds it."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     with connect(emulator).subscribe_managed(NAME) as holder:
@@ -219,8 +221,8 @@ def test_a_slot_that_stays_held_is_an_error_in_the_end(run_emulator, connect):
             second.next_batch(PATIENCE)
 
 
-def test_an_unknown_name_is_an_error_and_not_a_retry(run_emulator, connect):
-    """A wrong name ends the subscription with what to do about it."""
+def test_unknown_name_is_an_error_and_not_retried(run_emulator, connect):
+    """A name that the service does not know raises an error that contains the name."""
     emulator = run_emulator()
     with (
         pytest.raises(SubscriptionNotFoundError, match="Nobody"),
@@ -229,8 +231,8 @@ def test_an_unknown_name_is_an_error_and_not_a_retry(run_emulator, connect):
         subscription.next_batch(PATIENCE)
 
 
-def test_the_record_id_is_as_good_as_the_name(run_emulator, connect):
-    """A managed subscription is found by the id of its Tooling record as well."""
+def test_subscription_can_be_opened_by_its_record_id(run_emulator, connect):
+    """The id of the Tooling API record can be used in place of the developer name."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     record_id = emulator.managed.get(NAME).subscription_id
@@ -238,8 +240,8 @@ def test_the_record_id_is_as_good_as_the_name(run_emulator, connect):
         assert collect(subscription, 1) == [0]
 
 
-def test_a_restarted_service_has_nothing_lost_for_its_clients(run_emulator, connect, tmp_path):
-    """The client goes on where it was when the service comes back at the same address."""
+def test_client_resumes_when_the_service_restarts(run_emulator, connect, tmp_path):
+    """When the service is back at its address, each event is still delivered once, in order."""
     first = run_emulator(data_dir=tmp_path / "data", settings=Settings(events_per_response=10))
     first.publish(TOPIC, orders(50))
     port = int(first.grpc_target.rpartition(":")[2])
@@ -252,8 +254,8 @@ def test_a_restarted_service_has_nothing_lost_for_its_clients(run_emulator, conn
     assert seen == list(range(60))
 
 
-def test_an_idle_stream_stays_healthy(run_emulator, connect):
-    """Keepalives move the committed position of a topic without events (T5b)."""
+def test_keepalives_move_the_committed_position_of_an_idle_topic(run_emulator, connect):
+    """The position of a topic without events follows the org's newest position."""
     emulator = run_emulator(settings=Settings(keepalive_s=0.05, tip_refresh_s=0.0))
     emulator.publish(TOPIC, orders(1))
     with connect(emulator).subscribe_managed(NAME) as subscription:
@@ -283,7 +285,7 @@ ACCOUNT = {
 }
 
 
-def test_a_drain_waits_for_the_last_answer(run_emulator, connect):
+def test_drain_waits_for_the_last_commit_answer(run_emulator, connect):
     """Leaving the block with everything acked leaves nothing uncommitted."""
     emulator = run_emulator(settings=Settings(commit_answer_delay_s=0.2))
     results = emulator.publish(TOPIC, orders(7))
@@ -292,8 +294,8 @@ def test_a_drain_waits_for_the_last_answer(run_emulator, connect):
     assert committed(emulator) == results[-1].replay_id
 
 
-def test_a_drain_without_an_answer_says_what_comes_again(run_emulator, connect):
-    """A commit that was never confirmed is an error, not a silent end."""
+def test_drain_without_a_commit_answer_raises(run_emulator, connect):
+    """The error gives the number of acked events whose commit was never confirmed."""
     plan = FaultPlan([Fault("leave_commit_unanswered")])
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(7))
@@ -306,8 +308,8 @@ def test_a_drain_without_an_answer_says_what_comes_again(run_emulator, connect):
     plan.assert_consumed()
 
 
-def test_aborting_is_at_once_and_commits_nothing_more(run_emulator, connect):
-    """The other end: for a second Ctrl-C."""
+def test_abort_closes_the_subscription_at_once(run_emulator, connect):
+    """An abort, for a second Ctrl-C, does not wait for the answer to a commit."""
     emulator = run_emulator(settings=Settings(commit_answer_delay_s=60.0))
     emulator.publish(TOPIC, orders(1))
     subscription = connect(emulator).subscribe_managed(NAME)

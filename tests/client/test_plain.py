@@ -1,4 +1,4 @@
-"""Plain subscriptions over real gRPC: positions, failures, stores."""
+"""Plain subscriptions over gRPC: start positions, failures and replay stores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .test_managed import ACCOUNT, NAME, TOPIC, collect, orders
 
 
 class MemoryStore(ReplayStore):
-    """Positions in a dict, and a record of every call."""
+    """A replay store in a dict, which records every position that it is given."""
 
     def __init__(self, start: StartPosition | None = None) -> None:
         self.start = start
@@ -42,8 +42,8 @@ class MemoryStore(ReplayStore):
         self.calls.append(replay_id)
 
 
-def test_earliest_latest_and_after(run_emulator, connect):
-    """Each start position delivers what it promises."""
+def test_start_positions(run_emulator, connect):
+    """Starting at "earliest" gives all events, a replay id those after it, and the default none."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(5))
     client = connect(emulator)
@@ -60,7 +60,7 @@ def test_earliest_latest_and_after(run_emulator, connect):
 
 @pytest.mark.parametrize("length", [8, 10, 12, 24])
 def test_replay_ids_of_any_length_resume(run_emulator, connect, length):
-    """T1: ids are bytes; their length and order mean nothing."""
+    """Replay ids are opaque bytes: a subscription resumes after drops whatever their length is."""
     plan = FaultPlan([Fault("drop_stream", after_responses=2, times=3)])
     emulator = run_emulator(
         faults=plan, settings=Settings(replay_id_bytes=length, events_per_response=7)
@@ -74,7 +74,7 @@ def test_replay_ids_of_any_length_resume(run_emulator, connect, length):
 
 
 def test_a_drop_resumes_after_the_last_received_event(run_emulator, connect):
-    """T2: never LATEST after a failure; what was published in between is delivered."""
+    """A subscription never resumes at LATEST, so events published meanwhile are delivered."""
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(3))
@@ -89,8 +89,8 @@ def test_a_drop_resumes_after_the_last_received_event(run_emulator, connect):
 
 
 @pytest.mark.parametrize("status", ["OK", "RESET", "UNAVAILABLE", "INTERNAL", "UNKNOWN"])
-def test_every_end_of_a_stream_without_a_code_is_retried(run_emulator, connect, status):
-    """U2: a clean close by the service and a network failure are both only a drop."""
+def test_stream_end_without_an_error_code_is_retried(run_emulator, connect, status):
+    """A clean close by the service is treated like a network failure."""
     plan = FaultPlan([Fault("drop_stream", after_responses=1, status=status)])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=5))
     emulator.publish(TOPIC, orders(20))
@@ -99,8 +99,8 @@ def test_every_end_of_a_stream_without_a_code_is_retried(run_emulator, connect, 
     plan.assert_consumed()
 
 
-def test_a_drop_of_latest_before_its_first_position_is_reported(run_emulator, connect):
-    """Nothing is skipped silently: the user hears that LATEST had not been anchored."""
+def test_drop_at_latest_before_any_position_is_reported(run_emulator, connect):
+    """A subscription at LATEST that has no position yet may miss events, so a gap is reported."""
     plan = FaultPlan([Fault("drop_stream", after_responses=0)])
     emulator = run_emulator(faults=plan)
     gaps = []
@@ -110,8 +110,11 @@ def test_a_drop_of_latest_before_its_first_position_is_reported(run_emulator, co
     plan.assert_consumed()
 
 
-def test_a_refused_position_stops_by_default(run_emulator, connect):
-    """T5: no loop, no silent restart elsewhere; the error holds the gap."""
+def test_rejected_position_stops_by_default(run_emulator, connect):
+    """There is no silent restart elsewhere.
+
+    The error has the gap, the error code and the rpc id.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     with (
@@ -124,8 +127,8 @@ def test_a_refused_position_stops_by_default(run_emulator, connect):
     assert caught.value.rpc_id
 
 
-def test_a_refused_position_goes_on_where_the_caller_chose(run_emulator, connect):
-    """An explicit fallback is followed, and the gap is reported."""
+def test_rejected_position_follows_the_chosen_fallback(run_emulator, connect):
+    """The subscription restarts at `replay_fallback`, and the gap is reported."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     gaps = []
@@ -137,7 +140,7 @@ def test_a_refused_position_goes_on_where_the_caller_chose(run_emulator, connect
 
 
 def test_connection_timeout_bounds_the_retries(run_emulator, connect):
-    """A caller who will not wait for ever gets an error with the last reason."""
+    """A caller who sets a timeout gets an error instead of endless retries."""
     emulator = run_emulator()
     client = connect(emulator)
     emulator.stop()
@@ -148,8 +151,8 @@ def test_connection_timeout_bounds_the_retries(run_emulator, connect):
         subscription.next_batch(PATIENCE)
 
 
-def test_a_store_holds_what_is_acked_and_a_new_process_resumes_there(run_emulator, connect):
-    """U4: the position moves after the work, never before it."""
+def test_store_holds_the_acked_position_where_the_next_run_resumes(run_emulator, connect):
+    """The stored position moves after a batch is acked, never before."""
     emulator = run_emulator(settings=Settings(events_per_response=5))
     results = emulator.publish(TOPIC, orders(15))
     store = MemoryStore(StartPosition.earliest())
@@ -164,8 +167,8 @@ def test_a_store_holds_what_is_acked_and_a_new_process_resumes_there(run_emulato
         assert collect(subscription, 10) == list(range(5, 15))
 
 
-def test_a_keepalives_position_is_stored_in_its_turn(run_emulator, connect):
-    """T5b: an idle topic's position does not age out; one with open work does not move."""
+def test_keepalive_position_is_stored_after_earlier_acks(run_emulator, connect):
+    """Keepalives move an idle topic's position on, but never past an event that is not acked."""
     emulator = run_emulator(settings=Settings(keepalive_s=0.05, tip_refresh_s=0.0))
     emulator.publish(TOPIC, orders(2))
     store = MemoryStore(StartPosition.earliest())
@@ -185,8 +188,11 @@ def test_a_keepalives_position_is_stored_in_its_turn(run_emulator, connect):
         assert subscription.next_batch(0.1) is None
 
 
-def test_an_unknown_topic_and_a_bad_token_are_typed_errors(run_emulator, connect):
-    """T15: the service's words, its code and its rpc id reach the caller."""
+def test_unknown_topic_is_a_typed_error(run_emulator, connect):
+    """The service's error code and rpc id reach the caller.
+
+    A subscription raises the same type of error as a call.
+    """
     emulator = run_emulator()
     client = connect(emulator)
     with pytest.raises(TopicNotFoundError, match="Nothing__e") as caught:
@@ -200,8 +206,8 @@ def test_an_unknown_topic_and_a_bad_token_are_typed_errors(run_emulator, connect
         subscription.next_batch(PATIENCE)
 
 
-def test_a_refused_token_is_an_error_and_is_not_in_it(run_emulator):
-    """A secret never reaches a message."""
+def test_rejected_token_is_an_error_that_does_not_contain_it(run_emulator):
+    """A secret never reaches a message: SessionExpiredError does not contain the access token."""
     from sfpubsub import PubSubClient
     from sfpubsub.auth.session import Session
 
@@ -219,8 +225,8 @@ def test_a_refused_token_is_an_error_and_is_not_in_it(run_emulator):
             subscription.next_batch(PATIENCE)
 
 
-def test_a_change_events_topic_cannot_be_published_to(run_emulator, connect):
-    """The refusal is typed."""
+def test_change_event_topic_cannot_be_published_to(run_emulator, connect):
+    """The topic's `can_publish` is false, and publishing to it raises PermissionDeniedError."""
     emulator = run_emulator()
     client = connect(emulator)
     assert not client.get_topic("/data/AccountChangeEvent").can_publish
@@ -228,8 +234,8 @@ def test_a_change_events_topic_cannot_be_published_to(run_emulator, connect):
         client.publish("/data/AccountChangeEvent", [ACCOUNT])
 
 
-def test_the_topic_of_a_channels_events_is_the_one_subscribed_to(run_emulator, connect):
-    """An event says through which topic it came, and what it is."""
+def test_event_of_a_channel_has_the_subscribed_topic(run_emulator, connect):
+    """The event's `topic` is the channel through which it came; `event_name` is its own type."""
     emulator = run_emulator()
     emulator.publish("/data/AccountChangeEvent", [ACCOUNT])
     with connect(emulator).subscribe("/data/ChangeEvents", replay="earliest") as subscription:
@@ -239,8 +245,8 @@ def test_the_topic_of_a_channels_events_is_the_one_subscribed_to(run_emulator, c
     assert event.event_time == 1_700_000_000_000
 
 
-def test_a_closed_client_says_so(run_emulator, connect):
-    """It does not wait for a network that it has let go of."""
+def test_closed_client_rejects_calls(run_emulator, connect):
+    """Each call raises an error that says that the client is closed."""
     client = connect(run_emulator())
     client.close()
     for call in (client.connect, lambda: client.get_topic(TOPIC), lambda: client.subscribe(TOPIC)):
@@ -248,8 +254,8 @@ def test_a_closed_client_says_so(run_emulator, connect):
             call()
 
 
-def test_nothing_is_handed_out_after_the_end(run_emulator, connect):
-    """Drained is drained, also for a batch whose schema was still on its way."""
+def test_nothing_is_handed_out_after_a_drain(run_emulator, connect):
+    """A batch that was still waiting for its schema is dropped as well."""
     plan = FaultPlan([Fault("refuse", rpc="GetSchema", error_code="schema.api.unavailable")])
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(1))
@@ -261,16 +267,18 @@ def test_nothing_is_handed_out_after_the_end(run_emulator, connect):
         subscription.next_batch(1)
 
 
-def test_a_wrong_way_of_acking_opens_nothing(run_emulator, connect):
-    """The mistake costs no stream."""
+def test_invalid_ack_mode_opens_no_stream(run_emulator, connect):
+    """The mistake is reported before anything is opened."""
     client = connect(run_emulator())
     with pytest.raises(ConfigurationError, match="manual"):
         client.subscribe(TOPIC, ack="sometimes")
     assert not client._connection._drivers
 
 
-def test_a_subscription_reads_the_fields_that_were_asked_for(run_emulator, connect, tmp_path):
-    """Plain and managed, handed out lazily and screened; the raw event stays whole."""
+def test_subscription_decodes_only_the_requested_fields(run_emulator, connect, tmp_path):
+    """Plain and managed subscriptions decode the requested fields and the event time, with every
+    policy. The raw event stays whole, and an invalid list of fields is an error.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     client = connect(emulator)

@@ -1,4 +1,4 @@
-"""Publishing: what is filled in, and what is not."""
+"""The method and the command `publish`: which fields they fill in, and what they reject."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USER = "005000000000001AAA"
 
 
 def publish(face: str, emulator, connect, events, topic=TOPIC, **options):
-    """Publish by either face."""
+    """Publish *events* with the client named by *face*: "sync" or "asyncio"."""
     if face == "sync":
         return connect(emulator).publish(topic, events, **options)
 
@@ -32,6 +32,7 @@ def publish(face: str, emulator, connect, events, topic=TOPIC, **options):
 
 
 def published(emulator, connect, count: int) -> list[dict]:
+    """Return the values of the first *count* events of the topic."""
     values = []
     with connect(emulator).subscribe(TOPIC, replay="earliest") as subscription:
         while len(values) < count:
@@ -40,8 +41,11 @@ def published(emulator, connect, count: int) -> list[dict]:
 
 
 @pytest.mark.parametrize("face", ["sync", "asyncio"])
-def test_created_is_filled_only_when_asked(face, run_emulator, connect):
-    """Without being asked nothing is invented; when asked, what the caller gave stays."""
+def test_created_fields_are_filled_only_on_request(face, run_emulator, connect):
+    """Without `created_by` a missing CreatedDate is an error.
+
+    With it, missing fields are filled, given values stay, and the caller's objects are not changed.
+    """
     emulator = run_emulator()
     events = [{"City__c": "Bern"}, {"CreatedDate": 5}, {"CreatedById": "005x"}]
     with pytest.raises(EncodeError, match="CreatedDate"):
@@ -58,8 +62,8 @@ def test_created_is_filled_only_when_asked(face, run_emulator, connect):
     assert events == [{"City__c": "Bern"}, {"CreatedDate": 5}, {"CreatedById": "005x"}]
 
 
-def test_the_command_fills_created_only_when_asked(run_emulator, connect, monkeypatch, tmp_path):
-    """`publish` says what is missing, and `--created-by` fills it."""
+def test_command_fills_created_fields_only_on_request(run_emulator, connect, monkeypatch, tmp_path):
+    """Without `--created-by` the command publishes nothing and exits with code 1."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     file = tmp_path / "events.jsonl"
@@ -73,18 +77,18 @@ def test_the_command_fills_created_only_when_asked(run_emulator, connect, monkey
 
 @pytest.mark.parametrize("face", ["sync", "asyncio"])
 @pytest.mark.parametrize("topic", ["/data/AccountChangeEvent", "/data/ChangeEvents"])
-def test_a_topic_that_takes_no_events_is_told_before_an_event_is_looked_at(
+def test_topic_that_takes_no_events_is_reported_before_bad_fields(
     face, topic, run_emulator, connect
 ):
-    """Who cannot publish is not sent to mend one field after the other first."""
+    """A caller who cannot publish is not asked to correct the event's fields first."""
     with pytest.raises(
         PermissionDeniedError, match=f"you cannot publish to {topic} .*only the org"
     ):
         publish(face, run_emulator(), connect, [{"Nope": 1}], topic)
 
 
-def test_the_command_says_that_a_topic_takes_no_events(run_emulator, monkeypatch, tmp_path, capsys):
-    """`publish` of a change event: the reason and exit code 3, and no word about fields."""
+def test_command_reports_that_a_topic_takes_no_events(run_emulator, monkeypatch, tmp_path, capsys):
+    """Publishing a change event gives the reason and exit code 3, and no word about fields."""
     point_at(run_emulator(), monkeypatch)
     file = tmp_path / "events.jsonl"
     file.write_text('{"ChangeEventHeader": {}}')
@@ -94,10 +98,10 @@ def test_the_command_says_that_a_topic_takes_no_events(run_emulator, monkeypatch
     assert "ChangeEventHeader" not in said
 
 
-def test_the_command_names_the_lines_it_could_not_encode(
+def test_command_names_the_line_that_could_not_be_encoded(
     run_emulator, monkeypatch, tmp_path, capsys
 ):
-    """As they are numbered in the file, blank ones too; what stands before was published."""
+    """The error has the number of the line in the file, where blank lines count, too."""
     point_at(run_emulator(), monkeypatch)
     file = tmp_path / "events.jsonl"
     for text, lines in (

@@ -1,4 +1,4 @@
-"""Publishing over real streams and calls, by both faces, while the service misbehaves."""
+"""Publishing over gRPC streams and calls, with both clients, while the service misbehaves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ USER = "005000000000001AAA"
 
 
 class Awaited:
-    """A blocking publisher that can be awaited: one scenario for both faces."""
+    """A blocking publisher with awaitable methods, so that one scenario fits both clients."""
 
     def __init__(self, publisher: Any) -> None:
         self.publisher = publisher
@@ -55,7 +55,7 @@ class Awaited:
 
 
 class Provider:
-    """Signs in at an emulator, as often as it is asked."""
+    """A session provider that signs in at an emulator as often as it is asked to."""
 
     def __init__(self, emulator: Any) -> None:
         self.emulator = emulator
@@ -69,7 +69,7 @@ class Provider:
 
 @asynccontextmanager
 async def publisher_of(face: str, emulator: Any, *, timings: Timings = QUICK, **options):
-    """A publisher of either face."""
+    """Open a publisher of the client named by *face*: "sync" or "asyncio"."""
     options.setdefault("created_by", USER)
     settings = {"endpoint": emulator.grpc_target, "insecure": "1", "timings": timings}
     if face == "sync":
@@ -83,11 +83,12 @@ async def publisher_of(face: str, emulator: Any, *, timings: Timings = QUICK, **
 
 
 def run(scenario):
+    """Run the coroutine *scenario* in bounded time."""
     return asyncio.run(asyncio.wait_for(scenario, PATIENCE))
 
 
 def on_the_bus(emulator, connect) -> list[tuple[str, dict]]:
-    """Id and value of every event, in the order published."""
+    """Return the id and value of every published event, in the order of publication."""
     found: list[tuple[str, dict]] = []
     with connect(emulator).subscribe(TOPIC, replay="earliest") as subscription:
         tip = emulator.bus.tip()
@@ -104,7 +105,10 @@ FACES = pytest.mark.parametrize("face", ["sync", "asyncio"])
 @FACES
 @pytest.mark.parametrize("streamed", [True, False])
 def test_events_arrive_once_and_in_order(face, streamed, run_emulator, connect):
-    """Each receipt has its event's result; with one request in flight the order is that of send."""
+    """Each receipt has its own event's result.
+
+    With one request in flight events keep their order.
+    """
     emulator = run_emulator()
 
     async def scenario():
@@ -123,10 +127,10 @@ def test_events_arrive_once_and_in_order(face, streamed, run_emulator, connect):
 
 @FACES
 @pytest.mark.parametrize("streamed", [True, False])
-def test_nothing_is_lost_and_repeats_keep_their_id(face, streamed, run_emulator, connect):
-    """Lost answers, cut calls, passing refusals, an expired token: every event, each under one id.
+def test_no_event_is_lost_and_repeats_keep_their_id(face, streamed, run_emulator, connect):
+    """Lost answers, dropped calls, temporary refusals and an expired token lose no event.
 
-    Repeats are those events alone whose answer was lost, and they are counted.
+    An event that was published again has the same id, and such repeats are counted.
     """
     emulator = run_emulator()
     rpc = "PublishStream" if streamed else "Publish"
@@ -160,8 +164,8 @@ def test_nothing_is_lost_and_repeats_keep_their_id(face, streamed, run_emulator,
 
 
 @FACES
-def test_a_changed_schema_costs_no_event(face, run_emulator, connect):
-    """The service refuses the schema that is cached: the event goes out anew, under its id."""
+def test_changed_schema_loses_no_event(face, run_emulator, connect):
+    """An event that is refused for its old schema is encoded again and sent under its id."""
     emulator = run_emulator(settings=Settings(accept_old_schemas=False))
 
     async def scenario():
@@ -169,7 +173,7 @@ def test_a_changed_schema_costs_no_event(face, run_emulator, connect):
             first = await (await publisher.send({"City__c": "Bern"}, event_id="a"))
             change_schema(emulator)
             second = await (await publisher.send({"City__c": "Chur"}, event_id="b"))
-            # By now the publisher knows it.
+            # By now the publisher knows the new schema.
             third = await (await publisher.send({"New__c": "x"}, event_id="c"))
             return [result.ok for result in (first, second, third)], publisher.counts
 
@@ -182,8 +186,8 @@ def test_a_changed_schema_costs_no_event(face, run_emulator, connect):
     assert counts.sent_again == 1
 
 
-def test_events_that_expire_while_their_schema_is_fetched_end_nothing_else(run_emulator, connect):
-    """They have failed, each for its own time; the publisher goes on."""
+def test_events_that_expire_during_a_schema_fetch_fail_alone(run_emulator, connect):
+    """Events whose timeout passes during the fetch fail; later events are published."""
     emulator = run_emulator(settings=Settings(accept_old_schemas=False))
     with connect(emulator).open_publisher(TOPIC, created_by=USER, timeout=1.0) as publisher:
         change_schema(emulator)
@@ -201,8 +205,8 @@ def test_events_that_expire_while_their_schema_is_fetched_end_nothing_else(run_e
 
 
 @FACES
-def test_a_field_that_was_added_can_be_set_at_once(face, run_emulator, connect):
-    """A value that does not fit the cached schema has the topic asked for again, once."""
+def test_added_field_can_be_set_at_once(face, run_emulator, connect):
+    """A value that does not fit the cached schema makes the publisher fetch the current one."""
     emulator = run_emulator()
 
     async def scenario():
@@ -218,6 +222,7 @@ def test_a_field_that_was_added_can_be_set_at_once(face, run_emulator, connect):
 
 
 def change_schema(emulator) -> None:
+    """Add the field New__c to the schema of the topic."""
     schema = json.loads(emulator.bus.schema(emulator.bus.topic(TOPIC).schema_id).text)
     schema["fields"].append({"name": "New__c", "type": ["null", "string"], "default": None})
     emulator.change_schema(TOPIC, json.dumps(schema))
@@ -237,8 +242,8 @@ def change_schema(emulator) -> None:
         ([], {}, "must be a mapping"),
     ],
 )
-def test_what_the_service_would_not_take_is_not_sent(face, value, options, says, run_emulator):
-    """The caller learns which event it was, and the others go on."""
+def test_invalid_event_is_not_sent(face, value, options, says, run_emulator):
+    """The caller learns what is wrong with the event, and the next event is published."""
     emulator = run_emulator()
 
     async def scenario():
@@ -253,8 +258,8 @@ def test_what_the_service_would_not_take_is_not_sent(face, value, options, says,
 
 
 @FACES
-def test_send_waits_while_too_many_have_no_result(face, run_emulator):
-    """Memory is bounded: the sixth event waits until the service has answered."""
+def test_send_waits_while_too_many_events_have_no_result(face, run_emulator):
+    """With a limit of five pending events, the sixth waits until the service has answered."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
 
@@ -276,8 +281,8 @@ def test_send_waits_while_too_many_have_no_result(face, run_emulator):
 
 
 @FACES
-def test_a_refusal_reaches_whoever_looks_and_whoever_does_not(face, run_emulator):
-    """The receipt has it; flush raises it once; close does not repeat it."""
+def test_refusal_is_in_the_receipt_and_raised_by_flush_once(face, run_emulator):
+    """Neither a second flush nor closing the publisher raises the same failure again."""
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse_event", text="no such record"))
 
@@ -298,7 +303,7 @@ def test_a_refusal_reaches_whoever_looks_and_whoever_does_not(face, run_emulator
 
 
 @FACES
-def test_close_raises_what_nobody_was_told(face, run_emulator):
+def test_close_raises_failures_that_were_not_reported(face, run_emulator):
     """A program that only sends still fails when an event did."""
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse_event", text="no such record"))
@@ -314,8 +319,8 @@ def test_close_raises_what_nobody_was_told(face, run_emulator):
 
 
 @FACES
-def test_what_is_final_ends_the_publisher(face, run_emulator):
-    """A user who loses the right to publish gets that error, and every receipt says so."""
+def test_permission_error_ends_the_publisher(face, run_emulator):
+    """A user without the right to publish gets that error from `send`, and each receipt has it."""
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse", rpc="PublishStream", error_code="topic.meta.permission"))
 
@@ -333,8 +338,8 @@ def test_what_is_final_ends_the_publisher(face, run_emulator):
 
 
 @FACES
-def test_an_event_is_given_up_after_its_time(face, run_emulator):
-    """No wait is for ever, and the result says that the event may be on the bus."""
+def test_event_without_a_result_fails_after_its_timeout(face, run_emulator):
+    """The result says that the event may have been published, and the error is retryable."""
     emulator = run_emulator()
     emulator.faults.add(Fault("lose_answer", times=10_000))
 
@@ -349,8 +354,8 @@ def test_an_event_is_given_up_after_its_time(face, run_emulator):
 
 
 @FACES
-def test_leaving_by_an_exception_ends_at_once(face, run_emulator):
-    """The exception is not hidden, nothing waits, and receipts tell what was given up."""
+def test_leaving_the_block_by_an_exception_ends_at_once(face, run_emulator):
+    """The exception is raised without waiting, and receipts say that there is no result."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
     receipts = []
@@ -366,8 +371,8 @@ def test_leaving_by_an_exception_ends_at_once(face, run_emulator):
 
 
 @FACES
-def test_an_idle_stream_is_closed_by_us_and_opened_again(face, run_emulator, connect):
-    """The 70 s rule, scaled down: the service never has to end a stream of ours."""
+def test_idle_stream_is_closed_by_the_client_and_reopened(face, run_emulator, connect):
+    """The client closes an idle stream before the service would; the next event opens another."""
     emulator = run_emulator(settings=Settings(publish_stream_idle_s=PATIENCE / 2))
     timings = Timings(publish_idle=0.05, backoff_initial=0.02)
 
@@ -385,11 +390,12 @@ def test_an_idle_stream_is_closed_by_us_and_opened_again(face, run_emulator, con
 
 
 def reading(topic: str) -> bool:
+    """Return whether a thread still reads a stream of *topic*."""
     return any(thread.name == f"sfpubsub-read {topic}" for thread in threading.enumerate())
 
 
-def test_publish_in_one_call_sends_again_too(run_emulator, connect):
-    """The list form shares the rules: same id, only what was not answered, results in order."""
+def test_publish_call_resends_unanswered_events(run_emulator, connect):
+    """Unanswered events are sent again under their id, and results keep the order of the events."""
     emulator = run_emulator()
     emulator.faults.add(Fault("lose_answer", rpc="Publish"))
     emulator.faults.add(Fault("refuse_event", rpc="Publish"))
@@ -402,8 +408,11 @@ def test_publish_in_one_call_sends_again_too(run_emulator, connect):
     assert len(by_id) == 300 < len(found)
 
 
-def test_publish_in_one_call_tells_every_result(run_emulator, connect):
-    """One refused event of three: the error has three results, and says which one."""
+def test_publish_call_reports_every_result(run_emulator, connect):
+    """If one of three events is refused, the error has all three results.
+
+    An event that cannot be encoded fails the call before any event is published.
+    """
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse_event", text="no such record"))
     with pytest.raises(PublishError, match=r"1 of 3 events failed.*no such record") as raised:
@@ -415,13 +424,13 @@ def test_publish_in_one_call_tells_every_result(run_emulator, connect):
     assert emulator.bus.tip() == 2
 
 
-def test_publishing_nothing_is_nothing(run_emulator, connect):
-    """An empty list is no error and no call."""
+def test_publishing_an_empty_list_returns_no_results(run_emulator, connect):
+    """An empty list of events is not an error."""
     assert connect(run_emulator()).publish(TOPIC, []) == []
 
 
-def test_the_topic_and_its_schema_are_asked_for_once(run_emulator, connect):
-    """A hundred calls of publish are a hundred calls of the service, not three hundred."""
+def test_topic_and_schema_are_fetched_once(run_emulator, connect):
+    """A second call of `publish` makes neither a GetTopic call nor a GetSchema call."""
     emulator = run_emulator()
     client = connect(emulator)
     client.publish(TOPIC, [{}], created_by=USER)
@@ -432,7 +441,7 @@ def test_the_topic_and_its_schema_are_asked_for_once(run_emulator, connect):
 
 
 def test_closing_the_client_ends_its_publishers(run_emulator, connect):
-    """Nobody waits for a publisher whose channel is gone."""
+    """Nobody waits for a closed channel: the receipt says that there is no result."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
     client = connect(emulator)

@@ -1,4 +1,4 @@
-"""Events that cannot be decoded: what each policy does, and that nothing is lost on the way."""
+"""Events that cannot be decoded: what each policy does with them, and that none is lost."""
 
 from __future__ import annotations
 
@@ -41,12 +41,17 @@ BAD = b"\xff\xff\xff"
 
 
 class Service(EmulatorTarget):
-    """The emulator, which also takes what nobody can decode; numbers count these as well."""
+    """An emulator that also accepts payloads which nobody can decode.
+
+    Event numbers count them, too.
+    """
 
     def good(self, count: int) -> None:
+        """Publish *count* events that can be decoded."""
         self.publish(count)
 
     def bad(self, *payloads: bytes, schema_id: str | None = None) -> None:
+        """Publish an event for each payload, by default one that cannot be decoded."""
         schema_id = schema_id or self.emulator.bus.topic(TOPIC).schema_id
         drafts = [Draft(payload, schema_id) for payload in payloads or (BAD,)]
         self._ids += [done.replay_id for done in self.emulator.publish_raw(TOPIC, drafts)]
@@ -61,7 +66,7 @@ Start = Callable[..., tuple[Service, Face]]
 
 @pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
-    """Make an emulator, and a client of either face."""
+    """Return a function that makes an emulator and a client, sync or asyncio."""
     with contextlib.ExitStack() as stack:
 
         def make(**settings: Any) -> tuple[Service, Face]:
@@ -76,18 +81,22 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> FileQuarantine:
+    """Return an empty quarantine in a temporary directory."""
     return FileQuarantine(tmp_path / "quarantine")
 
 
 def collect(held: Held, count: int) -> list[int]:
-    """Return the numbers of *count* events; then nothing more may come."""
+    """Return the numbers of *count* events, and check that no further event arrives."""
     seen = held.collect(count)
     assert held.next(0.3) is None
     return seen
 
 
-def test_fail_raises_where_the_event_is_and_what_is_before_it_can_be_acked(start: Start):
-    """The default. The error names event and position; nothing of the event is acked."""
+def test_fail_policy_raises_when_the_undecodable_event_is_read(start: Start):
+    """By default, the error names the event and its position.
+
+    Events before it can be acked and committed, and events after it can be read.
+    """
     service, face = start()
     service.good(2)
     service.bad()
@@ -102,14 +111,17 @@ def test_fail_raises_where_the_event_is_and_what_is_before_it_can_be_acked(start
     for what in (events[2].id, service.replay_id(2).hex(), NAME, events[2].schema_id):
         assert what in str(caught.value)
     assert events[3].value["Order_Number__c"] == "3"
-    assert events[2].payload == BAD, "the raw form is at hand"
+    assert events[2].payload == BAD, "the raw payload is available"
     held.commit()
     assert service.committed() == 1
     assert (held.health().quarantined, held.health().skipped) == (0, 0)
 
 
-def test_quarantine_keeps_it_and_goes_on(start: Start, kept: FileQuarantine):
-    """Everything that was received is durable, in order; the good ones are handed out once."""
+def test_quarantine_policy_stores_the_event_and_goes_on(start: Start, kept: FileQuarantine):
+    """Undecodable events are stored in order, with schema and reason.
+
+    The others are delivered once.
+    """
     service, face = start()
     service.good(2)
     service.bad(BAD, b"")
@@ -128,12 +140,14 @@ def test_quarantine_keeps_it_and_goes_on(start: Start, kept: FileQuarantine):
     assert first.raw.id
     assert first.schema_json == service.emulator.bus.schema(schema).text
     assert "does not fit" in first.reason
-    assert first.reason.count(first.raw.replay_id.hex()) == 0, "the reason alone"
+    assert first.reason.count(first.raw.replay_id.hex()) == 0, (
+        "the reason does not repeat the position"
+    )
     held.drain()
 
 
-def test_a_quarantine_is_never_written_in_the_loop(start: Start):
-    """The loop serves everybody, and a flush may take long."""
+def test_quarantine_is_never_written_in_the_loops_thread(start: Start):
+    """A flush may take long, and the loop has other tasks to serve."""
     service, face = start()
     service.bad()
     service.good(1)
@@ -151,8 +165,8 @@ def test_a_quarantine_is_never_written_in_the_loop(start: Start):
     held.drain()
 
 
-def test_skip_counts_and_logs(start: Start, caplog):
-    """What was asked for: it is gone, and the log says which it was."""
+def test_skip_policy_counts_and_logs_the_event(start: Start, caplog):
+    """The event is lost, as requested, and the log names its position."""
     service, face = start()
     service.good(1)
     service.bad()
@@ -165,8 +179,10 @@ def test_skip_counts_and_logs(start: Start, caplog):
 
 
 @pytest.mark.parametrize("policy", ["quarantine", "skip"])
-def test_responses_of_nothing_else_are_passed_over(start: Start, kept: FileQuarantine, policy):
-    """A wait goes on behind them and its timeout holds; their position is committed."""
+def test_responses_with_only_undecodable_events_are_passed_over(
+    start: Start, kept: FileQuarantine, policy
+):
+    """A waiting call goes on after them within its timeout, and their position is committed."""
     service, face = start(events_per_response=2)
     service.bad(*[BAD] * 5)
     options = {"quarantine": kept} if policy == "quarantine" else {}
@@ -176,8 +192,8 @@ def test_responses_of_nothing_else_are_passed_over(start: Start, kept: FileQuara
     assert numbers(held.batch()) == [5]
 
 
-def test_batches_stay_consecutive_and_ack_what_they_hold(start: Start, kept: FileQuarantine):
-    """An event between two quarantined ones holds the position until it is acked itself."""
+def test_event_between_quarantined_ones_holds_the_position(start: Start, kept: FileQuarantine):
+    """A response is split where an event was quarantined, and each part must be acked itself."""
     service, face = start()
     service.bad()
     service.good(1)
@@ -197,8 +213,10 @@ def test_batches_stay_consecutive_and_ack_what_they_hold(start: Start, kept: Fil
     assert service.committed() == 4
 
 
-def test_a_plain_position_passes_it_only_after_it_was_kept(start: Start, kept: FileQuarantine):
-    """The store learns of the position when the event is durable, and before it was not."""
+def test_plain_position_moves_only_after_the_event_is_quarantined(
+    start: Start, kept: FileQuarantine
+):
+    """The replay store gets the new position once the event is durable, and not before."""
     service, face = start()
     positions: dict[str, bytes] = {TOPIC: bytes(ReplayId(_anchor(service)))}
     before = positions[TOPIC]
@@ -222,12 +240,13 @@ def test_a_plain_position_passes_it_only_after_it_was_kept(start: Start, kept: F
 
 
 def _anchor(service: Service) -> bytes:
+    """Publish one event, and return its replay id as a position to start from."""
     service.good(1)
     return bytes(service.replay_id(0))
 
 
-def test_a_schema_that_the_service_does_not_know_is_undecodable(start: Start, kept: FileQuarantine):
-    """It is kept without a schema; with fail the error names it and its neighbours can be read."""
+def test_event_with_an_unknown_schema_is_undecodable(start: Start, kept: FileQuarantine):
+    """By default the error names the schema; a quarantine stores the event without a schema."""
     service, face = start()
     service.good(1)
     service.bad(schema_id="AAAAAAAAAAAAAAAAAAAAAA")
@@ -247,10 +266,8 @@ def test_a_schema_that_the_service_does_not_know_is_undecodable(start: Start, ke
 
 
 @pytest.mark.parametrize("policy", ["quarantine", "skip"])
-def test_a_schema_that_cannot_be_had_for_now_is_waited_for(
-    start: Start, kept: FileQuarantine, policy
-):
-    """A transient failure of GetSchema never quarantines and never skips."""
+def test_temporary_schema_failure_is_waited_out(start: Start, kept: FileQuarantine, policy):
+    """A temporary failure of GetSchema never quarantines or skips an event."""
     service, face = start()
     service.good(2)
     service.plan("refuse", rpc="GetSchema", times=3)
@@ -270,12 +287,12 @@ def test_a_schema_that_cannot_be_had_for_now_is_waited_for(
     ],
 )
 @pytest.mark.parametrize("policy", ["quarantine", "skip"])
-def test_what_says_nothing_about_the_schema_passes_nothing(
+def test_schema_error_that_is_not_about_the_schema_skips_nothing(
     start: Start, kept: FileQuarantine, policy, fault, error
 ):
-    """No permission, or a NOT_FOUND that is not the service's word: an error, and they come again.
+    """A missing permission or a NOT_FOUND without the service's code is raised as an error.
 
-    The next call tries again.
+    Nothing is committed, and the next call delivers the events.
     """
     service, face = start()
     service.good(2)
@@ -290,8 +307,8 @@ def test_what_says_nothing_about_the_schema_passes_nothing(
     assert (held.health().quarantined, held.health().skipped, len(kept)) == (0, 0, 0)
 
 
-def test_an_invalid_schema_is_undecodable_and_a_missing_answer_is_not():
-    """Which failures are about the event for good."""
+def test_which_schema_failures_are_final():
+    """An invalid schema and the service's own "not found" are final; other failures are raised."""
 
     def cache(answer: Any) -> SchemaCache:
         def fetch(schema_id: str) -> SchemaInfo:
@@ -313,10 +330,8 @@ def test_an_invalid_schema_is_undecodable_and_a_missing_answer_is_not():
             codec_of(cache(other), "a")
 
 
-def test_a_quarantine_that_fails_acks_nothing_and_is_asked_again(
-    start: Start, kept: FileQuarantine
-):
-    """The whole response waits: no event of it is handed out, none is lost."""
+def test_failed_quarantine_write_acks_nothing_and_is_repeated(start: Start, kept: FileQuarantine):
+    """No event of the response is handed out until the write succeeds, and none is lost."""
     service, face = start()
     service.good(1)
     service.bad()
@@ -340,8 +355,8 @@ def test_a_quarantine_that_fails_acks_nothing_and_is_asked_again(
     assert held.health().quarantined == len(kept) == 1
 
 
-def test_after_a_drain_nothing_that_was_set_apart_is_handed_out(start: Start, kept):
-    """What was not handed out comes again, and what was kept is not kept twice."""
+def test_events_not_handed_out_before_a_drain_are_redelivered(start: Start, kept):
+    """The next subscription gets these events, and the quarantined one is not stored twice."""
     service, face = start()
     service.good(1)
     service.bad()
@@ -368,8 +383,8 @@ def test_after_a_drain_nothing_that_was_set_apart_is_handed_out(start: Start, ke
         {"quarantine": FileQuarantine("x")},
     ],
 )
-def test_a_policy_that_cannot_be_kept_is_refused(start: Start, options):
-    """At once, and by both ways to subscribe."""
+def test_inconsistent_policy_options_are_rejected(start: Start, options):
+    """Plain and managed subscriptions raise ConfigurationError at once."""
     _, face = start()
     with pytest.raises(ConfigurationError):
         face.managed(NAME, **options)
@@ -377,8 +392,8 @@ def test_a_policy_that_cannot_be_kept_is_refused(start: Start, options):
         face.plain(TOPIC, **options)
 
 
-def test_values_are_the_same_however_often_they_are_read(start: Start):
-    """A checked batch was decoded already; its events do not share what they hand out."""
+def test_values_read_twice_are_equal_but_not_shared(start: Start):
+    """An event that the policy's check has decoded returns a new, equal object each time."""
     service, face = start()
     service.good(2)
     batch = face.managed(NAME, on_undecodable="skip").batch()
@@ -391,6 +406,7 @@ def test_values_are_the_same_however_often_they_are_read(start: Start):
 
 
 def entry(**changes: Any) -> QuarantinedEvent:
+    """Return a quarantined event, with fields replaced by *changes*."""
     raw = {"id": "e", "schema_id": "s", "payload": BAD, "replay_id": ReplayId(b"r")}
     raw |= {"headers": (("h", b"\x00\xff"),)}
     raw |= {name: changes.pop(name) for name in list(changes) if name in raw}
@@ -398,8 +414,8 @@ def entry(**changes: Any) -> QuarantinedEvent:
     return QuarantinedEvent(RawEvent(**raw), **{**rest, **changes})
 
 
-def test_an_entry_is_read_as_it_was_put(kept: FileQuarantine):
-    """All of it, bytes and words."""
+def test_entry_is_read_as_it_was_stored(kept: FileQuarantine):
+    """All fields are kept, including bytes and unusual characters; an unknown key is None."""
     put = entry(schema_json='{"type": "é"}', delivery_seq=7)
     kept.put([put])
     assert kept.get(put.key) == put
@@ -407,8 +423,8 @@ def test_an_entry_is_read_as_it_was_put(kept: FileQuarantine):
     assert kept.get("0" * 32) is None
 
 
-def test_the_same_event_is_kept_once(kept: FileQuarantine):
-    """By subscription, id and bytes; without an id the position tells events apart."""
+def test_same_event_is_stored_once(kept: FileQuarantine):
+    """Subscription, id, schema and payload identify an event; its position does if it has no id."""
     one = entry()
     kept.put([one, one])
     kept.put([entry(received_at=99.0, reason="another time"), entry(replay_id=ReplayId(b"new"))])
@@ -426,16 +442,16 @@ def test_the_same_event_is_kept_once(kept: FileQuarantine):
     assert len(kept) == 1 + len(others)
 
 
-def test_entries_come_in_order_of_arrival(kept: FileQuarantine):
-    """Not of their names."""
+def test_entries_are_listed_in_order_of_arrival(kept: FileQuarantine):
+    """Neither the names of the files nor the order in which they were written matters."""
     events = [entry(id=f"e{n}", received_at=n // 3, delivery_seq=n) for n in range(12)]
     kept.put(events[6:])
     kept.put(events[:6])
     assert [event.raw.id for event in kept.entries()] == [f"e{n}" for n in range(12)]
 
 
-def test_a_damaged_entry_is_an_error_that_hides_no_other(kept: FileQuarantine, caplog):
-    """And is written again when its event comes again."""
+def test_damaged_entry_is_an_error_and_hides_no_other(kept: FileQuarantine, caplog):
+    """The entry is written again when its event is quarantined again."""
     one, two = entry(id="one"), entry(id="two")
     kept.put([one, two])
     (kept.directory / f"{one.key}.json").write_text("{")
@@ -452,8 +468,8 @@ def test_a_damaged_entry_is_an_error_that_hides_no_other(kept: FileQuarantine, c
     assert "rewriting the entry" in caplog.text
 
 
-def test_put_returns_when_file_and_name_are_durable(kept: FileQuarantine, monkeypatch):
-    """Contents, then names, then the directory; also for an entry that was here already."""
+def test_put_flushes_contents_names_and_directory(kept: FileQuarantine, monkeypatch):
+    """Contents come first, then names, then the directory, even for a known entry."""
     log: list[str] = []
     sync, replace = module.sync, os.replace
     kept.directory.mkdir()
@@ -473,8 +489,11 @@ def test_put_returns_when_file_and_name_are_durable(kept: FileQuarantine, monkey
     assert log == ["dir"]
 
 
-def test_what_a_dead_process_left_is_removed_at_the_next_open(kept: FileQuarantine):
-    """Drafts do not pile up; one that another process is just writing stays."""
+def test_drafts_of_dead_processes_are_removed(kept: FileQuarantine):
+    """Old temporary files do not pile up.
+
+    A recent one stays, as a running process may be writing it.
+    """
     kept.put([entry(id="1")])
     old, young = (kept.directory / f"{name}.json.{name}.tmp" for name in ("old", "young"))
     for draft in (old, young):
@@ -489,7 +508,7 @@ def test_what_a_dead_process_left_is_removed_at_the_next_open(kept: FileQuaranti
 
 
 def test_a_quarantine_that_cannot_be_written_is_a_typed_error(tmp_path, monkeypatch):
-    """Nothing half-written is left."""
+    """A failed write raises WriteError and leaves no partly written file."""
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteError, match="no events were acked"):
         FileQuarantine(tmp_path / "file").put([entry()])
@@ -506,8 +525,8 @@ def test_a_quarantine_that_cannot_be_written_is_a_typed_error(tmp_path, monkeypa
     assert list(kept.directory.iterdir()) == []
 
 
-def test_marks_survive_and_do_not_hide_entries(kept: FileQuarantine):
-    """A redriven event that comes again is still redriven."""
+def test_redriven_marks_survive_and_hide_no_entry(kept: FileQuarantine):
+    """A redriven event that is quarantined again is still marked as redriven."""
     kept.put([entry(), entry(id="two")])
     kept.mark_redriven([entry().key], "stdout")
     kept.put([entry()])
@@ -543,10 +562,10 @@ with PubSubClient.from_env() as client:
 
 
 @pytest.mark.parametrize("moment", ["before the name", "before the ack"])
-def test_kill_9_between_quarantine_and_ack_loses_and_doubles_nothing(
+def test_kill_between_quarantine_and_ack_loses_and_repeats_nothing(
     start: Start, kept: FileQuarantine, moment
 ):
-    """The event is not committed, comes again, and is kept exactly once."""
+    """The event is not committed, is redelivered, and is stored exactly once."""
     from ..cli.test_cli import environment
 
     service, face = start()

@@ -1,4 +1,4 @@
-"""What a subscription gets over by itself, on the emulator, and what it says of it."""
+"""Failures that a subscription recovers from by itself on the emulator, and how it reports them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sfpubsub.types import Gap
 from ..conftest import PATIENCE, until
 from .test_managed import NAME, TOPIC, collect, committed, orders
 
-# Retries within moments; the budgets are those of the test.
+# Quick retries; each test sets its own time limits.
 SHORT = {"backoff_initial": 0.02, "backoff_max": 0.1, "slot_initial": 0.02, "slot_max": 0.1}
 
 
-def test_refused_commits_are_got_over(run_emulator, connect):
-    """A service that refuses commits for a while, and at once, ends nothing."""
+def test_subscription_survives_refused_commits(run_emulator, connect):
+    """Twenty refused commits in a row do not end the subscription, and a later one succeeds."""
     plan = FaultPlan([Fault("fail_commit", times=20)])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=1))
     emulator.publish(TOPIC, orders(40))
@@ -31,7 +31,7 @@ def test_refused_commits_are_got_over(run_emulator, connect):
 
 
 def test_commits_that_are_refused_for_too_long_end_the_subscription(run_emulator, connect):
-    """A position that cannot be kept is not silently given up."""
+    """After `commit_budget` seconds a retryable CommitError says that no commit was accepted."""
     plan = FaultPlan([Fault("fail_commit", times=10_000)])
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=1))
     emulator.publish(TOPIC, orders(40))
@@ -45,8 +45,8 @@ def test_commits_that_are_refused_for_too_long_end_the_subscription(run_emulator
 
 
 @pytest.mark.parametrize("status", ["UNIMPLEMENTED", "PERMISSION_DENIED", "NOT_FOUND"])
-def test_what_a_proxy_says_ends_no_subscription_that_has_worked(run_emulator, connect, status):
-    """Without the service's error code it is something on the way, and passes."""
+def test_status_of_a_proxy_does_not_end_a_working_subscription(run_emulator, connect, status):
+    """A status without the service's error code comes from a hop in between and is temporary."""
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(2))
@@ -61,15 +61,15 @@ def test_what_a_proxy_says_ends_no_subscription_that_has_worked(run_emulator, co
     subscription.abort()
 
 
-def test_what_a_proxy_says_at_the_start_is_final(run_emulator, connect):
-    """Nothing has worked yet: the endpoint may be no Pub/Sub API at all."""
+def test_status_of_a_proxy_is_final_if_nothing_has_worked_yet(run_emulator, connect):
+    """The endpoint may not be a Pub/Sub API at all, and the error says so."""
     emulator = run_emulator(faults=FaultPlan([Fault("drop_call", status="UNIMPLEMENTED")]))
     with pytest.raises(StreamError, match="check that the endpoint is a Pub/Sub API"):
         connect(emulator).subscribe(TOPIC).next_batch(PATIENCE)
 
 
 def test_a_failed_managed_subscription_hands_out_nothing_more(run_emulator, connect):
-    """What waits cannot be committed, and comes again with the next run."""
+    """Events that still wait could not be committed any more, so they are dropped."""
     emulator = run_emulator(settings=Settings(events_per_response=1))
     emulator.publish(TOPIC, orders(40))
     subscription = connect(emulator).subscribe_managed(NAME)
@@ -83,7 +83,7 @@ def test_a_failed_managed_subscription_hands_out_nothing_more(run_emulator, conn
 
 
 def test_large_events_are_delivered_once_to_a_slow_handler(run_emulator, connect):
-    """What does not fit is not asked for: dropped with its stream it would be delivered again."""
+    """Events that max_bytes has no room for are not requested, so that none is delivered twice."""
     emulator = run_emulator()
     emulator.publish(TOPIC, [{"Order_Number__c": f"{n:0200000}"} for n in range(60)])
     most = 0
@@ -101,8 +101,8 @@ def test_large_events_are_delivered_once_to_a_slow_handler(run_emulator, connect
     assert emulator.bus.tally.of_managed(record.subscription_id).delivered == 60
 
 
-def test_a_drain_during_a_short_outage_commits_what_is_acked(run_emulator, connect):
-    """One stream is opened for it; without it everything since the last commit comes again."""
+def test_drain_during_a_short_outage_commits_acked_events(run_emulator, connect):
+    """The drain opens a new stream to commit, because uncommitted events would be redelivered."""
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(3))
@@ -117,8 +117,11 @@ def test_a_drain_during_a_short_outage_commits_what_is_acked(run_emulator, conne
     plan.assert_consumed()
 
 
-def test_events_lost_before_the_first_commit_are_said(run_emulator, connect):
-    """At defaultReplay LATEST the service remembers nothing until then."""
+def test_events_lost_before_the_first_commit_are_reported(run_emulator, connect):
+    """With defaultReplay LATEST the service stores no position before the first commit.
+
+    Events published during an outage are lost, and a gap with the reason "unanchored" reports it.
+    """
     plan = FaultPlan()
     emulator = run_emulator(faults=plan, settings=Settings(events_per_response=1))
     emulator.managed.create("New", TOPIC, default_replay="LATEST")

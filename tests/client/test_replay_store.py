@@ -1,4 +1,4 @@
-"""Stores for the caller's own position: every form, and what survives a crash."""
+"""Replay stores, which hold the caller's own position: each kind, and what survives a crash."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from .test_plain import MemoryStore
 ONE, TWO = ReplayId(b"\x00\x01\xff\n"), ReplayId(b"\x02")
 
 
-def test_a_mapping_keeps_bytes_under_the_topic():
-    """A dict, or anything like one, is a store; ids stay opaque bytes."""
+def test_mapping_holds_bytes_under_the_topic():
+    """A dict, or anything like one, is a store; replay ids stay opaque bytes."""
     kept: dict = {}
     store = MappingReplayStore(kept)
     assert store.get(TOPIC) is None
@@ -42,22 +42,22 @@ def test_a_mapping_keeps_bytes_under_the_topic():
 
 
 @pytest.mark.parametrize("value", [-1, -2, 17, "00ff", b"", 1.5])
-def test_a_mapping_with_something_else_in_it_is_an_error(value):
-    """T1: a number from another client is not guessed at, and nothing starts somewhere else."""
+def test_mapping_with_an_invalid_position_is_an_error(value):
+    """A number from another client is rejected, so that no subscription starts somewhere else."""
     with pytest.raises(ConfigurationError, match=TOPIC):
         MappingReplayStore({TOPIC: value}).get(TOPIC)
 
 
-def test_a_default_is_for_the_first_run_only():
-    """All retained events once, then where the last run stopped."""
+def test_default_position_is_for_the_first_run_only():
+    """The default applies until a position is stored; then the stored one is used."""
     store = DefaultMappingReplayStore({}, ReplayOption.ALL_EVENTS)
     assert store.get(TOPIC) == StartPosition.earliest()
     store.set(TOPIC, TWO)
     assert store.get(TOPIC) == StartPosition.after(TWO)
 
 
-def test_a_file_keeps_positions_across_processes(tmp_path):
-    """What was set is there for the next one; other topics are not touched."""
+def test_file_keeps_positions_after_it_is_reopened(tmp_path):
+    """Each topic has its own position, and a topic without one returns None."""
     path = tmp_path / "positions.json"
     with FileReplayStore(path, default="earliest") as store:
         assert store.get(TOPIC) == StartPosition.earliest()
@@ -70,12 +70,14 @@ def test_a_file_keeps_positions_across_processes(tmp_path):
         assert store.get("/event/New__e") is None
 
 
-def test_a_forked_child_lets_nobody_else_have_the_parents_file(tmp_path):
-    """Leaving its copy of the with block frees nothing, and it cannot write."""
+def test_forked_child_neither_writes_nor_unlocks_the_parents_file(tmp_path):
+    """In the child `set` raises an error, and `close` does not release the parent's lock."""
     path = tmp_path / "positions.json"
     with FileReplayStore(path) as store:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the fork of one with threads
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # about forking a process with threads
             child = os.fork()
         if child == 0:  # pragma: no cover  # coverage does not see it
             refused = False
@@ -91,8 +93,8 @@ def test_a_forked_child_lets_nobody_else_have_the_parents_file(tmp_path):
             FileReplayStore(path)
 
 
-def test_a_file_has_one_owner(tmp_path):
-    """U13: two consumers on one position corrupt it, so the second is refused."""
+def test_file_has_one_owner(tmp_path):
+    """A second store on the file is refused, because two consumers would corrupt one position."""
     path = tmp_path / "positions.json"
     with (
         FileReplayStore(path),
@@ -114,8 +116,8 @@ def test_a_file_has_one_owner(tmp_path):
         '{"positions": {"t": 1}}',
     ],
 )
-def test_a_damaged_file_is_an_error_and_not_an_empty_store(tmp_path, text):
-    """Starting over would lose or repeat events; that is for a person to decide."""
+def test_damaged_file_is_an_error_and_not_an_empty_store(tmp_path, text):
+    """Starting over would lose or repeat events, so the file is left for a person to decide."""
     path = tmp_path / "positions.json"
     path.write_text(text)
     for _ in range(2):  # the refusal leaves no lock behind
@@ -124,8 +126,8 @@ def test_a_damaged_file_is_an_error_and_not_an_empty_store(tmp_path, text):
     assert path.read_text() == text
 
 
-def test_a_torn_write_is_survived(tmp_path):
-    """A crash between writing the new file and the rename leaves the old positions."""
+def test_torn_write_leaves_the_old_positions(tmp_path):
+    """A crash before the rename leaves only a temporary file, which is ignored."""
     path = tmp_path / "positions.json"
     with FileReplayStore(path) as store:
         store.set(TOPIC, ONE)
@@ -134,8 +136,8 @@ def test_a_torn_write_is_survived(tmp_path):
         assert store.get(TOPIC) == StartPosition.after(ONE)
 
 
-def test_kill_9_at_any_moment_leaves_a_position_that_was_set(tmp_path):
-    """The file is whole, and holds the last position that set had returned for, or the next."""
+def test_kill_leaves_the_last_stored_position_or_the_next(tmp_path):
+    """The file is whole, and holds the last position for which `set` returned or the next one."""
     path = tmp_path / "positions.json"
     code = (
         "import sys; from sfpubsub import FileReplayStore, ReplayId\n"
@@ -156,8 +158,8 @@ def test_kill_9_at_any_moment_leaves_a_position_that_was_set(tmp_path):
     assert confirmed[-1] <= kept <= confirmed[-1] + 1
 
 
-def test_a_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
-    """And the old positions are still there."""
+def test_file_that_cannot_be_written_is_an_error(tmp_path):
+    """The old positions stay readable, and a closed store refuses to write."""
     with pytest.raises(ConfigurationError, match="nowhere"):
         FileReplayStore(tmp_path / "nowhere" / "positions.json")
     path = tmp_path / "positions.json"
@@ -175,8 +177,8 @@ def test_a_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["dict", "file", "shelve"])
-def test_a_second_run_goes_on_behind_the_acked_events(run_emulator, connect, tmp_path, form):
-    """With every kind of store, a run continues where the one before had acked."""
+def test_each_run_resumes_after_the_acked_events(run_emulator, connect, tmp_path, form):
+    """Three runs get ten new events each, whether the store is a dict, a file or a shelve."""
     from sfpubsub.emulator.org.settings import Settings
 
     emulator = run_emulator(settings=Settings(events_per_response=5))
@@ -200,8 +202,8 @@ def test_a_second_run_goes_on_behind_the_acked_events(run_emulator, connect, tmp
     assert seen == list(range(30))
 
 
-def test_a_plain_dict_is_a_store(run_emulator, connect):
-    """replay={} starts at LATEST and remembers from there on."""
+def test_plain_dict_is_accepted_as_a_store(run_emulator, connect):
+    """The subscription resumes at the dict's position and writes the new one into it."""
     emulator = run_emulator()
     client = connect(emulator)
     kept: dict = {TOPIC: bytes(ReplayId(emulator.publish(TOPIC, orders(1))[0].replay_id))}
@@ -213,8 +215,8 @@ def test_a_plain_dict_is_a_store(run_emulator, connect):
 
 
 @pytest.mark.parametrize("option", list(ReplayOption))
-def test_the_options_of_the_streaming_api_are_understood(run_emulator, connect, option):
-    """NEW_EVENTS is latest, ALL_EVENTS is earliest."""
+def test_replay_options_of_the_streaming_api_are_accepted(run_emulator, connect, option):
+    """NEW_EVENTS starts at LATEST, and ALL_EVENTS starts at EARLIEST."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     with connect(emulator).subscribe(TOPIC, replay=option) as subscription:
@@ -222,7 +224,7 @@ def test_the_options_of_the_streaming_api_are_understood(run_emulator, connect, 
     assert (batch is None) == (option is ReplayOption.NEW_EVENTS)
 
 
-def test_threads_share_a_file_without_losing_topics(tmp_path):
+def test_threads_share_a_file_store_without_losing_topics(tmp_path):
     """One store may serve many subscriptions, each in a thread of its own."""
     path = tmp_path / "positions.json"
     with FileReplayStore(path) as store:
@@ -238,7 +240,7 @@ def test_threads_share_a_file_without_losing_topics(tmp_path):
 
 
 class Flaky(MemoryStore):
-    """Fails once."""
+    """A replay store whose first write fails."""
 
     def __init__(self) -> None:
         super().__init__(StartPosition.earliest())
@@ -251,8 +253,8 @@ class Flaky(MemoryStore):
         super().set(topic, replay_id)
 
 
-def test_a_store_that_failed_once_gets_the_position_again(run_emulator, connect):
-    """An acked position is not forgotten because it could not be stored at once."""
+def test_position_that_could_not_be_stored_is_stored_later(run_emulator, connect):
+    """The ack raises the store's error, and the drain stores the acked position."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(3))
     store = Flaky()
@@ -263,8 +265,8 @@ def test_a_store_that_failed_once_gets_the_position_again(run_emulator, connect)
     assert bytes(store.positions[TOPIC]) == results[-1].replay_id
 
 
-def test_a_failing_store_does_not_hide_the_applications_error(run_emulator, connect):
-    """What went wrong first is what the caller sees, and nothing stays behind."""
+def test_failing_store_does_not_hide_the_applications_error(run_emulator, connect):
+    """The application's exception is raised, and the subscription is closed."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     client = connect(emulator)

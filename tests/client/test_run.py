@@ -1,4 +1,4 @@
-"""`run` of both faces on the emulator: order, retries, failures, and every way that it ends."""
+"""The method `run` of both clients on the emulator: order, retries, failures and ways to end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from .test_managed import ACCOUNT
 from .test_plain import MemoryStore
 from .test_quarantine import Service
 
-# Retries at once, and for as long as any test takes.
+# Retries almost at once, for as long as a test may take.
 SOON = Retry(seconds=PATIENCE, initial=0.01, maximum=0.05)
 
 Start = Callable[..., tuple[Service, Face]]
@@ -51,7 +51,7 @@ Start = Callable[..., tuple[Service, Face]]
 
 @pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
-    """Make an emulator, and a client of either face."""
+    """Return a function that makes an emulator and a client, sync or asyncio."""
     with contextlib.ExitStack() as stack:
 
         def make(**settings: Any) -> tuple[Service, Face]:
@@ -65,11 +65,12 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
 
 
 def number(event: Event) -> int:
+    """Return the order number of *event*."""
     return int(event.value["Order_Number__c"])
 
 
 class Handler:
-    """Notes what it is given, and stops the run with the last of so many events.
+    """A handler that records its events, and stops the run after a number of them.
 
     Args:
         count: How many different events there are; None if something else ends the run.
@@ -78,7 +79,7 @@ class Handler:
 
     def __init__(self, count: int | None = None, work: Callable[[int], object] = int) -> None:
         self.held: Held | None = None
-        self.seen: list[int] = []  # in order of their ends
+        self.seen: list[int] = []  # in the order in which they finished
         self.failed: list[int] = []
         self.at_a_time = 0
         self._running: set[int] = set()
@@ -112,27 +113,32 @@ class Handler:
                 self._running.discard(which)
 
     def run(self, held: Held, **options: Any) -> RunSummary:
+        """Run this handler on *held*, and return the summary."""
         self.held = held
         return held.run(self, **options)
 
     def begin(self, held: Held, **options: Any) -> Future[RunSummary]:
+        """Start a run of this handler on *held* in the background, and return its future."""
         self.held = held
         return held.begin_run(self, **options)
 
 
-def by_tens(event: Event) -> str:
+def by_last_digit(event: Event) -> str:
+    """Return the key of *event*: the last digit of its order number."""
     return f"key {number(event) % 10}"
 
 
 @pytest.mark.parametrize("ack", ["auto", "manual"])
-def test_each_key_keeps_its_order_and_everything_is_committed(start: Start, ack: str):
-    """Under random delays, with many workers: once each, in order for a key, and no more at a time
-    than was asked for. Afterwards nothing is left to commit."""
+def test_each_key_keeps_its_order_and_all_events_are_committed(start: Start, ack: str):
+    """With random delays and six workers, each event is handled once and in the order of its key.
+
+    Six events run at a time, and all are committed in the end.
+    """
     service, face = start()
     service.publish(300)
     rng = random.Random(1)
     handler = Handler(300, lambda _: time.sleep(rng.random() * 0.01))
-    summary = handler.run(face.managed(NAME, ack=ack), workers=6, key=by_tens)
+    summary = handler.run(face.managed(NAME, ack=ack), workers=6, key=by_last_digit)
     assert summary == RunSummary(handled=300, retried=0, quarantined=0)
     assert Counter(handler.seen) == Counter(range(300))
     for key in range(10):
@@ -143,8 +149,8 @@ def test_each_key_keeps_its_order_and_everything_is_committed(start: Start, ack:
     assert service.committed() == 299
 
 
-def test_without_a_key_nothing_waits_for_anything(start: Start):
-    """key=None: one event that takes long holds up no other."""
+def test_without_a_key_events_do_not_wait_for_each_other(start: Start):
+    """With `key=None` a slow event holds up no other."""
     service, face = start()
     service.publish(50)
     others = threading.Event()
@@ -156,8 +162,8 @@ def test_without_a_key_nothing_waits_for_anything(start: Start):
     assert handler.seen[-1] == 0
 
 
-def test_all_that_waited_for_an_event_starts_with_its_end(start: Start):
-    """Workers with nothing to do hear of it, not only the one that is free now."""
+def test_end_of_an_event_starts_all_events_that_waited_for_it(start: Start):
+    """All idle workers are woken, not only the one that has just become free."""
     service, face = start()
     service.publish(4)
     all_here = threading.Barrier(3)
@@ -183,8 +189,8 @@ def test_all_that_waited_for_an_event_starts_with_its_end(start: Start):
 
 
 @pytest.mark.parametrize("ack", ["auto", "manual"])
-def test_a_position_never_passes_an_event_that_is_still_handled(start: Start, ack: str):
-    """Batches that are asked for behind it ack nothing, whatever the subscription's mode."""
+def test_position_never_passes_an_event_that_is_still_handled(start: Start, ack: str):
+    """Requesting later batches acks nothing, whatever the subscription's ack mode is."""
     service, face = start(events_per_response=5)
     service.publish(60)
     go = threading.Event()
@@ -198,8 +204,11 @@ def test_a_position_never_passes_an_event_that_is_still_handled(start: Start, ac
     assert service.committed() == 59
 
 
-def test_a_plain_subscription_stores_what_is_done(start: Start):
-    """In the thread that called run, which a shelve needs; the next run begins behind it."""
+def test_plain_run_stores_the_position_of_finished_events(start: Start):
+    """The next run resumes after the finished events.
+
+    The sync client stores in the thread that called `run`, as a shelve needs.
+    """
     service, face = start()
     service.publish(40)
     threads: set[int] = set()
@@ -214,7 +223,7 @@ def test_a_plain_subscription_stores_what_is_done(start: Start):
     first.run(face.plain(TOPIC, replay="earliest", replay_store=store))
     assert sorted(first.seen) == list(range(40))
     assert store.positions[TOPIC] == service.replay_id(39)
-    if face.name == "sync":  # asyncio has threads of the client's for stores
+    if face.name == "sync":  # the asyncio client stores in its own threads
         assert threads == {threading.get_ident()}
     service.publish(3)
     second = Handler(3)
@@ -222,8 +231,8 @@ def test_a_plain_subscription_stores_what_is_done(start: Start):
     assert sorted(second.seen) == [40, 41, 42]
 
 
-def test_a_handler_that_fails_for_a_time_recovers(start: Start):
-    """Events are tried again in their order, other keys go on, and nothing is lost."""
+def test_failed_events_are_retried_until_the_handler_recovers(start: Start):
+    """Retries keep the order of their key, other keys go on, and no event is lost."""
     service, face = start()
     service.publish(30)
     tries: Counter[int] = Counter()
@@ -234,15 +243,15 @@ def test_a_handler_that_fails_for_a_time_recovers(start: Start):
             raise ConnectionError("the database is down")
 
     handler = Handler(30, work)
-    summary = handler.run(face.managed(NAME), workers=3, key=by_tens, retry=SOON)
+    summary = handler.run(face.managed(NAME), workers=3, key=by_last_digit, retry=SOON)
     assert summary == RunSummary(handled=30, retried=9, quarantined=0)
     assert [which for which in handler.seen if which % 10 == 3] == [3, 13, 23]
     assert handler.failed == [3] * 3 + [13] * 3 + [23] * 3
     assert service.committed() == 29
 
 
-def test_an_event_that_waits_for_its_retry_takes_no_worker(start: Start):
-    """One worker, one event that fails for long: all others are handled meanwhile."""
+def test_event_waiting_for_a_retry_occupies_no_worker(start: Start):
+    """With one worker, all other events are handled while a failed one waits for its retry."""
     service, face = start()
     service.publish(20)
     mended = threading.Event()
@@ -258,8 +267,8 @@ def test_an_event_that_waits_for_its_retry_takes_no_worker(start: Start):
     assert run.result(PATIENCE).handled == 20
 
 
-def test_stop_ends_the_run_with_the_error_and_what_is_done_is_committed(start: Start):
-    """The default: running handlers finish, the failed event and all behind it come again."""
+def test_failed_event_stops_the_run_and_finished_events_are_committed(start: Start):
+    """By default `run` raises the error, and the next run begins with the failed event."""
     service, face = start()
     service.publish(30)
 
@@ -280,8 +289,8 @@ def test_stop_ends_the_run_with_the_error_and_what_is_done_is_committed(start: S
     assert again.seen == list(range(12, 30))
 
 
-def test_a_handler_error_names_the_event(start: Start):
-    """Who reads the error finds the event, and the reason behind it."""
+def test_handler_error_names_the_event_and_its_cause(start: Start):
+    """The error has the event's id, its replay id, the subscription and the handler's exception."""
     service, face = start()
     service.publish(1)
     reason = ValueError("no")
@@ -302,12 +311,14 @@ def test_a_handler_error_names_the_event(start: Start):
 
 
 class UnspeakableError(Exception):
+    """An exception that cannot be converted to text."""
+
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
-def test_an_exception_that_cannot_be_told_is_a_failure_like_any_other(start: Start):
-    """A broken __str__ of the application's does not hang the run."""
+def test_exception_without_text_fails_the_run_like_any_other(start: Start):
+    """An exception of the application with a broken __str__ does not hang the run."""
     service, face = start()
     service.publish(1)
 
@@ -318,8 +329,8 @@ def test_an_exception_that_cannot_be_told_is_a_failure_like_any_other(start: Sta
         Handler(work=work).run(face.managed(NAME), retry=None)
 
 
-def test_what_a_handler_cannot_do_is_kept_and_passed_over(start: Start, tmp_path: Path):
-    """Durable before its ack, with its reason; and it is not merged with other kinds."""
+def test_failed_event_is_quarantined_and_the_run_goes_on(start: Start, tmp_path: Path):
+    """The event is stored with the handler's error as its reason, and its position is committed."""
     service, face = start()
     service.publish(10)
     kept = FileQuarantine(tmp_path / "kept")
@@ -343,8 +354,8 @@ def test_what_a_handler_cannot_do_is_kept_and_passed_over(start: Start, tmp_path
     assert service.committed() == 9
 
 
-def test_a_quarantine_is_never_written_in_the_loop(start: Start):
-    """The other handlers run there, and a flush may take long."""
+def test_quarantine_is_never_written_in_the_loops_thread(start: Start):
+    """A flush may take long, and the other handlers run in the loop."""
     service, face = start()
     service.publish(1)
     threads: set[int] = set()
@@ -368,12 +379,14 @@ def test_a_quarantine_is_never_written_in_the_loop(start: Start):
 
 
 class Broken(Quarantine):
+    """A quarantine on a full disk."""
+
     def put(self, events):
         raise WriteError("the disk is full")
 
 
 def test_a_quarantine_that_cannot_be_written_stops_the_run(start: Start):
-    """Nothing that is not durable is passed."""
+    """The write error is raised, and the position stays before the failed event."""
     service, face = start()
     service.publish(10)
 
@@ -388,10 +401,8 @@ def test_a_quarantine_that_cannot_be_written_stops_the_run(start: Start):
     assert service.committed() == 3
 
 
-def test_a_broken_handler_does_not_empty_the_topic_into_the_quarantine(
-    start: Start, tmp_path: Path
-):
-    """So many failures, and the run stops; what it did not set aside comes again."""
+def test_quarantine_limit_stops_a_broken_handler(start: Start, tmp_path: Path):
+    """The failure that exceeds the limit stops the run, and its event is not quarantined."""
     service, face = start()
     service.publish(100)
     kept = FileQuarantine(tmp_path / "kept")
@@ -413,10 +424,8 @@ def test_a_broken_handler_does_not_empty_the_topic_into_the_quarantine(
 
 
 @pytest.mark.parametrize("key", [None, number, by_record], ids=["none", "value", "record"])
-def test_an_event_that_cannot_be_decoded_fails_without_a_retry(
-    start: Start, tmp_path: Path, key: Any
-):
-    """Read in the handler or for the key: it is kept as what it is, and the run goes on."""
+def test_undecodable_event_is_quarantined_without_a_retry(start: Start, tmp_path: Path, key: Any):
+    """The entry says that decoding failed, whether the handler or the key function failed."""
     service, face = start()
     service.good(3)
     service.bad()
@@ -435,8 +444,8 @@ def test_an_event_that_cannot_be_decoded_fails_without_a_retry(
     assert service.committed() == 6
 
 
-def test_an_undecodable_event_stops_by_default(start: Start):
-    """The cause is the decoder's error, and the event is not passed."""
+def test_undecodable_event_stops_the_run_by_default(start: Start):
+    """The error's cause is the DecodeError, and the event is not committed."""
     service, face = start()
     service.good(2)
     service.bad()
@@ -446,8 +455,8 @@ def test_an_undecodable_event_stops_by_default(start: Start):
     assert service.committed() == 1
 
 
-def test_what_is_held_is_bounded(start: Start):
-    """Batches are not read ahead of handlers that are busy."""
+def test_number_of_held_events_is_bounded(start: Start):
+    """A run does not read batches far ahead of handlers that are busy."""
     service, face = start(events_per_response=10)
     service.publish(500)
     go = threading.Event()
@@ -468,8 +477,8 @@ def test_what_is_held_is_bounded(start: Start):
     assert run.result(2 * PATIENCE).handled == 500
 
 
-def test_a_drain_from_elsewhere_waits_for_the_handlers(start: Start):
-    """Nothing more is started; what runs is finished, acked, and committed."""
+def test_drain_from_another_thread_waits_for_running_handlers(start: Start):
+    """No further event is started; the running ones finish and are committed."""
     service, face = start()
     service.publish(50)
     go = threading.Event()
@@ -489,8 +498,8 @@ def test_a_drain_from_elsewhere_waits_for_the_handlers(start: Start):
     assert service.committed() == 2
 
 
-def test_stop_from_elsewhere_does_not_wait_and_ends_the_run(start: Start):
-    """Also while the run has nothing to do, and while all it holds waits for a retry."""
+def test_stop_ends_a_run_that_waits_for_a_retry(start: Start):
+    """The run ends at once although its only event would be retried in an hour."""
     service, face = start()
     service.publish(1)
 
@@ -506,8 +515,8 @@ def test_stop_from_elsewhere_does_not_wait_and_ends_the_run(start: Start):
     assert service.committed() is None
 
 
-def test_a_handler_cannot_drain_what_waits_for_it(start: Start):
-    """It is told so, where it would have waited for itself for ever."""
+def test_handler_cannot_drain_its_own_subscription(start: Start):
+    """The drain would wait for this handler for ever, so it raises an error."""
     service, face = start()
     service.publish(1)
     held = face.managed(NAME)
@@ -523,8 +532,8 @@ def test_a_handler_cannot_drain_what_waits_for_it(start: Start):
         face.call(held._subscription.run, handler)
 
 
-def test_an_abort_lets_running_handlers_finish_and_commits_nothing(start: Start):
-    """The events come again."""
+def test_abort_lets_running_handlers_finish_and_commits_nothing(start: Start):
+    """Their events count as handled in the summary, although they will be redelivered."""
     service, face = start()
     service.publish(20)
     go = threading.Event()
@@ -538,8 +547,8 @@ def test_an_abort_lets_running_handlers_finish_and_commits_nothing(start: Start)
     assert service.committed() is None
 
 
-def test_a_subscription_that_fails_ends_the_run_with_its_error(start: Start):
-    """What ended it is raised, once the handlers are done."""
+def test_failed_subscription_ends_the_run_with_its_error(start: Start):
+    """`run` raises the error that ended the subscription, and so does every later call."""
     service, face = start()
     service.publish(5)
     handler = Handler()
@@ -553,8 +562,8 @@ def test_a_subscription_that_fails_ends_the_run_with_its_error(start: Start):
         held.run(handler)
 
 
-def test_a_batch_in_hand_is_done_when_the_run_begins(start: Start):
-    """As with the next batch: in auto mode asking for more acks it."""
+def test_starting_a_run_acks_the_batch_taken_before(start: Start):
+    """As with `next_batch`, asking for more acks the previous batch in auto mode."""
     service, face = start(events_per_response=5)
     service.publish(15)
     held = face.managed(NAME)
@@ -564,8 +573,8 @@ def test_a_batch_in_hand_is_done_when_the_run_begins(start: Start):
     assert service.committed() == 14
 
 
-def test_one_run_at_a_time(start: Start):
-    """Two would share the events in a way that nobody asked for."""
+def test_second_run_at_the_same_time_is_rejected(start: Start):
+    """Two concurrent runs of one subscription would compete for its events."""
     service, face = start()
     service.publish(1)
     handler = Handler()
@@ -578,8 +587,8 @@ def test_one_run_at_a_time(start: Start):
     run.result(PATIENCE)
 
 
-def test_stop_ends_iterating_and_acks_are_still_taken(start: Start):
-    """A program that iterates by itself ends in order, too."""
+def test_stop_ends_iteration_and_still_accepts_acks(start: Start):
+    """A program that iterates by itself can ack its last batch after `stop` and commit it."""
     service, face = start(events_per_response=5)
     service.publish(10)
     held = face.managed(NAME, ack="manual")
@@ -593,7 +602,7 @@ def test_stop_ends_iterating_and_acks_are_still_taken(start: Start):
 
 
 def test_stop_can_be_called_by_a_signal_handler_at_any_moment(start: Start):
-    """The thread that it interrupts may hold any lock of the subscription."""
+    """The interrupted thread may hold any lock of the subscription, so `stop` takes none."""
     _, face = start()
     held = face.managed(NAME)
     delivery = held._subscription._delivery
@@ -612,15 +621,15 @@ def test_stop_can_be_called_by_a_signal_handler_at_any_moment(start: Start):
         ({"quarantine": Broken()}, "must be used together"),
     ],
 )
-def test_options_are_checked_first(start: Start, options: dict[str, Any], message: str):
-    """A mistake costs no event."""
+def test_invalid_run_options_are_rejected(start: Start, options: dict[str, Any], message: str):
+    """A mistake raises ConfigurationError before any event is taken."""
     _, face = start()
     with pytest.raises(ConfigurationError, match=message):
         face.managed(NAME).run(Handler(), **options)
 
 
-def test_a_handler_of_the_other_face_is_refused(start: Start):
-    """Nobody would await it, or it would hold up the loop."""
+def test_handler_of_the_wrong_kind_is_rejected(start: Start):
+    """The sync client cannot await a coroutine, and a plain function would block the loop."""
     _, face = start()
     held = face.managed(NAME)
 
@@ -639,8 +648,11 @@ def test_a_handler_of_the_other_face_is_refused(start: Start):
         ([], [("object", "Account")]),
     ],
 )
-def test_the_default_key_of_a_change_event(start: Start, record_ids: list[str], key: Any):
-    """Its records; one of all records of an object waits for all of them, and they for it."""
+def test_default_key_of_a_change_event(start: Start, record_ids: list[str], key: Any):
+    """An event's keys are its records and, shared, their object.
+
+    An event of all records has the object as its only key.
+    """
     service, face = start()
     header = {**ACCOUNT["ChangeEventHeader"], "recordIds": record_ids}
     service.emulator.publish("/data/AccountChangeEvent", [{"ChangeEventHeader": header}])
@@ -650,7 +662,7 @@ def test_the_default_key_of_a_change_event(start: Start, record_ids: list[str], 
 
 
 def test_changes_of_a_record_are_handled_in_order(start: Start):
-    """With the default key, wildcards included."""
+    """The default key keeps each record's order, even among events of all records of the object."""
     service, face = start()
     topic = "/data/AccountChangeEvent"
     rng = random.Random(2)
@@ -686,7 +698,11 @@ def test_changes_of_a_record_are_handled_in_order(start: Start):
 
 
 def cancelled_run(service: Service, cancel: Callable[[asyncio.Task[Any]], Any]) -> list[str]:
-    """Run three handlers, and say what became of them and of the run when it was cancelled."""
+    """Cancel a run of three handlers.
+
+    Return what became of them and of the run, in order. *cancel* is called with the run's task
+    while the run waits for its handlers.
+    """
     told: list[str] = []
     face = AsyncFace(**service.arguments())
 
@@ -708,7 +724,7 @@ def cancelled_run(service: Service, cancel: Callable[[asyncio.Task[Any]], Any]) 
             await running.acquire()
         run.cancel()
         await asyncio.sleep(0.05)
-        assert not run.done(), "it waits for its handlers"
+        assert not run.done(), "the run must wait for its handlers"
         cancel(run)
         go.set()
         try:
@@ -724,19 +740,19 @@ def cancelled_run(service: Service, cancel: Callable[[asyncio.Task[Any]], Any]) 
     return told
 
 
-def test_a_cancelled_run_finishes_its_handlers(tmp_path: Path):
-    """Their acks are committed; then the task is cancelled as it was asked to be."""
+def test_cancelled_run_finishes_its_handlers(tmp_path: Path):
+    """The handled events are committed, and then the task ends as cancelled."""
     service = Service(tmp_path)
     try:
         service.publish(10)
-        assert cancelled_run(service, int_) == ["handled"] * 3 + ["cancelled"]
+        assert cancelled_run(service, do_nothing) == ["handled"] * 3 + ["cancelled"]
         assert service.committed() == 2
     finally:
         service.close()
 
 
-def test_a_second_cancellation_aborts(tmp_path: Path):
-    """Handlers are cancelled, and nothing of theirs is acked."""
+def test_second_cancellation_cancels_the_handlers(tmp_path: Path):
+    """When a run is cancelled twice, its handlers are cancelled and nothing is committed."""
     service = Service(tmp_path)
     try:
         service.publish(10)
@@ -747,5 +763,5 @@ def test_a_second_cancellation_aborts(tmp_path: Path):
         service.close()
 
 
-def int_(_task: Any) -> None:
-    """Leave it alone."""
+def do_nothing(_task: Any) -> None:
+    """Leave the task as it is."""

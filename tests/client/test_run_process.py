@@ -1,4 +1,4 @@
-"""Programs that run a handler and are told to end, or are killed."""
+"""Programs that run a handler in a process of their own and are stopped or killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..cli.test_cli import environment
 from ..conftest import PATIENCE, ended, until
 from .test_managed import NAME, TOPIC, committed, orders
 
-# Notes what is begun and what is done, a line each, by one write: so a kill tears no line.
+# Logs the start and the end of each event with one write each, so that a kill tears no line.
 SYNC = f"""
 import logging, os, signal, sys, time
 from sfpubsub import PubSubClient
@@ -63,7 +63,7 @@ PROGRAMS = [pytest.param(SYNC, id="sync"), pytest.param(ASYNC, id="asyncio")]
 
 
 class Program:
-    """A program in a process of its own, and what it noted."""
+    """A program in a process of its own, with the log that its handler writes."""
 
     def __init__(self, code: str, emulator, log: Path, pause: float) -> None:
         self._log = log
@@ -76,12 +76,13 @@ class Program:
         )
         self.errors = ""
 
-    def noted(self, what: str) -> list[int]:
+    def logged(self, what: str) -> list[int]:
+        """Return the numbers of the events that were logged with *what*, "begun" or "done"."""
         text = self._log.read_text() if self._log.exists() else ""
         return [int(line.split()[1]) for line in text.splitlines() if line.startswith(what)]
 
     def wait_for_error(self, text: str) -> None:
-        """Read its standard error up to a line with *text*."""
+        """Read the program's standard error up to a line that contains *text*."""
         assert self.process.stderr is not None
         limit = threading.Timer(PATIENCE, self.process.send_signal, [signal.SIGABRT])
         limit.start()
@@ -95,47 +96,50 @@ class Program:
         pytest.fail(f"it ended without {text!r}: {self.errors}")
 
     def end(self) -> str:
-        """Wait for the end; return what it printed."""
+        """Wait for the program's end, and return what it printed."""
         output, errors = ended(self.process)
         self.errors += errors
         return output
 
 
 @pytest.mark.parametrize("code", PROGRAMS)
-def test_what_a_killed_process_had_not_acked_comes_again(run_emulator, tmp_path, code):
-    """kill -9 again and again in mid-run: every event is handled, though some of them twice."""
+def test_killed_process_loses_no_event(run_emulator, tmp_path, code):
+    """Kills in mid-run never leave a committed event unhandled.
+
+    In the end every event is handled, though some of them twice.
+    """
     emulator = run_emulator()
     results = [result.replay_id for result in emulator.publish(TOPIC, orders(120))]
     log = tmp_path / "log"
     for goal in (30, 80):
         program = Program(code, emulator, log, 0.01)
-        until(lambda: len(set(program.noted("done"))) >= goal, f"{goal} events")  # noqa: B023
+        until(lambda: len(set(program.logged("done"))) >= goal, f"{goal} events")  # noqa: B023
         program.process.kill()
         program.end()
         position = committed(emulator)
         passed = results.index(position) + 1 if position else 0
-        assert set(program.noted("done")) >= set(range(passed)), "passed and not done"
+        assert set(program.logged("done")) >= set(range(passed)), "committed but not handled"
     last = Program(code, emulator, log, 0.01)
-    until(lambda: len(set(last.noted("done"))) == 120, "all events")
+    until(lambda: len(set(last.logged("done"))) == 120, "all events")
     last.process.send_signal(signal.SIGTERM)
     last.end()
-    assert set(last.noted("done")) == set(range(120))
+    assert set(last.logged("done")) == set(range(120))
     assert committed(emulator) == results[-1]
 
 
 @pytest.mark.parametrize("code", PROGRAMS)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_program_told_to_end_finishes_and_commits_what_it_began(
+def test_interrupted_program_finishes_and_commits_what_it_began(
     run_emulator, tmp_path, code, number
 ):
-    """What was begun is done, nothing else is, and nothing of it comes again."""
+    """After SIGTERM or SIGINT, exactly the events that were begun are finished and committed."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(60))
     program = Program(code, emulator, tmp_path / "log", 0.3)
-    until(lambda: len(program.noted("begun")) >= 8, "handlers")
+    until(lambda: len(program.logged("begun")) >= 8, "handlers")
     program.process.send_signal(number)
     printed = program.end()
-    begun, done = program.noted("begun"), program.noted("done")
+    begun, done = program.logged("begun"), program.logged("done")
     assert sorted(begun) == sorted(done) == list(range(len(done)))
     assert len(done) < 60
     assert committed(emulator) == results[len(done) - 1].replay_id
@@ -147,16 +151,16 @@ def test_a_program_told_to_end_finishes_and_commits_what_it_began(
 
 
 @pytest.mark.parametrize("code", PROGRAMS)
-def test_a_second_ctrl_c_ends_at_once(run_emulator, tmp_path, code):
-    """A handler that hangs does not keep a program that wants to end."""
+def test_second_ctrl_c_ends_the_program_at_once(run_emulator, tmp_path, code):
+    """Handlers that hang do not keep the program running, and their events are not committed."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(10))
     program = Program(code, emulator, tmp_path / "log", 3600)
-    until(lambda: len(program.noted("begun")) == 4, "handlers")
+    until(lambda: len(program.logged("begun")) == 4, "handlers")
     program.process.send_signal(signal.SIGINT)
     program.wait_for_error("waiting for running handlers")
     program.process.send_signal(signal.SIGINT)
     program.end()
     assert program.process.returncode == -signal.SIGINT
-    assert program.noted("done") == []
+    assert program.logged("done") == []
     assert committed(emulator) is None

@@ -1,4 +1,4 @@
-"""Schemas kept on disk: whole or not at all, and looked into before the service is asked."""
+"""Schemas stored on disk: whole or not at all, and looked up before the service is asked."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from .test_managed import TOPIC, orders
 
 
 def schema(name: str, *fields: str) -> str:
+    """Return the JSON of an Avro record schema with optional text *fields*."""
     columns = [{"name": field, "type": ["null", "string"], "default": None} for field in fields]
     return json.dumps({"type": "record", "name": name, "fields": columns})
 
@@ -31,19 +32,20 @@ def schema(name: str, *fields: str) -> str:
 ORDER = schema("Order_Event__e", "Order_Number__c")
 
 
-def files(store: FileSchemaStore) -> list[str]:
+def file_names(store: FileSchemaStore) -> list[str]:
+    """Return the names of the store's files, sorted."""
     return sorted(path.name for path in store.directory.iterdir())
 
 
-def test_what_was_put_is_there_for_the_next_process(tmp_path):
-    """One file a schema; an unknown id is None; the directory is made with the first one."""
+def test_stored_schemas_are_found_by_a_new_store(tmp_path):
+    """Each schema has a file, an unknown id returns None, and `put` makes the directory."""
     store = FileSchemaStore(tmp_path / "deep" / "schemas")
     assert store.get("a") is None
     store.put("a", ORDER)
     store.put("b", "not even JSON \u2028 é")
     again = FileSchemaStore(tmp_path / "deep" / "schemas")
     assert (again.get("a"), again.get("b")) == (ORDER, "not even JSON \u2028 é")
-    assert len(files(store)) == 2
+    assert len(file_names(store)) == 2
 
 
 @pytest.mark.parametrize(
@@ -57,13 +59,13 @@ def test_what_was_put_is_there_for_the_next_process(tmp_path):
         ("nul", "\0"),
     ],
 )
-def test_ids_never_share_a_file_even_where_case_does_not_count(tmp_path, ids):
-    """Ids differ by case; names must not leave the directory, whatever the service sends."""
+def test_ids_never_share_a_file_even_if_case_is_ignored(tmp_path, ids):
+    """Ids may differ only in case, and no id may lead out of the directory."""
     store = FileSchemaStore(tmp_path)
     for schema_id in ids:
         store.put(schema_id, schema_id * 2)
     assert [store.get(schema_id) for schema_id in ids] == [schema_id * 2 for schema_id in ids]
-    assert len({name.casefold() for name in files(store)}) == 2
+    assert len({name.casefold() for name in file_names(store)}) == 2
 
 
 @pytest.mark.parametrize(
@@ -77,8 +79,8 @@ def test_ids_never_share_a_file_even_where_case_does_not_count(tmp_path, ids):
         lambda text: text.replace("{", "\xff", 1),
     ],
 )
-def test_a_damaged_file_is_noticed_and_fetched_again(tmp_path, caplog, damage):
-    """A wrong schema decodes to garbage in silence, so a changed file is not used."""
+def test_damaged_file_is_detected_and_fetched_again(tmp_path, caplog, damage):
+    """A wrong schema would silently decode to garbage, so a changed file is not used."""
     store = FileSchemaStore(tmp_path)
     store.put("a", ORDER)
     (file,) = tmp_path.iterdir()
@@ -92,8 +94,8 @@ def test_a_damaged_file_is_noticed_and_fetched_again(tmp_path, caplog, damage):
     assert FileSchemaStore(tmp_path).get("a") == ORDER
 
 
-def test_a_file_of_another_schema_is_not_taken_for_this_one(tmp_path):
-    """Copying files about does not give an id another meaning."""
+def test_file_copied_from_another_schema_is_not_used(tmp_path):
+    """A file is valid only for the id under which it was stored."""
     store = FileSchemaStore(tmp_path)
     store.put("a", ORDER)
     (of_a,) = tmp_path.iterdir()
@@ -103,8 +105,8 @@ def test_a_file_of_another_schema_is_not_taken_for_this_one(tmp_path):
     assert store.get("b") is None
 
 
-def test_many_threads_may_share_a_store(tmp_path):
-    """Whoever reads finds nothing or the whole."""
+def test_threads_may_share_a_directory(tmp_path):
+    """A reader finds either nothing or the whole schema, and no temporary file is left."""
     wrong = []
 
     def work():
@@ -122,8 +124,8 @@ def test_many_threads_may_share_a_store(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3, "no draft is left behind"
 
 
-def test_kill_9_leaves_every_schema_that_was_put(tmp_path):
-    """And nothing that is half there."""
+def test_kill_leaves_every_stored_schema_whole(tmp_path):
+    """Each schema for which `put` returned is there, and the next one is whole or missing."""
     code = (
         "import sys; from sfpubsub import FileSchemaStore\n"
         "store = FileSchemaStore(sys.argv[1])\n"
@@ -144,8 +146,8 @@ def test_kill_9_leaves_every_schema_that_was_put(tmp_path):
     assert store.get(str(done[-1] + 1)) in (None, "{}" * 1000)
 
 
-def test_a_directory_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
-    """The promise that every schema is kept is not broken in silence."""
+def test_unusable_directory_is_an_error_that_names_it(tmp_path):
+    """A schema that cannot be stored or read is not passed over in silence."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="file"):
         FileSchemaStore(tmp_path / "file").put("a", ORDER)
@@ -154,7 +156,7 @@ def test_a_directory_that_cannot_be_written_is_an_error_that_names_it(tmp_path):
 
 
 class Shelf(SchemaStore):
-    """A store of the user's own."""
+    """A schema store of an application, which records its calls."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
@@ -169,8 +171,8 @@ class Shelf(SchemaStore):
         self.kept[schema_id] = schema_json
 
 
-def test_the_cache_looks_in_the_store_and_then_asks_the_service():
-    """What was fetched is kept before anybody decodes with it; once known, nobody is asked."""
+def test_cache_asks_the_store_before_the_service():
+    """A fetched schema is stored, and a schema that the cache knows is not looked up again."""
     shelf = Shelf()
 
     def fetch(schema_id):
@@ -183,8 +185,8 @@ def test_the_cache_looks_in_the_store_and_then_asks_the_service():
     assert shelf.log == ["get a", "fetch a", "put a", "get a"]
 
 
-def test_a_stored_schema_that_is_no_avro_is_fetched_again():
-    """And one that the service gave is not stored if it is none."""
+def test_stored_schema_that_is_invalid_is_fetched_again():
+    """An invalid schema from the service raises an error and is not stored."""
     shelf = Shelf()
     shelf.kept["a"] = "{"
     assert SchemaCache(lambda id_: SchemaInfo(id_, ORDER), store=shelf).get("a").name
@@ -194,8 +196,11 @@ def test_a_stored_schema_that_is_no_avro_is_fetched_again():
     assert "b" not in shelf.kept
 
 
-def test_an_id_is_the_md5_of_the_canonical_form():
-    """Names in full, fields in order, no docs and no defaults; base64url without padding."""
+def test_schema_id_is_the_md5_of_the_canonical_form():
+    """The canonical form has full names and no docs or defaults.
+
+    The id is base64url without padding.
+    """
     text = (
         '{"type": "record", "doc": "x", "namespace": "com.sforce.eventbus", "name": "A__e",'
         ' "fields": [{"doc": "Data:Text", "type": ["null", "string"], "name": "B__c",'
@@ -211,8 +216,8 @@ def test_an_id_is_the_md5_of_the_canonical_form():
         schema_id_of("{")
 
 
-def test_an_id_that_is_not_its_schemas_hash_is_noted_once(caplog):
-    """It is counted and used all the same; one that is right is not mentioned."""
+def test_schema_id_that_is_not_the_hash_is_logged_once(caplog):
+    """The schema is counted as a mismatch and still used; a correct id is not logged."""
     right = schema_id_of(ORDER)
     cache = SchemaCache(lambda id_: SchemaInfo(id_, ORDER), max_schemas=1)
     for schema_id in ("wrong", right, "wrong", right, "wrong too"):
@@ -224,7 +229,7 @@ def test_an_id_that_is_not_its_schemas_hash_is_noted_once(caplog):
 
 
 def test_events_are_decoded_from_the_store_without_the_service(run_emulator, connect, tmp_path):
-    """After a restart not a single GetSchema is made, and both schemas of a change are there."""
+    """After a restart no GetSchema call is needed, even if the topic's schema had changed."""
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(2))
