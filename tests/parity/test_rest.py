@@ -41,7 +41,7 @@ def test_invalid_session_is_rejected(org):
 
 
 def test_managed_subscriptions_can_be_queried(org):
-    """A query returns the records with their type, and their number."""
+    """A query returns records, each with its type, and the number of records."""
     text = "SELECT+Id,DeveloperName+FROM+ManagedEventSubscription+LIMIT+5"
     status, found = get(org, f"/services/data/v62.0/tooling/query?q={text}")
     assert status == 200

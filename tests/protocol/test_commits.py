@@ -197,8 +197,8 @@ def test_success_resets_the_time_of_failing() -> None:
 
 
 def test_time_between_streams_does_not_count_as_failing() -> None:
-    """Half-hour outages before and after a rejection don't count towards the limit of failing
-    commits."""
+    """An outage between two rejections does not count towards the time after which failing commits
+    end the subscription."""
     commits = fresh()
     commits.answered(refusal(sent(commits, 1)), 0.0)
     commits.new_stream(2, 1800.0)
@@ -251,8 +251,8 @@ def test_commit_is_repeated_only_if_the_service_is_at_it() -> None:
 
 
 def test_start_of_a_stream_can_confirm_a_commit() -> None:
-    """An unanswered commit is confirmed, without a commit id, if the next stream begins right after
-    its position."""
+    """An unanswered commit is confirmed if the next stream begins right after its position; its
+    receipt then has no process time."""
     commits = fresh()
     commits.answered(refusal(sent(commits, 1)), 0.0)
     sent(commits, 2, now=1.0)
