@@ -240,13 +240,10 @@ def refuse_until(script: Script, until: float, *, ack: bool) -> list:
     """Reject every commit until the time *until* or the end; return the last commands.
 
     Args:
-
         script: The subscription.
-
         until: Simulated time, in seconds.
-
-        ack: Whether to deliver and ack new events meanwhile, so that each commit has a newer
-    position.
+        ack: Whether to deliver and ack a new event before each rejection, so that the position to
+            commit increases.
     """
     number, commands = int(script.now), list[Command]()
     while script.finish is None and script.now < until:

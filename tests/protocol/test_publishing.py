@@ -380,7 +380,7 @@ def test_stream_ending_with_ok_is_reopened_for_pending_events():
 
 
 def test_expired_session_is_renewed_and_events_are_resent():
-    """If the session expires, events advance_time for a new one, and are then sent again."""
+    """If the session expires, events wait for a new one, and are then sent again."""
     protocol = make()
     submit(protocol, 1)
     assert protocol.ended(1, EXPIRED, 1.0, 0.5) == [RenewSession()]
