@@ -173,7 +173,7 @@ def fail(commits: Commits, now: float, until: float) -> int:
     return count
 
 
-def test_commits_failing_for_too_long_raise_an_error() -> None:
+def test_commits_failing_for_too_long_end_in_an_error() -> None:
     """After about 900 s of failing commits, however few or many, the error that ends the
     subscription is set; it is retryable and includes the service's reason."""
     commits = fresh()

@@ -36,12 +36,12 @@ class Walk:
         self.plain.new_stream()
 
     def receive(self) -> None:
+        """Receive a response, possibly with redelivered events, duplicates and reused positions."""
         chance = self.chance
         fresh = [event(len(self.log) + n) for n in range(chance.choice((0, 1, 1, 2, 5, 30)))]
         events = list(fresh)
-        if self.log and (
-            not fresh or chance.random() < 0.3
-        ):  # redeliver some, before or after the new ones
+        # Redeliver some events, before or after the new ones.
+        if self.log and (not fresh or chance.random() < 0.3):
             start = chance.randrange(len(self.log))
             again = self.log[start : start + chance.choice((1, 3, 20))]
             events = [*again, *fresh] if chance.random() < 0.7 else [*fresh, *again]
@@ -58,11 +58,13 @@ class Walk:
         self.log += [one for one in new if one not in self.log]
 
     def keepalive(self) -> None:
+        """Receive a keepalive."""
         position = rid(10_000 + self.plain.orders)
         self.ledger.add_keepalive(position)
         self.plain.add_keepalive(position)
 
     def ack(self) -> None:
+        """Ack a range of sequence numbers at or near the oldest unacked event."""
         open_ones = [one.seq for one in self.plain.positions if not one.acked]
         near = open_ones[0] if open_ones else 0
         first = near + self.chance.choice((-3, 0, 0, 0, 0, 1, 4, 40))
@@ -70,6 +72,7 @@ class Walk:
         assert self.ledger.ack(first, last) == self.plain.ack(first, last)
 
     def confirm(self) -> None:
+        """Confirm a position, usually one that may be committed."""
         ready = self.plain.prefix
         order = self.chance.choice(ready).order if ready else 0
         order += self.chance.choice((0, 0, 0, 0, -1, 1, 60))
@@ -77,6 +80,7 @@ class Walk:
         self.plain.confirm(order)
 
     def step(self) -> None:
+        """Apply one random operation, and compare both ledgers."""
         (what,) = self.chance.choices(
             (self.receive, self.keepalive, self.ack, self.confirm, self.new_stream),
             weights=(30, 8, 40, 12, 3),
@@ -85,6 +89,7 @@ class Walk:
         self.compare()
 
     def compare(self) -> None:
+        """Check that both ledgers agree, and that the tested one is small."""
         ledger, facts = self.ledger, self.plain.facts()
         assert {name: getattr(ledger, name) for name in facts} == facts
         order = self.chance.randrange(self.plain.orders + 2)

@@ -508,6 +508,7 @@ class Publishing(RuleBasedStateMachine):
         self.passed: set[str] = set()  # rejected temporarily; their order may differ
 
     def do(self, commands: list[Command]) -> None:
+        """Execute commands as a driver does, and record the results."""
         for command in commands:
             if isinstance(command, (OpenPublish, SendEvents)):
                 self.take(command)
@@ -530,6 +531,8 @@ class Publishing(RuleBasedStateMachine):
                 assert isinstance(command, UseSchema), command
 
     def take(self, command: OpenPublish | SendEvents) -> None:
+        """Receive a request, and check its size, its order, and the number of requests in
+        flight."""
         assert not self.renewing
         if isinstance(command, OpenPublish):
             assert self.stream == 0
@@ -550,12 +553,14 @@ class Publishing(RuleBasedStateMachine):
             assert number + 1 not in self.told, "resent although it was settled"
 
     def cut(self) -> None:
+        """End the stream, and discard everything in transit."""
         self.stream = 0
         self.requests.clear()
         self.unsent.clear()
 
     @rule(count=st.integers(1, 30), size=st.sampled_from([1, 100_000, 900_000]))
     def submit_events(self, count: int, size: int) -> None:
+        """Submit up to *count* events of *size* bytes each, while there is room."""
         for _ in range(count):
             if not self.protocol.has_room:
                 return
@@ -591,12 +596,14 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.unsent)
     @rule(jitter=st.floats(0, 0.99))
     def answer(self, jitter: float) -> None:
+        """Deliver the oldest answer in transit to the client."""
         answer = self.unsent.pop(0)
         self.do(self.protocol.response(self.stream, answer, self.now, jitter))
 
     @precondition(lambda self: self.stream)
     @rule(failure=st.sampled_from([None, DOWN, EXPIRED]), jitter=st.floats(0, 0.99))
     def fail_stream(self, failure: Failure | None, jitter: float) -> None:
+        """End the stream with OK or with a failure."""
         stream = self.stream
         self.cut()
         self.do(self.protocol.ended(stream, failure, self.now, jitter))
@@ -604,6 +611,7 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.renewing)
     @rule(works=st.booleans(), jitter=st.floats(0, 0.99))
     def finish_renewal(self, works: bool, jitter: float) -> None:
+        """Finish a sign-in, with or without success."""
         self.renewing = False
         if works:
             self.do(self.protocol.session_renewed(self.now))
@@ -613,11 +621,13 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: not self.ordered)
     @rule()
     def change_schema(self) -> None:
+        """Change the topic's schema, so that events of the old one are rejected."""
         self.schema = "B" if self.schema == "A" else "C"
 
     @precondition(lambda self: self.asked)
     @rule(works=st.booleans())
     def encode(self, works: bool) -> None:
+        """Finish encoding an event with the new schema, or fail to fetch the schema."""
         ticket, schema_id = self.asked.pop()
         name = self.given[ticket - 1]
         outcome = (
@@ -642,10 +652,13 @@ class Publishing(RuleBasedStateMachine):
 
     @invariant()
     def deadline_exists_while_results_are_missing(self) -> None:
+        """While an event has no result, the protocol has a deadline."""
         assert self.protocol.deadline() is not None or len(self.told) == len(self.given)
 
     @invariant()
     def results_are_true(self) -> None:
+        """A successful result is of a published event, and a final failure of a rejected one,
+        except after a schema change."""
         for ticket, result in self.told.items():
             name = self.given[ticket - 1]
             assert result.correlation_key == name
@@ -654,6 +667,7 @@ class Publishing(RuleBasedStateMachine):
 
     @invariant()
     def duplicates_are_counted(self) -> None:
+        """Events published more than once are included in `sent_again`."""
         repeats = sum(count - 1 for count in Counter(self.bus).values())
         assert repeats <= self.protocol.counts().sent_again
 
@@ -667,8 +681,7 @@ class Publishing(RuleBasedStateMachine):
             assert first == sorted(first)
 
     def teardown(self) -> None:
-        """Check that every event is settled, and none lost, once the service works without
-        failures."""
+        """Check that without further failures every event gets a result, and draining then ends."""
         self.run_without_failures()
         assert sorted(self.told) == list(range(1, len(self.given) + 1))
         for ticket, result in self.told.items():
@@ -678,6 +691,7 @@ class Publishing(RuleBasedStateMachine):
         assert isinstance(end[-1], Finish)
 
     def run_without_failures(self) -> None:
+        """Execute everything pending, without failures, until every event has a result."""
         for _ in range(10_000):
             if self.renewing:
                 self.renewing = False
@@ -708,6 +722,7 @@ class Publishing(RuleBasedStateMachine):
         raise AssertionError("results are still missing after 10,000 steps")
 
     def encode_all(self) -> None:
+        """Finish encoding all waiting events with the new schema."""
         asked, self.asked = self.asked, []
         for ticket, schema_id in asked:
             anew = ProducerEvent(schema_id, b"anew", self.given[ticket - 1])

@@ -191,5 +191,5 @@ def test_outage_does_not_count_towards_the_slot_timeout() -> None:
     judge.broken(BROKEN, 20.0 + 2 * TIMES.slot_timeout, 0.5)
 
     late = judge.judge(held, 3 * TIMES.slot_timeout + 20.0, 0.5)
-    assert late.signal is Signal.BUSY, "the waiting time before the outages is short"
+    assert late.signal is Signal.BUSY, "without the outages, it has waited for only 20 s"
     assert judge.judge(held, 4 * TIMES.slot_timeout, 0.5).signal is Signal.FATAL

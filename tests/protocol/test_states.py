@@ -85,6 +85,7 @@ class Recorded(SubscriptionProtocol):
         super().__init__(*args, **options)
 
     def _step(self, signal: Signal) -> State:
+        """Record the pair, and pass the signal on."""
         self.pairs.append((self.state, signal))
         return super()._step(signal)
 

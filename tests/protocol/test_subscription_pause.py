@@ -64,7 +64,7 @@ def test_repeated_pause_and_resume_do_nothing() -> None:
 
 
 def test_commits_continue_while_paused() -> None:
-    """Acks are committed during a pause, including an answered commit's successor."""
+    """During a pause acked positions are committed, each after the answer to the one before."""
     script = streaming()
     script.read(events(2, 3))
     pause(script)

@@ -367,7 +367,7 @@ def test_idle_stream_with_pings_ends_an_outage() -> None:
 
 
 def test_stream_that_fails_its_first_ping_ends_no_outage() -> None:
-    """A stream that fails after 61 s may have been dead from the start, since only an unanswered
+    """A stream that fails after 61 s may have been dead from the start, because only an unanswered
     ping shows it, so the connection timeout continues."""
     script = streaming(connection_timeout=60.0)
     script.end(failure())

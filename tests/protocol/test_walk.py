@@ -85,7 +85,7 @@ class Walk:
         self.reject = False
         self.crash()
 
-    # One process.
+    # Actions and checks of one process.
 
     def crash(self) -> None:
         """Kill the process, and start a new one from what is durable."""
@@ -120,7 +120,7 @@ class Walk:
         if not self.managed:
             durable = 0 if self.stored is None else position(self.stored)
         earliest = self.service.earliest if start == StartPosition.earliest() else 0
-        self.frontier = self.behind(max(durable, earliest))
+        self.frontier = self.index_after(max(durable, earliest))
         if start == StartPosition.latest() or self.service.forgets:
             self.frontier = len(self.service.log)
         self.began = False  # whether an ended stream of this process may have begun
@@ -136,7 +136,7 @@ class Walk:
             if isinstance(command, OpenStream):
                 self.open(command)
             elif isinstance(command, SendRequest):
-                # Each event has one byte. A single one is the reserve; while draining, none is kept.
+                # Each event has one byte. A single one is the reserve. Draining keeps no events.
                 if command.num_requested > 1 and self.protocol.state is State.STREAMING:
                     health = self.protocol.health()
                     there = health.pending_count + health.outstanding
@@ -189,13 +189,13 @@ class Walk:
             self.frontier = len(self.service.log)
         self.service.open(command, self.now)
         self.opened_at = self.now
-        if self.service.forgets and self.frontier < self.behind(self.service.cursor):
+        if self.service.forgets and self.frontier < self.index_after(self.service.cursor):
             self.owed = self.began
-            self.frontier = self.behind(self.service.cursor)
+            self.frontier = self.index_after(self.service.cursor)
         if start == StartPosition.earliest() and self.gaps:
-            self.frontier = max(self.frontier, self.behind(self.service.earliest))
+            self.frontier = max(self.frontier, self.index_after(self.service.earliest))
 
-    def behind(self, number: int) -> int:
+    def index_after(self, number: int) -> int:
         """Return the index of the first event after a position."""
         return bisect.bisect_right(self.service.log, number)
 
@@ -212,19 +212,19 @@ class Walk:
         for raw in batch.events:
             number = position(raw.replay_id)
             index = self.index(number, moved=bool(moved))
-            assert index <= self.frontier, "skipped"
+            assert index <= self.frontier, "events were skipped"
             assert moved or index == self.frontier, "delivered twice"
             self.frontier = max(self.frontier, index + 1)
             self.open_positions[number] += 1
         self.queue.append(batch)
 
     def index(self, number: int, *, moved: bool) -> int:
-        """Return the index of an event; without a gap or a move it must be a received or the next
-        one."""
+        """Return an event's index in the log; unless there was a gap or a move, it is at most the
+        next one."""
         log = self.service.log
         if self.frontier < len(log) and log[self.frontier] == number:
             return self.frontier
-        assert moved or number in log[: self.frontier], "skipped"
+        assert moved or number in log[: self.frontier], "events were skipped"
         return log.index(number)
 
     def check_done(self, until: int) -> None:
@@ -237,6 +237,8 @@ class Walk:
     # Actions, of which each step takes one.
 
     def step(self) -> None:
+        """Take one random action; if the process has finished, check its end and start another
+        first."""
         if self.finish is not None:
             self.check_finish()
             self.crash()
@@ -244,6 +246,7 @@ class Walk:
         action(self)
 
     def publish(self) -> None:
+        """Publish some events, unless many are waiting already."""
         if len(self.service.backlog) < 300:
             self.service.publish(self.chance.choice((1, 2, 5, 60)))
 
@@ -288,6 +291,7 @@ class Walk:
         del self.held[:count]
 
     def commit(self) -> None:
+        """Call `commit` if there is something to commit."""
         if not self.managed or self.protocol.state is State.CLOSED:
             return
         ledger, receipt = self.protocol._ledger, commits_of(self.protocol).receipt
@@ -297,6 +301,7 @@ class Walk:
             self.do(commands)
 
     def store(self) -> None:
+        """Store the position that is available for storing, if any."""
         found = self.protocol.storable() if self.kind == "stored" else None
         if found is not None:
             self.check_done(position(found))
@@ -375,6 +380,7 @@ class Walk:
             service.answer()
 
     def crash_or_drain(self) -> None:
+        """Drain, abort or kill the process."""
         if self.chance.random() < 0.5:
             self.do(self.protocol.drain(self.now))
         elif self.chance.random() < 0.5:
@@ -399,6 +405,7 @@ class Walk:
         assert "no commit was accepted" not in str(error)
 
     def run(self, steps: int) -> None:
+        """Take *steps* random actions, and check the end result."""
         for number in range(steps):
             try:
                 self.step()

@@ -83,7 +83,7 @@ def test_reading_a_page_uses_constant_memory(org, file):
     reader.jobs.delete(job.id)
 
 
-def test_pages_continue_by_locator_in_a_new_process(org, job, file):
+def test_pages_continue_by_locator_in_a_new_reader(org, job, file):
     """A new reader with only the job's id and the locator continues with the next page, and every
     row is read once."""
     noted, found = None, []
@@ -91,7 +91,7 @@ def test_pages_continue_by_locator_in_a_new_process(org, job, file):
         reader = reader_of(org)  # has no state of earlier pages
         page = reader.jobs.results(job.id, file, columns=COLUMNS, locator=noted, max_records=8000)
         found += names(page)
-        assert names(page) == found[-page.records :]  # the file can be read again
+        assert names(page) == found[-page.records :]  # the rows can be read again
         noted = page.next_locator
         if noted is None:
             break
