@@ -272,8 +272,8 @@ def test_each_uncertain_start_reports_a_gap() -> None:
 
 
 def test_no_gap_if_the_earlier_stream_never_began() -> None:
-    """No gap is reported if the earlier stream never began, e.g. because another client held the
-    slot."""
+    """No gap is reported if the earlier stream never began, e.g. because another client was using
+    the managed subscription."""
     managed = Managed()
     managed.stream += 1
     managed.new_stream()

@@ -89,8 +89,8 @@ def test_one_event_is_requested_to_keep_a_full_stream_open() -> None:
 
 
 def test_commit_answers_do_not_delay_the_single_credit() -> None:
-    """A commit and its answer do not restart the 50 s until the single credit, since the service
-    may not count them as activity."""
+    """A commit and its answer do not restart the 50 s after which one event is requested to keep a
+    full stream open, since the service may not count them as activity."""
     script = streaming(limits=Limits(max_pending_count=40))
     script.respond(events(2, pending=99))
     script.respond(events(*range(3, 102), pending=0))
@@ -126,13 +126,13 @@ def test_stream_without_a_first_response_is_reopened() -> None:
 
 
 def test_stream_without_credit_is_not_considered_silent() -> None:
-    """Without credit the service sends nothing, so the time until a stream counts as silent starts
-    with the single credit."""
+    """Without requested events the service sends nothing, so the time until a stream counts as
+    silent starts only with the single event requested to keep it open."""
     script = streaming(EARLIEST, limits=Limits(max_pending_count=100))
     script.respond(events(*range(2, 102), pending=0))
     script.wait(50.0)
     assert of(CancelStream, script.wait(270.0)) == [], (
-        "a keepalive may follow 270 s after the single credit"
+        "a keepalive may arrive 270 s after the single event was requested"
     )
 
     script.respond(keepalive(200, pending=1))
@@ -199,8 +199,8 @@ def test_commit_before_a_pause_skips_the_commit_pause() -> None:
 
 
 def test_paused_subscription_reopens_although_acks_are_missing() -> None:
-    """A paused subscription reopens as soon as everything is read, even while `max_unacked` leaves
-    no room."""
+    """A subscription closed for lack of memory reopens as soon as everything is read, even while
+    `max_unacked` leaves no room."""
     script = streaming(limits=Limits(max_bytes=10, max_unacked=4))
     script.read(events(2))
     script.respond(events(3, 4, size=10))

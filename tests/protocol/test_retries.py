@@ -22,7 +22,7 @@ BROKEN = StreamUnavailableError("connection reset")
 
 
 def retries(connection_timeout: float | None = None) -> Retries:
-    """Return the failure judge of a subscription; a timeout of None means no limit (in seconds)."""
+    """Return the `Retries` of a subscription; the timeout is in seconds, None means no limit."""
     return Retries(NAME, TIMES, connection_timeout)
 
 
@@ -80,7 +80,7 @@ def test_access_denied_after_a_response_is_temporary() -> None:
 
 
 def shut_out(judge: Retries, now: float, until: float) -> tuple[float, int]:
-    """Let the service reject renewed sessions until the time *until*, or until the judge gives up;
+    """Let the service reject renewed sessions until the time *until*, or until `Retries` gives up;
     return the time of the last rejection and the number of renewals."""
     count = 0
     expired = failure(FailureKind.REAUTHENTICATE, SessionExpiredError("expired"))
@@ -157,8 +157,8 @@ def test_connection_timeout_starts_at_the_first_failure() -> None:
 
 
 def test_held_slot_does_not_count_as_connection_failure() -> None:
-    """A stream rejected because another one holds the slot shows that the service is reachable,
-    which stops the connection timeout."""
+    """A stream rejected because another one holds the managed subscription's only slot shows that
+    the service is reachable, which stops the connection timeout."""
     judge = retries(connection_timeout=30.0)
     judge.broken(BROKEN, 100.0, 0.5)
     judge.judge(failure(FailureKind.SLOT_HELD), 110.0, 0.5)
@@ -167,8 +167,8 @@ def test_held_slot_does_not_count_as_connection_failure() -> None:
 
 
 def test_held_slot_is_retried_until_its_timeout() -> None:
-    """A managed subscription whose slot is held retries, with short delays at first, until
-    `slot_timeout`; then it ends with `SubscriptionBusyError`."""
+    """While another client holds the managed subscription's only slot, the stream is retried, with
+    short delays at first, until `slot_timeout`; then the error is `SubscriptionBusyError`."""
     judge, held = retries(), failure(FailureKind.SLOT_HELD, SubscriptionBusyError("active"))
     assert judge.judge(held, 0.0, 0.5).reopen_at == 0.25
     verdict = judge.judge(held, TIMES.slot_timeout - 1, 0.5)
@@ -182,7 +182,8 @@ def test_held_slot_is_retried_until_its_timeout() -> None:
 
 
 def test_outage_does_not_count_towards_the_slot_timeout() -> None:
-    """The time without a connection is not counted as waiting for the slot."""
+    """The time without a connection is not counted as waiting for the managed subscription's
+    slot."""
     judge, held = retries(), failure(FailureKind.SLOT_HELD)
     judge.judge(held, 0.0, 0.5)
     judge.broken(BROKEN, 10.0, 0.5)

@@ -57,7 +57,8 @@ def test_silent_service_is_retried_at_a_moderate_rate(start: StartPosition | Non
 
 
 def test_zero_timings_do_not_loop_forever() -> None:
-    """With all timings set to 0, draining still ends after a finite number of timer calls."""
+    """With the times of all alarms set to 0, draining still ends after a finite number of timer
+    calls."""
     times = Timings(
         keepalive=0.0,
         keepalive_margin=0.0,

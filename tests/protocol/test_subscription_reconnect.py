@@ -304,7 +304,8 @@ def test_subscription_ends_at_the_connection_timeout() -> None:
 
 
 def test_held_slot_is_retried_beyond_the_connection_timeout() -> None:
-    """A subscription whose slot is held keeps retrying, without using up the connection timeout."""
+    """While another client holds the managed subscription's only slot, the stream is retried
+    without using up the connection timeout."""
     script = streaming(connection_timeout=10.0)
     for _ in range(20):
         script.end(failure(FailureKind.SLOT_HELD))
@@ -392,8 +393,8 @@ def test_outage_without_pings_ends_only_with_a_response() -> None:
 
 
 def test_slot_reason_is_cleared_once_the_slot_is_obtained() -> None:
-    """After 70 s on a new stream the held slot is no longer the reason, even without a response,
-    because a rejection would have arrived long before."""
+    """After 70 s on a new stream, the slot held by another client is no longer the reported reason,
+    even without a response, because a rejection would have arrived long before."""
     script = streaming()
     held = failure(FailureKind.SLOT_HELD, SubscriptionBusyError("another stream is active"))
     script.end(held)
