@@ -1,4 +1,5 @@
-"""The metrics as data, the page about them, and the two ways in which they are told."""
+"""Tests of the metrics: their definitions, their page, and their export to Prometheus and
+OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ LABELS = labels_of({SYSTEM: "x"})
 
 
 @pytest.fixture
-def told():
-    """A monitor with something of every kind."""
+def filled_monitor():
+    """Return a monitor that has a subscription with gaps, a running step, a finished one, and log
+    records."""
     monitor = Monitor("test", clock=Clock())
     monitor.follow(
         "managed",
@@ -42,16 +44,18 @@ def told():
     return monitor
 
 
-def test_the_page_is_what_the_metrics_say():
-    """docs/reference/metrics.md is made from the metrics, and nobody has edited it."""
+def test_metrics_page_is_generated_from_the_metrics():
+    """The page docs/reference/metrics.md equals the generated one, and its introduction names only
+    metrics that exist."""
     page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     assert page == metrics_page(), "run scripts/metrics_page.sh"
     for name in re.findall(r"\bmessaging_[a-z_]+", page.partition("## All metrics")[0]):
         assert name in {metric.prometheus for metric in Metric}
 
 
-def test_every_metric_is_whole():
-    """Names are told apart, units are OpenTelemetry's, and each says what to do."""
+def test_every_metric_is_well_formed():
+    """Metric names are unique, units are valid in OpenTelemetry, and each metric has a meaning and
+    a remedy."""
     assert len({metric.otel for metric in Metric}) == len(Metric)
     assert len({metric.prometheus for metric in Metric}) == len(Metric)
     for metric in Metric:
@@ -62,17 +66,19 @@ def test_every_metric_is_whole():
         assert metric.labels[0] == SYSTEM
 
 
-def test_names_of_the_conventions_are_those_of_opentelemetry():
-    """What is outside of messaging.salesforce is in the conventions, with this unit."""
+def test_other_metric_names_exist_in_opentelemetry_conventions():
+    """Every metric outside of ``messaging.salesforce`` is defined in OpenTelemetry's semantic
+    conventions."""
     names = pytest.importorskip("opentelemetry.semconv._incubating.metrics.messaging_metrics")
     known = {value for name, value in vars(names).items() if name.startswith("MESSAGING_")}
     for metric in Metric:
         assert metric.otel.startswith("messaging.salesforce.") or metric.otel in known
 
 
-def test_prometheus_text_of_everything(told):
-    """Each line has the form; counts are right; a metric's lines are together with its help."""
-    text = prometheus_text(told.registry.collect())
+def test_prometheus_text_of_all_metrics(filled_monitor):
+    """Every line is valid Prometheus text, values are correct, and each metric is declared only
+    once."""
+    text = prometheus_text(filled_monitor.registry.collect())
     sub = 'messaging_destination_subscription_name="My_Sub"'
     system = 'messaging_system="salesforce_pubsub"'
     for line in (
@@ -101,8 +107,9 @@ def test_prometheus_text_of_everything(told):
     assert len(order) == len(set(order))
 
 
-def test_what_one_alerts_on_is_there_before_it_grows():
-    """A counter that appears with its first count shows no increase in Prometheus."""
+def test_counters_used_in_alerts_start_at_zero():
+    """Counters used in alerts are exported as 0 at first, since Prometheus sees no increase in a
+    counter that first appears with its first count."""
     monitor = Monitor("test", clock=Clock())
     monitor.follow("topic", "T", Subscription())
     text = prometheus_text(monitor.registry.collect())
@@ -115,20 +122,21 @@ def test_what_one_alerts_on_is_there_before_it_grows():
         assert f"\n{name}{{" in text
 
 
-def test_prometheus_escapes_names_of_others():
-    """A quote, a backslash and a line break in a name do not break the format."""
+def test_prometheus_label_values_are_escaped():
+    """A quote, a backslash or a line break in a label value does not break the format."""
     sample = Sample(Metric.CONSUMED, 1, labels_of({SYSTEM: 'a"b\\c\nd'}))
     assert prometheus_text([sample]).endswith('{messaging_system="a\\"b\\\\c\\nd"} 1\n')
 
 
-def test_every_attribute_told_is_on_the_page(told):
-    """What samples are labelled with is what the metric says of itself."""
-    for sample in told.registry.collect():
+def test_samples_use_only_documented_labels(filled_monitor):
+    """Every label of a sample is among the labels that its metric declares and the page lists."""
+    for sample in filled_monitor.registry.collect():
         assert {name for name, _ in sample.labels} <= set(sample.metric.labels), sample
 
 
-def test_nothing_is_read_until_somebody_asks():
-    """A subscription that is followed is not asked for its health by the registry."""
+def test_registry_reads_values_only_when_collected():
+    """Adding to a counter does not call the functions that read values; each `collect` calls them
+    once."""
     asked = []
     registry = Registry()
     registry.read(lambda: asked.append(1) or [])
@@ -139,8 +147,9 @@ def test_nothing_is_read_until_somebody_asks():
     assert asked == [1]
 
 
-def test_a_histogram_counts_each_value_once():
-    """At a bound a value is in the bucket that the bound closes; beyond the last one as well."""
+def test_histogram_counts_each_value_once():
+    """A value equal to a bound is in the bucket that ends there; a value above all bounds is in the
+    last."""
     registry = Registry()
     for value in (0.05, 0.06, 1e9):
         registry.observe(Metric.PROCESS_DURATION, value)
@@ -149,8 +158,9 @@ def test_a_histogram_counts_each_value_once():
     assert sample.value.total == 0.05 + 0.06 + 1e9
 
 
-def test_opentelemetry_reads_the_same(told):
-    """Every metric told is exported by OpenTelemetry's SDK with its value, unit and attributes."""
+def test_opentelemetry_exports_the_same_metrics(filled_monitor):
+    """OpenTelemetry's SDK exports every metric, with the right units, values, attributes and
+    bounds."""
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -159,26 +169,28 @@ def test_opentelemetry_reads_the_same(told):
 
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
-    export_metrics(told.registry, provider)
-    told.step_ended("write", 0.3, "2 rows")
+    export_metrics(filled_monitor.registry, provider)
+    filled_monitor.step_ended("write", 0.3, "2 rows")
     (resource,) = reader.get_metrics_data().resource_metrics
     (scope,) = resource.scope_metrics
     provider.shutdown()
     assert scope.scope.schema_url == SCHEMA_URL
     found = {metric.name: metric for metric in scope.metrics}
-    wanted = {sample.metric.otel for sample in told.registry.collect()}
+    wanted = {sample.metric.otel for sample in filled_monitor.registry.collect()}
     assert set(found) == wanted
     consumed = found[Metric.CONSUMED.otel]
     assert consumed.unit == "{message}"
     (point,) = consumed.data.data_points
     assert (point.value, point.attributes[OPERATION]) == (5, "receive")
     (duration,) = found[Metric.PROCESS_DURATION.otel].data.data_points
-    assert (duration.count, duration.sum) == (1, 0.3), "what came before it was set up is not told"
+    assert (duration.count, duration.sum) == (1, 0.3), (
+        "observations from before the export are not exported"
+    )
     assert duration.explicit_bounds == BUCKETS
 
 
-def test_without_opentelemetry_the_extra_is_named(monkeypatch):
-    """The error says what to install."""
+def test_export_without_opentelemetry_names_the_missing_extra(monkeypatch):
+    """Without OpenTelemetry, exporting raises an error that names the extra to install."""
     from sfpubsub.errors import MissingExtraError
     from sfpubsub.monitoring.otel import export_metrics
 

@@ -1,4 +1,4 @@
-"""What is served over HTTP, to whom; and the page, as text and in a real browser."""
+"""Tests of the monitoring HTTP server and its web page, both as HTML and in a real browser."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ POSITION = ReplayId(bytes(range(12)))
 
 
 def busy_monitor() -> Monitor:
-    """One that has run for six hours: two sources, a hole, gaps, writes, errors."""
+    """Return a monitor after six hours with two sources, an outage, a gap, four writes and a
+    warning."""
     clock = Clock()
     monitor = Monitor("ingest into orders", clock=clock)
     gap = Gap("rejected", HOSTILE, POSITION, None, "sfdc.platform.eventbus.grpc.x", "rpc-1")
@@ -44,7 +45,7 @@ def busy_monitor() -> Monitor:
         clock.now += EVERY
         share = number * EVERY / HOUR
         events = int(EVERY * (120 + 80 * math.sin(share * 2)))
-        # An outage, after which it catches up.
+        # An outage for half an hour, after which the first source catches up for as long.
         first.becomes(caught_up=not 2.0 < share < 3.0, unacked=7 if 2.0 < share < 3.0 else 0)
         if not 2.0 < share < 2.5:
             first.becomes(delivered=first.said.delivered + events, responses=number + 10)
@@ -60,13 +61,14 @@ def busy_monitor() -> Monitor:
 
 @pytest.fixture(scope="module")
 def served():
-    """A busy monitor and its URL, as host and port."""
+    """Serve a busy monitor over HTTP; yield the monitor and its URL."""
     monitor = busy_monitor()
     with serve(monitor) as url:
         yield monitor, url
 
 
 def get(url: str, path: str, host: str | None = None, method: str = "GET"):
+    """Send a request, optionally with another Host header; return the response and its body."""
     address = url.removeprefix("http://").rstrip("/")
     connection = http.client.HTTPConnection(address, timeout=PATIENCE)
     connection.request(method, path, headers={"Host": host} if host else {})
@@ -77,7 +79,8 @@ def get(url: str, path: str, host: str | None = None, method: str = "GET"):
 
 
 def test_health_fails_with_the_reason_and_recovers(served):
-    """200 and ok, else 503 and why; JSON each time."""
+    """`/health` returns 200 while the monitor is healthy, otherwise 503 and the problems, both as
+    JSON."""
     monitor, url = served
     answer, body = get(url, "/health")
     assert (answer.status, json.loads(body)) == (200, {"status": "ok", "problems": []})
@@ -93,8 +96,9 @@ def test_health_fails_with_the_reason_and_recovers(served):
     assert get(url, "/health")[0].status == 200
 
 
-def test_what_is_served_binds_the_browser_and_is_not_kept(served):
-    """Every answer says so, whatever the path; a HEAD has no body, a POST is refused."""
+def test_responses_have_security_headers_and_are_not_cached(served):
+    """Every response has security headers and forbids caching, even a 404; HEAD returns no body,
+    and POST is rejected."""
     _, url = served
     for path, status in (("/", 200), ("/metrics?x=1", 200), ("/style.css", 200), ("/x", 404)):
         answer, body = get(url, path)
@@ -109,8 +113,9 @@ def test_what_is_served_binds_the_browser_and_is_not_kept(served):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "localhost.evil.example"])
-def test_a_name_that_was_bent_to_this_machine_is_refused(served, host):
-    """DNS rebinding: a page of somebody else reads nothing here."""
+def test_requests_for_other_host_names_are_rejected(served, host):
+    """A request with an unexpected Host header gets status 421, which prevents DNS rebinding
+    attacks."""
     answer, body = get(served[1], "/metrics", host=host or "[")
     assert answer.status == 421
     assert "messaging" not in body
@@ -118,14 +123,18 @@ def test_a_name_that_was_bent_to_this_machine_is_refused(served, host):
 
 @pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:9", "10.0.0.7:9090"])
 def test_addresses_and_localhost_are_served(served, host):
-    """Whatever the port says: there may be a tunnel."""
+    """An IP address or ``localhost`` is accepted as Host with any port, because there may be a
+    tunnel."""
     assert get(served[1], "/health", host=host)[0].status == 200
 
 
-def test_names_of_others_are_text_on_the_page(served):
-    """A topic, a reason or a log line with markup in it is shown as it is."""
+def test_markup_in_names_is_escaped_on_the_page(served):
+    """Markup in a topic's name or in a log message is displayed as text and creates no HTML
+    elements."""
 
     class Seen(html.parser.HTMLParser):
+        """Collects the tags and the text of an HTML page."""
+
         def __init__(self):
             super().__init__()
             self.tags, self.text = set(), ""
@@ -140,11 +149,14 @@ def test_names_of_others_are_text_on_the_page(served):
     seen.feed(get(served[1], "/")[1])
     assert "script" not in seen.tags
     assert seen.tags >= {"svg", "table", "dl"}
-    assert seen.text.count(HOSTILE) >= 4, "figure, heading, gap, error"
+    assert seen.text.count(HOSTILE) >= 4, (
+        "a plot, a heading, the gap and the warning each contain it"
+    )
 
 
-def test_a_port_in_use_is_an_error_that_says_what_to_do():
-    """And not a traceback."""
+def test_a_port_in_use_raises_an_error_with_advice():
+    """Serving on a port that is in use raises `ConfigurationError`, which suggests choosing another
+    port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -156,8 +168,8 @@ def test_a_port_in_use_is_an_error_that_says_what_to_do():
             pass
 
 
-def test_it_listens_on_ipv6_as_well():
-    """And the URL has its brackets."""
+def test_server_can_listen_on_ipv6():
+    """The server listens on an IPv6 address, and its URL has the address in brackets."""
     try:
         with serve(Monitor("test"), "::1") as url:
             assert url.startswith("http://[::1]:")
@@ -166,18 +178,18 @@ def test_it_listens_on_ipv6_as_well():
         pytest.skip(str(error))
 
 
-# What the plots are made of.
+# The plots and their data.
 
 
 def test_history_keeps_six_hours_of_points():
-    """A rate is the growth in a second; a count that begins anew is no negative rate; a value
-    that is not known is a hole."""
+    """Old points are dropped, a count that restarts gives a rate of 0, and an unknown value gives
+    None."""
     history, values = History(), iter([10.0, 40.0, 5.0, None, 7.0])
     series = Series("x", "events/s", lambda _: next(values), is_rate=True)
     history.follow(series)
     for turn in range(5):
         history.measure(NOW + turn * EVERY)
-        history.measure(NOW + turn * EVERY + 1)  # too early
+        history.measure(NOW + turn * EVERY + 1)  # too early: adds no point
     assert [point.value for point in history.points()[series]] == [2.0, 0.0, None, None]
     history, level = History(), Series("y", "s", lambda at: at)
     history.follow(level)
@@ -187,8 +199,8 @@ def test_history_keeps_six_hours_of_points():
     assert len(points) == KEPT / EVERY
 
 
-def test_a_plot_has_a_line_for_each_run_and_keeps_peaks():
-    """A hole breaks the line; the largest value of a column is drawn."""
+def test_plot_breaks_its_line_at_gaps_and_keeps_peaks():
+    """A gap in the data splits the line in two, and the highest single point remains visible."""
     history = History()
     values = dict.fromkeys(range(1440), 1.0)
     values[700] = 1000.0
@@ -205,9 +217,11 @@ def test_a_plot_has_a_line_for_each_run_and_keeps_peaks():
     assert "at most 1,000 s" in figure.find("svg").get("aria-label")
 
 
-def test_a_plot_shows_the_run_and_no_more_than_is_kept():
-    """A quarter of an hour at least, six hours at most, with some marks; points that come as often
-    as they do are one line."""
+def test_plot_spans_the_time_of_the_run_within_limits():
+    """A plot spans 15 minutes to 6 hours, depending on how long the program has run.
+
+    It has 3 to 7 time labels, and points at the usual interval form a single line.
+    """
     for ran, shown in ((60.0, 900.0), (2 * HOUR, 2 * HOUR), (9 * HOUR, KEPT)):
         window = Window.of(NOW, NOW + ran)
         assert (window.seconds, window.end) == (shown, NOW + ran)
@@ -220,9 +234,9 @@ def test_a_plot_shows_the_run_and_no_more_than_is_kept():
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-def test_the_page_in_a_browser(served, tmp_path):
-    """In two widths and both schemes nothing sticks out, every text can be read, nothing is asked
-    of elsewhere, and the browser has nothing to complain of. Without a script."""
+def test_page_renders_cleanly_in_a_browser(served, tmp_path):
+    """The page works without scripts, in two widths and both colour schemes: nothing overflows, all
+    text has enough contrast, no other host is contacted, and the browser logs nothing."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     _, url = served
     complaints: list[str] = []

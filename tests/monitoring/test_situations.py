@@ -1,4 +1,5 @@
-"""/health fails in each of its situations, says why, and recovers."""
+"""Tests of each situation in which `/health` fails: when it begins, the reported reason, and when
+it ends."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ NAME = "My_Sub"
 
 
 class World:
-    """A monitor, its clock, and a subscription that is well."""
+    """A monitor, its clock, and one healthy subscription. Times are in seconds."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -28,32 +29,38 @@ class World:
         self.well()
 
     def well(self) -> None:
+        """Check that there is no problem."""
         assert self.monitor.problems() == []
 
     def fails(self, situation: str, *words: str) -> None:
+        """Check that this situation is the only problem, and that its reason contains *words*."""
         (problem,) = self.monitor.problems()
         assert problem.situation == situation
         for word in words:
             assert word in problem.reason
 
     def passes(self, seconds: float, *, heard: bool = True) -> None:
-        """Let time pass, in which the loop turns and the service is heard."""
+        """Let *seconds* pass and run one loop iteration; unless *heard* is False, the service has
+        sent a message."""
         self.clock.now += seconds
         if heard:
             self.subscription.becomes(responses=self.subscription.said.responses + 1)
         self.observed.turn()
 
     def acks(self, event_at: float) -> None:
+        """Ack an event that was created at *event_at*, in seconds since 1970 UTC."""
         self.observed.acked(batch_of(event_at))
         self.observed.turn()
 
 
 @pytest.fixture
 def world():
+    """Return a monitor with one healthy subscription."""
     return World()
 
 
 def batch_of(created: float):
+    """Return a batch of one event that was created at *created*, in seconds since 1970 UTC."""
     from sfpubsub.avro.codec import Codec
     from sfpubsub.client.batch import EventBatch
 
@@ -70,9 +77,9 @@ def batch_of(created: float):
     )
 
 
-def test_a_silent_stream(world):
-    """Nothing for longer than the service and a new stream may take; the reason is the stream's.
-    A message of the service ends it, and so do keepalives alone."""
+def test_stream_without_messages_is_silent_until_the_next_one(world):
+    """A stream is silent after more than 330 s without a message; the reported reason includes the
+    stream's state and error. The next message, even a keepalive, ends the situation."""
     world.passes(330, heard=False)
     world.well()
     world.subscription.becomes(state="waiting", reason="no route to host")
@@ -82,9 +89,12 @@ def test_a_silent_stream(world):
     world.well()
 
 
-def test_a_stream_that_was_never_heard_is_silent_since_it_was_followed():
-    """And one that its own application has paused is not, nor one that asks for nothing; from when
-    it asks again it has its time."""
+def test_silence_counts_only_while_messages_are_expected():
+    """Without any message, silence counts from the start of monitoring.
+
+    A stream that is paused, closed or requests no events is never silent, and after such a pause
+    the time starts anew.
+    """
     clock = Clock()
     monitor = Monitor("test", clock=clock)
     subscription = Subscription()
@@ -103,9 +113,9 @@ def test_a_stream_that_was_never_heard_is_silent_since_it_was_followed():
     assert monitor.problems() == []
 
 
-def test_a_quiet_channel_of_the_streaming_api_is_well():
-    """Its keepalives nobody sees: what counts is its connection, and what was acked while it was
-    open."""
+def test_quiet_channel_of_the_streaming_api_is_healthy():
+    """A channel is silent only after 330 s without a connection, because its keepalives are not
+    visible. While it is connected, an old acked event is no problem either."""
     clock = Clock()
     monitor = Monitor("test", clock=clock)
     subscription = Subscription(responses=1)
@@ -128,9 +138,11 @@ def test_a_quiet_channel_of_the_streaming_api_is_well():
     assert monitor.problems() == []
 
 
-def test_a_write_that_is_stuck(world):
-    """Under way for longer than the bound; its end ends it. The loop that waits for it is not
-    told of beside it."""
+def test_long_write_is_stuck_until_it_ends(world):
+    """A write is stuck if it takes longer than 600 s.
+
+    The loop that waits for it is not reported as well.
+    """
     under_way: list[float | None] = [600.0]
     world.monitor.follow_step("write", lambda: under_way[0], of="orders")
     world.passes(1)
@@ -144,8 +156,9 @@ def test_a_write_that_is_stuck(world):
     world.well()
 
 
-def test_a_loop_that_makes_no_progress(world):
-    """A handler, or a reader of stdout, that never returns; no step says so."""
+def test_loop_without_iterations_is_stuck(world):
+    """A loop that does not iterate for over 600 s, e.g. in a handler that never returns, is stuck
+    even if no step is running."""
     world.passes(1)
     world.clock.now += 601
     world.subscription.becomes(responses=9)
@@ -154,8 +167,9 @@ def test_a_loop_that_makes_no_progress(world):
     world.well()
 
 
-def test_a_position_near_the_retention(world):
-    """Two thirds of the 72 h, while events wait; catching up ends it."""
+def test_old_position_is_reported_before_its_events_expire(world):
+    """While events wait, a position older than 48 h (two thirds of the retention time) is a problem
+    until newer events are acked."""
     world.subscription.becomes(unacked=7)
     world.acks(NOW - 48 * HOUR)
     world.well()
@@ -166,8 +180,8 @@ def test_a_position_near_the_retention(world):
 
 
 def test_an_old_event_on_a_quiet_topic_is_no_problem(world):
-    """A keepalive says that there is nothing beyond it; a day without a stream then counts from
-    there."""
+    """An old position is fine once the service has shown that there are no newer events; its age
+    then counts from that time."""
     world.acks(NOW - 60 * HOUR)
     world.fails("retention")
     world.subscription.becomes(caught_up=True)
@@ -179,8 +193,9 @@ def test_an_old_event_on_a_quiet_topic_is_no_problem(world):
     world.fails("retention")
 
 
-def test_events_that_wait_for_a_schema(world):
-    """For more than a minute; the reason is the service's. The schema ends it."""
+def test_events_waiting_for_a_schema_are_reported(world):
+    """Events that wait for their schema for over a minute are a problem, reported with the
+    service's reason, until the schema is available."""
     reason = "a schema cannot be fetched: no permission"
     world.subscription.becomes(state="waiting_for_schema", reason=reason)
     world.passes(1)
@@ -192,16 +207,17 @@ def test_events_that_wait_for_a_schema(world):
     world.well()
 
 
-def test_a_source_that_failed_while_others_go_on(world):
-    """It stays; a new start is a new observation."""
+def test_failed_source_stays_reported(world):
+    """The error of a failed source is reported on one line and does not go away; a new monitor
+    starts healthy."""
     world.observed.failed(RuntimeError("it broke\n  in two lines"))
     world.passes(1)
     world.fails("failed", NAME, "it broke in two lines")
     assert World().monitor.problems() == []
 
 
-def test_every_situation_has_a_test_and_a_row():
-    """Those above are all there are, and docs/operations.md has a row for each."""
+def test_every_situation_is_tested_and_documented():
+    """Every situation is checked in this module and has a row in docs/how-to/operations.md."""
     from pathlib import Path
 
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "operations.md").read_text()
@@ -211,22 +227,26 @@ def test_every_situation_has_a_test_and_a_row():
         assert f"| `{situation}` |" in page
 
 
-def test_bounds_follow_the_times_of_the_client():
-    """A client that waits longer for a keepalive is not called silent before."""
+def test_silence_limit_follows_the_client_timings():
+    """The silence limit is the client's keepalive timeout plus twice its margin; the defaults give
+    the default limit."""
     timings = dataclasses.replace(Timings(), keepalive=100.0, keepalive_margin=10.0)
     assert Bounds.of(timings).silence == 120.0
     assert Bounds.of(Timings()) == Bounds()
 
 
-def test_the_lag(world):
-    """While events wait it grows; when all is acked it is the delay, for a minute, and then 0."""
+def test_lag_while_events_wait_and_after_they_are_acked(world):
+    """Lag grows while events wait, and is unknown before the first ack.
+
+    When all events are acked it is the last event's delay, and after a minute it is 0.
+    """
 
     def lag():
         return world.observed.facts().lag(world.clock.now)
 
     assert lag() == 0.0
     world.subscription.becomes(unacked=3)
-    assert lag() is None, "nothing was acked yet, so nobody knows"
+    assert lag() is None, "the lag is unknown before the first ack"
     world.acks(NOW - 20)
     assert lag() == 20.0
     world.passes(5)

@@ -1,4 +1,4 @@
-"""A step that hangs tells where; a thread that looks ends nothing."""
+"""Tests of the detection of stuck steps and loops, and of the monitor's own thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from .support import NOW, Clock, Subscription
 
 @pytest.fixture
 def hanging():
-    """A thread that hangs in a function with a name; it is let go at the end."""
+    """Run a thread that blocks in `a_write_that_hangs`, with a secret argument, until the end of
+    the test."""
     release, begun = threading.Event(), threading.Event()
 
     def a_write_that_hangs(secret: str) -> None:
@@ -32,9 +33,9 @@ def hanging():
     thread.join()
 
 
-def test_a_step_that_hangs_has_the_stacks_of_all_threads_in_the_log_once(hanging, caplog):
-    """The function that it hangs in is named, with its thread, and no value of it. The next
-    step that hangs is told of again."""
+def test_stuck_step_logs_the_stacks_of_all_threads_once(hanging, caplog):
+    """The log names the blocked thread and function, but no argument values; a later stuck step is
+    logged again."""
     steps = Steps()
     steps.tell_stuck({"write of orders": 600.0}, 600.0)
     assert caplog.records == []
@@ -52,8 +53,9 @@ def test_a_step_that_hangs_has_the_stacks_of_all_threads_in_the_log_once(hanging
     assert len(caplog.records) == 2
 
 
-def test_a_loop_that_hangs_is_told_of_as_well(caplog):
-    """While no step is under way."""
+def test_stuck_loop_is_logged(caplog):
+    """A subscription's loop that has not iterated for over 600 s is logged even if no step is
+    running."""
     clock = Clock()
     monitor = Monitor("test", clock=clock)
     monitor.follow("topic", "T", Subscription()).turn()
@@ -62,8 +64,9 @@ def test_a_loop_that_hangs_is_told_of_as_well(caplog):
     assert "the loop of T: running for 601 s" in caplog.text
 
 
-def test_the_thread_looks_until_the_end_and_counts_what_is_logged():
-    """Warnings and errors are kept for the page, without what is below their first line."""
+def test_monitor_counts_and_keeps_log_records_while_it_runs():
+    """The monitor counts warnings and errors, and keeps their first lines for the page; records of
+    lower levels, or from after its end, are ignored."""
     looked = threading.Event()
     with Monitor("test", clock=Clock()) as monitor:
         monitor.on_update(looked.set)
@@ -79,8 +82,9 @@ def test_the_thread_looks_until_the_end_and_counts_what_is_logged():
     }
 
 
-def test_what_looks_does_not_end_what_it_looks_at(caplog):
-    """A failure of the monitor itself is logged, and nothing else happens."""
+def test_failure_of_the_monitor_is_only_logged(caplog):
+    """An exception in the monitor's thread is logged, does not propagate, and is not a problem for
+    `/health`."""
 
     def breaks() -> None:
         raise ZeroDivisionError
@@ -91,8 +95,8 @@ def test_what_looks_does_not_end_what_it_looks_at(caplog):
     assert monitor.problems() == []
 
 
-def test_the_last_steps_are_kept_the_newest_first():
-    """So many as the page shows."""
+def test_latest_steps_are_kept_newest_first():
+    """Only as many finished steps are kept as the page displays, and the newest is first."""
     steps = Steps()
     for number in range(SHOWN + 5):
         steps.ended(Done("write", NOW + number, 0.1, str(number)))

@@ -1,4 +1,4 @@
-"""Spans of what is received, processed and settled, by OpenTelemetry's SDK, on the emulator."""
+"""Tests of the OpenTelemetry spans for receiving, processing and settling (committing) events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from opentelemetry.trace import SpanKind, StatusCode  # noqa: E402
 
 @pytest.fixture
 def traced():
-    """A provider, and the spans that it has exported."""
+    """Yield a tracer provider, and a function that returns its finished spans."""
     provider, spans = sdk.TracerProvider(), InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     yield provider, spans.get_finished_spans
@@ -34,12 +34,13 @@ def traced():
 
 
 def links_of(span) -> list[int]:
+    """Return the ids of the spans that *span* links to."""
     return [link.context.span_id for link in span.links]
 
 
-def test_a_response_is_traced_to_its_commit(run_emulator, connect, traced):
-    """What is processed links to the response that brought it, the commit to what was processed;
-    each with the attributes of the conventions."""
+def test_spans_link_from_response_to_commit(run_emulator, connect, traced):
+    """Each processing span links to the response it came from, and commit spans link to processing
+    spans; all of them have the attributes of OpenTelemetry's conventions."""
     provider, spans = traced
     emulator = run_emulator()
     emulator.publish(TOPIC, [ROW] * 3)
@@ -88,9 +89,11 @@ def test_a_response_is_traced_to_its_commit(run_emulator, connect, traced):
             assert span.start_time <= span.end_time <= time.time_ns()
 
 
-def test_a_response_links_to_where_its_events_were_made(traced):
-    """By the header that a program has asked for; what is no context is left out, and no span has
-    one of these as its parent."""
+def test_receive_span_links_to_the_span_that_published(traced):
+    """A response links to the trace contexts in its events' headers.
+
+    Invalid contexts are ignored, and the linked span is never the parent.
+    """
     provider, spans = traced
     tracer = provider.get_tracer("test")
     with tracer.start_as_current_span("order") as made:
@@ -107,8 +110,8 @@ def test_a_response_links_to_where_its_events_were_made(traced):
     assert span.parent is None
 
 
-def test_no_header_is_sent_unless_one_asks(run_emulator, connect, traced):
-    """Within a span as well: the service has set headers aside."""
+def test_trace_headers_are_sent_only_on_request(run_emulator, connect, traced):
+    """Publishing within a span adds no trace header unless the caller passes `trace_headers()`."""
     with (
         traced[0].get_tracer("test").start_as_current_span("order"),
         connect(run_emulator()).open_publisher(TOPIC) as publisher,
@@ -120,10 +123,13 @@ def test_no_header_is_sent_unless_one_asks(run_emulator, connect, traced):
 
 
 class Rows(list):
-    """As many events as a write has."""
+    """A list of rows, one for each event to write."""
 
 
 def batch(events: int, *headers):
+    """Return a fake batch of *events* events; each of *headers* is the headers of one of its raw
+    events."""
+
     class Batch:
         raw_events = tuple(
             RawEvent("1", "schema", b"", ReplayId(b"\x01"), carried) for carried in headers
@@ -135,8 +141,10 @@ def batch(events: int, *headers):
     return Batch()
 
 
-def test_a_write_links_to_the_responses_that_it_has(traced):
-    """Whatever was received meanwhile; a response that is written in two parts is linked twice."""
+def test_write_span_links_to_the_responses_it_contains(traced):
+    """A write links only to the responses whose events it contains, so a response written in two
+    parts is linked twice. The span of a failed write names the exception's class but not its
+    message."""
     provider, spans = traced
     tracing = SourceTracing("topic", TOPIC, provider=provider)
 
@@ -170,11 +178,11 @@ def test_a_write_links_to_the_responses_that_it_has(traced):
     assert "secret" not in broken.to_json()
 
 
-def test_the_command_has_spans_when_opentelemetry_is_set_up(
+def test_command_creates_spans_only_if_opentelemetry_is_configured(
     run_emulator, monkeypatch, traced, capsys
 ):
-    """By a variable of OpenTelemetry: of what it receives and prints, and of the commit of its
-    drain; without the variable there is none."""
+    """The command creates spans for receiving, processing and committing only if an ``OTEL_*``
+    variable is set."""
     provider, spans = traced
     emulator = run_emulator()
     point_at(emulator, monkeypatch)

@@ -1,4 +1,4 @@
-"""What the monitor learns of an ingest job: its counts, its writes, and one that hangs."""
+"""Tests of the monitoring of ingest jobs: counts, write durations, and stuck writes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from ..spark.ingest.test_job import FakeWriter
 NAME = "My_Sub"
 
 
-def test_a_write_that_hangs_fails_health_until_it_ends():
-    """With the job's own loop and thread, on the job's own clock; its end is a step with what it
-    did and how long it took."""
+def test_stuck_write_fails_health_until_it_ends():
+    """A job's write of over 600 s is reported as stuck.
+
+    Once it ends, its duration and result are recorded.
+    """
     subscription = FakeSubscription([3])
     writer = FakeWriter(subscription)
     writer.hold = threading.Event()
@@ -58,8 +60,8 @@ def test_a_write_that_hangs_fails_health_until_it_ends():
     assert counts[Metric.WRITES] == 1
 
 
-def test_each_write_is_told_by_itself():
-    """The job counts its whole run; the page shows what each write did."""
+def test_each_write_is_shown_separately():
+    """The page shows the counts of each write, although the job reports totals of its whole run."""
     monitor = Monitor("test")
     watch = WriteWatch(monitor, Source("topic", "/event/X__e"))
     watch.wrote(Progress(rows=5, duplicates=1, batches=1, seconds=0.5))

@@ -1,4 +1,4 @@
-"""The Pub/Sub API: what is answered, delivered and refused."""
+"""Tests of the Pub/Sub API: descriptions, publishing, delivery, and rejected requests."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from ..emulator.support import PREFIX, WAIT_S
 
 
 def publish(org: Any, *events: Any) -> Any:
+    """Publish *events* to the org's topic; return the response."""
     return org.client.call("Publish", pb.PublishRequest(topic_name=org.topic, events=events))
 
 
 def refused(suffix: str) -> tuple[str, str]:
-    """What the emulator answers: the status of its table, and the code."""
+    """Return the status and code with which the emulator rejects a request, given the code's
+    suffix."""
     return FAILURES[suffix].status, suffix
 
 
 def ended(stream: Any) -> tuple[str, str]:
-    """Status and code with which a stream ended."""
+    """Return the status and code with which a stream ended."""
     status, _, trailers = stream.end()
     return status, trailers.get("error-code", "").removeprefix(PREFIX)
 
 
 def called(org: Any, **headers: str) -> tuple[str, str]:
-    """Status and code of a GetTopic with other headers."""
+    """Call GetTopic with other headers, which must fail; return the error's status and code."""
     metadata = tuple({**org.metadata, **headers}.items())
     request = pb.TopicRequest(topic_name=org.topic)
     with pytest.raises(grpc.RpcError) as caught:
@@ -44,8 +46,8 @@ def called(org: Any, **headers: str) -> tuple[str, str]:
     return error.code().name, code.removeprefix(PREFIX)
 
 
-def test_a_topic_is_described(org, client):
-    """Its name, its schema, what one may do, and an id of the call."""
+def test_get_topic_describes_the_topic(org, client):
+    """GetTopic returns the topic's name and permissions, the org's id, and an id of the call."""
     info = client.call("GetTopic", pb.TopicRequest(topic_name=org.topic))
     assert info.topic_name == org.topic
     assert info.can_publish
@@ -54,8 +56,9 @@ def test_a_topic_is_described(org, client):
     uuid.UUID(info.rpc_id)
 
 
-def test_a_schema_id_is_the_hash_of_its_schema(schema):
-    """MD5 of the parsing canonical form, in base64url; the org's own fields are first."""
+def test_schema_id_is_the_hash_of_the_schema(schema):
+    """A schema's id is the MD5 of its parsing canonical form, in base64url; CreatedDate and
+    CreatedById are its first fields."""
     value = json.loads(schema.schema_json)
     canonical = fastavro.schema.to_parsing_canonical_form(value)
     digest = hashlib.md5(canonical.encode()).digest()
@@ -63,25 +66,26 @@ def test_a_schema_id_is_the_hash_of_its_schema(schema):
     assert [item["name"] for item in value["fields"]][:2] == ["CreatedDate", "CreatedById"]
 
 
-def test_a_topic_that_is_not_there(client):
-    """GetTopic refuses it by its code."""
+def test_unknown_topic_is_rejected(client):
+    """GetTopic rejects an unknown topic with the code ``topic.not.found``."""
     request = pb.TopicRequest(topic_name="/event/No_Such_Topic_Of_Parity__e")
     assert client.refusal("GetTopic", request) == refused("topic.not.found")
 
 
 @pytest.mark.parametrize("header", ["accesstoken", "instanceurl", "tenantid"])
-def test_a_blank_header(org, header):
-    """Each of the three headers is needed."""
+def test_empty_auth_header_is_rejected(org, header):
+    """A call is rejected if any of the three authentication headers is empty."""
     assert called(org, **{header: ""}) == refused("service.auth.headers.invalid")
 
 
-def test_a_token_that_is_not_good(org):
-    """A wrong token is refused by the code of authentication."""
+def test_wrong_token_is_rejected(org):
+    """A wrong token is rejected with the code ``service.auth.error``."""
     assert called(org, accesstoken=f"{org.tenant_id[:15]}!wrong") == refused("service.auth.error")
 
 
-def test_a_published_event_has_a_result(org, event):
-    """One result an event, in order, with the event's own id and a replay id; no error."""
+def test_every_published_event_gets_a_result(org, event):
+    """Publishing returns one result per event, in order, with the event's id, an increasing replay
+    id and no error."""
     events = [event(), event()]
     results = publish(org, *events).results
     assert [item.correlation_key for item in results] == [item.id for item in events]
@@ -90,17 +94,20 @@ def test_a_published_event_has_a_result(org, event):
     assert not any(item.HasField("error") for item in results)
 
 
-def test_a_payload_that_is_no_event_is_refused_alone(org, event):
-    """Its result has an error; the event beside it is published."""
+def test_invalid_payload_fails_alone(org, event):
+    """An invalid payload gets a result with an error; the other event of the same request is
+    published."""
     good, bad = publish(org, event(), event(b"\xff")).results
     assert good.replay_id
     assert bad.HasField("error")
     assert bad.error.code == pb.PUBLISH
 
 
-def test_what_is_published_is_delivered(org, client, event):
-    """Behind a position come the events published after it, unchanged and in order; each response
-    says how many are still wanted and up to where it goes."""
+def test_events_after_a_position_are_delivered(org, client, event):
+    """A subscription from a replay id receives the later events unchanged and in order.
+
+    Each response has the number of events still requested, and the position of its last event.
+    """
     first, *later = [event() for _ in range(4)]
     start = publish(org, first).results[0].replay_id
     publish(org, *later)
@@ -119,26 +126,26 @@ def test_what_is_published_is_delivered(org, client, event):
     ]
 
 
-def test_a_stream_must_ask_for_events(org, client):
-    """A first request of 0 events is refused."""
+def test_request_for_zero_events_is_rejected(org, client):
+    """A stream is rejected if its first request asks for 0 events."""
     stream = client.subscribe(topic_name=org.topic, num_requested=0)
     assert ended(stream) == refused("subscription.fetch.requested.events.invalid")
 
 
-def test_a_stream_keeps_its_topic(org, client):
-    """A later request for another topic ends it."""
+def test_request_for_another_topic_ends_the_stream(org, client):
+    """A stream ends with an error if a later request names another topic."""
     stream = client.subscribe(topic_name=org.topic, replay_preset=pb.LATEST)
     stream.send(pb.FetchRequest(topic_name=f"{org.topic[:-3]}x__e", num_requested=1))
     assert ended(stream) == refused("subscription.fetch.topic.mismatch")
 
 
-def test_a_replay_id_that_was_never_given_out(org, client):
-    """It is refused as corrupted."""
+def test_invalid_replay_id_is_rejected(org, client):
+    """A replay id that the service never issued is rejected as corrupted."""
     stream = client.subscribe(topic_name=org.topic, replay_preset=pb.CUSTOM, replay_id=b"\xff" * 10)
     assert ended(stream) == refused("subscription.fetch.replayid.corrupted")
 
 
-def test_no_replay_id_where_one_is_needed(org, client):
-    """CUSTOM without an id is refused."""
+def test_custom_preset_needs_a_replay_id(org, client):
+    """A request with the preset CUSTOM and no replay id is rejected."""
     stream = client.subscribe(topic_name=org.topic, replay_preset=pb.CUSTOM)
     assert ended(stream) == refused("subscription.fetch.replayid.validation.failed")

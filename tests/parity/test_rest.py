@@ -1,4 +1,4 @@
-"""REST: versions, sessions, managed subscriptions."""
+"""Tests of the REST API: its versions, authentication, and queries of managed subscriptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..emulator.support import WAIT_S
 
 
 def get(org: Any, path: str, token: str | None = None) -> tuple[int, Any]:
-    """Status and JSON of a request."""
+    """Send a GET request, by default with the org's token; return the status and parsed JSON."""
     bearer = org.access_token if token is None else token
     request = urllib.request.Request(
         org.instance_url + path, headers={"Authorization": f"Bearer {bearer}"}
@@ -24,22 +24,24 @@ def get(org: Any, path: str, token: str | None = None) -> tuple[int, Any]:
             return error.code, json.load(error)
 
 
-def test_versions(org):
-    """Each has a label, a path and a number; one that knows managed subscriptions is among them."""
+def test_versions_are_listed(org):
+    """Each version has a label, a URL and a number; 62.0, which has managed subscriptions, is among
+    them."""
     status, found = get(org, "/services/data/")
     assert status == 200
     assert all({"label", "url", "version"} <= set(row) for row in found)
     assert "62.0" in {row["version"] for row in found}
 
 
-def test_a_session_that_is_not_good(org):
-    """401, and an array with one error."""
+def test_invalid_session_is_rejected(org):
+    """A request with an invalid token gets status 401 and the error INVALID_SESSION_ID, in an
+    array."""
     status, found = get(org, "/services/data/v62.0/tooling/query?q=x", f"{org.tenant_id[:15]}!no")
     assert (status, found[0]["errorCode"]) == (401, "INVALID_SESSION_ID")
 
 
-def test_a_query_of_managed_subscriptions(org):
-    """Records with their attributes, and how many there are."""
+def test_managed_subscriptions_can_be_queried(org):
+    """A query returns records, each with its type, and the number of records."""
     text = "SELECT+Id,DeveloperName+FROM+ManagedEventSubscription+LIMIT+5"
     status, found = get(org, f"/services/data/v62.0/tooling/query?q={text}")
     assert status == 200
@@ -49,7 +51,7 @@ def test_a_query_of_managed_subscriptions(org):
         assert row["attributes"]["type"] == "ManagedEventSubscription"
 
 
-def test_a_query_that_is_none(org):
-    """400, and MALFORMED_QUERY."""
+def test_malformed_query_is_rejected(org):
+    """A malformed query gets status 400 and the error MALFORMED_QUERY, in an array."""
     status, found = get(org, "/services/data/v62.0/tooling/query?q=SELECT")
     assert (status, found[0]["errorCode"]) == (400, "MALFORMED_QUERY")

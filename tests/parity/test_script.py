@@ -1,5 +1,5 @@
-"""scripts/parity.sh does nothing to anybody's org unless it is told all of which one; and what it
-replays is on the page of evidence."""
+"""Tests that scripts/parity.sh contacts no org unless all its settings are given, and that all
+parity tests are listed in the documentation of the emulator's evidence."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ SETTINGS = {f"PARITY_{name}": "x" for name in NAMES}
         (SETTINGS, "PARITY_TOPIC must be a platform event"),
     ],
 )
-def test_it_refuses_without_its_settings(settings, said):
-    """It names what is missing, before it installs or asks anything."""
+def test_script_does_nothing_without_valid_settings(settings, said):
+    """Without valid settings the script exits with status 2 and says what to set, without doing
+    anything."""
     environment = {name: text for name, text in os.environ.items() if name not in SETTINGS}
     done = subprocess.run(
         ["bash", str(SCRIPT)],
@@ -41,8 +42,9 @@ def test_it_refuses_without_its_settings(settings, said):
     assert f"nothing was done: {said}" in done.stderr
 
 
-def test_the_evidence_names_each_test():
-    """Every behaviour that both must have has its source on the page, and no other is there."""
+def test_evidence_page_names_every_parity_test():
+    """The page of evidence for the emulator's behaviour names every parity test, and no test that
+    doesn't exist."""
     text = page("emulator-evidence").read_text(encoding="utf-8")
     named = set(re.findall(r"`parity/(\w+)::(\w+)`", text))
     there = {

@@ -1,4 +1,5 @@
-"""docs/how-to/testing-python.md and its neighbours: their suites run as they stand there."""
+"""Tests that run the example suites of docs/how-to/testing-python.md, testing-node.md and
+testing-java.md."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ pytest_plugins = ["pytester"]
 
 
 def tool(name: str) -> str:
-    """A program of this machine; without it the test is skipped."""
+    """Return the path of an installed program; skip the test if it is not installed."""
     found = shutil.which(name)
     if found is None:
         pytest.skip(f"no {name} on this machine")
@@ -26,7 +27,7 @@ def tool(name: str) -> str:
 
 
 def run(directory: Path, *command: str) -> str:
-    """Run a program of the page with this project's `sfpubsub` on its path."""
+    """Run a command with this project's `sfpubsub` on PATH; return its stdout. It must succeed."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         command,
@@ -41,8 +42,8 @@ def run(directory: Path, *command: str) -> str:
     return done.stdout
 
 
-def test_the_suite_in_python(pytester):
-    """Its tests pass."""
+def test_python_suite_from_the_page_passes(pytester):
+    """All tests of the page's Python suite pass, without a warning."""
     (code,) = blocks(page("testing-python"), "python")
     pytester.makepyfile(test_page=code)
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error")
@@ -50,8 +51,8 @@ def test_the_suite_in_python(pytester):
 
 
 @pytest.mark.foreign
-def test_the_suite_in_node(tmp_path):
-    """It starts an emulator, publishes, and ends it."""
+def test_node_suite_from_the_page_passes(tmp_path):
+    """The page's Node.js suite, which uses an emulator through the page's helper, passes."""
     node = tool("node")
     helper, suite = blocks(page("testing-node"), "js")
     (tmp_path / "emulator.mjs").write_text(helper)
@@ -60,8 +61,9 @@ def test_the_suite_in_node(tmp_path):
 
 
 @pytest.mark.foreign
-def test_the_class_in_java(tmp_path):
-    """It compiles without a library, starts an emulator, publishes, and ends it."""
+def test_java_class_from_the_page_runs(tmp_path):
+    """The page's Java class runs without any library, starts an emulator and prints the result of
+    publishing."""
     tool("javac")
     (code,) = blocks(page("testing-java"), "java")
     (tmp_path / "Emulator.java").write_text(code)

@@ -1,4 +1,4 @@
-"""The pytest plugin, in suites of its own: pytest runs in a child, as a user's does."""
+"""Tests of the pytest plugin; each runs pytest on a small test suite in a child process."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ pytest_plugins = ["pytester"]
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A suite of its own, with the environment of somebody who has settings for a real org."""
+    """Return a `pytester` whose environment already has settings for a real org and a proxy."""
     monkeypatch.setenv("SFPUBSUB_CONFIG", "/nonexistent/production.toml")
     monkeypatch.setenv("SFPUBSUB_PROXY", "http://proxy.example.com:3128")
     return pytester
 
 
 def run(suite: pytest.Pytester, code: str, *options: str) -> pytest.RunResult:
+    """Run pytest on a module that contains *code*, with warnings as errors; return the result."""
     suite.makepyfile(test_suite=textwrap.dedent(code))
     return suite.runpytest_subprocess(
         "-p", "no:cacheprovider", "-W", "error", *options, timeout=PATIENCE * 2
@@ -49,9 +50,9 @@ def pytest_unconfigure():
 """
 
 
-def test_a_run_without_the_fixtures_pays_nothing(suite):
-    """The plugin is loaded in every run, in the controller of xdist and in its workers; it brings
-    none of the libraries of the emulator along."""
+def test_plugin_imports_nothing_heavy_until_it_is_used(suite):
+    """A run that doesn't use the fixtures imports neither the emulator nor its libraries, even with
+    pytest-xdist."""
     suite.makeconftest(LIGHT)
     result = run(suite, "def test_nothing(): pass", "-n", "1")
     result.assert_outcomes(passed=1)
@@ -145,10 +146,12 @@ class TestBroken:
 """
 
 
-def test_an_org_is_fresh_and_the_environment_leads_there(suite):
-    """Each test has its own org; every kind of sign-in leads to it and to no other; a fault that
-    did not happen is an error; the clock and the options are the test's. What keeps the shared
-    emulator from starting is said, in its own words."""
+def test_each_test_gets_its_own_org_and_environment(suite):
+    """Each test gets a new org, and the environment directs clients to it until the test ends.
+
+    A planned fault that did not occur is an error, clock and options are set by the test, and an
+    emulator that can't start reports why.
+    """
     result = run(suite, ORG)
     result.assert_outcomes(passed=9, errors=2)
     result.stdout.fnmatch_lines(["*faults occurred fewer times than planned*'drop_stream'*"])
@@ -175,8 +178,9 @@ def test_shared(salesforce_emulator, number, worker_id):
 """
 
 
-def test_one_emulator_serves_the_whole_run(suite, tmp_path, monkeypatch):
-    """All workers share one process, and it ends with the run."""
+def test_all_workers_share_one_emulator(suite, tmp_path, monkeypatch):
+    """All workers of a run share one emulator process, which ends with the run and leaves no files
+    behind."""
     seen = tmp_path / "seen"
     seen.mkdir()
     monkeypatch.setenv("SEEN", str(seen))
@@ -190,8 +194,8 @@ def test_one_emulator_serves_the_whole_run(suite, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("sfpubsub-emulator-*"))
 
 
-def test_the_emulator_ends_with_a_run_that_was_killed(suite, tmp_path, monkeypatch):
-    """kill -9 of pytest leaves no emulator behind."""
+def test_emulator_exits_when_pytest_is_killed(suite, tmp_path, monkeypatch):
+    """Killing pytest with SIGKILL ends the shared emulator too."""
     seen = tmp_path / "url"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     file = suite.makepyfile(

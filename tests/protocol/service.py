@@ -100,8 +100,10 @@ class Service:
             return
         assert self.managed
         wanted = position(request.commit.replay_id)
-        assert wanted in self.seen or wanted == self.committed, "not seen on this stream"
-        assert wanted >= self.committed, "backwards"
+        assert wanted in self.seen or wanted == self.committed, (
+            "the position was not sent on this stream"
+        )
+        assert wanted >= self.committed, "a commit must not move the position back"
         error = None
         if self.chance.random() < self.most_refusals:
             self.refusals += 1
@@ -157,7 +159,7 @@ class Service:
     def check_idle(self, now: float) -> None:
         """Check that the client requests events within 60 s of a call having none pending."""
         idle = self.stream and not self.deaf and not self.outstanding
-        assert not idle or now - self.told_at <= IDLE_LIMIT, "idle and starving"
+        assert not idle or now - self.told_at <= IDLE_LIMIT, "nothing was requested for 60 s"
 
     def keepalive_due(self, now: float) -> bool:
         """Return whether the service must send a keepalive now."""

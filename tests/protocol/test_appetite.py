@@ -1,4 +1,4 @@
-"""Room: how many events may be on their way, by number and by bytes."""
+"""Tests of the appetite: how many events may be requested, limited by number and by bytes."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from tests.protocol.scripted import event
 MB = 1_000_000
 
 
-def bring(appetite: Appetite, count: int, size: int) -> None:
-    """Receive events of that size each, which wait to be read."""
+def receive(appetite: Appetite, count: int, size: int) -> None:
+    """Receive *count* events of *size* bytes each, which then wait to be read."""
     appetite.seen([event(number) for number in range(count)], count * size)
     appetite.delivered(count, count * size)
 
 
-def test_ten_events_of_unknown_size_are_asked_for() -> None:
-    """They may be of a megabyte each; with less memory than that needs, fewer."""
+def test_first_request_is_small_while_sizes_are_unknown() -> None:
+    """At first, ten events are requested, since each may be up to 1 MB; with a memory limit of less
+    than 10 MB, fewer."""
     assert Appetite(Limits()).room(0) == 10
     assert Appetite(Limits(max_bytes=4 * 1024 * 1024)).room(0) == 4
     assert Appetite(Limits(max_bytes=10)).room(0) == 1
 
 
-def test_small_events_open_the_whole_window_at_once() -> None:
-    """The first response tells their size; nothing is slower for long."""
+def test_small_events_allow_the_full_window_at_once() -> None:
+    """After the first response has shown that events are small, 100 events may be requested."""
     appetite = Appetite(Limits())
-    bring(appetite, 1, 300)
+    receive(appetite, 1, 300)
 
     assert appetite.room(0) == 100
 
 
-def test_large_events_are_asked_for_as_far_as_they_fit() -> None:
-    """What waits and what is on its way fit into the bound together."""
+def test_large_events_are_requested_only_if_they_fit() -> None:
+    """Waiting and requested events together, at their average size, stay within the memory
+    limit."""
     appetite = Appetite(Limits(max_bytes=32 * MB))
-    bring(appetite, 3, MB)
+    receive(appetite, 3, MB)
     assert appetite.room(0) == 29
-    bring(appetite, 29, MB)
+    receive(appetite, 29, MB)
     assert appetite.room(0) == 0
     assert appetite.full
     assert not appetite.overfull
@@ -49,8 +51,9 @@ def test_large_events_are_asked_for_as_far_as_they_fit() -> None:
     assert not appetite.full
 
 
-def test_an_event_larger_than_the_bound_comes_alone() -> None:
-    """It has to come through; nothing else waits beside it."""
+def test_event_larger_than_the_limit_is_requested_alone() -> None:
+    """An event that exceeds the memory limit is still requested, but no other one while it
+    waits."""
     appetite = Appetite(Limits(max_bytes=100))
     appetite.seen([event(1)], 150)
     assert appetite.room(0) == 1
@@ -59,8 +62,9 @@ def test_an_event_larger_than_the_bound_comes_alone() -> None:
     assert appetite.room(0) == 0
 
 
-def test_larger_events_count_at_once_and_smaller_ones_by_and_by() -> None:
-    """Too small a guess is dropped with the stream; too large a one is only slower."""
+def test_size_estimate_rises_at_once_and_falls_gradually() -> None:
+    """Larger events reduce the number of requested ones at once, because too low an estimate
+    exceeds memory; smaller events increase it only gradually."""
     appetite = Appetite(Limits(max_bytes=32 * MB))
     appetite.seen([event(1)] * 100, 100 * 200)
     appetite.seen([event(1)] * 3, 3 * MB)
@@ -73,8 +77,9 @@ def test_larger_events_count_at_once_and_smaller_ones_by_and_by() -> None:
     assert appetite.room(0) == 100
 
 
-def test_one_large_event_among_small_ones_changes_little() -> None:
-    """It is the average that has to fit."""
+def test_one_large_event_does_not_shrink_the_window() -> None:
+    """A single large event in a response of small ones matters little, because the average size
+    counts."""
     appetite = Appetite(Limits())
     appetite.seen([event(1)] * 50, MB + 49 * 200)
 
@@ -91,18 +96,18 @@ def test_one_large_event_among_small_ones_changes_little() -> None:
         (Limits(max_unacked=70), 80, 0),
     ],
 )
-def test_number_and_acks_bound_it_too(limits: Limits, unacked: int, room: int) -> None:
-    """The least of them counts."""
+def test_event_counts_limit_requests_too(limits: Limits, unacked: int, room: int) -> None:
+    """The limits for waiting events and for unacked events also apply; the strictest limit wins."""
     appetite = Appetite(limits)
-    bring(appetite, 50, 1)
+    receive(appetite, 50, 1)
 
     assert appetite.room(unacked) == room
 
 
-def test_what_is_discarded_makes_room() -> None:
-    """Nobody will read it."""
+def test_discarded_events_make_room() -> None:
+    """Discarded events no longer count as waiting, so events are requested again."""
     appetite = Appetite(Limits(max_bytes=10))
-    bring(appetite, 2, 10)
+    receive(appetite, 2, 10)
     assert appetite.overfull
     appetite.discarded()
 
@@ -110,8 +115,9 @@ def test_what_is_discarded_makes_room() -> None:
     assert appetite.room(0) == 1
 
 
-def test_the_bytes_stay_near_their_bound_whatever_comes() -> None:
-    """Asked for by what fits, events of any mixture of sizes stay near the bound."""
+def test_waiting_bytes_stay_near_the_limit() -> None:
+    """With any mixture of event sizes, waiting events never exceed 1.7 times the memory limit if
+    only as many as allowed are sent."""
     chance = random.Random(5)
     for _ in range(200):
         appetite, most = Appetite(Limits()), chance.choice([300, 20_000, MB])

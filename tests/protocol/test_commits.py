@@ -1,4 +1,5 @@
-"""Commits: at most one out, the newest wins, and every answer counts for what it is."""
+"""Tests of the tracking of commits: at most one in flight, newest first, and each answer counted
+once."""
 
 from __future__ import annotations
 
@@ -17,16 +18,19 @@ TIMES = Timings(commit_interval=1200.0, commit_timeout=30.0, commit_pause=0.0)
 
 
 def entry(order: int) -> Entry:
+    """Return a ledger entry whose arrival number and position number are both *order*."""
     return Entry(order, rid(order))
 
 
 def fresh() -> Commits:
+    """Return an empty `Commits` on its first stream."""
     commits = Commits(TIMES)
     commits.new_stream(1, 0.0)
     return commits
 
 
 def sent(commits: Commits, order: int, now: float = 0.0) -> CommitRequest:
+    """Send the commit of the position *order*, which must be due; return the request."""
     request = commits.next_request(entry(order), now)
     assert request is not None
     assert request.replay_id == rid(order)
@@ -34,15 +38,17 @@ def sent(commits: Commits, order: int, now: float = 0.0) -> CommitRequest:
 
 
 def ok(request: CommitRequest) -> CommitAnswer:
+    """Return an answer that confirms *request*."""
     return CommitAnswer(request.request_id, request.replay_id, None, 77)
 
 
 def refusal(request: CommitRequest) -> CommitAnswer:
+    """Return an answer that rejects *request*."""
     return CommitAnswer(request.request_id, None, "not delivered", 77)
 
 
-def test_one_commit_at_a_time() -> None:
-    """While one is out the newest prefix waits, and goes after the answer."""
+def test_one_commit_is_in_flight_at_a_time() -> None:
+    """While a commit is in flight newer positions wait, and the newest is sent after the answer."""
     commits = fresh()
     request = sent(commits, 1)
     assert commits.next_request(entry(2), 0.0) is None
@@ -53,8 +59,8 @@ def test_one_commit_at_a_time() -> None:
     assert sent(commits, 5).request_id != request.request_id
 
 
-def test_an_answer_without_request_id_is_known_by_its_position() -> None:
-    """The request id may be left out of an answer."""
+def test_answer_without_request_id_is_matched_by_position() -> None:
+    """An answer without a request id confirms the commit in flight if it has the same position."""
     commits = fresh()
     sent(commits, 1)
 
@@ -62,8 +68,8 @@ def test_an_answer_without_request_id_is_known_by_its_position() -> None:
     assert commits.answered(CommitAnswer("", rid(1), None, 0), 0.0) == 1
 
 
-def test_an_answer_to_nobody_confirms_nothing() -> None:
-    """A made-up or foreign answer moves no position and fails nothing."""
+def test_answer_to_an_unknown_request_is_ignored() -> None:
+    """An answer with an unknown request id, be it a success or an error, changes nothing."""
     commits = fresh()
     assert commits.answered(CommitAnswer("other", rid(9), None, 0), 0.0) is None
     sent(commits, 1)
@@ -74,8 +80,9 @@ def test_an_answer_to_nobody_confirms_nothing() -> None:
     assert commits.last_error is None
 
 
-def test_after_a_refusal_a_growing_delay_runs() -> None:
-    """Then the newest position goes, be it the refused one; a caller need not wait."""
+def test_rejected_commit_is_retried_after_a_growing_delay() -> None:
+    """After a rejection, both the same and newer positions wait for the delay, unless the
+    application requests a commit."""
     commits = fresh()
     assert commits.answered(refusal(sent(commits, 3)), 0.0) is None
     assert commits.next_request(entry(3), 0.9) is None
@@ -87,8 +94,9 @@ def test_after_a_refusal_a_growing_delay_runs() -> None:
     assert commits.next_request(entry(3), 1.0, again=True) is not None
 
 
-def test_a_new_stream_may_send_a_refused_position() -> None:
-    """It may have been refused because it was not sent on that stream."""
+def test_rejected_position_may_be_sent_on_a_new_stream() -> None:
+    """A new stream retries a rejected position without delay; it may have been rejected because it
+    had not been sent on the old stream."""
     commits = fresh()
     commits.answered(refusal(sent(commits, 3)), 0.0)
     commits.new_stream(2, 0.5)
@@ -96,8 +104,9 @@ def test_a_new_stream_may_send_a_refused_position() -> None:
     assert sent(commits, 3, now=0.5).request_id.startswith("2-")
 
 
-def test_a_commit_without_answer_is_tried_again() -> None:
-    """After the timeout it counts as failed, and the same position may go again."""
+def test_unanswered_commit_is_retried_after_the_timeout() -> None:
+    """A commit without an answer within 30 s counts as failed, and the same position may be sent
+    again."""
     commits = fresh()
     sent(commits, 1, now=10.0)
     commits.check_timeout(39.9)
@@ -109,8 +118,9 @@ def test_a_commit_without_answer_is_tried_again() -> None:
     assert commits.next_request(entry(1), 41.0) is not None
 
 
-def test_a_late_answer_counts_when_it_is_good() -> None:
-    """A bad one was counted as a timeout already."""
+def test_late_answer_counts_only_if_it_confirms() -> None:
+    """A late success confirms the commit; a late rejection is ignored, since the timeout has
+    already counted as a failure."""
     commits = fresh()
     first = sent(commits, 1, now=0.0)
     commits.check_timeout(30.0)
@@ -124,8 +134,11 @@ def test_a_late_answer_counts_when_it_is_good() -> None:
     assert commits.receipt == CommitReceipt(rid(1), 77)
 
 
-def test_a_later_confirmation_covers_what_was_not_answered() -> None:
-    """One answer may stand for several commits; nothing of them is kept."""
+def test_confirmation_covers_earlier_unanswered_commits() -> None:
+    """A confirmed position also resolves earlier commits whose outcome is unknown.
+
+    An answer to a commit of an earlier stream is ignored.
+    """
     commits = fresh()
     sent(commits, 1, now=0.0)
     commits.check_timeout(30.0)
@@ -138,8 +151,8 @@ def test_a_later_confirmation_covers_what_was_not_answered() -> None:
     assert commits.in_doubt == []
 
 
-def test_commits_of_unknown_outcome_do_not_pile_up() -> None:
-    """A stream that breaks after every commit leaves one memory a position."""
+def test_commits_of_unknown_outcome_do_not_accumulate() -> None:
+    """Commits of the same position that were lost on many streams are kept as a single entry."""
     commits = fresh()
     for stream in range(2, 50):
         sent(commits, 1)
@@ -149,7 +162,8 @@ def test_commits_of_unknown_outcome_do_not_pile_up() -> None:
 
 
 def fail(commits: Commits, now: float, until: float) -> int:
-    """Refuse every commit that comes when it may, up to a time; return how many there were."""
+    """Reject commits, each sent as soon as it is due, until the time *until*; return their
+    number."""
     count = 0
     now = max(now, commits.deadline(entry(1)) or 0.0)
     while now < until and commits.exhausted is None:
@@ -159,8 +173,9 @@ def fail(commits: Commits, now: float, until: float) -> int:
     return count
 
 
-def test_commits_that_fail_for_too_long_end_it() -> None:
-    """However many or few there were: a service may refuse for a while, and at once."""
+def test_commits_failing_for_too_long_end_in_an_error() -> None:
+    """After about 900 s of failing commits, however few or many, the error that ends the
+    subscription is set; it is retryable and includes the service's reason."""
     commits = fresh()
     assert 10 < fail(commits, 0.0, 899.0) < 30
     assert commits.exhausted is None
@@ -171,8 +186,8 @@ def test_commits_that_fail_for_too_long_end_it() -> None:
     assert "not delivered" in str(commits.exhausted)
 
 
-def test_one_success_starts_the_time_again() -> None:
-    """It is the time without any."""
+def test_success_resets_the_time_of_failing() -> None:
+    """Only the time since the last successful commit counts towards the limit."""
     commits = fresh()
     fail(commits, 0.0, 899.0)
     commits.answered(ok(sent(commits, 50, now=1000.0)), 1000.0)
@@ -181,8 +196,9 @@ def test_one_success_starts_the_time_again() -> None:
     assert commits.exhausted is None
 
 
-def test_time_without_a_stream_is_not_counted() -> None:
-    """An outage of half an hour between two refusals is no half hour of refusals."""
+def test_time_between_streams_does_not_count_as_failing() -> None:
+    """An outage between two rejections does not count towards the time after which failing commits
+    end the subscription."""
     commits = fresh()
     commits.answered(refusal(sent(commits, 1)), 0.0)
     commits.new_stream(2, 1800.0)
@@ -193,8 +209,9 @@ def test_time_without_a_stream_is_not_counted() -> None:
     assert commits.exhausted is not None
 
 
-def test_the_last_confirmed_position_is_repeated() -> None:
-    """The service closes a managed stream that commits nothing for 1,800 s."""
+def test_last_confirmed_position_is_committed_again() -> None:
+    """With nothing new to commit, the last position is repeated after 1,200 s, because the service
+    closes a managed stream without a commit for 1,800 s."""
     commits = fresh()
     assert commits.deadline(None) is None, "nothing to repeat"
     commits.answered(ok(sent(commits, 1, now=5.0)), 0.0)
@@ -207,8 +224,9 @@ def test_the_last_confirmed_position_is_repeated() -> None:
     assert commits.answered(ok(again), 0.0) == 0
 
 
-def test_a_repetition_that_fails_is_tried_again_soon() -> None:
-    """With the next interval it would be too late: the service closes the stream after 1,800 s."""
+def test_failed_repetition_is_retried_soon() -> None:
+    """A repeated commit that times out is retried after the usual backoff, since the service would
+    close the stream before the next interval ends."""
     commits = fresh()
     commits.answered(ok(sent(commits, 1)), 0.0)
     assert commits.next_request(None, 1200.0) is not None
@@ -218,8 +236,9 @@ def test_a_repetition_that_fails_is_tried_again_soon() -> None:
     assert commits.next_request(None, 1231.0) is not None
 
 
-def test_a_receipt_is_repeated_only_where_the_service_stands_there() -> None:
-    """On a stream that was moved back, the old position would pass over events."""
+def test_commit_is_repeated_only_if_the_service_is_at_it() -> None:
+    """On a new stream the last commit is repeated only once the stream has shown that it began at
+    that position; otherwise it could skip events."""
     commits = fresh()
     commits.answered(ok(sent(commits, 1)), 0.0)
     commits.new_stream(2, 100.0)
@@ -231,8 +250,9 @@ def test_a_receipt_is_repeated_only_where_the_service_stands_there() -> None:
     assert commits.next_request(None, 1300.0) is not None
 
 
-def test_the_beginning_of_a_stream_can_confirm() -> None:
-    """A commit that was carried out and never answered is learned from what comes next."""
+def test_start_of_a_stream_can_confirm_a_commit() -> None:
+    """An unanswered commit is confirmed if the next stream begins right after its position; its
+    receipt then has no process time."""
     commits = fresh()
     commits.answered(refusal(sent(commits, 1)), 0.0)
     sent(commits, 2, now=1.0)
@@ -245,8 +265,9 @@ def test_the_beginning_of_a_stream_can_confirm() -> None:
     assert commits.last_error is None
 
 
-def test_tickets_are_settled_by_what_they_wait_for() -> None:
-    """A caller is answered by its own position or a later one, once."""
+def test_ticket_is_settled_once_its_position_is_confirmed() -> None:
+    """A caller's ticket is settled once, by the confirmation of its position or a later one, or by
+    the end of the subscription."""
     commits = fresh()
     commits.wait_for(1, 2)
     commits.wait_for(2, 5)
@@ -262,8 +283,9 @@ def test_tickets_are_settled_by_what_they_wait_for() -> None:
     assert commits.settle_all(CommitError("closed")) == []
 
 
-def test_a_refusal_is_the_answer_for_those_who_wait_for_it() -> None:
-    """And for nobody else."""
+def test_rejection_fails_only_the_callers_of_that_position() -> None:
+    """A rejected position raises `CommitError` for the caller that waits for it, not for one that
+    waits for a later position."""
     commits = fresh()
     commits.wait_for(1, 3)
     commits.wait_for(2, 4)
@@ -275,8 +297,9 @@ def test_a_refusal_is_the_answer_for_those_who_wait_for_it() -> None:
     assert "not delivered" in str(settled.outcome)
 
 
-def test_a_position_asked_for_again_is_not_refused_until_it_is() -> None:
-    """A stray answer must not fail the caller whose second attempt is on its way."""
+def test_stray_answer_does_not_fail_a_retried_commit() -> None:
+    """While a rejected position is being retried, an error with an unknown request id does not fail
+    its caller."""
     commits = fresh()
     commits.answered(refusal(sent(commits, 3)), 0.0)
     commits.wait_for(1, 3)
@@ -287,8 +310,8 @@ def test_a_position_asked_for_again_is_not_refused_until_it_is() -> None:
 
 
 @pytest.mark.parametrize("error", ["", "refused"])
-def test_any_error_is_a_refusal(error: str) -> None:
-    """Also one without words."""
+def test_answer_with_any_error_is_a_rejection(error: str) -> None:
+    """An answer with an error is a rejection even if the error's text is empty."""
     commits = fresh()
     request = sent(commits, 1)
 
@@ -296,8 +319,9 @@ def test_any_error_is_a_refusal(error: str) -> None:
     assert commits.last_error is not None
 
 
-def test_an_ambiguous_beginning_repeats_nothing() -> None:
-    """An unanswered commit of a keepalive may stand behind the receipt and begin the same way."""
+def test_ambiguous_start_of_a_stream_repeats_nothing() -> None:
+    """The last commit is not repeated while another commit is in doubt, because the stream could
+    also have begun at that one."""
     commits = fresh()
     commits.answered(ok(sent(commits, 1)), 0.0)
     sent(commits, 2)
@@ -313,8 +337,9 @@ def test_an_ambiguous_beginning_repeats_nothing() -> None:
     assert commits.deadline(None) == 1400.0
 
 
-def test_an_uncertain_beginning_repeats_nothing() -> None:
-    """A new event may also be an old one that was forgotten, of a service that moved back."""
+def test_uncertain_start_of_a_stream_repeats_nothing() -> None:
+    """A commit confirmed only by a stream that began with an unknown event is not repeated: the
+    event may be an old one, sent by a service that moved back."""
     commits = fresh()
     sent(commits, 1)
     commits.new_stream(2, 100.0)

@@ -1,4 +1,4 @@
-"""What counts as a keepalive."""
+"""Tests of which responses are keepalives."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ from sfpubsub.protocol.events import Response
 from tests.protocol.scripted import answer, events, keepalive, rid
 
 
-def test_a_keepalive_has_a_position_and_something_pending() -> None:
-    """An empty response with credit left says where the stream stands."""
+def test_empty_response_with_position_and_credit_is_a_keepalive() -> None:
+    """An empty response with pending credit is a keepalive, and provides its position."""
     assert keepalive(3).keepalive == rid(3)
 
 
-def test_events_are_no_keepalive() -> None:
-    """The positions of events are theirs, whatever the response says besides."""
+def test_response_with_events_is_no_keepalive() -> None:
+    """A response with events is not a keepalive, even if it has a position and pending credit."""
     assert events(1, 2).keepalive is None
 
 
-def test_a_commit_answer_is_no_keepalive_whatever_it_carries() -> None:
-    """Its position and figure may be stale, so its position is never taken."""
+def test_commit_answer_is_no_keepalive() -> None:
+    """A commit answer is not a keepalive, since its position and pending count may be stale."""
     assert answer("1-1", pending=50).keepalive is None
 
 
-def test_nothing_pending_is_no_keepalive() -> None:
-    """The service sends keepalives only while something is pending."""
+def test_response_without_pending_credit_is_no_keepalive() -> None:
+    """An empty response without pending credit is not a keepalive; the service sends those only
+    while events are requested."""
     assert Response((), rid(1), 0).keepalive is None
 
 
-def test_a_keepalive_without_position_has_none() -> None:
-    """There is nothing to take."""
+def test_response_without_position_is_no_keepalive() -> None:
+    """An empty response without a position is not a keepalive."""
     assert Response((), None, 5).keepalive is None

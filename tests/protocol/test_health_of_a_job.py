@@ -1,4 +1,4 @@
-"""What the health says to whoever moves events on: what is safe, and whether anything is left."""
+"""Tests of the health values that jobs use: whether events are left, and how many are confirmed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from sfpubsub.types import RawEvent, ReplayId
 
 
 def event(number: int) -> RawEvent:
+    """Return an event whose id and position are derived from *number*."""
     return RawEvent(f"e{number}", "s", b"x", ReplayId(bytes([number])))
 
 
-def test_only_a_keepalive_behind_everything_says_that_nothing_is_left():
-    """Not one before further events, and none of an earlier stream."""
+def test_caught_up_only_while_a_keepalive_is_the_last_message():
+    """The subscription is caught up after a keepalive, until further events arrive or a new stream
+    begins."""
     intake = Intake(Appetite(Limits()), Ledger(), None)
     keepalive = Response(latest_replay_id=ReplayId(b"k"), pending=5)
     assert not intake.caught_up
@@ -28,8 +30,9 @@ def test_only_a_keepalive_behind_everything_says_that_nothing_is_left():
     assert not intake.caught_up
 
 
-def test_confirmed_events_are_counted_once_each_without_keepalives():
-    """A position behind which nothing was acked counts nothing."""
+def test_confirmed_events_are_counted_once():
+    """Each confirmed event counts once, however often its position is confirmed, and keepalives
+    don't count; without a ledger the count stays 0."""
     ledger = Ledger()
     intake = Intake(Appetite(Limits()), ledger, None)
     intake.take_in(Response(events=(event(1), event(2)), pending=5))

@@ -1,4 +1,5 @@
-"""What comes in: each event once, every position noted, memory counted."""
+"""Tests of the intake: each event is delivered once, positions are recorded, and memory is
+counted."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from tests.protocol.scripted import NAME, event, events, keepalive, rid
 
 
 class Managed:
-    """An intake with its ledger, on stream 1."""
+    """The intake of a managed subscription, with its ledger, on its first stream."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.ledger = Ledger()
@@ -29,12 +30,15 @@ class Managed:
 
 
 def plain(*, tracked: bool) -> tuple[Intake, Resume, Ledger]:
+    """Return a plain subscription's intake, resume position and ledger; *tracked*: the intake has
+    the ledger."""
     resume, ledger = Resume(NAME, StartPosition.latest(), None), Ledger()
     return Intake(Appetite(Limits()), ledger if tracked else None, resume), resume, ledger
 
 
-def test_events_are_delivered_in_order_of_arrival() -> None:
-    """With numbers of ours that never repeat."""
+def test_events_are_numbered_in_order_of_arrival() -> None:
+    """Events are delivered in the order received, whatever their positions, with increasing
+    sequence numbers."""
     managed = Managed()
     first, second = events(5, 3, size=4), events(8)
 
@@ -43,8 +47,9 @@ def test_events_are_delivered_in_order_of_arrival() -> None:
     assert managed.intake.last_position == rid(8)
 
 
-def test_redeliveries_are_not_delivered_again() -> None:
-    """Only what is new goes to the application; the rest is counted."""
+def test_redelivered_events_are_dropped_and_counted() -> None:
+    """Events that a new stream sends again are counted but not delivered; new events after them are
+    delivered."""
     managed = Managed()
     managed.intake.take_in(events(1, 2))
     managed.new_stream()
@@ -58,8 +63,9 @@ def test_redeliveries_are_not_delivered_again() -> None:
     assert managed.intake.take_in(events(1, 2, 3)) == []
 
 
-def test_an_event_that_stands_twice_in_a_response_is_delivered_once() -> None:
-    """And can be confirmed without harm."""
+def test_duplicate_event_in_a_response_is_delivered_once() -> None:
+    """An event that is in a response twice is delivered once, and confirming it leaves nothing in
+    the ledger."""
     managed = Managed()
 
     (deliver,) = managed.intake.take_in(events(1, 1, 2))
@@ -71,8 +77,8 @@ def test_an_event_that_stands_twice_in_a_response_is_delivered_once() -> None:
     assert not managed.ledger.holds_events
 
 
-def test_a_response_without_position_changes_nothing() -> None:
-    """A bare commit answer or an odd empty message."""
+def test_response_without_position_changes_nothing() -> None:
+    """An empty response without a position delivers nothing and keeps the last position."""
     managed = Managed()
     managed.intake.take_in(events(1))
 
@@ -80,8 +86,9 @@ def test_a_response_without_position_changes_nothing() -> None:
     assert managed.intake.last_position == rid(1)
 
 
-def test_a_keepalive_of_a_stored_subscription_wakes_the_application() -> None:
-    """An idle topic's position has to be stored, or it grows too old to resume from."""
+def test_keepalive_wakes_an_application_that_stores_positions() -> None:
+    """A keepalive wakes the application to store its position; on an idle topic, the stored
+    position would otherwise become too old to resume from."""
     intake, resume, ledger = plain(tracked=True)
 
     assert intake.take_in(keepalive(4)) == [Wake()]
@@ -89,8 +96,9 @@ def test_a_keepalive_of_a_stored_subscription_wakes_the_application() -> None:
     assert ledger.newest_done is not None
 
 
-def test_an_untracked_subscription_keeps_no_ledger() -> None:
-    """Memory does not grow with what nobody asks for."""
+def test_untracked_subscription_uses_no_ledger() -> None:
+    """Without a position store, events are delivered and the last position is known, but the ledger
+    stays empty."""
     intake, resume, ledger = plain(tracked=False)
 
     assert intake.take_in(keepalive(4)) == []
@@ -102,8 +110,9 @@ def test_an_untracked_subscription_keeps_no_ledger() -> None:
     assert intake.unacked == 0
 
 
-def test_unacked_events_leave_less_room() -> None:
-    """No more is on its way than may be unacked, read or not; an ack makes room again."""
+def test_unacked_events_reduce_the_room() -> None:
+    """Received events that are unread or unacked reduce the number of events to request; an ack
+    increases it again."""
     managed = Managed(Limits(max_unacked=3))
     managed.intake.take_in(events(1, 2))
     assert managed.intake.unacked == 0, "not read yet"
@@ -116,8 +125,9 @@ def test_unacked_events_leave_less_room() -> None:
     assert managed.intake.room == 2
 
 
-def test_redeliveries_do_not_wait_to_be_read() -> None:
-    """They take no room, and still tell how large an event is."""
+def test_redelivered_events_take_no_room_but_show_their_size() -> None:
+    """Redelivered events do not count as waiting, but they still count for the average event
+    size."""
     managed = Managed(Limits(max_bytes=100, max_pending_count=4))
     managed.intake.take_in(events(1, 2, size=10))
     managed.new_stream()

@@ -1,4 +1,4 @@
-"""The ledger: what may be committed, whatever order things arrive and are acked in."""
+"""Tests of the ledger, which tracks which positions may be committed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from tests.protocol.scripted import event, rid
 
 
 def filled(*numbers: int) -> Ledger:
-    """A ledger on stream 1 with those events; delivery_seq and number are the same."""
+    """Return a ledger on its first stream with these events, whose sequence numbers equal
+    *numbers*."""
     ledger = Ledger()
     ledger.new_stream()
     for number in numbers:
@@ -17,16 +18,17 @@ def filled(*numbers: int) -> Ledger:
 
 
 def candidate(ledger: Ledger) -> object:
+    """Return the replay id that may be committed now; None if there is none."""
     return None if ledger.candidate is None else ledger.candidate.replay_id
 
 
-def test_nothing_is_a_candidate_before_it_is_acked() -> None:
-    """A received event alone never moves the position."""
+def test_unacked_events_may_not_be_committed() -> None:
+    """Received events provide no position to commit until they are acked."""
     assert filled(1, 2).candidate is None
 
 
-def test_only_the_acked_prefix_counts() -> None:
-    """An ack out of order waits for those before it."""
+def test_only_the_acked_prefix_may_be_committed() -> None:
+    """Acks out of order provide no position to commit until all earlier events are acked."""
     ledger = filled(1, 2, 3)
     ledger.ack(3, 3)
     ledger.ack(2, 2)
@@ -37,8 +39,8 @@ def test_only_the_acked_prefix_counts() -> None:
     assert ledger.newest_done == ledger.newest_done_event == ledger.candidate
 
 
-def test_acks_of_unknown_and_acked_events_change_nothing() -> None:
-    """A worker that acks twice does no harm."""
+def test_repeated_and_unknown_acks_are_ignored() -> None:
+    """Acking an event twice, or one that does not exist, changes nothing and counts as 0 events."""
     ledger = filled(1, 2)
 
     assert ledger.ack(1, 1) == 1
@@ -47,8 +49,9 @@ def test_acks_of_unknown_and_acked_events_change_nothing() -> None:
     assert ledger.unacked == 1
 
 
-def test_a_keepalive_waits_for_the_events_before_it() -> None:
-    """Its position is acked from the start, and still passes nothing unacked."""
+def test_keepalive_is_committed_only_after_earlier_events() -> None:
+    """A keepalive's position needs no ack, but may be committed only once all earlier events are
+    acked."""
     ledger = filled(1)
     ledger.add_keepalive(rid(5))
     assert ledger.candidate is None
@@ -59,8 +62,9 @@ def test_a_keepalive_waits_for_the_events_before_it() -> None:
     assert ledger.newest_done_event.replay_id == rid(1)
 
 
-def test_keepalives_do_not_pile_up() -> None:
-    """An idle stream of any length takes one entry, on either side of the prefix."""
+def test_consecutive_keepalives_are_merged() -> None:
+    """Any number of consecutive keepalives takes a single run of the ledger, and the newest may be
+    committed."""
     ledger = filled(1)
     for number in range(10, 50):
         ledger.add_keepalive(rid(number))
@@ -79,8 +83,9 @@ def test_keepalives_do_not_pile_up() -> None:
     assert candidate(ledger) == rid(94)
 
 
-def test_a_keepalive_merged_into_a_newer_one_can_still_be_confirmed() -> None:
-    """The answer to a commit of the older one forgets the events before it and nothing else."""
+def test_merged_keepalive_can_still_be_confirmed() -> None:
+    """Confirming a keepalive that has since been merged into a newer one removes the events before
+    it, and keeps the newer one."""
     ledger = filled(1)
     ledger.ack(1, 1)
     ledger.add_keepalive(rid(10))
@@ -94,8 +99,9 @@ def test_a_keepalive_merged_into_a_newer_one_can_still_be_confirmed() -> None:
     assert not ledger.holds_events
 
 
-def test_confirming_forgets_up_to_there() -> None:
-    """What is confirmed takes no memory and may be delivered again."""
+def test_confirmed_entries_are_removed() -> None:
+    """Confirming a position removes the entries up to it, so that a redelivery of them counts as
+    new."""
     ledger = filled(1, 2, 3)
     ledger.ack(1, 2)
     assert ledger.candidate is not None
@@ -108,8 +114,9 @@ def test_confirming_forgets_up_to_there() -> None:
     assert ledger.is_known(event(3))
 
 
-def test_a_position_must_be_seen_on_the_current_stream() -> None:
-    """The service refuses commits of what it has not sent on this stream."""
+def test_position_must_be_sent_on_the_current_stream() -> None:
+    """An acked position may be committed on a new stream only after its redelivery there; the
+    service rejects it otherwise."""
     ledger = filled(1, 2)
     ledger.ack(1, 2)
     ledger.new_stream()
@@ -121,8 +128,9 @@ def test_a_position_must_be_seen_on_the_current_stream() -> None:
     assert candidate(ledger) == rid(2)
 
 
-def test_an_ack_between_streams_is_no_candidate() -> None:
-    """Acked on stream 2, seen on stream 1 only: it waits for its redelivery."""
+def test_event_acked_after_its_stream_waits_for_redelivery() -> None:
+    """An event acked after its stream has ended may be committed only once the new stream has sent
+    it again."""
     ledger = filled(1)
     ledger.new_stream()
     ledger.ack(1, 1)
@@ -132,8 +140,8 @@ def test_an_ack_between_streams_is_no_candidate() -> None:
     assert candidate(ledger) == rid(1)
 
 
-def test_a_redelivery_of_an_unacked_event_is_no_candidate() -> None:
-    """Being sent again does not make an event done."""
+def test_redelivery_does_not_replace_an_ack() -> None:
+    """A redelivered event that is unacked still holds back the acked events after it."""
     ledger = filled(1, 2)
     ledger.ack(2, 2)
     ledger.new_stream()
@@ -143,8 +151,9 @@ def test_a_redelivery_of_an_unacked_event_is_no_candidate() -> None:
     assert ledger.candidate is None
 
 
-def test_an_entry_sent_behind_newer_ones_is_not_committed_over_them() -> None:
-    """A service that moved back sends the acked 5 behind the unacked 1: 5 would pass 1."""
+def test_redelivery_after_an_unacked_event_is_not_committed() -> None:
+    """If the service moves back and sends unacked event 1 before acked event 5, position 5 is not
+    committed, since that would skip event 1."""
     ledger = filled(5)
     ledger.ack(5, 5)
     ledger.new_stream()
@@ -156,8 +165,9 @@ def test_an_entry_sent_behind_newer_ones_is_not_committed_over_them() -> None:
     assert candidate(ledger) == rid(1)
 
 
-def test_equal_ids_alone_are_no_redelivery() -> None:
-    """Change events may have no id, and a reset stream may use positions again."""
+def test_redelivery_needs_equal_id_and_position() -> None:
+    """An event is a redelivery only if both id and position are equal: ids may be empty, and
+    positions may be reused after a reset."""
     ledger = Ledger()
     ledger.new_stream()
     ledger.add((event(1, event_id=""),), 1)
@@ -167,8 +177,9 @@ def test_equal_ids_alone_are_no_redelivery() -> None:
     assert ledger.is_known(event(1, event_id=""))
 
 
-def test_where_a_stream_may_begin() -> None:
-    """Right after the confirmed position, or right after a given one; nowhere else."""
+def test_stream_may_begin_only_right_after_a_given_position() -> None:
+    """The first event of a stream fits only if it is the one right after the given (or the last
+    confirmed) position."""
     ledger = filled(1, 2, 3)
     ledger.ack(1, 2)
     second = ledger.newest_done
@@ -181,8 +192,9 @@ def test_where_a_stream_may_begin() -> None:
     assert not ledger.begins_right_after(second.order, event(9))
 
 
-def test_behind_the_end_of_the_ledger_anything_new_may_come() -> None:
-    """After everything was committed the stream begins with a new event or a keepalive."""
+def test_stream_may_begin_with_any_new_event_after_the_last() -> None:
+    """After the ledger's last position a stream may begin with a keepalive or any event, except one
+    that the ledger has."""
     ledger = filled(1)
     ledger.add_keepalive(rid(4))
     ledger.ack(1, 1)
@@ -194,8 +206,9 @@ def test_behind_the_end_of_the_ledger_anything_new_may_come() -> None:
     assert not ledger.begins_right_after(end.order, event(1))
 
 
-def test_a_position_that_is_used_again_is_another_entry() -> None:
-    """After a reset another event may stand where one stood: each is known, acked and forgotten."""
+def test_reused_position_is_a_separate_entry() -> None:
+    """Two events at the same position, which is possible after a reset, are recognised, acked and
+    removed separately."""
     ledger = filled(1, 2)
     twin = event(1)._replace(id="another")
     assert ledger.add((twin,), 3) == (twin,)
@@ -209,8 +222,9 @@ def test_a_position_that_is_used_again_is_another_entry() -> None:
     assert not ledger.holds_events
 
 
-def test_small_responses_share_a_run() -> None:
-    """What a ledger holds is counted in hundreds, however few events came at a time."""
+def test_small_responses_share_runs() -> None:
+    """Events are grouped in runs of `FULL` entries however few arrive at a time, and a run is
+    removed once all of it is confirmed."""
     ledger = filled(*range(1, 2 * FULL + 2))
     assert len(ledger._runs) == 3
     ledger.ack(1, FULL)

@@ -1,9 +1,8 @@
-"""A random walk of the ledger beside a slow and simple one: they say the same after each step.
+"""Random walks of the ledger and of a slow, simple one, which must agree after each step.
 
-Responses of one and of many events, redeliveries of all kinds, events that stand twice in one
-response, other events at positions used before, keepalives, acks in order, out of order, across
-responses and repeated, confirmations of any order, streams that end at any moment. The seed is
-printed with a failure; `SFPUBSUB_WALK_SEED` sets another one.
+A walk has responses of any size, redeliveries, duplicates within a response, reused positions,
+keepalives, acks and confirmations in any order, and new streams at any time. A failed walk prints
+its seed; the environment variable ``SFPUBSUB_WALK_SEED`` sets the first seed.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ SEED = int(os.environ.get("SFPUBSUB_WALK_SEED", "20260801"))
 
 
 class Walk:
-    """Both ledgers, and what an application and a service do to them."""
+    """Applies random operations of an application and of a service to both ledgers."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.ledger, self.plain = Ledger(), PlainLedger()
-        self.log: list[RawEvent] = []  # everything ever received
+        self.log: list[RawEvent] = []  # all received events
         self.seq = 1
         self.new_stream()
 
@@ -37,16 +36,18 @@ class Walk:
         self.plain.new_stream()
 
     def receive(self) -> None:
+        """Receive a response, possibly with redelivered events, duplicates and reused positions."""
         chance = self.chance
         fresh = [event(len(self.log) + n) for n in range(chance.choice((0, 1, 1, 2, 5, 30)))]
         events = list(fresh)
-        if self.log and (not fresh or chance.random() < 0.3):  # sent again, in any place
+        # Redeliver some events, before or after the new ones.
+        if self.log and (not fresh or chance.random() < 0.3):
             start = chance.randrange(len(self.log))
             again = self.log[start : start + chance.choice((1, 3, 20))]
             events = [*again, *fresh] if chance.random() < 0.7 else [*fresh, *again]
         if chance.random() < 0.05:
             events += events[-1:]
-        if self.log and chance.random() < 0.08:  # as after a reset of the stream
+        if self.log and chance.random() < 0.08:  # reuse a position, as after a reset
             other = chance.choice(self.log)._replace(id=f"twin{chance.randrange(5)}")
             events.insert(chance.randrange(len(events) + 1), other)
         if not events:
@@ -57,11 +58,13 @@ class Walk:
         self.log += [one for one in new if one not in self.log]
 
     def keepalive(self) -> None:
+        """Receive a keepalive."""
         position = rid(10_000 + self.plain.orders)
         self.ledger.add_keepalive(position)
         self.plain.add_keepalive(position)
 
     def ack(self) -> None:
+        """Ack a range of sequence numbers at or near the oldest unacked event."""
         open_ones = [one.seq for one in self.plain.positions if not one.acked]
         near = open_ones[0] if open_ones else 0
         first = near + self.chance.choice((-3, 0, 0, 0, 0, 1, 4, 40))
@@ -69,6 +72,7 @@ class Walk:
         assert self.ledger.ack(first, last) == self.plain.ack(first, last)
 
     def confirm(self) -> None:
+        """Confirm a position, usually one that may be committed."""
         ready = self.plain.prefix
         order = self.chance.choice(ready).order if ready else 0
         order += self.chance.choice((0, 0, 0, 0, -1, 1, 60))
@@ -76,6 +80,7 @@ class Walk:
         self.plain.confirm(order)
 
     def step(self) -> None:
+        """Apply one random operation, and compare both ledgers."""
         (what,) = self.chance.choices(
             (self.receive, self.keepalive, self.ack, self.confirm, self.new_stream),
             weights=(30, 8, 40, 12, 3),
@@ -84,6 +89,7 @@ class Walk:
         self.compare()
 
     def compare(self) -> None:
+        """Check that both ledgers agree, and that the tested one is small."""
         ledger, facts = self.ledger, self.plain.facts()
         assert {name: getattr(ledger, name) for name in facts} == facts
         order = self.chance.randrange(self.plain.orders + 2)
@@ -92,8 +98,7 @@ class Walk:
             one = self.chance.choice(self.log)
             held = any(position.is_event(one) for position in self.plain.positions)
             assert ledger.holds(one) == held
-        # What is confirmed takes no memory but in a run that has something else, and neighbours
-        # share a run.
+        # Confirmed entries use memory only in a run that has others too, and neighbours share runs.
         keepalives = sum(one.event_id is None for one in self.plain.positions)
         assert len(ledger._runs) <= 2 + keepalives + len(self.plain.positions) // FULL
         assert len(ledger._by_position) + len(ledger._twins) == (
@@ -102,8 +107,9 @@ class Walk:
 
 
 @pytest.mark.parametrize("number", range(60))
-def test_the_ledger_says_what_a_simple_one_says(number: int) -> None:
-    """Runs instead of entries change what it costs, and nothing else."""
+def test_ledger_agrees_with_a_simple_implementation(number: int) -> None:
+    """The ledger, which groups its entries in runs, returns the same as a simple one with an entry
+    per position, after each of 150 random steps."""
     walk = Walk(SEED + number)
     try:
         for _ in range(150):

@@ -1,4 +1,8 @@
-"""Where the service stands with a managed subscription, told by what its streams begin with."""
+"""Tests of the detection of lost events: where a managed subscription's streams begin.
+
+A stream that does not begin where the last one ended is reported as a `Gap`: "repositioned" if the
+service's position was known, "unanchored" if no commit had been confirmed yet.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,10 @@ from tests.protocol.scripted import NAME, events, keepalive, rid
 
 
 class Managed:
-    """A managed position with its ledger, on stream 1. Event numbers are delivery_seqs."""
+    """A managed position with its ledger, on its first stream.
+
+    Event numbers are sequence numbers.
+    """
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -28,13 +35,13 @@ class Managed:
         self.position.new_stream(self.stream, 0.0)
 
     def reopen(self) -> None:
-        """The stream ends, and another one is opened."""
+        """End the stream, and open another one."""
         self.position.dropped()
         self.stream += 1
         self.new_stream()
 
     def take(self, response: Response) -> Gap | None:
-        """Take a response, as the intake does; return what was lost."""
+        """Process a response as the intake does; return the gap before it, or None."""
         _, gap = self.position.began(response, self.last)
         self.last = response.position or self.last
         for raw in response.events:
@@ -44,7 +51,7 @@ class Managed:
         return gap
 
     def send(self, *acked: int) -> CommitRequest:
-        """Ack events, and send the commit."""
+        """Ack events, and send the commit of the newest position; return the request."""
         for each in acked:
             self.ledger.ack(each, each)
         request = self.position.next_commit(0.0)
@@ -52,44 +59,48 @@ class Managed:
         return request
 
     def confirm(self, *acked: int) -> None:
+        """Ack events, and confirm the commit of the newest position."""
         request = self.send(*acked)
         self.position.answered(CommitAnswer(request.request_id, request.replay_id, None, 1), 0.0)
 
 
 def number(replay_id: ReplayId) -> int:
+    """Return the number of a position; the inverse of `rid`."""
     return int.from_bytes(bytes(replay_id)[4:], "big")
 
 
 def confirmed() -> Managed:
-    """Events 1 and 2 came, and 1 is committed."""
+    """Return a managed position that has received events 1 and 2, with 1 committed."""
     managed = Managed()
     managed.take(events(1, 2))
     managed.confirm(1)
     return managed
 
 
-# With a confirmed commit.
+# After a confirmed commit.
 
 
-def test_a_stream_that_begins_right_after_the_confirmed_position_is_in_order() -> None:
-    """Nothing was moved."""
+def test_no_gap_if_a_stream_begins_right_after_the_commit() -> None:
+    """A new stream whose first event is the one after the confirmed position reports no gap."""
     managed = confirmed()
     managed.reopen()
 
     assert managed.take(events(2)) is None
 
 
-def test_a_stream_that_begins_elsewhere_was_moved() -> None:
-    """The service gave up the position: that is said, with what is known."""
+def test_gap_if_a_stream_begins_elsewhere() -> None:
+    """A stream that begins with another event than the one after the confirmed position reports one
+    gap, with both positions."""
     managed = confirmed()
     managed.reopen()
 
     assert managed.take(events(7)) == Gap("repositioned", NAME, rid(1), rid(7), rpc_id="rpc-7")
-    assert managed.take(events(20)) is None, "once a stream"
+    assert managed.take(events(20)) is None, "only the first response of a stream is checked"
 
 
-def test_a_response_without_position_is_no_beginning() -> None:
-    """A bare commit answer or an odd empty message says nothing of where the stream stands."""
+def test_response_without_position_does_not_begin_a_stream() -> None:
+    """An empty response without a position reports no gap, and the first response with one is still
+    checked."""
     managed = confirmed()
     managed.reopen()
 
@@ -97,8 +108,9 @@ def test_a_response_without_position_is_no_beginning() -> None:
     assert managed.take(events(9)) is not None, "the first position is still checked"
 
 
-def test_a_stream_that_begins_with_a_keepalive_over_open_events_was_moved() -> None:
-    """A keepalive says that nothing is left to send, though the ledger holds an event."""
+def test_gap_if_a_stream_skips_unacked_events_by_a_keepalive() -> None:
+    """A stream that begins with a keepalive reports a gap if the ledger still has an unacked event,
+    because the service will not send it again."""
     managed = confirmed()
     managed.reopen()
     gap = managed.take(keepalive(9))
@@ -107,8 +119,8 @@ def test_a_stream_that_begins_with_a_keepalive_over_open_events_was_moved() -> N
     assert gap.before == rid(9)
 
 
-def test_behind_everything_committed_anything_may_come() -> None:
-    """The service knows where it stands."""
+def test_no_gap_after_all_events_were_committed() -> None:
+    """If all received events were committed, the next stream may begin with any new event."""
     managed = confirmed()
     managed.confirm(2)
     managed.reopen()
@@ -116,11 +128,12 @@ def test_behind_everything_committed_anything_may_come() -> None:
     assert managed.take(events(7)) is None
 
 
-# Before a commit is confirmed: the service may have no position, and begin at LATEST.
+# Before the first confirmed commit. The service may have no position, and begin at LATEST.
 
 
-def test_a_stream_that_brought_nothing_leaves_a_doubt() -> None:
-    """What was published meanwhile may be lost: at LATEST it is."""
+def test_gap_if_the_stream_before_received_nothing() -> None:
+    """After a stream without any response, the next one reports a gap: if it began at LATEST,
+    events published in between are lost."""
     for response in (events(7), keepalive(7)):
         managed = Managed()
         managed.reopen()
@@ -129,8 +142,9 @@ def test_a_stream_that_brought_nothing_leaves_a_doubt() -> None:
         assert managed.take(response) == gap
 
 
-def test_a_stream_that_brought_only_a_keepalive_leaves_a_doubt() -> None:
-    """Its position was not committed for sure, be the commit sent or not."""
+def test_gap_if_the_stream_before_received_only_a_keepalive() -> None:
+    """A keepalive whose commit was not sent or not answered is not a confirmed position, so the
+    next stream reports a gap."""
     managed = Managed()
     managed.take(keepalive(3))
     managed.reopen()
@@ -143,8 +157,11 @@ def test_a_stream_that_brought_only_a_keepalive_leaves_a_doubt() -> None:
     assert managed.take(events(7)) == Gap("unanchored", NAME, rid(3), rid(7), rpc_id="rpc-7")
 
 
-def test_a_keepalive_at_the_last_position_proves_that_nothing_was_published() -> None:
-    """The tip has not moved since."""
+def test_no_gap_if_a_keepalive_repeats_the_last_position() -> None:
+    """A keepalive at the last received position shows that nothing was published in between.
+
+    A later stream that begins elsewhere still reports a gap.
+    """
     managed = Managed()
     managed.take(events(3))
     managed.ledger.ack(3, 3)
@@ -152,12 +169,13 @@ def test_a_keepalive_at_the_last_position_proves_that_nothing_was_published() ->
     assert managed.take(keepalive(3)) is None
     managed.reopen()
 
-    assert managed.take(events(9)) is not None, "it is still not known where the service stands"
+    assert managed.take(events(9)) is not None, "the service's position is still unknown"
 
 
 @pytest.mark.parametrize("acked", [(), (1,), (1, 2)], ids=["none-acked", "one", "all"])
-def test_events_that_come_again_prove_that_nothing_is_lost(acked: tuple[int, ...]) -> None:
-    """EARLIEST, or a position of an earlier run: the service went back, and will again."""
+def test_no_gap_if_the_stream_restarts_at_the_first_event(acked: tuple[int, ...]) -> None:
+    """A stream that begins with the first event again shows that the service goes back, as with
+    EARLIEST. A later stream that does not is reported as "repositioned"."""
     managed = Managed()
     managed.take(events(1, 2))
     for each in acked:
@@ -170,11 +188,12 @@ def test_events_that_come_again_prove_that_nothing_is_lost(acked: tuple[int, ...
     gap = managed.take(events(9))
 
     assert gap is not None
-    assert gap.reason == "repositioned", "it is known by now that the service goes back"
+    assert gap.reason == "repositioned", "two streams have shown that the service goes back"
 
 
-def test_any_event_that_comes_again_proves_that_nothing_is_lost() -> None:
-    """Retention may have passed the first one: what is behind the second comes all the same."""
+def test_no_gap_if_the_stream_begins_with_any_known_event() -> None:
+    """A stream that begins with the second event reports no gap: the first may have expired, and
+    all later events follow."""
     managed = Managed()
     managed.take(events(1, 2))
     managed.reopen()
@@ -183,8 +202,9 @@ def test_any_event_that_comes_again_proves_that_nothing_is_lost() -> None:
 
 
 @pytest.mark.parametrize("first", [events(9), keepalive(9)])
-def test_events_that_do_not_come_again_leave_a_doubt(first: Response) -> None:
-    """LATEST, with something published between the streams, perhaps."""
+def test_gap_if_received_events_are_not_sent_again(first: Response) -> None:
+    """A stream that begins after the uncommitted events reports a gap, since it may have begun at
+    LATEST."""
     managed = Managed()
     managed.take(events(1, 2))
     managed.reopen()
@@ -195,8 +215,9 @@ def test_events_that_do_not_come_again_leave_a_doubt(first: Response) -> None:
     assert gap.after == rid(2)
 
 
-def test_an_old_event_behind_a_commit_without_answer_proves_it_carried_out() -> None:
-    """LATEST would not send an event of before the drop."""
+def test_next_known_event_confirms_an_unanswered_commit() -> None:
+    """A stream that begins with the known event right after an unanswered commit confirms it: from
+    LATEST that event would not be sent."""
     managed = Managed()
     managed.take(events(1, 2))
     managed.send(1)
@@ -207,8 +228,9 @@ def test_an_old_event_behind_a_commit_without_answer_proves_it_carried_out() -> 
 
 
 @pytest.mark.parametrize("first", [events(9), keepalive(9)])
-def test_a_commit_of_everything_without_answer_leaves_a_doubt(first: Response) -> None:
-    """Carried out, or LATEST: both look the same, so nobody is told that it is committed."""
+def test_gap_if_the_commit_of_all_events_was_not_answered(first: Response) -> None:
+    """A stream that begins with something new may follow the unanswered commit or begin at LATEST,
+    so a gap is reported and the commit is not confirmed."""
     managed = Managed()
     managed.take(events(1, 2))
     managed.send(1, 2)
@@ -221,8 +243,9 @@ def test_a_commit_of_everything_without_answer_leaves_a_doubt(first: Response) -
     assert managed.position.uncommitted() is not None
 
 
-def test_a_commit_of_everything_is_believed_where_the_service_goes_back() -> None:
-    """It would have begun with the first event otherwise."""
+def test_commit_of_all_events_is_confirmed_if_the_service_goes_back() -> None:
+    """If earlier streams restarted at the first event, a stream that begins with a new event
+    confirms the unanswered commit."""
     managed = Managed()
     managed.take(events(1, 2))
     managed.reopen()
@@ -234,8 +257,9 @@ def test_a_commit_of_everything_is_believed_where_the_service_goes_back() -> Non
     assert managed.position.receipt == CommitReceipt(rid(2), None)
 
 
-def test_each_doubt_is_said() -> None:
-    """Another drop before the first commit may lose other events."""
+def test_each_uncertain_start_reports_a_gap() -> None:
+    """Each new stream before the first confirmed commit reports its own gap, since each may have
+    lost events."""
     managed = Managed()
     managed.take(events(1))
     managed.reopen()
@@ -247,8 +271,9 @@ def test_each_doubt_is_said() -> None:
     assert gap.after == rid(5)
 
 
-def test_a_stream_that_never_began_leaves_no_doubt() -> None:
-    """The slot was held by another: nothing was ours to lose."""
+def test_no_gap_if_the_earlier_stream_never_began() -> None:
+    """No gap is reported if the earlier stream never began, e.g. because another client was using
+    the managed subscription."""
     managed = Managed()
     managed.stream += 1
     managed.new_stream()

@@ -1,4 +1,5 @@
-"""Commits of a managed subscription: only what is acked and seen, and every caller answered."""
+"""Tests of the commits of whole managed subscriptions: only acked positions, and an outcome for
+each caller."""
 
 from __future__ import annotations
 
@@ -27,23 +28,27 @@ from tests.protocol.scripted import (
 
 
 def positions(commands: list) -> list:
+    """Return the positions of the commit requests in *commands*."""
     return [request.replay_id for request in commits(commands)]
 
 
-def test_an_ack_commits_the_prefix() -> None:
-    """Acked out of order, the position moves only over what is done."""
+def test_ack_commits_the_acked_prefix() -> None:
+    """Acks out of order commit only positions whose earlier events are all acked.
+
+    While a commit is in flight the newest such position waits.
+    """
     script = streaming()
     script.read(events(2, 3, 4))
     assert script.ack(4) == []
 
     assert positions(script.ack(2)) == [rid(2)]
-    assert script.ack(3) == [], "one at a time"
+    assert script.ack(3) == [], "only one commit is in flight"
     settle_commands = script.respond(answer("1-2", replay_id=rid(2)))
-    assert positions(settle_commands) == [rid(4)], "the newest wins"
+    assert positions(settle_commands) == [rid(4)], "the newest is sent"
 
 
-def test_an_ack_rides_with_the_next_batch() -> None:
-    """What the application is done with is committed when it takes the next batch: one turn."""
+def test_batch_is_acked_and_committed_with_the_next_read() -> None:
+    """Taking the next batch acks the previous one, and commits it in the same call."""
     script = streaming()
     script.read(events(2, 3))
     script.respond(events(4))
@@ -54,7 +59,7 @@ def test_an_ack_rides_with_the_next_batch() -> None:
 
 
 def test_credit_and_commit_share_a_request() -> None:
-    """The service sees them in one order, and both count for the stream."""
+    """An ack that makes room sends one request, which contains both the credit and the commit."""
     script = streaming(limits=Limits(max_unacked=10))
     script.read(events(*range(2, 12), pending=0))
     (request,) = of(SendRequest, script._did(script.protocol.acked(1, 10, script.now)))
@@ -63,23 +68,24 @@ def test_credit_and_commit_share_a_request() -> None:
     assert request.commit is not None
 
 
-def test_commits_keep_their_distance() -> None:
-    """A busy stream does not pay a request and an answer for each response."""
+def test_commits_are_limited_by_a_pause() -> None:
+    """Commits are at least `commit_pause` seconds apart; then the newest acked position is sent."""
     script = streaming(timings=Timings(commit_pause=2.0))
     script.read(events(2, 3, 4))
-    assert script.ack(2) == [], "the keepalive before it was committed just now"
+    assert script.ack(2) == [], "a commit, of the keepalive, was sent just before"
     assert positions(script.wait(1.9)) == []
     assert script.ack(3) == []
 
     assert script.protocol.deadline() == pytest.approx(script.now + 0.1)
-    assert positions(script.wait(0.2)) == [rid(3)], "the newest wins"
+    assert positions(script.wait(0.2)) == [rid(3)], "the newest is sent"
     settle(script)
     script.wait(2.0)
-    assert positions(script.ack(4)) == [rid(4)], "nothing was sent lately"
+    assert positions(script.ack(4)) == [rid(4)], "the pause is over"
 
 
-def test_who_asks_for_a_commit_does_not_wait_for_the_distance() -> None:
-    """`commit` and `drain` send at once what is acked."""
+def test_commit_and_drain_skip_the_pause() -> None:
+    """`commit` and `drain` commit the acked position at once, without waiting for
+    `commit_pause`."""
     for ask in (lambda script: script.commit()[1], lambda script: script.drain()):
         script = streaming(timings=Timings(commit_pause=2.0))
         script.read(events(2))
@@ -87,15 +93,17 @@ def test_who_asks_for_a_commit_does_not_wait_for_the_distance() -> None:
         assert positions(ask(script)) == [rid(2)]
 
 
-def test_a_keepalive_is_committed() -> None:
-    """An idle subscription's position must not grow too old."""
+def test_keepalive_is_committed() -> None:
+    """The position of a keepalive is committed, so that an idle subscription's position does not
+    become too old."""
     script = streaming()
 
     assert positions(script.respond(keepalive(9))) == [rid(9)]
 
 
-def test_an_answer_gives_neither_credit_nor_position() -> None:
-    """Whatever it carries besides: a stale position, a pending figure of nothing."""
+def test_commit_answer_changes_neither_credit_nor_position() -> None:
+    """The stale position and pending count in a commit answer are ignored; only the commit is
+    confirmed."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -109,8 +117,9 @@ def test_an_answer_gives_neither_credit_nor_position() -> None:
     assert after.committed == rid(2)
 
 
-def test_events_that_come_with_an_answer_are_delivered() -> None:
-    """A message may carry both."""
+def test_events_in_a_commit_answer_are_delivered() -> None:
+    """A response with both events and a commit answer delivers the events and confirms the
+    commit."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -121,8 +130,9 @@ def test_events_that_come_with_an_answer_are_delivered() -> None:
     assert script.protocol.health().outstanding == 99
 
 
-def test_commit_is_answered_with_the_receipt() -> None:
-    """The caller learns what the service knows."""
+def test_commit_returns_the_receipt() -> None:
+    """A call of `commit` is settled with the receipt of its own position, not of an earlier one in
+    flight."""
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -130,14 +140,14 @@ def test_commit_is_answered_with_the_receipt() -> None:
     ticket, commands = script.commit()
     assert commands == []
     (request,) = commits(script.respond(answer(request)))
-    assert ticket not in script.settled, "2 is confirmed and 3 is asked for"
+    assert ticket not in script.settled, "2 is confirmed, but the caller waits for 3"
     script.respond(answer(request))
 
     assert script.settled[ticket] == CommitReceipt(rid(3), 1234)
 
 
-def test_commit_with_nothing_new_is_answered_at_once() -> None:
-    """With the last receipt."""
+def test_commit_with_nothing_new_returns_the_last_receipt() -> None:
+    """With nothing new to commit, `commit` is settled at once with the last receipt."""
     script = streaming()
     ticket, commands = script.commit()
 
@@ -146,7 +156,8 @@ def test_commit_with_nothing_new_is_answered_at_once() -> None:
 
 
 def test_commit_does_not_wait_for_a_keepalive() -> None:
-    """After a reconnect the next one may take minutes, and nothing acked depends on it."""
+    """After a reconnect, `commit` is settled with the last receipt, because an uncommitted
+    keepalive's position need not be confirmed and its redelivery could take minutes."""
     script = streaming()
     script.respond(keepalive(2))
     script.reopen()
@@ -155,8 +166,9 @@ def test_commit_does_not_wait_for_a_keepalive() -> None:
     assert script.settled[ticket] == CommitReceipt(rid(1), 1234)
 
 
-def test_the_first_commit_may_be_of_a_keepalive() -> None:
-    """With nothing confirmed yet, its answer is the first receipt there is."""
+def test_first_commit_may_be_a_keepalive() -> None:
+    """Before any confirmed commit, `commit` waits for the commit of a keepalive, and is settled
+    with its receipt."""
     script = Script()
     script.start()
     (request,) = commits(script.respond(keepalive(1)))
@@ -166,8 +178,9 @@ def test_the_first_commit_may_be_of_a_keepalive() -> None:
     assert script.settled[ticket] == CommitReceipt(rid(1), 1234)
 
 
-def test_commit_needs_something_acked() -> None:
-    """There is no position to commit, and waiting would be for nothing."""
+def test_commit_without_acks_raises() -> None:
+    """Calling `commit` raises an error if there is no position to commit, rather than waiting
+    forever."""
     script = Script()
     script.start()
     script.read(events(1))
@@ -176,8 +189,8 @@ def test_commit_needs_something_acked() -> None:
         script.commit()
 
 
-def test_commit_after_the_end_is_refused() -> None:
-    """Nobody would answer it."""
+def test_commit_after_close_raises() -> None:
+    """Calling `commit` on a closed subscription raises an error."""
     script = streaming()
     script.protocol.abort()
 
@@ -185,14 +198,16 @@ def test_commit_after_the_end_is_refused() -> None:
         script.commit()
 
 
-def test_commit_of_a_plain_subscription_is_refused() -> None:
-    """The service keeps no position for it."""
+def test_commit_on_a_plain_subscription_raises() -> None:
+    """Calling `commit` on a plain subscription raises an error, since the service stores no
+    position for it."""
     with pytest.raises(LocalProtocolError, match="plain subscription"):
         streaming(StartPosition.earliest()).commit()
 
 
-def test_a_refused_commit_moves_nothing() -> None:
-    """Its caller is told; the newest position is tried by itself after a delay."""
+def test_rejected_commit_fails_its_caller_and_is_retried() -> None:
+    """A rejected commit raises `CommitError` for its caller and keeps the position; after a delay
+    the newest position is sent."""
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -205,8 +220,9 @@ def test_a_refused_commit_moves_nothing() -> None:
     assert positions(script.wait(1.0)) == [rid(3)]
 
 
-def test_commit_sends_a_refused_position_once_more() -> None:
-    """The caller asked for it."""
+def test_commit_retries_a_rejected_position() -> None:
+    """Calling `commit` sends a rejected position again without delay; a stray error answer does not
+    settle the caller."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -221,7 +237,14 @@ def test_commit_sends_a_refused_position_once_more() -> None:
 
 
 def refuse_until(script: Script, until: float, *, ack: bool) -> list:
-    """Refuse every commit, up to a time; return the last commands. Commits of acks, if asked."""
+    """Reject every commit until the time *until* or the end; return the last commands.
+
+    Args:
+        script: The subscription.
+        until: Simulated time, in seconds.
+        ack: Whether to deliver and ack a new event before each rejection, so that the position to
+            commit increases.
+    """
     number, commands = int(script.now), list[Command]()
     while script.finish is None and script.now < until:
         if ack:
@@ -239,8 +262,9 @@ def refuse_until(script: Script, until: float, *, ack: bool) -> list:
 
 
 @pytest.mark.parametrize("ack", [False, True], ids=["one-position", "newer-ones"])
-def test_refusals_end_the_subscription_only_after_their_time(ack: bool) -> None:
-    """A service that refuses for a quarter of an hour is not a broken one; then it is said."""
+def test_subscription_ends_after_15_minutes_of_rejections(ack: bool) -> None:
+    """Rejections for 900 s end the subscription with a retryable `CommitError`, whether or not the
+    positions change; a waiting caller gets that error too."""
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -257,8 +281,9 @@ def test_refusals_end_the_subscription_only_after_their_time(ack: bool) -> None:
     assert commands[-1].error.retryable
 
 
-def test_answers_that_never_come_end_the_subscription() -> None:
-    """Each is waited for 30 s; the caller is answered with the end."""
+def test_subscription_ends_if_commits_stay_unanswered() -> None:
+    """Commits that time out again and again end the subscription with `CommitError`, which the
+    caller of `commit` gets too."""
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -274,8 +299,8 @@ def test_answers_that_never_come_end_the_subscription() -> None:
     assert isinstance(script.settled[ticket], CommitError)
 
 
-def test_one_answer_may_stand_for_several_commits() -> None:
-    """The values of the newest come back; older ones are settled with it."""
+def test_one_answer_may_confirm_several_commits() -> None:
+    """The answer to a newer commit also settles the callers of an earlier one that timed out."""
     script = streaming()
     script.read(events(2, 3))
     script.ack(2)
@@ -289,8 +314,8 @@ def test_one_answer_may_stand_for_several_commits() -> None:
     assert script.settled[first] == script.settled[second] == CommitReceipt(rid(3), 1234)
 
 
-def test_a_late_answer_counts() -> None:
-    """What the service says it has done, it has done."""
+def test_late_commit_answer_counts() -> None:
+    """A success that arrives after the timeout still settles the caller of that commit."""
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -302,10 +327,11 @@ def test_a_late_answer_counts() -> None:
     assert script.settled[ticket] == CommitReceipt(rid(2), 1234)
 
 
-def test_an_idle_stream_repeats_its_last_commit() -> None:
-    """The service closes a managed stream without a commit for 1,800 s."""
+def test_idle_stream_repeats_its_last_commit() -> None:
+    """If a slow handler acks nothing for half an hour, the last commit is repeated once, because
+    the service closes a managed stream without a commit for 1,800 s."""
     script = streaming()
-    script.read(events(2))  # held by a slow handler
+    script.read(events(2))  # not acked by a slow handler
     sent: list[CommitRequest] = []
     for number in range(9):
         repeated = commits(script.wait(200.0))
@@ -319,8 +345,9 @@ def test_an_idle_stream_repeats_its_last_commit() -> None:
     assert script.now < 1000.0 + 1800.0 + 1.0
 
 
-def test_keepalives_while_a_commit_is_out() -> None:
-    """Merged with the one that was sent, the newer one is sent next."""
+def test_keepalives_during_a_commit_are_merged() -> None:
+    """Of the keepalives that arrive while a commit is in flight, only the newest is committed
+    next."""
     script = Script()
     script.start()
     (request,) = commits(script.respond(keepalive(1)))
@@ -331,8 +358,9 @@ def test_keepalives_while_a_commit_is_out() -> None:
     assert script.protocol.health().committed == rid(1)
 
 
-def test_a_ticket_survives_a_reconnect() -> None:
-    """Its position comes again, is committed on the new stream, and the caller answered."""
+def test_commit_call_survives_a_reconnect() -> None:
+    """After a reconnect the acked event is redelivered, its position is committed on the new
+    stream, and the waiting caller is settled."""
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -345,8 +373,8 @@ def test_a_ticket_survives_a_reconnect() -> None:
     assert script.settled[ticket] == CommitReceipt(rid(2), 1234)
 
 
-def test_a_fatal_end_answers_every_caller() -> None:
-    """With the error that ended it."""
+def test_fatal_error_fails_waiting_commit_calls() -> None:
+    """A failure that closes the subscription settles a waiting `commit` with the same error."""
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -358,8 +386,8 @@ def test_a_fatal_end_answers_every_caller() -> None:
     assert script.protocol.state is State.CLOSED
 
 
-def test_a_commit_answer_on_a_plain_stream_does_no_harm() -> None:
-    """It answers nothing of ours."""
+def test_commit_answer_on_a_plain_stream_is_ignored() -> None:
+    """A commit answer on a plain subscription is ignored, and credit continues as usual."""
     script = streaming(StartPosition.earliest())
 
     assert script.respond(answer("x")) == []

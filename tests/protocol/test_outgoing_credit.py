@@ -1,4 +1,4 @@
-"""Credit on a whole subscription: returned on receipt, held without room, kept alive."""
+"""Tests of the credit (requested events) of whole subscriptions, and of stalled streams."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ from tests.protocol.scripted import (
 EARLIEST = StartPosition.earliest()
 
 
-def test_the_first_request_asks_for_some_and_commits_nothing() -> None:
-    """The size of events is not known yet; a commit in the first request is refused."""
+def test_first_request_asks_for_ten_events() -> None:
+    """The first request asks for ten events, whose size is still unknown, and contains no commit,
+    which the service would reject."""
     script = Script()
 
     assert script.start() == [OpenStream(1, 10, None)]
     assert script.protocol.health().outstanding == 10
 
 
-def test_small_events_open_the_whole_window_at_once() -> None:
-    """From the first response on; the next stream begins with all of it."""
+def test_small_events_raise_the_credit_to_100() -> None:
+    """Once the first response has shown that events are small, credit is raised to 100, and the
+    next stream begins with 100."""
     script = streaming(EARLIEST)
     assert credit(script.respond(events(2, pending=9))) == 91
     assert script.protocol.health().outstanding == 100
@@ -42,13 +44,14 @@ def test_small_events_open_the_whole_window_at_once() -> None:
     assert script.reopen().num_requested == 100
 
 
-def test_large_events_are_asked_for_as_they_fit() -> None:
-    """What waits to be read and what is on its way stay within the bound."""
+def test_credit_for_large_events_fits_into_memory() -> None:
+    """Waiting events and requested ones together stay within `max_bytes`; reading makes room for
+    more."""
     script = streaming(EARLIEST, limits=Limits(max_bytes=1000))
     script.respond(events(2, size=50, pending=0))
     assert script.protocol.health().outstanding == 19
     script.respond(events(*range(3, 14), size=50, pending=8))
-    assert script.protocol.health().outstanding == 8, "600 bytes wait, and 400 are on their way"
+    assert script.protocol.health().outstanding == 8, "600 bytes wait, and 400 are requested"
     for _ in range(2):
         script.take()
 
@@ -56,7 +59,8 @@ def test_large_events_are_asked_for_as_they_fit() -> None:
 
 
 def test_credit_is_returned_on_receipt() -> None:
-    """A slow handler does not hold back the stream while there is room."""
+    """Received events are replaced by new credit at once, before they are read, while there is
+    room."""
     script = streaming(EARLIEST)
     script.respond(events(2, pending=9))
 
@@ -64,16 +68,18 @@ def test_credit_is_returned_on_receipt() -> None:
     assert script.protocol.health().outstanding == 100
 
 
-def test_credit_is_held_while_the_queue_is_full_and_returned_with_room() -> None:
-    """Memory is bounded by events."""
+def test_credit_is_withheld_while_the_queue_is_full() -> None:
+    """No events are requested while as many as allowed wait to be read; reading them requests as
+    many again."""
     script = streaming(EARLIEST, limits=Limits(max_pending_count=60))
     assert credit(script.respond(events(*range(2, 62), pending=40))) == 0
 
     assert credit(script.take()) == 60
 
 
-def test_a_held_stream_is_kept_open_by_one_credit() -> None:
-    """The service closes a stream that has nothing pending for 60 s."""
+def test_one_event_is_requested_to_keep_a_full_stream_open() -> None:
+    """While the queue is full, one event is requested after 50 s, because the service closes a
+    stream with no pending request for 60 s."""
     script = streaming(EARLIEST, limits=Limits(max_pending_count=100))
     script.respond(events(*range(2, 102), pending=0))
 
@@ -82,8 +88,9 @@ def test_a_held_stream_is_kept_open_by_one_credit() -> None:
     assert script.wait(100.0) == []
 
 
-def test_commit_answers_do_not_put_off_the_reserve() -> None:
-    """Whether commits count for the 60 s is unknown, so they do not."""
+def test_commit_answers_do_not_delay_the_single_credit() -> None:
+    """A commit and its answer do not restart the 50 s after which one event is requested to keep a
+    full stream open, since the service may not count them as activity."""
     script = streaming(limits=Limits(max_pending_count=40))
     script.respond(events(2, pending=99))
     script.respond(events(*range(3, 102), pending=0))
@@ -96,8 +103,9 @@ def test_commit_answers_do_not_put_off_the_reserve() -> None:
     assert credit(script.wait(2.0)) == 1
 
 
-def test_a_silent_stream_is_opened_again() -> None:
-    """Keepalive interval plus margin without a message: the connection is dead."""
+def test_silent_stream_is_reopened() -> None:
+    """A stream without any message for 300 s is cancelled as dead, with a reason, and another one
+    is opened."""
     script = streaming(EARLIEST)
     script.wait(299.9)
     commands = script.wait(0.2)
@@ -108,8 +116,8 @@ def test_a_silent_stream_is_opened_again() -> None:
     assert of(OpenStream, script.wait(1.0))
 
 
-def test_a_call_that_brings_nothing_is_opened_again() -> None:
-    """Also before its first response."""
+def test_stream_without_a_first_response_is_reopened() -> None:
+    """A stream that never receives a first response is cancelled and reopened after 300 s too."""
     script = Script(EARLIEST)
     script.start()
 
@@ -117,19 +125,23 @@ def test_a_call_that_brings_nothing_is_opened_again() -> None:
     assert script.stream == 2
 
 
-def test_the_watchdog_rests_while_nothing_is_outstanding() -> None:
-    """Without credit the service sends nothing; its time begins with the reserve."""
+def test_stream_without_credit_is_not_considered_silent() -> None:
+    """Without requested events the service sends nothing, so the time until a stream counts as
+    silent starts only with the single event requested to keep it open."""
     script = streaming(EARLIEST, limits=Limits(max_pending_count=100))
     script.respond(events(*range(2, 102), pending=0))
     script.wait(50.0)
-    assert of(CancelStream, script.wait(270.0)) == [], "a keepalive may take 270 s from the reserve"
+    assert of(CancelStream, script.wait(270.0)) == [], (
+        "a keepalive may arrive 270 s after the single event was requested"
+    )
 
     script.respond(keepalive(200, pending=1))
     assert script.protocol.state is State.STREAMING
 
 
-def test_twice_the_bytes_close_the_stream_until_there_is_room() -> None:
-    """Memory is bounded also when events suddenly grow; the stream goes on from its position."""
+def test_stream_pauses_while_twice_the_byte_limit_waits() -> None:
+    """If waiting events reach twice `max_bytes`, the stream is closed until reading has made room,
+    and then resumes after the last position."""
     script = streaming(EARLIEST, limits=Limits(max_bytes=10))
     script.read(events(2))
     assert script.protocol.health().outstanding == 9
@@ -137,7 +149,7 @@ def test_twice_the_bytes_close_the_stream_until_there_is_room() -> None:
     assert script.respond(events(4, size=10))[-1] == CancelStream(1)
     assert script.protocol.state is State.PAUSED
     assert "20 bytes" in str(script.protocol.health().reason)
-    assert script.protocol.deadline() is None, "nobody is waited for but the application"
+    assert script.protocol.deadline() is None, "only a read by the application can resume it"
     assert script.take() == [], "still full"
 
     (opened,) = of(OpenStream, script.take())
@@ -145,8 +157,9 @@ def test_twice_the_bytes_close_the_stream_until_there_is_room() -> None:
     assert opened.num_requested == 1
 
 
-def test_a_stream_that_owes_nothing_is_not_closed() -> None:
-    """All that was asked for has come: closing it would only bring it again."""
+def test_stream_without_pending_credit_is_not_paused() -> None:
+    """A stream whose credit is used up stays open even over the byte limit, since it can send
+    nothing more."""
     script = streaming(EARLIEST, limits=Limits(max_bytes=10))
     script.respond(events(2, size=30, pending=0))
 
@@ -154,8 +167,9 @@ def test_a_stream_that_owes_nothing_is_not_closed() -> None:
     assert script.protocol.health().outstanding == 0
 
 
-def test_what_is_acked_is_committed_before_a_stream_is_closed() -> None:
-    """Or it would be delivered again, at the cost of the org's allocation."""
+def test_acked_events_are_committed_before_a_pause() -> None:
+    """Before a stream is closed for lack of memory, acked events are committed; a redelivery would
+    count against the org's allocation."""
     script = streaming(limits=Limits(max_bytes=10))
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -170,8 +184,9 @@ def test_what_is_acked_is_committed_before_a_stream_is_closed() -> None:
     assert script.protocol.health().committed == rid(3)
 
 
-def test_a_stream_about_to_be_closed_does_not_wait_to_commit() -> None:
-    """The distance between commits is no reason to have events delivered again."""
+def test_commit_before_a_pause_skips_the_commit_pause() -> None:
+    """The commit before a stream is closed for lack of memory is sent at once, without waiting for
+    `commit_pause`."""
     script = streaming(limits=Limits(max_bytes=10), timings=Timings(commit_pause=60.0))
     script.read(events(2))
     assert script.ack(2) == []
@@ -183,8 +198,9 @@ def test_a_stream_about_to_be_closed_does_not_wait_to_commit() -> None:
     assert of(CancelStream, script.respond(answer(request))) == [CancelStream(1)]
 
 
-def test_a_paused_subscription_opens_again_for_its_acks() -> None:
-    """With everything read there is room for bytes; missing acks are no reason to stay away."""
+def test_paused_subscription_reopens_although_acks_are_missing() -> None:
+    """A subscription closed for lack of memory reopens as soon as everything is read, even while
+    `max_unacked` leaves no room."""
     script = streaming(limits=Limits(max_bytes=10, max_unacked=4))
     script.read(events(2))
     script.respond(events(3, 4, size=10))
@@ -194,8 +210,9 @@ def test_a_paused_subscription_opens_again_for_its_acks() -> None:
 
 
 @pytest.mark.parametrize("limits", [Limits(max_unacked=3), Limits(max_unacked=3, max_bytes=2)])
-def test_acks_that_never_come_are_an_error(limits: Limits) -> None:
-    """Standing still in silence is worse, also while paused."""
+def test_missing_acks_end_the_subscription_with_an_error(limits: Limits) -> None:
+    """If more events than `max_unacked` stay unacked for about 300 s, the subscription ends with
+    `StreamStalledError`."""
     script = streaming(limits=limits)
     script.read(events(2, 3, 4, 5))
     for now in range(5):
@@ -209,8 +226,8 @@ def test_acks_that_never_come_are_an_error(limits: Limits) -> None:
     assert "4 events" in str(script.finish.error)
 
 
-def test_no_more_is_asked_for_than_may_be_unacked() -> None:
-    """Less than a response: the application gets so many, and acks make room for the next."""
+def test_credit_is_limited_by_max_unacked() -> None:
+    """No more events are requested than may be unacked; acks make room for as many again."""
     script = streaming(limits=Limits(max_unacked=4))
     assert script.protocol.health().outstanding == 4
     script.read(events(2, 3, 4, 5, pending=0))
@@ -220,8 +237,9 @@ def test_no_more_is_asked_for_than_may_be_unacked() -> None:
     assert credit(script.ack(2, 3)) == 1 + 1
 
 
-def test_a_slow_handler_that_breaks_no_rule_is_no_stall() -> None:
-    """It has what it was given, and takes an hour over it; acks come when it asks for more."""
+def test_slow_handler_within_the_limit_is_no_stall() -> None:
+    """A handler that takes an hour for no more than `max_unacked` events neither stalls nor reopens
+    the stream."""
     script = streaming(EARLIEST, limits=Limits(max_unacked=4))
     script.read(events(2, 3, 4, 5, pending=0))
     for number in range(60):
@@ -232,8 +250,9 @@ def test_a_slow_handler_that_breaks_no_rule_is_no_stall() -> None:
     assert script.stream == 1
 
 
-def test_an_ack_starts_the_time_to_the_stall_again() -> None:
-    """A slow worker is not a dead one."""
+def test_ack_restarts_the_time_until_a_stall() -> None:
+    """A worker that acks one event within 300 s gets another 300 s before the subscription counts
+    as stalled."""
     script = streaming(limits=Limits(max_unacked=2))
     script.read(events(2, 3, 4, 5))
     script.wait(290.0)

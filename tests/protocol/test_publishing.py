@@ -1,4 +1,4 @@
-"""Publishing: what is sent, sent again and settled, under every interleaving of what can happen."""
+"""Tests of publishing: what is sent, retried and settled, in single steps and in random walks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DOWN = Failure(FailureKind.RETRY, StreamUnavailableError("down"))
 EXPIRED = Failure(FailureKind.REAUTHENTICATE, SessionExpiredError("expired"))
 DENIED = Failure(FailureKind.STOP, PermissionDeniedError("not you"))
 TIMINGS = Timings(backoff_initial=1.0, backoff_max=4.0)
-# For the walks, in which sessions may be refused again and again for a long time.
+# For the random walks, in which sessions may be rejected for a long time.
 PATIENT = replace(TIMINGS, session_budget=math.inf)
 BUSY = "PLATFORM_EVENT_PUBLISHING_UNAVAILABLE"
 
@@ -57,10 +57,12 @@ SWEPT_AFTER = 70.0
 
 
 def event(number: int, size: int = 10, schema_id: str = "A") -> ProducerEvent:
+    """Return an event with *size* bytes and an id derived from *number*."""
     return ProducerEvent(schema_id, bytes(size), f"id{number}")
 
 
 def make(*, timeout=120.0, ordered=False, timings=TIMINGS, **limits) -> PublishProtocol:
+    """Return a publisher with the given limits; *ordered*: with only one request in flight."""
     limits.setdefault("max_requests", 1 if ordered else 4)
     return PublishProtocol(
         TOPIC, "A", timeout=timeout, limits=PublishLimits(**limits), timings=timings
@@ -68,7 +70,7 @@ def make(*, timeout=120.0, ordered=False, timings=TIMINGS, **limits) -> PublishP
 
 
 def proven(**limits) -> PublishProtocol:
-    """A publisher whose stream has answered once."""
+    """Return a publisher whose stream has answered a request, so that full requests may follow."""
     protocol = make(**limits)
     submit(protocol, 1)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -76,6 +78,7 @@ def proven(**limits) -> PublishProtocol:
 
 
 def submit(protocol: PublishProtocol, count: int = 1, now: float = 0.0, **kind) -> list[Command]:
+    """Submit *count* events one by one at the time *now*; return the resulting commands."""
     out: list[Command] = []
     first = protocol.counts().accepted + protocol.counts().pending
     for number in range(first, first + count):
@@ -84,15 +87,18 @@ def submit(protocol: PublishProtocol, count: int = 1, now: float = 0.0, **kind) 
 
 
 def ok(*events: ProducerEvent, schema_id: str = "A") -> PublishAnswer:
+    """Return an answer that accepts *events*; *schema_id* is the topic's current schema."""
     results = (PublishResult(ReplayId(b"r"), each.id) for each in events)
     return PublishAnswer(tuple(results), schema_id)
 
 
 def refuse(each: ProducerEvent, error="no", *, schema_id="A", retryable=False) -> PublishAnswer:
+    """Return an answer that rejects one event; *schema_id* is the topic's current schema."""
     return PublishAnswer((PublishResult(None, each.id, error, retryable),), schema_id)
 
 
 def settled(commands: Iterable[Command]) -> dict[int, PublishResult]:
+    """Return the results that *commands* settle, by ticket."""
     return {
         ticket: result
         for command in commands
@@ -101,8 +107,9 @@ def settled(commands: Iterable[Command]) -> dict[int, PublishResult]:
     }
 
 
-def test_events_come_together_while_a_request_is_in_flight():
-    """The first goes at once; those that come meanwhile share a request, without a timer."""
+def test_events_are_batched_while_a_request_is_in_flight():
+    """The first event is sent at once; those submitted before its answer share the next request,
+    without a timer."""
     protocol = make()
     assert submit(protocol, 3) == [OpenPublish(1, (event(0),))]
     out = protocol.response(1, ok(event(0)), 0.1, 0.5)
@@ -110,16 +117,17 @@ def test_events_come_together_while_a_request_is_in_flight():
     assert out[1:] == [SendEvents(1, (event(1), event(2)))]
 
 
-def test_events_given_together_go_together():
-    """A list is one request, not a first event and then the others."""
+def test_events_submitted_together_share_a_request():
+    """The events of one call of `submit` are sent in one request."""
     protocol = make()
     tickets, out = protocol.submit([event(0), event(1)], 0.0)
     assert tickets == [1, 2]
     assert out == [OpenPublish(1, (event(0), event(1)))]
 
 
-def test_a_request_holds_no_more_than_the_service_takes():
-    """200 events and 3 MB are the bounds; one that is full need not wait for an answer."""
+def test_requests_stay_within_the_limits_of_the_service():
+    """A request has at most 200 events and 3 MB; a full one is sent without waiting for an earlier
+    answer."""
     protocol = proven()
     submit(protocol, 1)
     full = submit(protocol, MAX_PUBLISH_EVENTS + 1)
@@ -131,16 +139,17 @@ def test_a_request_holds_no_more_than_the_service_takes():
     assert sum(len(each.payload) for each in request.events) <= MAX_PUBLISH_BYTES
 
 
-def test_as_many_requests_are_in_flight_as_were_allowed():
-    """Full requests follow each other up to the bound, and one by one where order is kept."""
+def test_number_of_requests_in_flight_is_limited():
+    """Up to four full requests are in flight, or only one if events must stay in order."""
     for ordered, expected in ((False, 4), (True, 1)):
         protocol = proven(ordered=ordered, max_pending_count=10_000)
         sent = submit(protocol, 3000)
         assert len(sent) == expected
 
 
-def test_a_new_stream_is_tried_with_one_request():
-    """A service that is down is not sent all that waits with each attempt."""
+def test_new_stream_starts_with_one_request():
+    """After a failure a new stream sends a single request, and the others only after its answer, so
+    that a service that is down isn't flooded."""
     protocol = proven()
     submit(protocol, 1500)
     protocol.ended(1, DOWN, 0.0, 0.0)
@@ -150,8 +159,9 @@ def test_a_new_stream_is_tried_with_one_request():
     assert [len(command.events) for command in sent] == [MAX_PUBLISH_EVENTS] * 4
 
 
-def test_there_is_room_until_the_bounds_are_reached():
-    """Events and bytes without a result are bounded; a result makes room."""
+def test_pending_events_and_bytes_are_limited():
+    """There is no room while as many events or bytes as allowed have no result yet; a result makes
+    room."""
     protocol = make(max_pending_count=2)
     submit(protocol, 1)
     assert protocol.has_room
@@ -164,8 +174,9 @@ def test_there_is_room_until_the_bounds_are_reached():
     assert not protocol.has_room
 
 
-def test_what_was_not_answered_is_sent_again_in_its_order():
-    """After a break the same events go out under the same ids, before newer ones."""
+def test_unanswered_events_are_resent_in_order():
+    """After a failure and a delay, unanswered events are sent again with their ids, before newer
+    ones; late answers of the old stream are ignored."""
     protocol = make()
     submit(protocol, 3)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -175,12 +186,13 @@ def test_what_was_not_answered_is_sent_again_in_its_order():
     assert protocol.timer(1.2, 0.5) == []
     assert protocol.timer(1.5, 0.5) == [OpenPublish(2, (event(1), event(2), event(3)))]
     assert protocol.counts().sent_again == 2
-    assert protocol.response(1, ok(event(1)), 1.6, 0.5) == []  # the old stream's: unknown by then
+    assert protocol.response(1, ok(event(1)), 1.6, 0.5) == []  # of the old stream
     assert protocol.ended(1, DOWN, 1.6, 0.5) == []
 
 
-def test_results_find_their_event_by_the_correlation_key():
-    """The order of results within an answer and between answers does not matter."""
+def test_results_are_matched_by_correlation_key():
+    """Results may come in any order, within an answer or between answers; unknown keys are
+    ignored."""
     protocol = make()
     protocol = proven()
     submit(protocol, 1)
@@ -191,8 +203,8 @@ def test_results_find_their_event_by_the_correlation_key():
     assert sorted(found) == [2]
 
 
-def test_one_id_given_twice_is_settled_twice():
-    """Whoever gives an id twice gets two results, though subscribers take the events for one."""
+def test_id_used_twice_is_settled_twice():
+    """Two events with the same id each get a result."""
     protocol = make()
     protocol.submit([event(0)], 0.0)
     protocol.submit([event(1)], 0.0)
@@ -202,8 +214,9 @@ def test_one_id_given_twice_is_settled_twice():
     assert sorted(found) == [2, 3]
 
 
-def test_a_request_that_is_not_answered_is_given_up_with_its_stream():
-    """A silent stream, or one that left an event out, does not hold events for ever."""
+def test_unanswered_request_cancels_its_stream():
+    """A stream that leaves an event without a result for 30 s is cancelled, and the event is sent
+    again on a new one."""
     protocol = make()
     submit(protocol, 3)
     protocol.response(1, ok(event(0)), 5.0, 0.5)
@@ -213,8 +226,9 @@ def test_a_request_that_is_not_answered_is_given_up_with_its_stream():
     assert protocol.timer(40.0, 0.5) == [OpenPublish(2, (event(2),))]
 
 
-def test_an_event_whose_time_is_over_is_given_up_and_says_whether_it_was_sent():
-    """The caller learns in time, and whether the event may be on the bus."""
+def test_timed_out_event_says_whether_it_may_be_published():
+    """The result of an event that timed out says whether it was ever sent, and is not changed by a
+    late answer."""
     protocol = make(timeout=10.0)
     submit(protocol, 1)
     submit(protocol, 1, now=1.0)
@@ -228,13 +242,13 @@ def test_an_event_whose_time_is_over_is_given_up_and_says_whether_it_was_sent():
     assert first.retryable
     found = settled(protocol.timer(12.0, 0.5))
     assert "never sent" in found[3].error
-    # The answer comes too late to change that.
+    # A late answer changes nothing.
     assert not settled(protocol.response(2, ok(event(0), event(1)), 13.0, 0.5))
     assert protocol.counts() == PublishCounts(0, 3, 0, 1, 2)
 
 
-def test_what_expired_in_flight_is_not_sent_again():
-    """It is settled: its stream's end is no reason to publish it once more."""
+def test_event_that_expired_in_flight_is_not_resent():
+    """An event that timed out in flight is not sent again when its stream fails."""
     protocol = make(timeout=10.0)
     submit(protocol, 1)
     protocol.timer(10.0, 0.5)
@@ -242,8 +256,8 @@ def test_what_expired_in_flight_is_not_sent_again():
     assert protocol.deadline() is None
 
 
-def test_what_expired_while_it_waited_is_not_sent():
-    """An event that nobody waits for any more takes no place in a request."""
+def test_event_that_expired_while_waiting_is_not_sent():
+    """An event that timed out before it could be resent is left out of the next request."""
     protocol = make(timeout=10.0)
     submit(protocol, 1)
     protocol.ended(1, DOWN, 9.0, 0.9)
@@ -253,8 +267,8 @@ def test_what_expired_while_it_waited_is_not_sent():
     assert out[1:] == [OpenPublish(2, (event(1),))]
 
 
-def test_a_refused_event_is_settled_and_the_others_are_not_touched():
-    """One bad event is one bad result."""
+def test_rejected_event_does_not_affect_others():
+    """A rejected event gets a failed result; the others of its request succeed."""
     protocol = make()
     submit(protocol, 3)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -264,8 +278,9 @@ def test_a_refused_event_is_settled_and_the_others_are_not_touched():
     assert protocol.counts() == PublishCounts(2, 1, 0, 0, 1)
 
 
-def test_a_passing_refusal_is_tried_again_after_a_while():
-    """Only the refused event goes out again, after a growing delay that a success resets."""
+def test_temporarily_rejected_event_is_retried():
+    """Only the event with a retryable error is sent again, after a delay that grows with each
+    rejection."""
     protocol = make()
     submit(protocol, 2)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -277,29 +292,32 @@ def test_a_passing_refusal_is_tried_again_after_a_while():
     assert settled(protocol.response(1, ok(event(1)), 4.0, 0.5))[2].ok
 
 
-def test_a_changed_schema_has_refused_events_encoded_anew():
-    """The id stays; what comes after is encoded by the new schema at once."""
+def test_events_are_reencoded_after_a_schema_change():
+    """A rejection that names a new schema has the event encoded again, under the same id and in
+    order. If it is then rejected again, it fails."""
     protocol = make(ordered=True)
     submit(protocol, 3)
     out = protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
-    # In order: nothing passes the event that is being encoded.
+    # In order: no other event is sent before the one that is being encoded.
     assert out == [UseSchema("B"), Reencode((1,), "B")]
     anew = event(0, schema_id="B")
     assert protocol.reencoded(1, anew, 0.0, 0.5) == [SendEvents(1, (anew, event(1), event(2)))]
     found = settled(protocol.response(1, refuse(anew, schema_id="B"), 0.0, 0.5))
-    assert not found[1].ok  # by the schema that the service named: it does not fit
+    assert not found[1].ok  # it already had the schema that the service named
 
 
-def test_without_order_others_pass_an_event_that_is_encoded_anew():
-    """Nobody waits for one event's schema who did not ask for order."""
+def test_unordered_events_do_not_wait_for_reencoding():
+    """Unless order is required, other events are sent while one is being encoded with a new
+    schema."""
     protocol = make()
     submit(protocol, 2)
     out = protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
     assert out[-1] == SendEvents(1, (event(1),))
 
 
-def test_an_event_that_does_not_fit_the_new_schema_is_refused():
-    """Its caller learns the field, and the others go on."""
+def test_event_that_does_not_fit_the_new_schema_fails():
+    """An event that can't be encoded with the new schema fails with the encoder's error, and the
+    next is sent."""
     protocol = make(ordered=True)
     submit(protocol, 2)
     protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -308,8 +326,9 @@ def test_an_event_that_does_not_fit_the_new_schema_is_refused():
     assert out[1:] == [SendEvents(1, (event(1),))]
 
 
-def test_a_schema_that_could_not_be_fetched_is_asked_for_again():
-    """A passing failure of the look-up costs a delay and no event."""
+def test_schema_is_fetched_again_after_a_temporary_failure():
+    """If the new schema can't be fetched for now, the event is sent again after a delay, and its
+    next rejection fetches the schema again."""
     protocol = make()
     submit(protocol, 1)
     protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -319,8 +338,8 @@ def test_a_schema_that_could_not_be_fetched_is_asked_for_again():
     assert out == [Reencode((1,), "B")]
 
 
-def test_an_event_that_expired_while_it_was_encoded_stays_settled():
-    """What comes back too late is for nobody."""
+def test_event_that_expired_during_reencoding_stays_settled():
+    """An event that timed out while it was being encoded is not sent."""
     protocol = make(timeout=5.0)
     submit(protocol, 1)
     protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -328,8 +347,9 @@ def test_an_event_that_expired_while_it_was_encoded_stays_settled():
     assert protocol.reencoded(1, event(0, schema_id="B"), 6.0, 0.5) == []
 
 
-def test_an_idle_stream_is_closed_before_the_service_does():
-    """The service ends a stream after 70 s without a request; ours ends before, in order."""
+def test_idle_stream_is_closed_before_the_service_does():
+    """An idle stream is half-closed before the 70 s after which the service ends it; the next event
+    opens another one."""
     protocol = make()
     submit(protocol, 1)
     protocol.response(1, ok(event(0)), 1.0, 0.5)
@@ -340,8 +360,9 @@ def test_an_idle_stream_is_closed_before_the_service_does():
     assert submit(protocol, 1, now=60.0) == [OpenPublish(2, (event(1),))]
 
 
-def test_the_end_of_an_idle_stream_is_no_failure():
-    """A restart of the service while nothing is to be sent concerns nobody."""
+def test_end_of_an_idle_stream_is_no_failure():
+    """If a stream fails while nothing is pending, even fatally, the publisher continues, and the
+    next event opens another one."""
     protocol = make()
     submit(protocol, 1)
     protocol.response(1, ok(event(0)), 1.0, 0.5)
@@ -349,16 +370,17 @@ def test_the_end_of_an_idle_stream_is_no_failure():
     assert submit(protocol, 1, now=3.0) == [OpenPublish(2, (event(1),))]
 
 
-def test_a_stream_that_ends_well_with_events_in_flight_is_opened_again():
-    """OK is no answer to an event."""
+def test_stream_ending_with_ok_is_reopened_for_pending_events():
+    """If a stream ends with status OK but without an answer, the event is sent again on a new
+    stream."""
     protocol = make()
     submit(protocol, 1)
     assert protocol.ended(1, None, 1.0, 0.0) == []
     assert protocol.timer(1.0, 0.5) == [OpenPublish(2, (event(0),))]
 
 
-def test_an_expired_session_is_renewed_and_the_events_go_out_again():
-    """Nothing is lost by a token that ends."""
+def test_expired_session_is_renewed_and_events_are_resent():
+    """If the session expires, events wait for a new one, and are then sent again."""
     protocol = make()
     submit(protocol, 1)
     assert protocol.ended(1, EXPIRED, 1.0, 0.5) == [RenewSession()]
@@ -366,8 +388,9 @@ def test_an_expired_session_is_renewed_and_the_events_go_out_again():
     assert protocol.session_renewed(2.0) == [OpenPublish(2, (event(0),))]
 
 
-def test_a_sign_in_that_fails_in_passing_is_tried_again():
-    """The way to the login host may be down for a while; what is final ends the publisher."""
+def test_sign_in_is_retried_unless_it_fails_for_good():
+    """A temporary sign-in failure is retried after a delay; a final one fails all events and closes
+    the publisher."""
     protocol = make()
     submit(protocol, 1)
     protocol.ended(1, EXPIRED, 1.0, 0.5)
@@ -380,8 +403,8 @@ def test_a_sign_in_that_fails_in_passing_is_tried_again():
     assert protocol.session_renewed(5.0) == []
 
 
-def test_a_session_is_not_asked_for_when_nobody_waits():
-    """The events of the sign-in have expired meanwhile."""
+def test_sign_in_is_not_retried_without_pending_events():
+    """A failed sign-in is not retried if all events have timed out meanwhile."""
     protocol = make(timeout=5.0)
     submit(protocol, 1)
     protocol.ended(1, EXPIRED, 1.0, 0.5)
@@ -391,8 +414,8 @@ def test_a_session_is_not_asked_for_when_nobody_waits():
     assert protocol.drain(7.0) == [Finish(None)]
 
 
-def test_idle_time_is_no_outage():
-    """Refused sessions end a publisher after a time of refusals, not after a pause."""
+def test_idle_time_does_not_count_as_rejected_sessions():
+    """Two rejected sessions with a long idle time between them do not close the publisher."""
     protocol = make(timeout=5.0)
     for begun in (0.0, TIMINGS.session_budget + 1):
         submit(protocol, 1, now=begun)
@@ -402,8 +425,9 @@ def test_idle_time_is_no_outage():
         protocol.ended(protocol.counts().streams, EXPIRED, begun + 5.0, 0.0)
 
 
-def test_what_cannot_be_helped_ends_the_publisher():
-    """Every event has its result, and none is taken any more."""
+def test_fatal_failure_closes_the_publisher():
+    """After a failure that can't be retried, every event gets a failed result that says whether it
+    was sent, and `submit` raises an error."""
     protocol = make()
     submit(protocol, 3)
     out = protocol.ended(1, DENIED, 1.0, 0.5)
@@ -418,8 +442,8 @@ def test_what_cannot_be_helped_ends_the_publisher():
     assert protocol.deadline() is None
 
 
-def test_drain_waits_for_every_result():
-    """An orderly end loses nothing, and takes nothing more."""
+def test_drain_waits_for_all_results():
+    """Draining accepts no more events, sends the waiting ones, and ends after the last result."""
     protocol = make()
     submit(protocol, 2)
     assert protocol.drain(0.0) == []
@@ -430,8 +454,9 @@ def test_drain_waits_for_every_result():
     assert out[1:] == [HalfClose(1), Finish(None)]
 
 
-def test_drain_ends_with_the_last_event_that_expires():
-    """Its time bounds the end; a stream with an unanswered request is cancelled."""
+def test_drain_ends_when_the_last_event_times_out():
+    """Draining ends at the last event's timeout at the latest, and then cancels a stream with an
+    unanswered request."""
     protocol = make(timeout=5.0)
     submit(protocol, 1)
     protocol.drain(0.0)
@@ -439,8 +464,8 @@ def test_drain_ends_with_the_last_event_that_expires():
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_abort_and_a_fault_of_ours_settle_everything(is_open):
-    """Nobody waits for ever."""
+def test_abort_and_crash_settle_all_events(is_open):
+    """An abort or an internal error settles all events, and cancels the stream if one is open."""
     for end in (
         lambda protocol: protocol.abort(),
         lambda protocol: protocol.crashed(StreamError("bug")),
@@ -456,10 +481,10 @@ def test_abort_and_a_fault_of_ours_settle_everything(is_open):
 
 
 class Publishing(RuleBasedStateMachine):
-    """A service that answers, refuses, goes silent, breaks and changes its schema, in any order.
+    """A random walk: a service answers, rejects, fails or changes its schema, in any order.
 
-    Streams are lists of requests that wait to be carried out; what was carried out may be answered
-    or not. The application counts what it was told.
+    A stream is a list of requests to execute; an executed request may be answered or not. The
+    application records its results in `told`.
     """
 
     ordered = False
@@ -474,15 +499,16 @@ class Publishing(RuleBasedStateMachine):
         self.bus: list[str] = []  # ids in the order published
         self.stream = 0
         self.requests: list[tuple[ProducerEvent, ...]] = []
-        self.unsent: list[PublishAnswer] = []  # carried out, and the answer is on its way
+        self.unsent: list[PublishAnswer] = []  # answers of executed requests, in transit
         self.schema = "A"
         self.asked: list[tuple[int, str]] = []
         self.renewing = False
         self.last_request = 0.0
         self.refused: set[str] = set()
-        self.passed: set[str] = set()  # refused in passing: the order of these may differ
+        self.passed: set[str] = set()  # rejected temporarily; their order may differ
 
     def do(self, commands: list[Command]) -> None:
+        """Execute commands as a driver does, and record the results."""
         for command in commands:
             if isinstance(command, (OpenPublish, SendEvents)):
                 self.take(command)
@@ -497,7 +523,7 @@ class Publishing(RuleBasedStateMachine):
                 self.renewing = True
             elif isinstance(command, HalfClose):
                 assert not self.requests
-                assert not self.unsent, "closed with an answer on its way"
+                assert not self.unsent, "closed with an answer in transit"
                 self.stream = 0
             elif isinstance(command, CancelStream):
                 self.cut()
@@ -505,13 +531,17 @@ class Publishing(RuleBasedStateMachine):
                 assert isinstance(command, UseSchema), command
 
     def take(self, command: OpenPublish | SendEvents) -> None:
+        """Receive a request, and check its size, its order, and the number of requests in
+        flight."""
         assert not self.renewing
         if isinstance(command, OpenPublish):
             assert self.stream == 0
             assert not self.requests
         else:
             assert command.stream == self.stream
-            assert self.now < self.last_request + SWEPT_AFTER, "the service swept the stream"
+            assert self.now < self.last_request + SWEPT_AFTER, (
+                "the service had ended the idle stream"
+            )
         self.stream = command.stream
         self.last_request = self.now
         self.requests.append(command.events)
@@ -520,15 +550,17 @@ class Publishing(RuleBasedStateMachine):
         numbers = [int(each.id) for each in command.events]
         assert numbers == sorted(numbers)
         for number in numbers:
-            assert number + 1 not in self.told, "sent again though it was settled"
+            assert number + 1 not in self.told, "resent although it was settled"
 
     def cut(self) -> None:
+        """End the stream, and discard everything in transit."""
         self.stream = 0
         self.requests.clear()
         self.unsent.clear()
 
     @rule(count=st.integers(1, 30), size=st.sampled_from([1, 100_000, 900_000]))
-    def give(self, count: int, size: int) -> None:
+    def submit_events(self, count: int, size: int) -> None:
+        """Submit up to *count* events of *size* bytes each, while there is room."""
         for _ in range(count):
             if not self.protocol.has_room:
                 return
@@ -541,8 +573,8 @@ class Publishing(RuleBasedStateMachine):
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
-    def carry_out(self, data: st.DataObject) -> None:
-        """Publish the oldest request's events, but for some that are refused."""
+    def execute_request(self, data: st.DataObject) -> None:
+        """Publish the events of the oldest request, except for some that are rejected."""
         events = self.requests.pop(0)
         results = []
         fates = st.sampled_from(["ok", "ok", "ok", "busy", "bad"])
@@ -564,19 +596,22 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.unsent)
     @rule(jitter=st.floats(0, 0.99))
     def answer(self, jitter: float) -> None:
+        """Deliver the oldest answer in transit to the client."""
         answer = self.unsent.pop(0)
         self.do(self.protocol.response(self.stream, answer, self.now, jitter))
 
     @precondition(lambda self: self.stream)
     @rule(failure=st.sampled_from([None, DOWN, EXPIRED]), jitter=st.floats(0, 0.99))
-    def breaks(self, failure: Failure | None, jitter: float) -> None:
+    def fail_stream(self, failure: Failure | None, jitter: float) -> None:
+        """End the stream with OK or with a failure."""
         stream = self.stream
         self.cut()
         self.do(self.protocol.ended(stream, failure, self.now, jitter))
 
     @precondition(lambda self: self.renewing)
     @rule(works=st.booleans(), jitter=st.floats(0, 0.99))
-    def renewal(self, works: bool, jitter: float) -> None:
+    def finish_renewal(self, works: bool, jitter: float) -> None:
+        """Finish a sign-in, with or without success."""
         self.renewing = False
         if works:
             self.do(self.protocol.session_renewed(self.now))
@@ -586,11 +621,13 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: not self.ordered)
     @rule()
     def change_schema(self) -> None:
+        """Change the topic's schema, so that events of the old one are rejected."""
         self.schema = "B" if self.schema == "A" else "C"
 
     @precondition(lambda self: self.asked)
     @rule(works=st.booleans())
     def encode(self, works: bool) -> None:
+        """Finish encoding an event with the new schema, or fail to fetch the schema."""
         ticket, schema_id = self.asked.pop()
         name = self.given[ticket - 1]
         outcome = (
@@ -601,8 +638,8 @@ class Publishing(RuleBasedStateMachine):
         self.do(self.protocol.reencoded(ticket, outcome, self.now, 0.5))
 
     @rule(jitter=st.floats(0, 0.99))
-    def wait(self, jitter: float) -> None:
-        """Let the time come that the protocol asked for; its timer must not spin."""
+    def advance_time(self, jitter: float) -> None:
+        """Advance the time to the protocol's deadline; its timer must not be due forever."""
         at = self.protocol.deadline()
         if at is not None:
             self.now = max(self.now, at)
@@ -611,14 +648,17 @@ class Publishing(RuleBasedStateMachine):
                 after = self.protocol.deadline()
                 if after is None or after > self.now:
                     return
-            raise AssertionError("the timer spins")
+            raise AssertionError("the timer is due forever")
 
     @invariant()
-    def something_will_happen(self) -> None:
+    def deadline_exists_while_results_are_missing(self) -> None:
+        """While an event has no result, the protocol has a deadline."""
         assert self.protocol.deadline() is not None or len(self.told) == len(self.given)
 
     @invariant()
-    def what_was_told_is_true(self) -> None:
+    def results_are_true(self) -> None:
+        """A successful result is of a published event, and a final failure of a rejected one,
+        except after a schema change."""
         for ticket, result in self.told.items():
             name = self.given[ticket - 1]
             assert result.correlation_key == name
@@ -626,21 +666,23 @@ class Publishing(RuleBasedStateMachine):
             assert result.ok or name in self.refused or result.retryable or self.schema != "A"
 
     @invariant()
-    def repeats_are_counted(self) -> None:
+    def duplicates_are_counted(self) -> None:
+        """Events published more than once are included in `sent_again`."""
         repeats = sum(count - 1 for count in Counter(self.bus).values())
         assert repeats <= self.protocol.counts().sent_again
 
     @invariant()
-    def order_is_kept(self) -> None:
-        """Of what was never refused, the first publication of each is in the order given."""
+    def order_is_preserved(self) -> None:
+        """The first publications of events that were never rejected are in the order of
+        submission."""
         if self.ordered:
             excused = self.passed | self.refused
             first = [int(name) for name in dict.fromkeys(self.bus) if name not in excused]
             assert first == sorted(first)
 
     def teardown(self) -> None:
-        """From here on the service is well: everything is settled, and nothing is lost."""
-        self.do_all_well()
+        """Check that without further failures every event gets a result, and draining then ends."""
+        self.run_without_failures()
         assert sorted(self.told) == list(range(1, len(self.given) + 1))
         for ticket, result in self.told.items():
             lost = not result.ok and self.given[ticket - 1] in self.bus
@@ -648,7 +690,8 @@ class Publishing(RuleBasedStateMachine):
         end = self.protocol.drain(self.now)
         assert isinstance(end[-1], Finish)
 
-    def do_all_well(self) -> None:
+    def run_without_failures(self) -> None:
+        """Execute everything pending, without failures, until every event has a result."""
         for _ in range(10_000):
             if self.renewing:
                 self.renewing = False
@@ -676,9 +719,10 @@ class Publishing(RuleBasedStateMachine):
                 assert at is not None
                 self.now = max(self.now, at)
                 self.do(self.protocol.timer(self.now, 0.5))
-        raise AssertionError("it does not end")
+        raise AssertionError("results are still missing after 10,000 steps")
 
     def encode_all(self) -> None:
+        """Finish encoding all waiting events with the new schema."""
         asked, self.asked = self.asked, []
         for ticket, schema_id in asked:
             anew = ProducerEvent(schema_id, b"anew", self.given[ticket - 1])
@@ -686,6 +730,8 @@ class Publishing(RuleBasedStateMachine):
 
 
 class InOrder(Publishing):
+    """The random walk of a publisher with only one request in flight, which preserves order."""
+
     ordered = True
 
 

@@ -1,4 +1,4 @@
-"""Where a plain subscription goes on."""
+"""Tests of where a plain subscription resumes after a dropped stream or a rejected position."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from tests.protocol.scripted import NAME, rid
 LATEST, EARLIEST = StartPosition.latest(), StartPosition.earliest()
 
 
-def test_a_stream_resumes_after_the_last_received_position() -> None:
-    """Never at the start again, which would double or skip events."""
+def test_stream_resumes_after_the_last_received_position() -> None:
+    """A plain subscription resumes after the last received position rather than at its start, so
+    that no event is repeated or skipped."""
     resume = Resume(NAME, LATEST, None)
     assert resume.position == LATEST
     assert resume.last is None
@@ -20,16 +21,18 @@ def test_a_stream_resumes_after_the_last_received_position() -> None:
     assert resume.last == rid(4)
 
 
-def test_a_drop_before_a_latest_start_was_anchored_is_a_gap_once() -> None:
-    """Events published meanwhile are missed, and that is said."""
+def test_drop_before_a_position_at_latest_is_one_gap() -> None:
+    """If a stream from LATEST drops before its first position, events may be missed, which is
+    reported once."""
     resume = Resume(NAME, LATEST, None)
 
     assert resume.dropped() == Gap("unanchored", NAME)
     assert resume.dropped() is None
 
 
-def test_a_drop_behind_a_position_is_no_gap() -> None:
-    """An anchored stream misses nothing; neither does one from EARLIEST."""
+def test_drop_after_a_position_is_no_gap() -> None:
+    """A drop after a received position, or of a stream from EARLIEST, misses nothing and reports no
+    gap."""
     anchored = Resume(NAME, LATEST, None)
     anchored.received(rid(1))
 
@@ -37,8 +40,9 @@ def test_a_drop_behind_a_position_is_no_gap() -> None:
     assert Resume(NAME, EARLIEST, None).dropped() is None
 
 
-def test_a_refused_position_is_a_gap_with_the_services_words() -> None:
-    """What, from where, why, with error code and rpc id."""
+def test_rejected_position_is_a_gap_with_the_error_code() -> None:
+    """A rejected position is reported as a gap with the position, the error code and the RPC id;
+    without a fallback the subscription can't continue."""
     resume = Resume(NAME, StartPosition.after(rid(7)), None)
 
     gap, go_on = resume.rejected("code", "rpc")
@@ -47,25 +51,26 @@ def test_a_refused_position_is_a_gap_with_the_services_words() -> None:
     assert not go_on
 
 
-def test_a_fallback_is_where_it_goes_on() -> None:
-    """With a fallback the refused position is never sent again."""
+def test_rejected_position_resumes_at_the_fallback() -> None:
+    """With a fallback, the subscription continues there, and a further drop is no second gap."""
     resume = Resume(NAME, StartPosition.after(rid(7)), LATEST)
     _, go_on = resume.rejected(None, None)
 
     assert go_on
     assert resume.position == LATEST
-    assert resume.dropped() is None, "part of the gap that was reported"
+    assert resume.dropped() is None, "it belongs to the gap that was reported"
 
 
-def test_a_refused_preset_has_no_fallback() -> None:
-    """LATEST and EARLIEST cannot expire; trying them again would go on for ever."""
+def test_rejected_preset_has_no_fallback() -> None:
+    """A rejected LATEST or EARLIEST does not use the fallback, because such a start cannot
+    expire."""
     _, go_on = Resume(NAME, EARLIEST, LATEST).rejected(None, None)
 
     assert not go_on
 
 
-def test_a_refused_fallback_is_not_sent_again() -> None:
-    """A fallback to a position that is refused as well must not loop."""
+def test_rejected_fallback_is_not_retried() -> None:
+    """If the fallback is rejected too, the subscription does not continue."""
     resume = Resume(NAME, StartPosition.after(rid(7)), StartPosition.after(rid(8)))
     assert resume.rejected(None, None)[1]
 

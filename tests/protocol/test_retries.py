@@ -1,4 +1,4 @@
-"""Budgets: what is tried again, when, and for how long."""
+"""Tests of the decisions about failures: whether to retry, after which delay, and for how long."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ BROKEN = StreamUnavailableError("connection reset")
 
 
 def retries(connection_timeout: float | None = None) -> Retries:
+    """Return the `Retries` of a subscription; the timeout is in seconds, None means no limit."""
     return Retries(NAME, TIMES, connection_timeout)
 
 
-def test_a_broken_stream_is_opened_again_after_a_growing_delay() -> None:
-    """Failures in a row wait longer each."""
+def test_failures_in_a_row_increase_the_delay() -> None:
+    """Each further failure, of whatever kind, doubles the delay before the stream is reopened."""
     judge = retries()
 
     assert judge.broken(BROKEN, 100.0, 0.5).reopen_at == 100.5
@@ -36,8 +37,9 @@ def test_a_broken_stream_is_opened_again_after_a_growing_delay() -> None:
     assert judge.reason == "connection reset"
 
 
-def test_a_response_refills_every_budget() -> None:
-    """And forgets the reason."""
+def test_response_resets_all_limits() -> None:
+    """A response clears the reason, the connection timeout, the time of rejected sessions, and the
+    delay."""
     judge = retries(connection_timeout=9.0)
     judge.broken(BROKEN, 0.0, 1.0)
     judge.judge(failure(FailureKind.REAUTHENTICATE), 1.0, 0.5)
@@ -54,8 +56,8 @@ def test_a_response_refills_every_budget() -> None:
 @pytest.mark.parametrize(
     "kind", [FailureKind.STOP, FailureKind.POSITION_REJECTED, FailureKind.TURNED_AWAY]
 )
-def test_what_no_retry_mends_is_fatal(kind: FailureKind) -> None:
-    """The service's own error ends the subscription."""
+def test_permanent_failure_is_fatal(kind: FailureKind) -> None:
+    """A failure that no retry can fix ends the subscription with the service's own error."""
     error = TopicNotFoundError("no such topic")
 
     verdict = retries().judge(failure(kind, error), 0.0, 0.5)
@@ -64,8 +66,9 @@ def test_what_no_retry_mends_is_fatal(kind: FailureKind) -> None:
     assert verdict.error is error
 
 
-def test_what_turns_away_in_mid_life_is_on_the_way() -> None:
-    """A new proxy answers for a service that has let this subscription in before."""
+def test_access_denied_after_a_response_is_temporary() -> None:
+    """If access is denied after the service has already responded, e.g. by a new proxy, it is
+    retried until the connection timeout."""
     judge = retries(connection_timeout=30.0)
     judge.responded()
     away = failure(FailureKind.TURNED_AWAY, PermissionDeniedError("forbidden"))
@@ -77,7 +80,8 @@ def test_what_turns_away_in_mid_life_is_on_the_way() -> None:
 
 
 def shut_out(judge: Retries, now: float, until: float) -> tuple[float, int]:
-    """Fetch sessions that are refused, up to a time; return when the last came, and how many."""
+    """Let the service reject renewed sessions until the time *until*, or until `Retries` gives up;
+    return the time of the last rejection and the number of renewals."""
     count = 0
     expired = failure(FailureKind.REAUTHENTICATE, SessionExpiredError("expired"))
     while now < until:
@@ -90,12 +94,13 @@ def shut_out(judge: Retries, now: float, until: float) -> tuple[float, int]:
     return now, count
 
 
-def test_sessions_that_are_refused_for_too_long_are_given_up() -> None:
-    """Wrong org or missing scope: time enough for a change of permission, and then an error."""
+def test_rejected_sessions_are_fatal_after_their_time_limit() -> None:
+    """Sessions rejected throughout `session_budget` end in a retryable error with the RPC id of the
+    last rejection, after only a few sign-ins."""
     judge = retries()
     now, count = shut_out(judge, 100.0, 100.0 + TIMES.session_budget)
     assert now >= 100.0 + TIMES.session_budget
-    assert 5 < count < 20, "with more and more time between sign-ins"
+    assert 5 < count < 20, "the delay between sign-ins grows"
 
     refused = failure(FailureKind.REAUTHENTICATE, SessionExpiredError("expired", rpc_id="rpc"))
     error = judge.judge(refused, now, 0.5).error
@@ -105,8 +110,8 @@ def test_sessions_that_are_refused_for_too_long_are_given_up() -> None:
     assert error.__cause__ is refused.error
 
 
-def test_an_expired_session_is_renewed_at_once() -> None:
-    """The usual end of a session costs no delay; only what is refused anew does."""
+def test_expired_session_is_renewed_at_once() -> None:
+    """The first renewal has no delay; if the new session is rejected too, the next one has."""
     judge = retries()
     assert judge.judge(failure(FailureKind.REAUTHENTICATE), 5.0, 0.5).reopen_at == 5.0
     judge.renewed()
@@ -114,8 +119,9 @@ def test_an_expired_session_is_renewed_at_once() -> None:
     assert judge.judge(failure(FailureKind.REAUTHENTICATE), 6.0, 0.5).reopen_at == 6.5
 
 
-def test_a_login_that_is_down_costs_no_budget_of_sessions() -> None:
-    """A login server that is down for an hour must not end a subscription."""
+def test_failing_sign_in_does_not_count_as_rejected_session() -> None:
+    """If the login server is down for an hour, the time limit for rejected sessions is not used
+    up."""
     judge = retries()
     for minute in range(60):
         verdict = judge.judge(failure(FailureKind.REAUTHENTICATE), 60.0 * minute, 0.5)
@@ -123,8 +129,9 @@ def test_a_login_that_is_down_costs_no_budget_of_sessions() -> None:
         judge.broken(BROKEN, 60.0 * minute + 1.0, 0.5)
 
 
-def test_a_login_that_is_down_is_an_outage() -> None:
-    """The connection timeout runs through it, though the service answers with a refusal."""
+def test_failing_sign_in_counts_towards_the_connection_timeout() -> None:
+    """Failing sign-ins use up the connection timeout, although the service is reachable and rejects
+    the session."""
     judge = retries(connection_timeout=30.0)
     judge.broken(BROKEN, 100.0, 0.5)
     judge.judge(failure(FailureKind.REAUTHENTICATE), 110.0, 0.5)
@@ -133,8 +140,9 @@ def test_a_login_that_is_down_is_an_outage() -> None:
     assert judge.give_up_at == 131.0
 
 
-def test_the_connection_timeout_runs_from_the_first_failure() -> None:
-    """However often it is tried meanwhile; without a timeout it is tried for ever."""
+def test_connection_timeout_starts_at_the_first_failure() -> None:
+    """Later failures do not extend the connection timeout, its error has the last failure's
+    message, and without a timeout there is no limit."""
     judge = retries(connection_timeout=30.0)
     assert judge.give_up_at is None
     judge.broken(BROKEN, 100.0, 0.5)
@@ -148,8 +156,9 @@ def test_the_connection_timeout_runs_from_the_first_failure() -> None:
     assert unlimited.give_up_at is None
 
 
-def test_waiting_for_the_slot_does_not_count_as_connection_failure() -> None:
-    """The service answers; only the slot is missing."""
+def test_held_slot_does_not_count_as_connection_failure() -> None:
+    """A stream rejected because another one holds the managed subscription's only slot shows that
+    the service is reachable, which stops the connection timeout."""
     judge = retries(connection_timeout=30.0)
     judge.broken(BROKEN, 100.0, 0.5)
     judge.judge(failure(FailureKind.SLOT_HELD), 110.0, 0.5)
@@ -157,8 +166,9 @@ def test_waiting_for_the_slot_does_not_count_as_connection_failure() -> None:
     assert judge.give_up_at is None
 
 
-def test_a_held_slot_is_asked_for_until_its_timeout() -> None:
-    """Delays of its own, short at first; then an error that says what to do."""
+def test_held_slot_is_retried_until_its_timeout() -> None:
+    """While another client holds the managed subscription's only slot, the stream is retried, with
+    short delays at first, until `slot_timeout`; then the error is `SubscriptionBusyError`."""
     judge, held = retries(), failure(FailureKind.SLOT_HELD, SubscriptionBusyError("active"))
     assert judge.judge(held, 0.0, 0.5).reopen_at == 0.25
     verdict = judge.judge(held, TIMES.slot_timeout - 1, 0.5)
@@ -171,8 +181,9 @@ def test_a_held_slot_is_asked_for_until_its_timeout() -> None:
     assert verdict.error.__cause__ is held.error
 
 
-def test_an_outage_is_no_waiting_for_the_slot() -> None:
-    """Half an hour without a network must not use up the time for the slot."""
+def test_outage_does_not_count_towards_the_slot_timeout() -> None:
+    """The time without a connection is not counted as waiting for the managed subscription's
+    slot."""
     judge, held = retries(), failure(FailureKind.SLOT_HELD)
     judge.judge(held, 0.0, 0.5)
     judge.broken(BROKEN, 10.0, 0.5)
@@ -181,5 +192,5 @@ def test_an_outage_is_no_waiting_for_the_slot() -> None:
     judge.broken(BROKEN, 20.0 + 2 * TIMES.slot_timeout, 0.5)
 
     late = judge.judge(held, 3 * TIMES.slot_timeout + 20.0, 0.5)
-    assert late.signal is Signal.BUSY, "20 s of waiting so far"
+    assert late.signal is Signal.BUSY, "without the outages, it has waited for only 20 s"
     assert judge.judge(held, 4 * TIMES.slot_timeout, 0.5).signal is Signal.FATAL

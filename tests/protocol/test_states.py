@@ -1,4 +1,5 @@
-"""The table of states: every pair in it happens, and every other one is refused."""
+"""Tests of the state table: each pair of state and signal in it can occur, and others are
+rejected."""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("state", "signal"), PAIRS)
-def test_every_pair_is_in_the_table_or_refused(state: State, signal: Signal) -> None:
-    """An illegal pair raises, names both, and leaves the subscription as it was."""
+def test_every_pair_is_in_the_table_or_raises(state: State, signal: Signal) -> None:
+    """A signal that is illegal in a state raises an error that names both, and the state does not
+    change."""
     protocol = SubscriptionProtocol(NAME)
     protocol.state = state
     if signal in TRANSITIONS[state]:
@@ -45,86 +47,92 @@ def test_every_pair_is_in_the_table_or_refused(state: State, signal: Signal) -> 
     assert protocol.state is state
 
 
-def test_every_state_has_its_row() -> None:
-    """No state is forgotten in the table."""
+def test_every_state_has_a_row() -> None:
+    """The table has a row for each state."""
     assert set(TRANSITIONS) == set(State)
 
 
 @pytest.mark.parametrize("state", [each for each in State if each is not State.CLOSED])
-def test_abort_ends_every_state(state: State) -> None:
-    """The application can always end a subscription."""
+def test_abort_closes_from_every_state(state: State) -> None:
+    """An abort leads from every other state to CLOSED."""
     assert step(state, Signal.ABORT) is State.CLOSED
 
 
-def test_the_end_is_the_end() -> None:
-    """Nothing follows, and nothing opens a closed subscription again."""
+def test_closed_is_final() -> None:
+    """No signal is legal in the state CLOSED."""
     assert TRANSITIONS[State.CLOSED] == {}
 
 
 def test_every_state_can_be_left() -> None:
-    """The table has no trap."""
+    """Every state except CLOSED has a signal that leads to another state."""
     for state in set(State) - {State.CLOSED}:
         assert set(TRANSITIONS[state].values()) - {state}
 
 
-def test_a_call_is_alive_exactly_where_a_response_is_legal() -> None:
-    """Words of a stream are heard in these states and in no other."""
+def test_alive_states_are_those_that_accept_responses() -> None:
+    """`ALIVE` contains exactly the states in which a response is legal."""
     assert {state for state, row in TRANSITIONS.items() if Signal.RESPONSE in row} == ALIVE
 
 
-# How an application, a service and the time bring each pair about.
+# How the application, the service or the passing of time causes each pair.
 
 
 class Recorded(SubscriptionProtocol):
-    """Remembers the pairs that it went through."""
+    """Records the pairs of state and signal that occurred."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.pairs: list[tuple[State, Signal]] = []
         super().__init__(*args, **options)
 
     def _step(self, signal: Signal) -> State:
+        """Record the pair, and pass the signal on."""
         self.pairs.append((self.state, signal))
         return super()._step(signal)
 
 
 class RecordedScript(Script):
-    """A script of such a subscription."""
+    """A script whose subscription records its pairs of state and signal."""
 
     make = Recorded
 
 
 def opening() -> Script:
+    """Return a plain subscription whose stream is opening."""
     script = RecordedScript(StartPosition.earliest(), limits=Limits(max_bytes=10))
     script.start()
     return script
 
 
 def streaming() -> Script:
+    """Return a plain subscription that has read one event."""
     script = opening()
     script.read(events(1))
     return script
 
 
 def waiting() -> Script:
+    """Return a plain subscription that waits to reopen its stream."""
     script = streaming()
     script.end(failure())
     return script
 
 
 def renewing() -> Script:
+    """Return a plain subscription that waits for a new session."""
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
     return script
 
 
 def paused() -> Script:
+    """Return a plain subscription whose stream was closed for lack of memory."""
     script = streaming()
     script.respond(events(2, 3, size=10))
     return script
 
 
 def managed() -> Script:
-    """Streaming, with an acked event whose commit is out."""
+    """Return a streaming managed subscription with an acked event, whose commit is in flight."""
     script = RecordedScript()
     script.start()
     script.read(events(1))
@@ -133,7 +141,7 @@ def managed() -> Script:
 
 
 def unsaved() -> Script:
-    """Opening again, with an acked event that no stream has shown for a commit."""
+    """Return a reopening subscription with an acked event that was not redelivered yet."""
     script = managed()
     script.end(failure())
     script.wait(60.0)
@@ -141,18 +149,21 @@ def unsaved() -> Script:
 
 
 def unsaved_waiting() -> Script:
+    """Return a subscription that waits to reopen its stream, with an acked event."""
     script = managed()
     script.end(failure())
     return script
 
 
 def unsaved_renewing() -> Script:
+    """Return a subscription that waits for a new session, with an acked event."""
     script = managed()
     script.end(failure(FailureKind.REAUTHENTICATE))
     return script
 
 
 def unsaved_paused() -> Script:
+    """Return a subscription closed for lack of memory, with an acked event."""
     script = RecordedScript(limits=Limits(max_bytes=10))
     script.start()
     script.read(events(1))
@@ -162,24 +173,28 @@ def unsaved_paused() -> Script:
 
 
 def saving() -> Script:
+    """Return a draining subscription that waits for a session to commit an acked event."""
     script = unsaved_renewing()
     script.drain()
     return script
 
 
 def draining() -> Script:
+    """Return a draining subscription that waits for the answer to its commit."""
     script = managed()
     script.drain()
     return script
 
 
 def closing() -> Script:
+    """Return a plain subscription that waits for the end of its half-closed stream."""
     script = streaming()
     script.drain()
     return script
 
 
 def closed() -> Script:
+    """Return a subscription that was aborted."""
     script = opening()
     script._did(script.protocol.abort())
     return script
@@ -223,18 +238,18 @@ REFUSED = failure(FailureKind.POSITION_REJECTED, ReplayIdRejectedError("corrupte
 
 
 def refused(script: Script) -> None:
-    """A position is refused, and there is another one."""
+    """Reject the position of a subscription that has a fallback."""
     script.protocol._resume = Resume(NAME, StartPosition.after(rid(7)), StartPosition.earliest())  # type: ignore[attr-defined]
     script.end(REFUSED)
 
 
 def no_session(script: Script) -> None:
-    """The login is down."""
+    """Let the sign-in fail temporarily."""
     script._did(script.protocol.renewal_failed(failure(), script.now, 0.5))
 
 
 def renewing_again() -> Script:
-    """The session that was just fetched was refused as well."""
+    """Return a subscription whose renewed session was rejected as well."""
     script = renewing()
     script._did(script.protocol.session_renewed(script.now))
     script.end(failure(FailureKind.REAUTHENTICATE))
@@ -265,8 +280,8 @@ SPECIAL: dict[tuple[State, Signal], Cause] = {
         for signal in row
     ],
 )
-def test_every_pair_in_the_table_happens(state: State, signal: Signal) -> None:
-    """The table is what the code does: no pair is there that inputs cannot bring about."""
+def test_every_pair_in_the_table_can_occur(state: State, signal: Signal) -> None:
+    """Inputs exist that cause each pair of state and signal in the table."""
     script = (MAKE_FOR.get((state, signal)) or MAKE[state])()
     assert script.protocol.state is state
     before = len(script.protocol.pairs)  # type: ignore[attr-defined]

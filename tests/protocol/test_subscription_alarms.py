@@ -1,4 +1,4 @@
-"""One deadline, one timer: it always rings for something, and never spins."""
+"""Tests of the subscription's single timer, which always has a reason and is never due forever."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from tests.protocol.scripted import (
 EARLIEST = StartPosition.earliest()
 
 
-def test_there_is_no_alarm_before_the_start_and_after_the_end() -> None:
-    """Nothing is due."""
+def test_no_deadline_before_start_and_after_close() -> None:
+    """A subscription has no deadline before its start and after its end, and a timer call then does
+    nothing."""
     script = Script()
     assert script.protocol.deadline() is None
     script.start()
@@ -34,8 +35,8 @@ def test_there_is_no_alarm_before_the_start_and_after_the_end() -> None:
     assert script.protocol.timer(1e9, 0.5) == []
 
 
-def test_the_timer_does_one_thing_at_a_time() -> None:
-    """Late by an hour, each ring handles one alarm, and the deadline tells of the next."""
+def test_late_timer_handles_one_alarm_at_a_time() -> None:
+    """A timer call an hour late only reopens the stream; the next deadline is in the future."""
     script = streaming(connection_timeout=5000.0)
     script.end(failure())
     script.now += 3600.0
@@ -47,16 +48,17 @@ def test_the_timer_does_one_thing_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("start", [None, EARLIEST], ids=["managed", "plain"])
-def test_a_silent_service_never_makes_it_spin(start: StartPosition | None) -> None:
-    """A day without a word: it tries again at a human pace."""
+def test_silent_service_is_retried_at_a_moderate_rate(start: StartPosition | None) -> None:
+    """Against a service that says nothing for a day, 100 to 400 streams are opened."""
     script = streaming(start)
     opened = of(OpenStream, script.wait(86_400.0))
 
     assert 100 < len(opened) < 400
 
 
-def test_times_of_zero_do_not_spin() -> None:
-    """Tests scale times down, in the end to nothing; each alarm still rings once."""
+def test_zero_timings_do_not_loop_forever() -> None:
+    """With the times of all alarms set to 0, draining still ends after a finite number of timer
+    calls."""
     times = Timings(
         keepalive=0.0,
         keepalive_margin=0.0,
@@ -74,8 +76,9 @@ def test_times_of_zero_do_not_spin() -> None:
     assert script.finish is not None
 
 
-def test_the_alarms_of_a_stream_end_with_it() -> None:
-    """While waiting only the reopening is due, not the commit or the watchdog of the old call."""
+def test_alarms_of_a_stream_end_with_it() -> None:
+    """While waiting, only the reopening is due; the alarms of the old stream's commit and of its
+    silence are dropped."""
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -84,16 +87,18 @@ def test_the_alarms_of_a_stream_end_with_it() -> None:
     assert script.protocol.deadline() == pytest.approx(script.now + 0.5, abs=0.01)
 
 
-def test_renewing_waits_for_the_session_alone() -> None:
-    """The driver reports the session, or that there is none."""
+def test_no_deadline_while_the_session_is_renewed() -> None:
+    """There is no deadline while the driver fetches a session, since the driver reports the
+    result."""
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
 
     assert script.protocol.deadline() is None
 
 
-def test_the_first_due_alarm_is_the_deadline() -> None:
-    """Of the answer, the watchdog and the reserve, the nearest."""
+def test_earliest_alarm_is_the_deadline() -> None:
+    """The deadline is first the 30 s for a commit's answer, and after the answer the 300 s for any
+    message."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -103,8 +108,9 @@ def test_the_first_due_alarm_is_the_deadline() -> None:
     assert script.protocol.deadline() == script.now + 300.0
 
 
-def test_giving_up_comes_before_opening_again() -> None:
-    """With both due there is no last attempt behind the timeout."""
+def test_connection_timeout_precedes_reopening() -> None:
+    """If both the connection timeout and the reopening are due, the subscription ends without
+    another attempt."""
     script = streaming(EARLIEST, connection_timeout=1.0)
     script.end(failure(), jitter=0.999)
     script.now += 60.0
@@ -114,8 +120,8 @@ def test_giving_up_comes_before_opening_again() -> None:
     assert script.stream == 1
 
 
-def test_responses_move_the_watchdog() -> None:
-    """A stream that says something every 270 s lives for ever."""
+def test_keepalives_keep_a_stream_open() -> None:
+    """A stream that receives a keepalive every 270 s is never considered silent."""
     script = streaming(EARLIEST)
     for number in range(50):
         assert script.wait(270.0) == []

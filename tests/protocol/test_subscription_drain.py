@@ -1,4 +1,4 @@
-"""The end: orderly from every state, bounded in time, and honest about what was not committed."""
+"""Tests of draining and aborting: last commits, time limits, and errors about uncommitted acks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from tests.protocol.scripted import (
 )
 
 
-def test_draining_commits_waits_and_half_closes() -> None:
-    """Commit what is acked, wait for the answer, half-close, await the end."""
+def test_drain_commits_then_half_closes() -> None:
+    """Draining drops unread batches, commits what is acked, half-closes the stream after the
+    answer, and finishes when the stream ends."""
     script = streaming()
     script.read(events(2, 3))
     script.respond(events(4))
@@ -44,13 +45,14 @@ def test_draining_commits_waits_and_half_closes() -> None:
     assert script.protocol.deadline() is None
 
 
-def test_draining_without_anything_acked_half_closes_at_once() -> None:
-    """There is nothing to wait for."""
+def test_drain_without_acks_half_closes_at_once() -> None:
+    """Without anything to commit, draining half-closes the stream at once."""
     assert streaming().drain() == [Discard(), HalfClose(1)]
 
 
-def test_what_comes_while_draining_is_not_passed() -> None:
-    """Events that nobody will read are not committed; no credit is asked for."""
+def test_events_received_while_draining_are_not_committed() -> None:
+    """Events that arrive during draining are neither delivered nor committed, and no further ones
+    are requested."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -64,8 +66,8 @@ def test_what_comes_while_draining_is_not_passed() -> None:
     assert script.protocol.health().committed == rid(2)
 
 
-def test_acks_that_come_while_draining_are_committed() -> None:
-    """A worker that finishes meanwhile has not worked for nothing."""
+def test_acks_while_draining_are_committed() -> None:
+    """An event that is acked during draining is committed too."""
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -78,8 +80,9 @@ def test_acks_that_come_while_draining_are_committed() -> None:
     assert script.settled[ticket] == CommitReceipt(rid(3), 1234)
 
 
-def test_a_refused_position_is_tried_once_more_in_the_end() -> None:
-    """There will be no later one; refused again, it is said."""
+def test_drain_retries_a_rejected_commit_once() -> None:
+    """Draining sends a rejected position again; if it is rejected again, the subscription ends with
+    `CommitError`, which has the number of acked events and the reason."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -94,8 +97,9 @@ def test_a_refused_position_is_tried_once_more_in_the_end() -> None:
     assert "not yet" in str(script.finish.error)
 
 
-def test_an_answer_that_does_not_come_is_waited_for_ten_seconds() -> None:
-    """Then the call is half-closed, and cancelled when it does not end; the caller is told."""
+def test_drain_waits_ten_seconds_for_a_commit_answer() -> None:
+    """Draining waits 10 s for a commit's answer, half-closes, and cancels the stream if it does not
+    end; the caller of `commit` gets the same error."""
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -111,8 +115,9 @@ def test_an_answer_that_does_not_come_is_waited_for_ten_seconds() -> None:
     assert script.settled[ticket] is script.finish.error
 
 
-def test_an_answer_while_closing_still_counts() -> None:
-    """It came before the end of the stream."""
+def test_commit_answer_while_closing_counts() -> None:
+    """A commit answer that arrives after the half-close still counts, so the subscription ends
+    without an error."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -125,8 +130,9 @@ def test_an_answer_while_closing_still_counts() -> None:
 
 
 @pytest.mark.parametrize("why", [failure(), None, failure(FailureKind.STOP)])
-def test_a_stream_that_ends_while_draining_ends_the_subscription(why: object) -> None:
-    """It is not opened again for a last commit; what comes again is said."""
+def test_stream_end_while_draining_is_a_commit_error(why: object) -> None:
+    """If the stream ends before the commit's answer, no other one is opened, and the subscription
+    ends with `CommitError`."""
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -137,8 +143,8 @@ def test_a_stream_that_ends_while_draining_ends_the_subscription(why: object) ->
     assert isinstance(script.finish.error, CommitError)
 
 
-def test_draining_before_the_first_response_half_closes() -> None:
-    """The call may have been accepted."""
+def test_drain_before_the_first_response_half_closes() -> None:
+    """A stream without a response yet is half-closed, because the service may have accepted it."""
     script = Script()
     script.start()
 
@@ -147,13 +153,13 @@ def test_draining_before_the_first_response_half_closes() -> None:
     assert script.end(None) == [Finish(None)]
 
 
-def test_draining_before_the_start_is_the_end() -> None:
-    """Nothing was opened."""
+def test_drain_before_the_start_finishes() -> None:
+    """Draining a subscription that was not started ends it without a stream."""
     assert Script().drain() == [Discard(), Finish(None)]
 
 
 def broken(why: Failure | None = None) -> Script:
-    """Two events are acked, none is committed, and the stream is gone."""
+    """Return a script with two acked, uncommitted events, whose stream has failed."""
     script = streaming()
     script.read(events(2, 3))
     script.ack(2, 3)
@@ -162,7 +168,7 @@ def broken(why: Failure | None = None) -> Script:
 
 
 def paused() -> Script:
-    """An event is acked while a commit is out, and the stream is given up."""
+    """Return a script with two acked events and one commit in flight, closed for lack of memory."""
     script = streaming(limits=Limits(max_bytes=10))
     script.read(events(2))
     script.read(events(3))
@@ -173,8 +179,9 @@ def paused() -> Script:
 
 
 @pytest.mark.parametrize("make", [broken, paused], ids=["waiting", "paused"])
-def test_draining_without_a_stream_opens_one_for_what_is_acked(make: Callable[[], Script]) -> None:
-    """It comes again on it, is committed, and that is all that it is for."""
+def test_drain_without_a_stream_opens_one_to_commit(make: Callable[[], Script]) -> None:
+    """Draining without a stream opens one that requests only the acked events again, commits them,
+    and then half-closes."""
     script = make()
     assert script.drain() == [Discard(), OpenStream(2, 2, None)]
     (request,) = commits(script.respond(events(2, 3)))
@@ -184,8 +191,9 @@ def test_draining_without_a_stream_opens_one_for_what_is_acked(make: Callable[[]
     assert script.gaps == []
 
 
-def test_draining_while_a_session_is_fetched_waits_for_it() -> None:
-    """The stream for the last commit needs one."""
+def test_drain_waits_for_a_session_to_commit() -> None:
+    """Draining while a session is being renewed waits for it, opens a stream, and commits what is
+    acked."""
     script = broken(failure(FailureKind.REAUTHENTICATE))
     assert script.drain() == [Discard()]
     assert script.protocol.state is State.SAVING
@@ -197,8 +205,9 @@ def test_draining_while_a_session_is_fetched_waits_for_it() -> None:
     assert script.end(None) == [Finish(None)]
 
 
-def test_a_session_that_cannot_be_fetched_ends_it() -> None:
-    """At once, or when the time is over; what comes again is said."""
+def test_drain_ends_if_no_session_is_available() -> None:
+    """Draining ends with `CommitError` if the sign-in fails temporarily or takes over 10 s, and
+    with the sign-in's own error if it fails for good."""
     down = broken(failure(FailureKind.REAUTHENTICATE))
     down.drain()
     down._did(down.protocol.renewal_failed(failure(), down.now, 0.5))
@@ -217,8 +226,9 @@ def test_a_session_that_cannot_be_fetched_ends_it() -> None:
     assert wrong.finish == Finish(refused.error)
 
 
-def test_the_stream_for_the_last_commit_is_opened_once() -> None:
-    """What it fails with ends the subscription; it is bounded in time as well."""
+def test_drain_opens_a_stream_only_once() -> None:
+    """If the stream opened for the last commit fails, or receives nothing for 10 s, the
+    subscription ends with `CommitError`."""
     script = broken()
     script.drain()
     script.end(failure())
@@ -233,8 +243,9 @@ def test_the_stream_for_the_last_commit_is_opened_once() -> None:
     assert isinstance(silent.finish.error, CommitError)
 
 
-def test_draining_while_opening_again_waits_for_what_is_acked() -> None:
-    """The call that is on its way shows it."""
+def test_drain_while_reopening_waits_for_redelivery() -> None:
+    """Draining uses a stream that is already being opened to commit what is acked, once it is
+    redelivered."""
     script = broken()
     script.wait(1.0)
     assert script.protocol.state is State.OPENING
@@ -245,8 +256,9 @@ def test_draining_while_opening_again_waits_for_what_is_acked() -> None:
     assert script.delivered == [2, 3]
 
 
-def test_draining_in_the_middle_of_a_redelivery_waits_for_its_rest() -> None:
-    """Half of what is acked has been seen on this stream."""
+def test_drain_waits_for_the_rest_of_a_redelivery() -> None:
+    """If only some acked events have been redelivered and committed, draining waits for the
+    others."""
     script = broken()
     script.wait(1.0)
     (request,) = commits(script.respond(events(2)))
@@ -259,8 +271,9 @@ def test_draining_in_the_middle_of_a_redelivery_waits_for_its_rest() -> None:
 
 
 @pytest.mark.parametrize("first", [events(9), keepalive(9)], ids=["another-event", "keepalive"])
-def test_what_does_not_come_again_is_not_waited_for(first: Response) -> None:
-    """Known events come first; behind another one, or with none at all, there are no more."""
+def test_drain_ends_if_acked_events_are_not_redelivered(first: Response) -> None:
+    """If the stream begins with another event or a keepalive, acked events will not be redelivered,
+    so draining ends at once with `CommitError`."""
     script = broken()
     script.drain()
     assert script.respond(first)[-1] == HalfClose(2)
@@ -271,8 +284,9 @@ def test_what_does_not_come_again_is_not_waited_for(first: Response) -> None:
     assert isinstance(script.finish.error, CommitError)
 
 
-def test_what_comes_behind_a_dropped_event_is_not_committed_over_it() -> None:
-    """A service that moved the subscription sends 9 first: 3 would pass it."""
+def test_drain_does_not_commit_past_an_undelivered_event() -> None:
+    """If the service moves the subscription and sends event 9 before the acked 2 and 3, nothing is
+    committed, since position 3 would skip event 9."""
     script = broken()
     script.drain()
     commands = script.respond(events(9, 2, 3))
@@ -280,8 +294,9 @@ def test_what_comes_behind_a_dropped_event_is_not_committed_over_it() -> None:
     assert commits(commands) == []
 
 
-def test_more_than_a_window_is_asked_for_as_it_comes() -> None:
-    """A last stream may need more than one request to show what is acked."""
+def test_drain_requests_more_than_100_events_in_parts() -> None:
+    """If more than 100 acked events must be redelivered for the last commit, they are requested in
+    several parts."""
     script = streaming()
     numbers = list(range(2, 162))
     script.read(events(*numbers))
@@ -297,8 +312,8 @@ def test_more_than_a_window_is_asked_for_as_it_comes() -> None:
     assert request.replay_id == rid(161)
 
 
-def test_draining_without_a_stream_and_without_acks_is_the_end() -> None:
-    """There is nothing to commit."""
+def test_drain_without_stream_and_acks_finishes() -> None:
+    """Draining without a stream and without uncommitted acks ends the subscription at once."""
     for why in (failure(), failure(FailureKind.REAUTHENTICATE)):
         script = streaming()
         script.read(events(2))
@@ -312,8 +327,8 @@ def test_draining_without_a_stream_and_without_acks_is_the_end() -> None:
     assert script.drain() == [Discard(), Finish(None)]
 
 
-def test_draining_twice_changes_nothing() -> None:
-    """Nor does draining after the end."""
+def test_second_drain_does_nothing() -> None:
+    """A second `drain` does nothing, neither during draining nor after the end."""
     script = streaming()
     script.drain()
     assert script.drain() == []
@@ -323,7 +338,8 @@ def test_draining_twice_changes_nothing() -> None:
 
 
 def test_abort_ends_at_once() -> None:
-    """The call is cancelled, what is unread is dropped, callers are answered; once."""
+    """An abort cancels the stream, drops unread batches, settles waiting callers with
+    `CommitError`, and ends. A second one does nothing."""
     script = streaming()
     script.read(events(2))
     script.respond(events(3))
@@ -338,16 +354,16 @@ def test_abort_ends_at_once() -> None:
     assert script.protocol.abort() == []
 
 
-def test_abort_without_a_stream_cancels_nothing() -> None:
-    """There is no call."""
+def test_abort_without_a_stream_only_finishes() -> None:
+    """An abort between two streams has no stream to cancel."""
     script = streaming()
     script.end(failure())
 
     assert script._did(script.protocol.abort()) == [Discard(), Finish(None)]
 
 
-def test_acks_after_the_end_change_nothing() -> None:
-    """A worker may be late."""
+def test_acks_after_the_end_are_ignored() -> None:
+    """An ack by a late worker, after the end, does nothing and raises nothing."""
     script = streaming()
     script.read(events(2))
     script._did(script.protocol.abort())

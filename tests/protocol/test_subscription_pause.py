@@ -1,4 +1,4 @@
-"""The application asks for a pause: no more events, and everything else goes on."""
+"""Tests of `pause` and `resume`: no more events are requested, and everything else continues."""
 
 from __future__ import annotations
 
@@ -23,15 +23,18 @@ EARLIEST = StartPosition.earliest()
 
 
 def pause(script: Script) -> list:
+    """Pause the subscription; return the resulting commands."""
     return script._did(script.protocol.pause(script.now))
 
 
 def resume(script: Script) -> list:
+    """Resume the subscription; return the resulting commands."""
     return script._did(script.protocol.resume(script.now))
 
 
-def test_a_paused_subscription_asks_for_no_more() -> None:
-    """What was asked for still comes; then only the one that keeps the stream open."""
+def test_paused_subscription_requests_no_events() -> None:
+    """After a pause, only the single event that keeps the stream open is requested; events
+    requested earlier still arrive."""
     script = streaming(EARLIEST)
     assert pause(script) == []
     assert script.protocol.health().state == "streaming"
@@ -41,8 +44,8 @@ def test_a_paused_subscription_asks_for_no_more() -> None:
     assert script.wait(50.0) == [SendRequest(1, 1)]
 
 
-def test_resuming_asks_for_what_there_is_room_for() -> None:
-    """And says nothing of a pause any more."""
+def test_resume_requests_events_again() -> None:
+    """Resuming requests as many events as there is room for, and clears the reason."""
     script = streaming(EARLIEST)
     pause(script)
     script.read(events(*range(2, 12), pending=0))
@@ -51,8 +54,8 @@ def test_resuming_asks_for_what_there_is_room_for() -> None:
     assert script.protocol.health().reason is None
 
 
-def test_pausing_and_resuming_twice_changes_nothing() -> None:
-    """Whoever is not sure may say it again."""
+def test_repeated_pause_and_resume_do_nothing() -> None:
+    """A second `pause` or `resume` in a row does nothing."""
     script = streaming(EARLIEST)
     script.read(events(2, pending=9))
     assert pause(script) == pause(script) == []
@@ -60,8 +63,8 @@ def test_pausing_and_resuming_twice_changes_nothing() -> None:
     assert resume(script) == resume(script) == []
 
 
-def test_commits_go_on_while_paused() -> None:
-    """What is acked is committed, or it would come again."""
+def test_commits_continue_while_paused() -> None:
+    """During a pause acked positions are committed, each after the answer to the one before."""
     script = streaming()
     script.read(events(2, 3))
     pause(script)
@@ -72,8 +75,9 @@ def test_commits_go_on_while_paused() -> None:
     assert [request.replay_id for request in commits(script.ack(3))] == [rid(3)]
 
 
-def test_a_stream_that_breaks_while_paused_is_opened_with_one_credit() -> None:
-    """A managed subscription keeps its slot, and the reason of the failure is told first."""
+def test_paused_stream_is_reopened_with_one_credit() -> None:
+    """A stream that fails during a pause is reopened with one requested event, to keep the managed
+    subscription's slot; meanwhile the failure is the reported reason."""
     script = streaming()
     script.read(events(2))
     pause(script)
@@ -84,8 +88,8 @@ def test_a_stream_that_breaks_while_paused_is_opened_with_one_credit() -> None:
     assert opened.num_requested == 1
 
 
-def test_a_failure_is_told_rather_than_a_pause() -> None:
-    """Of a subscription that has ended, only the error counts."""
+def test_error_takes_precedence_over_a_pause() -> None:
+    """The reason of a subscription that has ended is its error, even if it was paused."""
     script = streaming(EARLIEST, limits=Limits(max_bytes=10))
     script.read(events(2))
     script.respond(events(3, 4, size=10))
@@ -96,8 +100,9 @@ def test_a_failure_is_told_rather_than_a_pause() -> None:
     assert script.protocol.health().reason == "a fault"
 
 
-def test_pausing_before_the_start_and_after_the_end_does_no_harm() -> None:
-    """It begins paused; and nothing follows the end."""
+def test_pause_before_start_and_after_end() -> None:
+    """A subscription paused before its start begins with one requested event; after the end `pause`
+    and `resume` do nothing."""
     script = Script(EARLIEST)
     assert pause(script) == []
     assert script.start() == [OpenStream(1, 1, EARLIEST)]

@@ -1,4 +1,4 @@
-"""Plain subscriptions: the position is ours to keep, with a store or without."""
+"""Tests of plain subscriptions, whose positions are stored by the application or not at all."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ REFUSED = Failure(
 )
 
 
-def test_it_starts_where_it_was_told() -> None:
-    """The first request says where."""
+def test_first_request_has_the_start_position() -> None:
+    """The first request contains the given start position."""
     assert Script(LATEST).start() == [OpenStream(1, 10, LATEST)]
 
 
-def test_a_start_that_was_looked_up_later_counts() -> None:
-    """A store may be asked after the subscription was made; a reopening forgets nothing of it."""
+def test_position_given_at_start_replaces_the_first_one() -> None:
+    """A position passed to `start`, e.g. from a store, replaces the one given at creation, also
+    after a reconnect."""
     script = Script(LATEST)
     assert script.start(EARLIEST) == [OpenStream(1, 10, EARLIEST)]
     script.end(failure())
@@ -40,24 +41,26 @@ def test_a_start_that_was_looked_up_later_counts() -> None:
     assert script.reopen().start == EARLIEST
 
 
-def test_it_resumes_after_what_was_received() -> None:
-    """Received events are never dropped, acked or not."""
+def test_reconnect_resumes_after_the_last_event() -> None:
+    """A new stream begins after the last received event, whether acked or not."""
     script = streaming(LATEST)
     script.respond(events(5, 6))
 
     assert script.reopen().start == StartPosition.after(rid(6))
 
 
-def test_it_resumes_after_a_keepalive() -> None:
-    """An idle topic's position must not grow too old."""
+def test_reconnect_resumes_after_a_keepalive() -> None:
+    """A new stream begins after the last keepalive, so that an idle topic's position does not
+    become too old."""
     script = streaming(LATEST)
     script.respond(keepalive(9))
 
     assert script.reopen().start == StartPosition.after(rid(9))
 
 
-def test_a_drop_before_latest_was_anchored_is_reported_once() -> None:
-    """It opens at LATEST again, and what was missed is said."""
+def test_drop_before_a_position_at_latest_is_reported_once() -> None:
+    """If a stream from LATEST drops before its first position, it is reopened at LATEST, and only
+    the first drop reports a gap."""
     script = Script(LATEST)
     script.start()
 
@@ -66,8 +69,9 @@ def test_a_drop_before_latest_was_anchored_is_reported_once() -> None:
     assert script.end(failure()) == []
 
 
-def test_a_refused_position_stops_by_default() -> None:
-    """No event is skipped without the caller's word; the error says what to do."""
+def test_rejected_position_ends_the_subscription_by_default() -> None:
+    """A rejected position reports a gap and ends the subscription with an error that contains the
+    gap, since resuming elsewhere would skip events."""
     script = Script(StartPosition.after(rid(7)))
     script.start()
     script.end(REFUSED)
@@ -82,8 +86,9 @@ def test_a_refused_position_stops_by_default() -> None:
     assert error.__cause__ is REFUSED.error
 
 
-def test_a_refused_position_goes_on_at_the_fallback() -> None:
-    """Reported, after a delay, and never at the refused position again."""
+def test_rejected_position_continues_at_the_fallback() -> None:
+    """With a fallback, a rejected position reports a gap, and after a delay the next stream begins
+    at the fallback."""
     script = Script(StartPosition.after(rid(7)), fallback=EARLIEST)
     script.start()
     assert [gap.gap.reason for gap in of(ReportGap, script.end(REFUSED))] == ["rejected"]
@@ -93,16 +98,17 @@ def test_a_refused_position_goes_on_at_the_fallback() -> None:
     assert script.finish is None
 
 
-def test_a_refused_position_of_a_managed_subscription_is_fatal() -> None:
-    """There is no other position to go on from."""
+def test_rejected_position_of_a_managed_subscription_is_fatal() -> None:
+    """A managed subscription has no other position, so a rejected one ends it with the service's
+    error."""
     script = streaming()
     script.end(REFUSED)
 
     assert script.finish == Finish(REFUSED.error)
 
 
-def test_it_commits_nothing() -> None:
-    """The service keeps no position for it."""
+def test_plain_subscription_commits_nothing() -> None:
+    """A plain subscription never sends a commit, since the service stores no position for it."""
     script = streaming(EARLIEST)
     script.read(events(2))
 
@@ -110,8 +116,8 @@ def test_it_commits_nothing() -> None:
     assert commits(script.wait(200.0)) == []
 
 
-def test_storable_is_the_acked_prefix_once() -> None:
-    """A position is stored only when every event up to it is acked."""
+def test_storable_returns_each_acked_position_once() -> None:
+    """A position is returned for storing only if every event up to it is acked, and only once."""
     script = streaming(EARLIEST)
     assert script.protocol.storable() == rid(1)
     script.read(events(2, 3, 4))
@@ -123,8 +129,9 @@ def test_storable_is_the_acked_prefix_once() -> None:
     assert script.protocol.storable() is None
 
 
-def test_storable_follows_keepalives() -> None:
-    """The application is woken to store the position of an idle topic."""
+def test_storable_includes_keepalives() -> None:
+    """A keepalive wakes the application to store its position, which is available once all earlier
+    events are acked."""
     script = streaming(EARLIEST)
     script.read(events(2))
     assert of(Wake, script.respond(keepalive(8)))
@@ -134,8 +141,8 @@ def test_storable_follows_keepalives() -> None:
     assert script.protocol.storable() == rid(8)
 
 
-def test_storable_outlives_reconnects_and_the_end() -> None:
-    """What was acked on an older stream is done all the same."""
+def test_storable_works_after_reconnect_and_abort() -> None:
+    """The position of an event acked after a reconnect can still be stored after an abort."""
     script = streaming(EARLIEST)
     script.read(events(2))
     script.reopen()
@@ -145,16 +152,16 @@ def test_storable_outlives_reconnects_and_the_end() -> None:
     assert script.protocol.storable() == rid(2)
 
 
-def test_a_managed_subscription_has_nothing_to_store() -> None:
-    """Its position is the service's."""
+def test_managed_subscription_has_nothing_to_store() -> None:
+    """A managed subscription never returns a position to store, since the service stores it."""
     script = streaming()
     script.respond(keepalive(5))
 
     assert script.protocol.storable() is None
 
 
-def test_an_untracked_subscription_holds_nothing() -> None:
-    """No store, no ledger: acks are no words to it and memory does not grow."""
+def test_untracked_subscription_ignores_acks() -> None:
+    """Without a position store, acks are ignored and no events are kept in the ledger."""
     script = streaming(EARLIEST, tracked=False)
     script.read(events(2, 3))
 
@@ -164,8 +171,9 @@ def test_an_untracked_subscription_holds_nothing() -> None:
     assert not script.protocol._ledger.holds_events
 
 
-def test_draining_stores_what_is_acked_and_half_closes() -> None:
-    """There is nobody to wait for."""
+def test_drain_half_closes_and_leaves_the_position_storable() -> None:
+    """Draining a plain subscription half-closes at once, and the acked position can still be stored
+    afterwards."""
     script = streaming(EARLIEST)
     script.read(events(2))
     script.ack(2)

@@ -1,4 +1,4 @@
-"""Streams come and go; no event is lost or doubled and no position invented."""
+"""Tests of reconnects: no event is lost or delivered twice, and no position is invented."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EARLIEST, LATEST = StartPosition.earliest(), StartPosition.latest()
 
 
 def acked(*numbers: int) -> Script:
-    """A managed subscription that has read events, acked them all, and got no answer."""
+    """Return a managed subscription with these events read and acked, whose commit is in flight."""
     script = streaming()
     script.read(events(*numbers))
     script.ack(*numbers)
@@ -42,8 +42,9 @@ def acked(*numbers: int) -> Script:
 
 
 @pytest.mark.parametrize("why", [failure(), None], ids=["broken", "ended-with-ok"])
-def test_a_stream_that_ends_is_opened_again(why: object) -> None:
-    """After a random delay, which grows until a response comes."""
+def test_ended_stream_is_reopened_after_a_delay(why: object) -> None:
+    """A stream that ends, even with OK, is reopened after a random delay, which grows until a
+    response arrives."""
     script = streaming()
     assert script.end(why) == []
     assert script.protocol.state is State.WAITING
@@ -58,11 +59,12 @@ def test_a_stream_that_ends_is_opened_again(why: object) -> None:
     assert script.protocol.health().reconnects == 2
 
 
-def test_redelivered_events_are_committed_and_not_delivered_again() -> None:
-    """They are known, and seen on the new stream."""
+def test_redelivered_events_are_committed_but_not_delivered() -> None:
+    """Acked events are committed once the new stream has redelivered them, and are not delivered
+    again."""
     script = acked(2, 3)
     script.reopen()
-    assert commits(script.wait(5.0)) == [], "not seen on this stream yet"
+    assert commits(script.wait(5.0)) == [], "not sent on this stream yet"
 
     (request,) = commits(script.respond(events(2, 3)))
     assert request.replay_id == rid(3)
@@ -71,16 +73,18 @@ def test_redelivered_events_are_committed_and_not_delivered_again() -> None:
     assert script.gaps == []
 
 
-def test_a_partly_redelivered_prefix_is_committed_as_far_as_it_came() -> None:
-    """Position 3 is acked, but this stream has shown only 2."""
+def test_partly_redelivered_acks_are_committed_in_part() -> None:
+    """If the new stream has redelivered only the first of two acked events, only its position is
+    committed."""
     script = acked(2, 3)
     script.reopen()
 
     assert [request.replay_id for request in commits(script.respond(events(2)))] == [rid(2)]
 
 
-def test_an_unacked_redelivery_blocks() -> None:
-    """Acked out of order before the drop: 3 is not committed over 2 after it."""
+def test_unacked_redelivery_blocks_the_commit() -> None:
+    """An event acked out of order before a reconnect is committed only after the earlier event is
+    acked."""
     script = streaming()
     script.read(events(2, 3))
     script.ack(3)
@@ -91,8 +95,9 @@ def test_an_unacked_redelivery_blocks() -> None:
     assert [request.replay_id for request in commits(script.ack(2))] == [rid(3)]
 
 
-def test_a_commit_without_answer_may_have_been_carried_out() -> None:
-    """The new stream begins behind it: that is no gap, and answers its caller."""
+def test_unanswered_commit_may_have_taken_effect() -> None:
+    """If the new stream begins right after an unanswered commit, the commit is confirmed, its
+    caller settled, and no gap reported."""
     script = acked(2)
     script.read(events(3))
     ticket, _ = script.commit()
@@ -106,8 +111,9 @@ def test_a_commit_without_answer_may_have_been_carried_out() -> None:
     assert script.delivered == [2, 3]
 
 
-def test_a_commit_given_up_may_have_been_carried_out() -> None:
-    """Also one that timed out before the stream broke."""
+def test_timed_out_commit_may_have_taken_effect() -> None:
+    """If the new stream begins right after a commit that timed out, that commit is confirmed, and
+    no gap reported."""
     script = acked(2)
     script.read(events(3, 4))
     script.ack(3)
@@ -120,8 +126,9 @@ def test_a_commit_given_up_may_have_been_carried_out() -> None:
     assert script.protocol.health().committed == rid(2)
 
 
-def test_the_newest_of_several_lost_commits_may_have_been_carried_out() -> None:
-    """Two gave no answer; the stream that begins behind the second settles both."""
+def test_newest_of_several_lost_commits_may_have_taken_effect() -> None:
+    """If the new stream begins right after the second of two unanswered commits, that one is
+    confirmed, and no gap reported."""
     script = acked(2)
     script.read(events(3, 4))
     script.ack(3)
@@ -134,8 +141,9 @@ def test_the_newest_of_several_lost_commits_may_have_been_carried_out() -> None:
     assert script.protocol.health().committed == rid(3)
 
 
-def test_a_stream_that_begins_elsewhere_reports_a_gap() -> None:
-    """The service moved the subscription: it says so, and goes on."""
+def test_stream_that_begins_elsewhere_reports_a_gap() -> None:
+    """If a new stream does not begin after the confirmed position, a gap is reported, and delivery
+    continues."""
     script = acked(2, 3)
     settle(script)
     settle(script)
@@ -148,8 +156,9 @@ def test_a_stream_that_begins_elsewhere_reports_a_gap() -> None:
     assert script.protocol.health().gaps == (gap.gap,)
 
 
-def test_the_old_position_is_not_repeated_behind_a_move() -> None:
-    """It would pass over the events that the service sends again."""
+def test_old_position_is_not_committed_after_a_gap() -> None:
+    """If the service moved the subscription back, the old commit is not repeated, because it would
+    skip the redelivered events."""
     script = streaming()
     script.read(events(5))
     script.reopen()
@@ -163,8 +172,8 @@ def test_the_old_position_is_not_repeated_behind_a_move() -> None:
     assert script.gaps
 
 
-def test_what_an_old_stream_still_says_is_ignored() -> None:
-    """Words of a call that was given up change nothing."""
+def test_messages_of_an_old_stream_are_ignored() -> None:
+    """A response or failure of an earlier stream changes nothing."""
     script = streaming()
     script.reopen()
     script.respond(keepalive(5))
@@ -175,8 +184,8 @@ def test_what_an_old_stream_still_says_is_ignored() -> None:
     assert script.protocol.health() == before
 
 
-def test_words_of_a_dead_stream_are_ignored_while_waiting() -> None:
-    """Also before the next stream is there."""
+def test_messages_of_an_ended_stream_are_ignored_while_waiting() -> None:
+    """A response or failure of an ended stream is ignored before the next one is opened too."""
     script = streaming()
     script.end(failure())
 
@@ -184,8 +193,9 @@ def test_words_of_a_dead_stream_are_ignored_while_waiting() -> None:
     assert script.end(failure()) == []
 
 
-def test_an_expired_session_is_renewed() -> None:
-    """At once, and the stream goes on at its position."""
+def test_expired_session_is_renewed_and_the_stream_reopened() -> None:
+    """An expired session is renewed at once, and the stream is then reopened after the last
+    position."""
     script = streaming(EARLIEST)
     assert script.end(failure(FailureKind.REAUTHENTICATE)) == [RenewSession()]
     assert script.protocol.state is State.RENEWING
@@ -195,8 +205,9 @@ def test_an_expired_session_is_renewed() -> None:
     assert opened == OpenStream(2, 10, StartPosition.after(rid(1)))
 
 
-def test_sessions_that_are_refused_end_the_subscription_only_after_their_time() -> None:
-    """Each sign-in worked: a change of permission may need minutes to reach the service."""
+def test_subscription_ends_after_ten_minutes_of_rejected_sessions() -> None:
+    """Renewed sessions that the service rejects are retried for 600 s, since permissions may need
+    minutes to take effect; then the error is retryable."""
     script = streaming()
     expired = failure(FailureKind.REAUTHENTICATE, SessionExpiredError("expired"))
     opened = 0
@@ -216,8 +227,9 @@ def test_sessions_that_are_refused_end_the_subscription_only_after_their_time() 
     assert script.finish.error.__cause__ is expired.error
 
 
-def test_a_login_that_is_down_is_tried_again() -> None:
-    """As a broken connection, and as often."""
+def test_failing_sign_in_is_retried_like_a_connection() -> None:
+    """A sign-in that fails temporarily is retried with the usual delay, and does not end the
+    subscription."""
     script = streaming()
     for _ in range(10):
         script.end(failure(FailureKind.REAUTHENTICATE))
@@ -228,8 +240,9 @@ def test_a_login_that_is_down_is_tried_again() -> None:
     assert script.finish is None
 
 
-def test_a_login_that_is_refused_ends_the_subscription() -> None:
-    """Wrong credentials do not become right."""
+def test_rejected_sign_in_ends_the_subscription() -> None:
+    """A sign-in that fails for good, e.g. with wrong credentials, ends the subscription with its
+    error."""
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
     refused = failure(FailureKind.STOP)
@@ -238,8 +251,9 @@ def test_a_login_that_is_refused_ends_the_subscription() -> None:
     assert script.finish == Finish(refused.error)
 
 
-def test_a_late_word_about_a_session_is_ignored() -> None:
-    """The subscription was ended meanwhile."""
+def test_sign_in_result_after_the_end_is_ignored() -> None:
+    """The result of a sign-in that arrives after the end, be it a success or a failure, is
+    ignored."""
     script = streaming()
     script.end(failure(FailureKind.REAUTHENTICATE))
     script._did(script.protocol.abort())
@@ -248,8 +262,9 @@ def test_a_late_word_about_a_session_is_ignored() -> None:
     assert script.protocol.renewal_failed(failure(), script.now, 0.5) == []
 
 
-def test_a_quiet_stream_that_was_opened_again_is_not_given_up() -> None:
-    """An idle topic's first response may be a keepalive, later than the connection timeout."""
+def test_reopened_quiet_stream_does_not_time_out() -> None:
+    """A reopened stream without a response does not use up the connection timeout, since an idle
+    topic may send only keepalives."""
     script = streaming(connection_timeout=60.0)
     script.end(failure())
     script.wait(200.0)
@@ -259,9 +274,9 @@ def test_a_quiet_stream_that_was_opened_again_is_not_given_up() -> None:
 
 
 @pytest.mark.parametrize(("idle", "is_over"), [(69.0, True), (70.0, False)])
-def test_healthy_idle_time_is_no_outage(idle: float, is_over: bool) -> None:
-    """A stream that was open for `Timings.steady`, and for as long as a dead connection takes to
-    show, starts the time anew, though it has brought nothing."""
+def test_healthy_idle_stream_restarts_the_connection_timeout(idle: float, is_over: bool) -> None:
+    """A stream that was open for 70 s without a response shows that the connection works, so the
+    next failure starts a new connection timeout; a shorter one does not."""
     script = streaming(connection_timeout=60.0)
     script.end(failure())
     script.wait(1.0)
@@ -272,8 +287,9 @@ def test_healthy_idle_time_is_no_outage(idle: float, is_over: bool) -> None:
     assert (script.finish is not None) is is_over
 
 
-def test_the_connection_timeout_ends_it() -> None:
-    """No earlier, and with the last failure in the message."""
+def test_subscription_ends_at_the_connection_timeout() -> None:
+    """Failures in a row end the subscription at the connection timeout, not earlier, with the last
+    failure in the message."""
     script = streaming(connection_timeout=100.0)
     script.end(failure())
     while script.finish is None and script.now < 1099.0:
@@ -287,8 +303,9 @@ def test_the_connection_timeout_ends_it() -> None:
     assert "connection reset" in str(script.finish.error)
 
 
-def test_a_held_slot_is_waited_for() -> None:
-    """Without touching the connection timeout."""
+def test_held_slot_is_retried_beyond_the_connection_timeout() -> None:
+    """While another client holds the managed subscription's only slot, the stream is retried
+    without using up the connection timeout."""
     script = streaming(connection_timeout=10.0)
     for _ in range(20):
         script.end(failure(FailureKind.SLOT_HELD))
@@ -298,8 +315,8 @@ def test_a_held_slot_is_waited_for() -> None:
     assert script.protocol.state is State.STREAMING
 
 
-def test_starting_twice_is_refused() -> None:
-    """And so is starting after the end: nobody would end that call."""
+def test_second_start_raises() -> None:
+    """Starting a subscription twice, or after its end, raises an error."""
     script = Script()
     script.start()
     with pytest.raises(LocalProtocolError):
@@ -310,8 +327,8 @@ def test_starting_twice_is_refused() -> None:
         ended.protocol.start(0.0)
 
 
-def test_a_driver_that_crashes_ends_the_subscription() -> None:
-    """With its error, and its call cancelled; once."""
+def test_driver_crash_ends_the_subscription_once() -> None:
+    """A crash of the driver ends the subscription with its error; a second report does nothing."""
     script = streaming()
     error = ReplayIdRejectedError("any")
     script._did(script.protocol.crashed(error))
@@ -320,15 +337,15 @@ def test_a_driver_that_crashes_ends_the_subscription() -> None:
     assert script.protocol.crashed(error) == []
 
 
-def test_a_ring_that_is_too_early_does_nothing() -> None:
-    """The timer may be late or early; only what is due is done."""
+def test_early_timer_call_does_nothing() -> None:
+    """A timer call before the deadline does nothing."""
     script = streaming()
 
     assert script.protocol.timer(script.now, 0.5) == []
 
 
-def test_an_answer_on_the_next_stream_is_not_believed() -> None:
-    """Answers come only on the stream of their request."""
+def test_commit_answer_on_the_next_stream_is_ignored() -> None:
+    """A commit answer counts only on the stream of its request."""
     script = acked(2)
     script.reopen()
     script.respond(answer("1-2", replay_id=rid(2)))
@@ -336,8 +353,9 @@ def test_an_answer_on_the_next_stream_is_not_believed() -> None:
     assert script.protocol.health().committed == rid(1)
 
 
-def test_a_good_idle_stream_ends_an_outage() -> None:
-    """Reset, 70 s of an idle stream whose pings were answered, reset: that is no outage of 70 s."""
+def test_idle_stream_with_pings_ends_an_outage() -> None:
+    """A stream that stays open for 70 s, with answered pings, ends the outage, so a later failure
+    starts a new timeout of 60 s."""
     script = streaming(connection_timeout=60.0)
     script.end(failure())
     opened = of(OpenStream, script.wait(0.5))
@@ -349,20 +367,22 @@ def test_a_good_idle_stream_ends_an_outage() -> None:
     assert script.finish is None
 
 
-def test_a_stream_that_died_at_once_ends_no_outage() -> None:
-    """A network that swallows everything once connected shows only when a ping is not answered."""
+def test_stream_that_fails_its_first_ping_ends_no_outage() -> None:
+    """A stream that fails after 61 s may have been dead from the start, because only an unanswered
+    ping shows it, so the connection timeout continues."""
     script = streaming(connection_timeout=60.0)
     script.end(failure())
     script.wait(0.5)
-    script.wait(61.0)  # 20 to connect, and 41 until the ping
+    script.wait(61.0)  # 20 s to connect, and 41 s until the ping fails
     script.end(failure())
     script.wait(0.0)
 
     assert script.finish is not None
 
 
-def test_without_pings_only_a_response_ends_an_outage() -> None:
-    """Nothing else tells a good stream from a dead connection."""
+def test_outage_without_pings_ends_only_with_a_response() -> None:
+    """Without pings an open stream may be a dead connection, so only a response restarts the
+    connection timeout."""
     script = streaming(connection_timeout=60.0, timings=Timings(ping_interval=0.0))
     script.end(failure())
     script.wait(100.0)
@@ -372,8 +392,9 @@ def test_without_pings_only_a_response_ends_an_outage() -> None:
     assert script.finish is not None
 
 
-def test_a_slot_that_was_obtained_is_no_reason_any_more() -> None:
-    """On an idle subscription no event tells of it, and a refusal would have come long since."""
+def test_slot_reason_is_cleared_once_the_slot_is_obtained() -> None:
+    """After 70 s on a new stream, the slot held by another client is no longer the reported reason,
+    even without a response, because a rejection would have arrived long before."""
     script = streaming()
     held = failure(FailureKind.SLOT_HELD, SubscriptionBusyError("another stream is active"))
     script.end(held)
@@ -388,8 +409,9 @@ def test_a_slot_that_was_obtained_is_no_reason_any_more() -> None:
 
 
 @pytest.mark.parametrize("start", [None, EARLIEST], ids=["managed", "plain"])
-def test_what_waits_to_be_read_when_a_subscription_fails(start: StartPosition | None) -> None:
-    """Managed: it comes again, as none of it can be committed. Plain: it was received for good."""
+def test_unread_events_after_a_fatal_failure(start: StartPosition | None) -> None:
+    """A fatal failure drops a managed subscription's unread events, which will be redelivered; a
+    plain subscription keeps them."""
     script = streaming(start)
     script.respond(events(2, 3))
     script.end(failure(FailureKind.STOP))
@@ -407,10 +429,13 @@ def test_what_waits_to_be_read_when_a_subscription_fails(start: StartPosition | 
         (FailureKind.RETRY, 0.0, 1),
     ],
 )
-def test_a_stream_that_was_refused_has_lost_nothing(
+def test_gap_only_if_the_failed_stream_may_have_begun(
     kind: FailureKind, after: float, gaps: int
 ) -> None:
-    """It never began. One that lived for a while may have, at LATEST; a broken one as well."""
+    """A stream rejected at once never began, so no gap is reported.
+
+    One that failed in another way, or was open for over 30 s, may have begun at LATEST.
+    """
     script = Script()
     script.start()
     script.wait(after)

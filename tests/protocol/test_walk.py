@@ -1,18 +1,21 @@
-"""A random walk of the service model against the protocol: what must hold whatever happens.
+"""Random walks of the protocol against a model of the service, with checks after each step.
 
-The walk delivers, drops calls with and without their requests carried out, answers commits late,
-together, wrongly or not at all, sends again after a reconnect, lets the application ack in any
-order, crash and drain. Invariants, besides the assertions of the model:
+The service delivers events, answers commits late, together, with errors or not at all, and
+redelivers after a reconnect; calls fail with or without their requests being executed. The
+application acks in any order, crashes and drains. Besides the assertions of the model, these rules
+are checked:
 
-- every event is handed over in order, none twice and none skipped, unless a gap says so;
-- no position is committed or stored before every event handed over up to it is acked;
-- a subscription that waits for something has a deadline, and its timer never spins;
-- what a managed subscription at LATEST loses before its first commit is said;
-- no run of refused commits ends a subscription;
-- every caller of commit() is answered exactly once;
-- what waits and what is on its way stay near the bound of bytes.
+- Events are delivered in order, none twice and none skipped, unless a gap is reported.
+- No position is committed or stored before all events delivered up to it are acked.
+- A subscription that waits for something has a deadline, and its timer is never due forever.
+- If a managed subscription that starts at LATEST loses events before its first commit, it
+  reports a gap.
+- Rejected commits never end a subscription, since they are temporary here.
+- Every caller of commit() is settled exactly once.
+- Waiting and requested events together stay near the limit of bytes.
 
-The seed is printed with a failure; `SFPUBSUB_WALK_SEED` sets another one.
+The seed is printed if a walk fails; the environment variable ``SFPUBSUB_WALK_SEED`` sets another
+one.
 """
 
 from __future__ import annotations
@@ -54,16 +57,23 @@ from tests.protocol.service import Service, position
 
 SEED = int(os.environ.get("SFPUBSUB_WALK_SEED", "20260801"))
 
-# States in which something outside has to happen: the application reads, or a session comes.
+# States that only an outside event ends: the application reads, or a sign-in finishes.
 WITHOUT_ALARM = {State.PAUSED, State.RENEWING, State.CLOSED}
 
 
 class Walk:
-    """One application, in one process after another, against one service."""
+    """One application, in one process after another, against one service.
+
+    Args:
+        seed: Seed of all random decisions.
+        kind: Kind of subscription: ``managed``, ``managed-latest`` (with the defaultReplay LATEST),
+            ``stored`` (plain, with stored positions), ``plain`` or ``latest``.
+        moves: Whether the service sometimes moves the committed position back.
+    """
 
     def __init__(self, seed: int, *, kind: str, moves: bool = False) -> None:
         self.chance = random.Random(seed)
-        self.kind = kind  # "managed", "managed-latest", "stored", "plain" or "latest"
+        self.kind = kind
         self.moves = moves
         self.managed = kind.startswith("managed")
         self.service = Service(self.chance, managed=self.managed, latest=kind == "managed-latest")
@@ -75,10 +85,10 @@ class Walk:
         self.reject = False
         self.crash()
 
-    # One process.
+    # Actions and checks of one process.
 
     def crash(self) -> None:
-        """The process dies, and a new one starts from what is durable."""
+        """Kill the process, and start a new one from what is durable."""
         self.counts["processes"] += 1
         self.service.close(carry_out=self.chance.random() < 0.5)
         start = None
@@ -99,8 +109,8 @@ class Walk:
             limits=self.limits,
         )
         self.queue: list[Deliver] = []
-        self.held: list[tuple[int, int]] = []  # (delivery_seq, position), read and not acked
-        self.open_positions: Counter[int] = Counter()  # handed over and not acked
+        self.held: list[tuple[int, int]] = []  # (delivery_seq, position) of read, unacked events
+        self.open_positions: Counter[int] = Counter()  # delivered and not acked
         self.tickets: set[int] = set()
         self.gaps = 0
         self.moves_before = self.service.moves
@@ -110,32 +120,36 @@ class Walk:
         if not self.managed:
             durable = 0 if self.stored is None else position(self.stored)
         earliest = self.service.earliest if start == StartPosition.earliest() else 0
-        self.frontier = self.behind(max(durable, earliest))
+        self.frontier = self.index_after(max(durable, earliest))
         if start == StartPosition.latest() or self.service.forgets:
             self.frontier = len(self.service.log)
-        self.began = False  # a stream of this process that may have begun has ended
-        self.owed = False  # events were lost, and it was not said yet
+        self.began = False  # whether an ended stream of this process may have begun
+        self.owed = False  # whether lost events are not reported yet
         self.opened_at = self.now
         self.do(self.protocol.start(self.now))
 
     def do(self, commands: list[Command]) -> None:
-        """Carry out commands, as a driver does."""
+        """Execute commands as a driver does."""
         assert self.finish is None or not commands
         for command in commands:
             self.counts[type(command).__name__] += 1
             if isinstance(command, OpenStream):
                 self.open(command)
             elif isinstance(command, SendRequest):
-                # Events of one byte each. One alone is the reserve; while draining nothing is kept.
+                # Each event has one byte. A single one is the reserve. Draining keeps no events.
                 if command.num_requested > 1 and self.protocol.state is State.STREAMING:
                     health = self.protocol.health()
                     there = health.pending_count + health.outstanding
-                    assert there <= self.limits.max_bytes, "more than fits"
-                    assert health.outstanding <= self.limits.max_unacked, "more than may be unacked"
+                    assert there <= self.limits.max_bytes, (
+                        "more events requested than max_bytes allows"
+                    )
+                    assert health.outstanding <= self.limits.max_unacked, (
+                        "more events requested than max_unacked"
+                    )
                 if command.stream == self.service.stream and not self.service.deaf:
                     self.service.inbox.append(command)
             elif isinstance(command, Deliver):
-                self.handed_over(command)
+                self.check_delivery(command)
             elif isinstance(command, Discard):
                 self.queue.clear()
             elif isinstance(command, RenewSession):
@@ -146,7 +160,9 @@ class Walk:
                 moved = self.service.moves != self.moves_before
                 receipt = commits_of(self.protocol).receipt if self.managed else None
                 unknown = command.gap.reason == "unanchored" and receipt is None
-                assert moved or unknown or not self.managed, "a gap, and nothing was moved"
+                assert moved or unknown or not self.managed, (
+                    "a gap was reported although nothing was moved"
+                )
             elif isinstance(command, SettleCommit):
                 self.tickets.remove(command.ticket)
             elif isinstance(command, HalfClose):
@@ -156,66 +172,73 @@ class Walk:
                 self.service.close(carry_out=self.chance.random() < 0.5)
             elif isinstance(command, Finish):
                 self.finish = command
-                assert not self.tickets, "a caller of commit() was not answered"
+                assert not self.tickets, "a caller of commit() was not settled"
         state = self.protocol.state
         assert state in WITHOUT_ALARM or self.protocol.deadline() is not None, state
         if state is State.PAUSED:
-            assert self.queue or self.protocol.deadline() is not None, "paused for ever"
+            assert self.queue or self.protocol.deadline() is not None, "paused forever"
 
     def open(self, command: OpenStream) -> None:
+        """Open a call at the service, and update which event must be delivered next."""
         start = command.start
         self.reject = (
             start is not None and start.replay_id is not None and self.chance.random() < 0.03
         )
         if start == StartPosition.latest() and self.frontier < len(self.service.log):
-            assert self.gaps or self.gap_allowed, "LATEST moved on without a word"
+            assert self.gaps or self.gap_allowed, "LATEST skipped events without a gap"
             self.frontier = len(self.service.log)
         self.service.open(command, self.now)
         self.opened_at = self.now
-        if self.service.forgets and self.frontier < self.behind(self.service.cursor):
+        if self.service.forgets and self.frontier < self.index_after(self.service.cursor):
             self.owed = self.began
-            self.frontier = self.behind(self.service.cursor)
+            self.frontier = self.index_after(self.service.cursor)
         if start == StartPosition.earliest() and self.gaps:
-            self.frontier = max(self.frontier, self.behind(self.service.earliest))
+            self.frontier = max(self.frontier, self.index_after(self.service.earliest))
 
-    def behind(self, number: int) -> int:
-        """Return the index of the first event behind a position."""
+    def index_after(self, number: int) -> int:
+        """Return the index of the first event after a position."""
         return bisect.bisect_right(self.service.log, number)
 
     def half_close(self) -> None:
+        """Let the service handle all requests, and end the call with OK."""
         while self.service.inbox:
             self.service.read(self.now)
         self.service.close()
         self.do(self.protocol.ended(self.protocol._stream, None, self.now, 0.5))
 
-    def handed_over(self, batch: Deliver) -> None:
+    def check_delivery(self, batch: Deliver) -> None:
+        """Check that a batch continues where the last one ended, and queue it for reading."""
         moved = self.gaps or self.service.moves != self.moves_before
         for raw in batch.events:
             number = position(raw.replay_id)
             index = self.index(number, moved=bool(moved))
-            assert index <= self.frontier, "skipped"
-            assert moved or index == self.frontier, "handed over twice"
+            assert index <= self.frontier, "events were skipped"
+            assert moved or index == self.frontier, "delivered twice"
             self.frontier = max(self.frontier, index + 1)
             self.open_positions[number] += 1
         self.queue.append(batch)
 
     def index(self, number: int, *, moved: bool) -> int:
+        """Return an event's index in the log; unless there was a gap or a move, it is at most the
+        next one."""
         log = self.service.log
         if self.frontier < len(log) and log[self.frontier] == number:
             return self.frontier
-        assert moved or number in log[: self.frontier], "skipped"
+        assert moved or number in log[: self.frontier], "events were skipped"
         return log.index(number)
 
     def check_done(self, until: int) -> None:
-        """Everything handed over up to a position is acked, and there is nothing before it left."""
+        """Check that all events up to a position are delivered and acked."""
         late = [number for number in self.open_positions if number <= until]
-        assert not late, f"position {until} passes unacked {late[:5]}"
+        assert not late, f"position {until} skips unacked {late[:5]}"
         rest = self.service.log[self.frontier : self.frontier + 1]
-        assert not rest or rest[0] > until, "a position passes an event that was not handed over"
+        assert not rest or rest[0] > until, "a position skips an event that was not delivered"
 
-    # What may happen.
+    # Actions, of which each step takes one.
 
     def step(self) -> None:
+        """Take one random action; if the process has finished, check its end and start another
+        first."""
         if self.finish is not None:
             self.check_finish()
             self.crash()
@@ -223,11 +246,12 @@ class Walk:
         action(self)
 
     def publish(self) -> None:
+        """Publish some events, unless many are waiting already."""
         if len(self.service.backlog) < 300:
             self.service.publish(self.chance.choice((1, 2, 5, 60)))
 
     def serve(self) -> None:
-        """The service reads a request, sends something, answers a commit."""
+        """Let the service handle a request, answer a commit, or send events."""
         service = self.service
         if service.inbox:
             before = service.committed
@@ -239,14 +263,15 @@ class Walk:
         elif service.backlog or self.chance.random() < 0.1:
             service.deliver(self.now, self.chance.choice((1, 7, 100)))
 
-    def carry(self) -> None:
-        """A response arrives."""
+    def receive(self) -> None:
+        """Transfer a response to the client."""
         if self.service.outbox:
             stream, response = self.service.stream, self.service.outbox.popleft()
             self.do(self.protocol.response(stream, response, self.now))
-            assert not self.owed or response.position is None, "lost without a word"
+            assert not self.owed or response.position is None, "events were lost without a gap"
 
     def take(self) -> None:
+        """Let the application read a batch."""
         if self.queue:
             batch = self.queue.pop(0)
             for seq, raw in enumerate(batch.events, batch.first_seq):
@@ -254,7 +279,7 @@ class Walk:
             self.do(self.protocol.taken(len(batch.events), batch.size, self.now))
 
     def ack(self) -> None:
-        """Ack some events: the oldest ones, or any."""
+        """Ack some read events: the oldest ones, or any."""
         count = self.chance.choice((1, 3, len(self.held)))
         if self.chance.random() < 0.2:
             self.chance.shuffle(self.held)
@@ -266,6 +291,7 @@ class Walk:
         del self.held[:count]
 
     def commit(self) -> None:
+        """Call `commit` if there is something to commit."""
         if not self.managed or self.protocol.state is State.CLOSED:
             return
         ledger, receipt = self.protocol._ledger, commits_of(self.protocol).receipt
@@ -275,13 +301,14 @@ class Walk:
             self.do(commands)
 
     def store(self) -> None:
+        """Store the position that is available for storing, if any."""
         found = self.protocol.storable() if self.kind == "stored" else None
         if found is not None:
             self.check_done(position(found))
             self.stored = found
 
     def drop(self) -> None:
-        """The call ends: broken, with OK, or with a status."""
+        """End the call with a failure, or with OK."""
         if not self.service.stream or self.service.deaf:
             return
         stream = self.service.stream
@@ -298,12 +325,12 @@ class Walk:
         self.do(self.protocol.ended(stream, failure, self.now, self.chance.random()))
 
     def mute(self) -> None:
-        """The network loses everything from here on, and says nothing."""
+        """Let the network silently drop everything until the call ends."""
         self.service.deaf = bool(self.service.stream)
         self.service.outbox.clear()
 
     def outside(self) -> None:
-        """A session comes or does not; a position is refused."""
+        """Reject a position, or finish a sign-in with or without success."""
         if self.reject and self.service.stream:
             self.reject = False
             stream = self.service.stream
@@ -320,7 +347,7 @@ class Walk:
                 self.do(self.protocol.renewal_failed(failure, self.now, self.chance.random()))
 
     def pass_time(self) -> None:
-        """Let some time pass; whatever is on its way arrives first."""
+        """Let some time pass, after everything in transit has arrived."""
         until = self.now + self.chance.choice((0.01, 0.5, 5.0, 40.0, 400.0, 1500.0))
         while self.now < until and self.finish is None:
             self.flush()
@@ -332,10 +359,11 @@ class Walk:
                     break
                 self.do(self.protocol.timer(self.now, self.chance.random()))
             else:
-                raise AssertionError(f"the timer spins in state {self.protocol.state}")
+                raise AssertionError(f"the timer is due forever in state {self.protocol.state}")
             self.service.check_idle(self.now)
 
     def flush(self) -> None:
+        """Transfer and handle everything in transit, and maybe answer a commit."""
         service = self.service
         while self.finish is None and (
             service.inbox or service.outbox or service.backlog or service.keepalive_due(self.now)
@@ -343,7 +371,7 @@ class Walk:
             if service.inbox:
                 self.serve()
             elif service.outbox:
-                self.carry()
+                self.receive()
             else:
                 service.deliver(self.now, 100)
                 if service.deaf:
@@ -352,6 +380,7 @@ class Walk:
             service.answer()
 
     def crash_or_drain(self) -> None:
+        """Drain, abort or kill the process."""
         if self.chance.random() < 0.5:
             self.do(self.protocol.drain(self.now))
         elif self.chance.random() < 0.5:
@@ -359,9 +388,10 @@ class Walk:
         else:
             self.crash()
 
-    # The end.
+    # Checks at the end.
 
     def check_finish(self) -> None:
+        """Check that the subscription ended without an error, or with an expected one."""
         error = self.finish.error if self.finish else None
         expected = (
             CommitError,
@@ -371,10 +401,11 @@ class Walk:
         )
         if error is not None and not isinstance(error, expected):
             assert "unacked" in str(error), error
-        # One commit in ten is refused: that is passing, however often it happens.
+        # One commit in ten is rejected, which is temporary however often it happens.
         assert "no commit was accepted" not in str(error)
 
     def run(self, steps: int) -> None:
+        """Take *steps* random actions, and check the end result."""
         for number in range(steps):
             try:
                 self.step()
@@ -384,7 +415,7 @@ class Walk:
         self.settle()
 
     def settle(self) -> None:
-        """With nothing failing any more, everything published is handed over and committed."""
+        """Check that without further failures every event is delivered and committed."""
         self.service.most_refusals = 0.0
         if self.protocol.state in {State.SAVING, State.DRAINING, State.CLOSING, State.CLOSED}:
             self.crash()
@@ -408,8 +439,8 @@ class Walk:
             self.take()
             self.ack()
             self.flush()
-        assert self.frontier == len(self.service.log), "starved"
-        for _ in range(60):  # the last commit and its answer, which may be lost, and tried again
+        assert self.frontier == len(self.service.log), "some events were not delivered"
+        for _ in range(60):  # the last commit, retried if its answer is lost
             while self.service.answers:
                 self.service.answer()
                 self.flush()
@@ -425,7 +456,7 @@ class Walk:
 ACTIONS = [
     Walk.publish,
     Walk.serve,
-    Walk.carry,
+    Walk.receive,
     Walk.take,
     Walk.ack,
     Walk.commit,
@@ -449,6 +480,7 @@ WALKS = [
 
 
 def walk(kind: str, moves: bool, *, steps: int) -> Walk:
+    """Run a random walk; return it."""
     print(f"SFPUBSUB_WALK_SEED={SEED}")
     walked = Walk(SEED, kind=kind, moves=moves)
     walked.run(steps)
@@ -456,8 +488,9 @@ def walk(kind: str, moves: bool, *, steps: int) -> Walk:
 
 
 @pytest.mark.parametrize(("kind", "moves"), WALKS)
-def test_walk_keeps_the_promises(kind: str, moves: bool) -> None:
-    """No event is skipped or doubled and no position passes an unacked event, come what may."""
+def test_random_walk_breaks_no_rule(kind: str, moves: bool) -> None:
+    """In 2,000 random steps no event is skipped or delivered twice, and no position skips an
+    unacked event."""
     walked = walk(kind, moves, steps=2000)
 
     assert walked.counts["OpenStream"] > 10
@@ -466,6 +499,6 @@ def test_walk_keeps_the_promises(kind: str, moves: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "moves"), WALKS)
-def test_long_walk_keeps_the_promises(kind: str, moves: bool) -> None:
-    """The same over a hundred thousand steps."""
+def test_long_random_walk_breaks_no_rule(kind: str, moves: bool) -> None:
+    """A random walk of 100,000 steps breaks no rule of this module either."""
     walk(kind, moves, steps=100_000)

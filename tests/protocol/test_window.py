@@ -1,4 +1,4 @@
-"""Credit: never more than 100 outstanding, never none for long."""
+"""Tests of the window, i.e. the credit: at most 100 requested events, and never 0 for long."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from sfpubsub.protocol.window import Window
 
 
 def opened(room: int = 100) -> Window:
+    """Return a window that was opened with this room (the number of events that may be in
+    flight)."""
     window = Window()
     window.open(room)
     return window
 
 
-def test_opening_asks_for_the_whole_window() -> None:
-    """A stream begins with all the credit the service allows."""
+def test_open_requests_all_events_there_is_room_for() -> None:
+    """A new stream requests 100 events at once if there is room for them."""
     assert Window().open(100) == 100
 
 
-def test_opening_without_room_asks_for_one() -> None:
-    """The first request must ask for something, and for no more than that without room."""
+def test_open_without_room_requests_one_event() -> None:
+    """The first request of a stream must request at least one event, so it requests one even
+    without room."""
     assert Window().open(0) == 1
 
 
-def test_credit_is_returned_from_fifty_owed_events_on() -> None:
-    """A busy stream costs one request for fifty events."""
+def test_credit_is_returned_once_fifty_events_are_received() -> None:
+    """Events are requested again only after 50 were received, so that a busy stream needs few
+    requests."""
     window = opened()
     window.received(49, 51)
     assert window.grant(100, 100) == 0
@@ -36,16 +40,18 @@ def test_credit_is_returned_from_fifty_owed_events_on() -> None:
     assert window.outstanding == 100
 
 
-def test_credit_is_returned_at_once_when_nothing_is_outstanding() -> None:
-    """Less than fifty owed must not leave a stream standing still."""
+def test_credit_is_returned_at_once_if_none_is_outstanding() -> None:
+    """If nothing is outstanding, events are requested at once, even if fewer than 50 were
+    received."""
     window = opened(0)
     window.received(1, 0)
 
     assert window.grant(100, 100) == 100
 
 
-def test_held_credit_is_not_returned() -> None:
-    """Without room nothing is asked for, but by the reserve."""
+def test_no_credit_without_room_except_the_reserve() -> None:
+    """Without room nothing is requested except the reserve, a single event that keeps the stream
+    open."""
     window = opened()
     window.received(100, 0)
 
@@ -56,24 +62,26 @@ def test_held_credit_is_not_returned() -> None:
     assert window.reserve() == 0
 
 
-def test_a_service_that_sends_too_much_leaves_no_negative_credit() -> None:
-    """More than asked for costs memory only; the next grant is still at most the window."""
+def test_excess_events_leave_no_negative_credit() -> None:
+    """If the service sends more events than requested, the next request is still for at most
+    100."""
     window = opened(0)
     window.received(5, 0)
 
     assert window.grant(100, 100) == 100
 
 
-def test_commit_answers_carry_no_figure() -> None:
-    """The pending figure of a commit answer may be left out, and must not look like starving."""
+def test_commit_answer_without_pending_count_is_not_starving() -> None:
+    """A response without a pending count does not mean that nothing is pending."""
     window = opened()
     window.received(0, None)
 
     assert not window.starving
 
 
-def test_lost_credit_is_found_by_the_answer_to_the_reserve() -> None:
-    """Credit that the service lost would otherwise be missed for ever."""
+def test_lost_credit_is_detected_by_the_reserve() -> None:
+    """If the service reports nothing pending while credit is counted as outstanding, the answer to
+    the reserve corrects the count."""
     window = opened()
     window.received(40, 0)
     assert window.grant(100, 100) == 0
@@ -85,8 +93,9 @@ def test_lost_credit_is_found_by_the_answer_to_the_reserve() -> None:
     assert window.grant(100, 100) == 99
 
 
-def test_a_request_on_its_way_is_no_disagreement() -> None:
-    """A figure from before the reserve arrived is believed with one more, not one less."""
+def test_request_in_transit_is_not_lost_credit() -> None:
+    """A pending count of 0 sent before the last request arrived loses no credit: the answer to the
+    reserve includes that request."""
     window = opened()
     window.received(51, 49)
     assert window.grant(100, 100) == 51
@@ -97,8 +106,9 @@ def test_a_request_on_its_way_is_no_disagreement() -> None:
     assert window.outstanding == 52
 
 
-def test_a_grant_behind_the_reserve_leaves_the_next_figure_unbelieved() -> None:
-    """The figure knows nothing of the grant; believing it would ask for more than 100."""
+def test_pending_count_is_ignored_after_a_grant() -> None:
+    """If more events are requested after the reserve, the next pending count may not include them,
+    so it is ignored; otherwise over 100 events would be requested."""
     window = opened()
     window.received(95, 0)
     assert window.grant(0, 0) == 0
@@ -110,8 +120,9 @@ def test_a_grant_behind_the_reserve_leaves_the_next_figure_unbelieved() -> None:
     assert window.grant(100, 100) == 0
 
 
-def test_the_reserve_never_counts_more_than_the_window() -> None:
-    """With a full window that the service denies, one still goes, and the service clamps it."""
+def test_reserve_keeps_the_count_within_the_window() -> None:
+    """With 100 events counted as outstanding and none reported as pending, the reserve is sent, and
+    the count stays 100."""
     window = opened()
     window.received(0, 0)
     assert window.starving
@@ -121,8 +132,9 @@ def test_the_reserve_never_counts_more_than_the_window() -> None:
 
 
 @pytest.mark.parametrize(("room", "owed"), [(100, 50), (60, 30), (7, 3), (2, 1), (1, 1)])
-def test_less_room_is_filled_up_from_its_half_on(room: int, owed: int) -> None:
-    """Large events come a few at a time; a request for each would be many, for all too late."""
+def test_small_room_is_refilled_once_half_is_owed(room: int, owed: int) -> None:
+    """With room for fewer than 100 events, more are requested once half of that room has been
+    received."""
     window = opened(room)
     window.received(owed - 1, 50)
     assert window.grant(room, room) == 0
@@ -132,8 +144,8 @@ def test_less_room_is_filled_up_from_its_half_on(room: int, owed: int) -> None:
     assert window.outstanding == room
 
 
-def test_a_reader_that_is_behind_makes_no_request_for_each_event_it_reads() -> None:
-    """Each makes room for one; half of a window is asked for at a time, as on a busy stream."""
+def test_slow_reader_does_not_cause_a_request_per_event() -> None:
+    """If each read makes room for one event, 50 events are requested at a time."""
     window = opened()
     window.received(100, 0)
     requests = [request for room in range(1, 101) if (request := window.grant(room, 100))]
@@ -141,8 +153,9 @@ def test_a_reader_that_is_behind_makes_no_request_for_each_event_it_reads() -> N
     assert requests == [50, 50]
 
 
-def test_room_that_shrinks_takes_nothing_back() -> None:
-    """What was asked for may still come; no more is asked for until it has."""
+def test_shrinking_room_delays_further_requests() -> None:
+    """If the room shrinks below the outstanding events, nothing is requested until enough of them
+    have arrived."""
     window = opened(100)
     assert window.grant(20, 20) == 0
     window.received(80, 20)
@@ -155,8 +168,11 @@ def test_room_that_shrinks_takes_nothing_back() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 120), st.none() | st.integers(0, 100), st.integers(0, 150)))
 )
-def test_the_window_is_never_exceeded(steps: list[tuple[int, int | None, int]]) -> None:
-    """Whatever the service says, we count at most 100, and an idle stream is never forgotten."""
+def test_outstanding_events_stay_between_1_and_100(
+    steps: list[tuple[int, int | None, int]],
+) -> None:
+    """Whatever the service reports, and whatever the room, 1 to 100 events are counted as
+    outstanding."""
     window = opened()
     for count, pending, room in steps:
         window.received(count, pending)
@@ -167,10 +183,9 @@ def test_the_window_is_never_exceeded(steps: list[tuple[int, int | None, int]]) 
 
 
 @given(outstanding=st.integers(1, 100), room=st.integers(0, 200))
-def test_with_ample_credit_nothing_is_granted_whatever_the_room(
-    outstanding: int, room: int
-) -> None:
-    """So the room need not be looked at; and a window that is not ample may always be granted."""
+def test_ample_credit_means_no_grant_for_any_room(outstanding: int, room: int) -> None:
+    """If credit is ample, no room leads to a request, so that the room need not be computed;
+    otherwise a room of 100 does."""
     window = opened(outstanding)
     if window.ample:
         assert window.grant(room, room) == 0

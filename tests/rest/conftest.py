@@ -21,7 +21,7 @@ ORDERS = 20_000
 
 @pytest.fixture(scope="session")
 def org(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatorServer]:
-    """An emulator with 20,000 order records of 1 kB each."""
+    """Start an emulator with 20,000 order records, each with a text of 1,000 characters."""
     with EmulatorServer(tmp_path_factory.mktemp("org")) as emulator:
         fill_orders(emulator, ORDERS, "x" * 1000)
         yield emulator
@@ -29,6 +29,7 @@ def org(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatorServer]:
 
 @pytest.fixture
 def reader(org: EmulatorServer) -> OrgReader:
+    """Return a reader of the org with 20,000 orders."""
     return reader_of(org)
 
 

@@ -1,4 +1,5 @@
-"""Query jobs: made, waited for, fetched in pages whatever breaks, closed."""
+"""Tests of query jobs: creation, waiting, download of result pages despite failures, and
+deletion."""
 
 from __future__ import annotations
 
@@ -35,23 +36,25 @@ SOQL = f"SELECT {', '.join(COLUMNS)} FROM Order__c"
 JOB = "750000000000001AAA"
 RESULTS = b"/results?"
 
-# What a page may take beside its file: pieces, a row, and what the emulator in this process does;
-# the page itself has 20 MB.
+# Memory that a page may need besides its file, which has 20 MB: buffers, a row, and the emulator in
+# this process.
 GROWTH_MB = 10.0
 
 
 def complete(reader, soql=SOQL, **options):
-    """Make a job, and wait until it is complete."""
+    """Create a job, and wait until it is complete; return it."""
     made = reader.jobs.create(soql, **options)
     return reader.jobs.wait(made.id, deadline=time.monotonic() + PATIENCE)
 
 
 def names(page):
+    """Return the second value, the name, of each row."""
     return [row[1] for row in page.rows()]
 
 
 @pytest.fixture
 def file():
+    """Return an empty temporary file for a page."""
     with tempfile.TemporaryFile() as made:
         yield made
 
@@ -62,8 +65,9 @@ def job(org):
     return complete(reader_of(org))
 
 
-def test_twenty_thousand_rows_in_flat_memory(org, file):
-    """A page of any size goes to its file, and its rows come from there one by one."""
+def test_reading_a_page_uses_constant_memory(org, file):
+    """A page of 20,000 rows is stored in its file and read row by row, with at most 10 MB of
+    additional memory."""
     reader = reader_of(org)
     job = complete(reader)
     assert (job.object, job.state, job.records_processed) == ("Order__c", "JobComplete", ORDERS)
@@ -79,14 +83,15 @@ def test_twenty_thousand_rows_in_flat_memory(org, file):
     reader.jobs.delete(job.id)
 
 
-def test_pages_follow_each_other_by_locator(org, job, file):
-    """Every row once; a new process goes on with the job's id and the locator that it noted."""
+def test_pages_continue_by_locator_in_a_new_reader(org, job, file):
+    """A new reader with only the job's id and the locator continues with the next page, and every
+    row is read once."""
     noted, found = None, []
     while True:
-        reader = reader_of(org)  # knows nothing of the pages before
+        reader = reader_of(org)  # has no state of earlier pages
         page = reader.jobs.results(job.id, file, columns=COLUMNS, locator=noted, max_records=8000)
         found += names(page)
-        assert names(page) == found[-page.records :]  # the file can be read again
+        assert names(page) == found[-page.records :]  # the rows can be read again
         noted = page.next_locator
         if noted is None:
             break
@@ -94,8 +99,9 @@ def test_pages_follow_each_other_by_locator(org, job, file):
 
 
 @pytest.mark.parametrize("passing", [20, 100, 1_000, 1_000_000])
-def test_a_page_whose_connection_breaks_is_fetched_again(org, job, file, passing):
-    """The page is asked for again from its locator: no row is missing, none is there twice."""
+def test_page_is_fetched_again_after_a_broken_connection(org, job, file, passing):
+    """A page whose connection breaks twice is requested again from its locator, without missing or
+    duplicate rows."""
     with way_to(org.http_url) as way:
         reader = OrgReader(Sessions(org, way.url), timings=QUICK)
         first = reader.jobs.results(job.id, file, columns=COLUMNS, max_records=5000)
@@ -111,8 +117,9 @@ def test_a_page_whose_connection_breaks_is_fetched_again(org, job, file, passing
         assert reader.calls == 4
 
 
-def test_a_page_that_breaks_each_time_is_given_up(org, job, file):
-    """Retries have a bound, and what is raised says that the same call may work later."""
+def test_retries_of_a_page_are_limited(org, job, file):
+    """If the connection breaks every time, a retryable error is raised after the configured number
+    of attempts."""
     with way_to(org.http_url) as way:
         reader = OrgReader(Sessions(org, way.url), timings=QUICK)
         way.cuts = [(RESULTS, 5000)] * 10
@@ -122,8 +129,8 @@ def test_a_page_that_breaks_each_time_is_given_up(org, job, file):
         assert len(way.passed) == QUICK.attempts
 
 
-def test_a_session_that_expires_between_pages_of_results(org, job, file):
-    """The next page comes with a new session."""
+def test_session_expiring_between_pages_is_renewed(org, job, file):
+    """If the session expires between two pages, it is renewed once, and the next page is read."""
     sessions = Sessions(org)
     reader = OrgReader(sessions, timings=QUICK)
     first = reader.jobs.results(job.id, file, columns=COLUMNS, max_records=10_000)
@@ -133,8 +140,9 @@ def test_a_session_that_expires_between_pages_of_results(org, job, file):
     assert sessions.renewals == 1
 
 
-def test_texts_come_as_they_are(org, file):
-    """Quotes, commas, line ends and other scripts survive; empty fields are empty texts."""
+def test_special_characters_in_values_are_preserved(org, file):
+    """Quotes, commas, line breaks and non-ASCII text are preserved; an empty field is an empty
+    string, and a result may be empty."""
     reader, user = reader_of(org), org.accounts.holder("")
     texts = ['say "no"', "a,b", "two\nlines", "two\r\nlines", '"', '""\n"",', "żółw 🐢", " x "]
     for text in texts:
@@ -151,8 +159,9 @@ def test_texts_come_as_they_are(org, file):
     assert (list(none.rows()), none.records, none.next_locator) == ([], 0, None)
 
 
-def test_deleted_records_are_in_a_job_of_all_rows(org, file):
-    """The first read of an object can tell what is in the Recycle Bin."""
+def test_deleted_records_are_read_only_with_all_rows(org, file):
+    """A deleted record is in the result only if the job has `all_rows`, with IsDeleted set to
+    true."""
     reader, user = reader_of(org), org.accounts.holder("")
     gone = org.records.create("Opportunity", {"Name": "gone", "StageName": "Prospecting",
         "CloseDate": "2026-01-01"}, user)  # fmt: skip
@@ -164,8 +173,9 @@ def test_deleted_records_are_in_a_job_of_all_rows(org, file):
         assert list(page.rows()) == rows
 
 
-def test_a_job_that_is_gone_is_a_typed_error(org, file):
-    """Whoever resumes a job that has expired learns that the read must begin again."""
+def test_missing_job_raises_read_expired_error(org, file):
+    """Every use of a job that no longer exists raises `ReadExpiredError`, which says to start the
+    read again; deleting it again is no error."""
     reader = reader_of(org)
     job = complete(reader, "SELECT Id FROM Contact LIMIT 1")
     reader.jobs.delete(job.id)
@@ -178,14 +188,15 @@ def test_a_job_that_is_gone_is_a_typed_error(org, file):
         with pytest.raises(ReadExpiredError, match="start the read again") as caught:
             use()
         assert caught.value.status == 404
-    reader.jobs.delete(job.id)  # closing twice is fine
+    reader.jobs.delete(job.id)  # deleting it twice is no error
 
 
-def test_jobs_that_cannot_be(org, reader, file):
-    """Refusals say what is wrong; what is malformed here is not sent."""
+def test_invalid_jobs_and_arguments_raise(org, reader, file):
+    """An invalid query raises an error when the job is created or waited for; invalid arguments
+    raise without a request."""
     with pytest.raises(RequestRefusedError):
         reader.jobs.create("SELECT FROM")
-    with pytest.raises(RequestRefusedError) as caught:  # accepted by the org, and failed then
+    with pytest.raises(RequestRefusedError) as caught:  # the org may accept it, and then fail
         complete(reader, "SELECT BillingAddress FROM Account")
     assert "ended as Failed" in str(caught.value) or caught.value.status == 400
     before = reader.calls
@@ -196,8 +207,8 @@ def test_jobs_that_cannot_be(org, reader, file):
     assert reader.calls == before
 
 
-def test_a_job_can_be_ended(told):
-    """What is no longer wanted is aborted, and then deleted: jobs do not pile up in the org."""
+def test_job_can_be_aborted(told):
+    """Aborting sends the state "Aborted", and waiting for an aborted job raises an error."""
     host, reader = told(lambda request: answer_job("Aborted"))
     assert reader.jobs.abort(JOB).has_ended
     (request,) = host.requests
@@ -207,12 +218,14 @@ def test_a_job_can_be_ended(told):
 
 
 def answer_job(state, **more):
+    """Return the org's reply for a job in the given state, with more fields if given."""
     found = {"id": JOB, "object": "Account", "state": state, "createdDate": "2026-01-01T00:00:00"}
     return Reply(200, {**found, **more})
 
 
-def test_a_job_is_looked_at_less_and_less_often(told):
-    """Each look takes a call of the day's; the last one is at the deadline."""
+def test_job_is_polled_with_growing_delays(told):
+    """Delays between polls double up to `poll_max`, to save API calls, and the last poll is at the
+    deadline."""
     now, slept, seen = [100.0], [], []
 
     def sleep(seconds):
@@ -235,17 +248,20 @@ def test_a_job_is_looked_at_less_and_less_often(told):
     assert next_poll(1, 5.0, 5.0, timings) is None
 
 
-# Pages that are not what they should be.
+# Invalid pages.
 
 
 def page_of(body, records, locator="null", **headers):
+    """Return the org's reply for a page with the given CSV text, number of rows, and locator of the
+    next page."""
     return Reply(
         200, body, {"Sforce-NumberOfRecords": str(records), "Sforce-Locator": locator, **headers}
     )
 
 
-def test_a_page_without_names_of_columns_is_read_too(told, file):
-    """Whether later pages repeat them is reported in two ways: both are read."""
+def test_later_pages_may_lack_the_header_line(told, file):
+    """Later pages are read both with and without a header line, because reports about the service
+    differ."""
     pages = iter(
         [page_of('"Id"\n"1"\n"2"\n', 2, "Mg"), page_of('"3"\n', 1, "Mw"), page_of('"ID"\n"4"\n', 1)]
     )
@@ -261,16 +277,18 @@ def test_a_page_without_names_of_columns_is_read_too(told, file):
     assert "locator=Mw" in host.requests[2].path
 
 
-def test_other_columns_than_asked_for_are_refused(told, file):
-    """A value never gets into another column: what the page says it has must be the query's."""
+def test_page_with_other_columns_is_rejected(told, file):
+    """A page whose header differs from the requested columns raises an error, so that no value gets
+    into a wrong column."""
     _, reader = told(lambda request: page_of('"Name","Id"\n"x","1"\n', 1))
     with pytest.raises(RemoteProtocolError, match="do not match the requested columns Id, Name"):
         reader.jobs.results(JOB, file, columns=["Id", "Name"])
 
 
 @pytest.mark.parametrize("cut", ['"Id"\n"1"\n', '"Id"\n"1"\n"', '"Id"\n"1"\n"2', '"1"\n"2', ""])
-def test_a_page_that_was_cut_without_a_word_is_fetched_again(told, file, cut):
-    """Fewer rows than announced, or an open quote, are no page, however the answer ended."""
+def test_truncated_page_is_fetched_again(told, file, cut):
+    """A page with fewer rows than announced, or with an open quote, is requested again even if the
+    response ended normally."""
     pages = iter([page_of(cut, 2), page_of('"Id"\n"1"\n"2"\n', 2)])
     host, reader = told(lambda request: next(pages))
     assert list(reader.jobs.results(JOB, file, columns=["Id"]).rows()) == [["1"], ["2"]]
@@ -291,8 +309,9 @@ def test_a_page_that_was_cut_without_a_word_is_fetched_again(told, file, cut):
         (Reply(409, [{"errorCode": "X", "message": "other version"}]), RequestRefusedError, "409"),
     ],
 )
-def test_answers_that_are_no_page(told, file, reply, error, words):
-    """Nothing else is taken for an empty or a last page; none of it is asked for again."""
+def test_response_that_is_no_page_raises(told, file, reply, error, words):
+    """A response that is not a page raises an error rather than counting as an empty page, and is
+    not requested again."""
     host, reader = told(lambda request: reply)
     with pytest.raises(error, match=words):
         reader.jobs.results(JOB, file, columns=["Id"])
@@ -308,8 +327,8 @@ def test_answers_that_are_no_page(told, file, reply, error, words):
     ],
     ids=["too many values", "no UTF-8", "text behind quotes"],
 )
-def test_rows_that_are_no_csv(told, file, body):
-    """A page that cannot be read is an error, and never a shorter row."""
+def test_invalid_csv_raises(told, file, body):
+    """A row with too many values, invalid UTF-8 or text after a quoted value raises an error."""
     _, reader = told(lambda request: page_of(body, 1))
     with pytest.raises(RemoteProtocolError):
         list(reader.jobs.results(JOB, file, columns=["Id"]).rows())
@@ -319,15 +338,16 @@ def test_rows_that_are_no_csv(told, file, body):
     "body",
     [{}, [], None, 5, {"id": JOB}, {"id": JOB, "object": "A", "state": "Odd", "createdDate": "x"}],
 )
-def test_answers_that_are_no_job(told, body):
-    """A job without id and state is not waited for."""
+def test_response_that_is_no_job_raises(told, body):
+    """A response without the fields of a job, or with an unknown state, raises an error."""
     _, reader = told(lambda request: Reply(200, json.dumps(body)))
     with pytest.raises(RemoteProtocolError):
         reader.jobs.get(JOB)
 
 
-def test_a_file_that_cannot_be_written_is_told(org, job, tmp_path):
-    """A full disk is the file's error and not the network's: nothing is tried again."""
+def test_full_disk_raises_without_a_retry(org, job, tmp_path):
+    """If the page's file can't be written, its `OSError` is raised and the page is not requested
+    again."""
     reader = reader_of(org)
     with open("/dev/full", "r+b", buffering=0) as full, pytest.raises(OSError, match="No space"):
         reader.jobs.results(job.id, NoSeek(full), columns=COLUMNS)
@@ -335,7 +355,7 @@ def test_a_file_that_cannot_be_written_is_told(org, job, tmp_path):
 
 
 class NoSeek(io.RawIOBase):
-    """A file on a full disk, which itself could be emptied."""
+    """A file on a full disk that pretends to support seeking and truncation."""
 
     def __init__(self, full):
         self._full = full
@@ -350,8 +370,9 @@ class NoSeek(io.RawIOBase):
         return self._full.write(data)
 
 
-def test_lines_are_counted_however_they_are_cut():
-    """Line ends within quotes are none, and the pieces of a page change nothing. Seed printed."""
+def test_line_counter_ignores_how_data_is_split():
+    """Line ends within quotes don't count, wherever the data is split; the data is random, and the
+    seed is printed."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -364,7 +385,7 @@ def test_lines_are_counted_however_they_are_cut():
         csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
         data = text.getvalue().encode()
         if rows and rng.random() < 0.5:
-            data = data[:-1]  # without the last line end
+            data = data[:-1]  # remove the last line end
         counter, at = LineCounter(), 0
         while at < len(data):
             size = rng.randrange(1, 7)
@@ -374,8 +395,9 @@ def test_lines_are_counted_however_they_are_cut():
 
 
 @pytest.mark.slow
-def test_a_million_rows_in_flat_memory(tmp_path):
-    """Neither pages nor rows pile up: a million rows take what one page takes."""
+def test_reading_a_million_rows_uses_constant_memory(tmp_path):
+    """Neither pages nor rows accumulate: reading a million rows needs less than 30 MB of additional
+    memory."""
     with EmulatorServer(tmp_path / "org") as emulator:
         fill_orders(emulator, 1_000_000)
         session = Session(emulator.access_token, emulator.instance_url, emulator.tenant_id)
@@ -396,4 +418,4 @@ def test_a_million_rows_in_flat_memory(tmp_path):
         took, growth = time.monotonic() - began, peak_mb() - before
         print(f"{read} rows in {took:.1f} s, {growth:.1f} MB more at most, {reader.calls} calls")
         assert read == 1_000_000
-        assert growth < 30.0  # the emulator's part in this process, as of its own test
+        assert growth < 30.0  # includes the emulator in this process, which its own test measures
