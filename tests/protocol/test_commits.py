@@ -262,7 +262,6 @@ def test_start_of_a_stream_can_confirm_a_commit() -> None:
     assert commits.receipt == CommitReceipt(rid(2), None)
     assert commits.in_doubt == []
     assert commits.last_error is None
-    assert commits.last_error is None
 
 
 def test_ticket_is_settled_once_its_position_is_confirmed() -> None:

@@ -193,7 +193,6 @@ def test_unanswered_events_are_resent_in_order():
 def test_results_are_matched_by_correlation_key():
     """Results may come in any order, within an answer or between answers; unknown keys are
     ignored."""
-    protocol = make()
     protocol = proven()
     submit(protocol, 1)
     submit(protocol, 201)

@@ -189,6 +189,7 @@ def test_two_thousand_ids_take_one_request(reader):
     assert [found[key]["Name"] for key in ids[:2000]] == [f"order {n}" for n in range(1, 2001)]
     with pytest.raises(LocalProtocolError, match="2001 ids are too many"):
         reader.retrieve("Order__c", ids, ["Name"])
+    assert reader.calls == before + 1
 
 
 def test_requests_are_counted_and_the_daily_limit_is_reported(tmp_path):

@@ -64,7 +64,7 @@ def part(source: str, numbers, **options) -> Part:
 
 def test_sources_share_one_commit_with_all_positions(open_writer, table, format_):
     """A write stores the events of several sources with consecutive numbers and with each source's
-    position. An event from two sources is stored once.
+    position, also that of a source without events. An event from two sources is stored once.
     """
     writer = open_writer(subscription=MANAGED, topic=[TOPIC, OTHER])
     quiet = {OTHER: replay_id(90)}
@@ -73,6 +73,7 @@ def test_sources_share_one_commit_with_all_positions(open_writer, table, format_
     assert [found.first_seq for found in first] == [0, 2]
     assert len({found.batch_id for found in first}) == 1
     assert [found.position for found in first] == [None, replay_id(4)]
+    assert writer.positions == {TOPIC: replay_id(4), **quiet}
     writer.write_parts([part(OTHER, [7])])
     rows = read_table(table, format_)
     assert rows["ingest_seq"].to_pylist() == list(range(6))
