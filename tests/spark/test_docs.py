@@ -15,7 +15,7 @@ from tests.conftest import until
 from tests.pages import blocks, page
 
 
-def test_the_program_of_the_page_runs(spark, run_emulator, tmp_path, monkeypatch):
+def test_the_program_in_the_documentation_runs(spark, run_emulator, tmp_path, monkeypatch):
     """Its endless loop writes all published events; the test ends it once there are rows."""
     *_, code = blocks(page("spark"), "python")
     table = tmp_path / "orders"

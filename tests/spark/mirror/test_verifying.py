@@ -37,7 +37,7 @@ MARGIN = 300.0
 
 
 class Lake:
-    """A mirrored table of the org's orders, read when it is created, and a reread queue."""
+    """A mirrored table with the orders of an org at one moment, and a reread queue."""
 
     def __init__(self, spark: SparkSession, emulator: EmulatorServer, path: Path) -> None:
         self.spark, self.path = spark, path

@@ -45,7 +45,7 @@ def test_a_name_that_is_also_an_existing_table_directory_is_rejected(tmp_path: P
 
 @delta
 def test_a_missing_file_system_client_raises_an_error_with_its_package(spark: SparkSession):
-    """The error contains the package in the version of Spark's own Hadoop."""
+    """The error suggests the hadoop-aws package in the version of Spark's own Hadoop."""
     with pytest.raises(ConfigurationError, match=r"--packages org\.apache\.hadoop:hadoop-aws:3\."):
         EventWriter(spark, "s3a://lake/raw/orders", format="delta", topic=TOPIC)
 
@@ -78,8 +78,8 @@ def open_writer(spark: SparkSession, table: str, **options) -> EventWriter:
 
 @delta
 def test_a_delta_table_in_a_catalog_keeps_all_promises(spark: SparkSession, schema: str):
-    """Each event is stored once across restarts, the position, schemas, properties and column
-    comments are there, new batches are found, and an older writer is rejected."""
+    """Across restarts, each event is stored once, and position, schemas, properties and column
+    comments are kept; new batches can be listed, and an older writer is rejected."""
     table = f"{schema}.orders"
     kept = {"delta.logRetentionDuration": "interval 60 days", "team": "o'brien"}
     with open_writer(spark, table, table_properties=kept) as older:

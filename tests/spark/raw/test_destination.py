@@ -95,7 +95,7 @@ def test_a_table_without_rows_can_be_claimed_for_another_topic(tmp_path: Path):
 
 @pytest.mark.parametrize("written", ["ingest_date=2026-11-20", "_position"])
 def test_a_table_belongs_to_its_first_source(tmp_path: Path, written: str):
-    """A start with another source is rejected once there are rows or a position; both are named."""
+    """A start with another source is rejected once there is data; the error names both."""
     claim_table(tmp_path, TOPIC)
     (tmp_path / written).mkdir()
     claim_table(tmp_path, TOPIC)
@@ -108,7 +108,7 @@ def test_a_table_belongs_to_its_first_source(tmp_path: Path, written: str):
 
 
 def test_an_interrupted_first_start_does_not_block_the_next(tmp_path: Path):
-    """Files that an interrupted start left behind do not make the directory look like another's."""
+    """Files that an interrupted start left behind do not look like foreign files."""
     (tmp_path / "_lease").write_text("")
     (tmp_path / "_table.json.123.tmp").write_text("{")
     claim_table(tmp_path, TOPIC)

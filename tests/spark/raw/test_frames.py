@@ -1,4 +1,4 @@
-"""How rows are passed to Spark."""
+"""Rows are passed to Spark in tasks of limited size, and the active session stays the same."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def compact(spark: SparkSession, table: Path) -> None:
 
 def test_compaction_and_expiry_do_not_lose_the_position(spark, open_writer, table):
     """The open writer and the next one resume although only a compacted snapshot is left, which
-    contains no state of ours."""
+    does not contain the writer's state."""
     writer = open_writer()
     writer.write(batch_of(range(2)))
     writer.write(batch_of(range(4)))
@@ -147,7 +147,7 @@ def test_a_catalog_table_is_written_and_resumed(spark, open_writer):
 
 
 def test_a_table_can_be_written_from_a_new_thread(spark, table):
-    """Each stream of a job has a thread, which has no session except the one that it is given."""
+    """Each stream of a job writes in its own thread, which has no active Spark session."""
     with ThreadPoolExecutor(1) as pool:
 
         def write() -> int:

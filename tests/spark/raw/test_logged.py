@@ -121,7 +121,7 @@ def test_a_managed_table_stores_no_position_and_rejects_a_topic(open_writer, tab
 
 
 def test_a_table_of_another_tool_is_rejected(spark, open_writer, table):
-    """The log of such a table contains no state of ours to resume from."""
+    """The log of such a table contains no position to resume from."""
     stranger = spark.range(3).write.format(TABLE_FORMAT)
     if TABLE_FORMAT == "iceberg":
         spark.range(3).writeTo("shop.db.strange").create()
@@ -134,7 +134,7 @@ def test_a_table_of_another_tool_is_rejected(spark, open_writer, table):
 
 
 def test_a_remote_directory_with_other_files_is_rejected(spark, clock, lake, tmp_path):
-    """Remote directories are listed by Spark; names that begin with ``_`` may be our own files."""
+    """Remote directories are listed by Spark; names that begin with ``_`` do not count as foreign."""
     place = lake / tmp_path.name
     (place / "_schemas").mkdir(parents=True)
     (place / "cat.jpg").write_text("")
@@ -151,8 +151,8 @@ def test_a_remote_directory_with_other_files_is_rejected(spark, clock, lake, tmp
 def test_an_event_older_than_the_keys_in_memory_is_looked_up(
     open_writer, table, clock, monkeypatch
 ):
-    """Its key is searched from one day before the event's time; if that is unknown, from one day
-    before the oldest event that the service can have kept."""
+    """The table is searched from one day before the event's time; if that is unknown, from one
+    day before the oldest time at which the service can have stored it."""
     asked: list[tuple[float, float]] = []
     rows_with = LoggedTable.rows_with
 

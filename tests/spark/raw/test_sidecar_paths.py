@@ -118,7 +118,7 @@ def old_table(table: Path, *, both: bool) -> dict[str, str]:
 
 
 def survives(table: Path, step: int) -> bool:
-    """Claim a table, killed before a step; return whether the claim finished before that step."""
+    """Claim a table with a kill at *step*; return whether the claim finished before that step."""
     with pytest.MonkeyPatch.context() as patch:
         kill_at(patch, step)
         try:
@@ -129,7 +129,7 @@ def survives(table: Path, step: int) -> bool:
 
 
 def tables(directory: Path) -> Iterator[tuple[Path, int]]:
-    """Yield an empty table directory and the step to be killed at, again and again from step 1."""
+    """Yield new table directories, each with the step to be killed at: 1, 2 and so on."""
     for step in count(1):
         table = directory / str(step) / "orders"
         table.mkdir(parents=True)
@@ -197,7 +197,7 @@ def test_an_old_table_resumes_and_its_sidecars_stay_readable(spark: SparkSession
 
 
 def test_a_chosen_staging_directory_is_stored_in_the_table(table: Path, tmp_path: Path):
-    """Readers and later starts find the directory by themselves; another one is rejected until the
+    """Readers and later starts need no option to find it; another directory is rejected until the
     sidecars have been moved there."""
     other = tmp_path / "other"
     place, _ = claim_table(table, TOPIC, other)
@@ -235,7 +235,7 @@ def test_a_staging_directory_inside_the_table_is_rejected(table: Path):
 
 
 def test_a_staging_directory_on_another_file_system_is_rejected(table: Path, monkeypatch):
-    """It is rejected by its device or by a failed rename, and the table stays unchanged."""
+    """The check compares devices, or else the first rename fails; the table stays unchanged."""
     shared_memory = Path("/dev/shm")  # another file system on most machines
     if shared_memory.is_dir() and shared_memory.stat().st_dev != table.stat().st_dev:
         with pytest.raises(ConfigurationError, match=r"different file systems.*--staging"):

@@ -126,7 +126,7 @@ def test_a_parquet_upgrade_that_fails_while_staging_is_repeated(
 def test_a_delta_table_is_upgraded_in_one_transaction(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Until then, an old table is written in its old layout; columns added by its owner stay."""
+    """Before it, the table is written in its old layout; columns added by its owner stay."""
     table = tmp_path / "orders"
     first = State.first
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Which jars each format needs with each PySpark version, and the errors if there are none."""
+"""Each table format gets its jars and settings, or an error says what is missing."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ def streams(spark, run_emulator, tmp_path) -> Streams:
 
 
 def test_each_event_is_stored_once_even_if_batches_are_repeated(streams: Streams):
-    """A batch is repeated because Spark lost its commit, and all events due to a new checkpoint."""
+    """Spark repeats a batch whose commit was lost, and a new checkpoint repeats all events, but the
+    table gets no duplicates."""
     published = streams.emulator.publish(TOPIC, orders(50))
     schemas = streams.table.parent / ".table.sfpubsub" / "_schemas"
     query = streams.run("one", maxOffsetsPerTrigger="20")

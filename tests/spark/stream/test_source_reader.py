@@ -134,7 +134,9 @@ def test_a_query_from_latest_gets_a_position_on_an_idle_topic(world):
     assert (anchored["seq"], anchored["replay"]) == (0, "latest")
     assert rows(first, begin, anchored) == []
     limit = first.getDefaultReadLimit()
-    assert first.latestOffset(anchored, limit) == anchored  # once, not at every keepalive
+    assert (
+        first.latestOffset(anchored, limit) == anchored
+    )  # only the first keepalive causes a batch
     first.stop()
     published = world.publish(4, first=5)
     second = world.reader()

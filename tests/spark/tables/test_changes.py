@@ -512,7 +512,7 @@ def test_the_random_histories_cover_every_case():
     assert {row["is_complete"] for row in rows} == {True, False}
 
 
-def test_the_program_of_the_page_runs(spark, tmp_path, monkeypatch, capsys):
+def test_the_program_in_the_documentation_runs(spark, tmp_path, monkeypatch, capsys):
     """The program in docs/reference/tables.md runs on a table that has a schema directory."""
     code, *more = blocks(page("tables"), "python")
     assert not more

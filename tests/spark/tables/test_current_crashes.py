@@ -1,4 +1,4 @@
-"""`sfpubsub tables --current --history` killed with SIGKILL between and within its commits."""
+"""Current and history tables survive SIGKILL of `sfpubsub tables` at any of its commits."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Killed(BaseException):
 
 @contextmanager
 def kill_at(moment: int, *places: tuple[Any, str]) -> Iterator[list[str]]:
-    """Raise `Killed` before call *n* of the functions if *moment* is 2 n, or after it if 2 n + 1."""
+    """Raise `Killed` before call n of the functions if *moment* is 2 n, or after it if 2 n + 1."""
     calls: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         for holder, name in places:
