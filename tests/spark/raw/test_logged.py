@@ -134,7 +134,7 @@ def test_a_table_of_another_tool_is_rejected(spark, open_writer, table):
 
 
 def test_a_remote_directory_with_other_files_is_rejected(spark, clock, lake, tmp_path):
-    """Remote directories are listed by Spark; names that begin with ``_`` do not count as foreign."""
+    """Spark lists a remote directory; names that begin with ``_`` do not count as foreign."""
     place = lake / tmp_path.name
     (place / "_schemas").mkdir(parents=True)
     (place / "cat.jpg").write_text("")

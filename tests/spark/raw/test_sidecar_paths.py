@@ -65,7 +65,8 @@ def everything(table: Path) -> dict[str, str]:
 
 
 def test_a_new_parquet_table_contains_no_sidecars(table: Path):
-    """They are in a hidden directory beside it, even for a link; only Delta has them inside."""
+    """They are in a hidden directory beside it, even if a link leads to the table; a Delta table
+    has them inside."""
     place, _ = claim_table(table, TOPIC)
     assert place == table.parent / ".orders.sfpubsub"
     assert [path.name for path in table.iterdir()] == ["_table.json"]

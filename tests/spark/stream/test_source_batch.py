@@ -19,7 +19,7 @@ from tests.spark.readers import ids_of
 from tests.spark.source_world import TOPIC, World, ids, settings_file
 
 
-class Once(EventReader):
+class BatchReader(EventReader):
     """A batch reader that connects to the emulator of a `World`, without environment variables."""
 
     world: World
@@ -38,7 +38,7 @@ def world(run_emulator):
 
 def read(world: World, **options: str) -> list[dict]:
     given = {"topic": TOPIC, "idleTimeout": "60", **options}
-    reader = Once(SourceOptions.parse(given))
+    reader = BatchReader(SourceOptions.parse(given))
     reader.world = world
     return [
         row

@@ -107,7 +107,7 @@ def test_newer_pyspark_versions_are_accepted():
         check_version(version)
 
 
-def test_the_schema_is_that_of_the_raw_table(spark):
+def test_the_source_has_the_schema_of_the_raw_table(spark):
     """The source has the column names and types of the raw table, all nullable and commented."""
     source = PubSubDataSource({"topic": TOPIC})
     from sfpubsub.spark.stream.partition import SOURCE_SCHEMA

@@ -65,7 +65,7 @@ def test_events_come_once_and_in_order_in_batches_of_bounded_size(world):
 
 @pytest.mark.parametrize("start", ["earliest", "latest", "hex"])
 @pytest.mark.parametrize("cut", [1, 7, 18, 30])
-def test_a_journaled_batch_is_the_same_in_another_process(run_emulator, start, cut):
+def test_a_checkpointed_batch_is_the_same_in_another_process(run_emulator, start, cut):
     """After a crash, a batch has the same events, wherever its bounds lie in the responses."""
     emulator = run_emulator(settings=SMALL)
     before = emulator.publish(TOPIC, [{"Order_Number__c": "before"}] * 10)
@@ -440,7 +440,7 @@ def test_a_schema_change_within_a_batch_is_decoded(world):
     assert len({row["schema_id"] for row in found}) == 2
 
 
-def test_an_event_that_cannot_be_decoded_is_a_row_without_json(world):
+def test_an_undecodable_event_becomes_a_row_without_json(world):
     """It does not stop the query, and its row contains the payload."""
     world.publish(1)
     schema_id = world.emulator.bus.topic(TOPIC).schema_id

@@ -23,7 +23,7 @@ ACCOUNTS = "/data/AccountChangeEvent"
 SMALL = Settings(events_per_response=7, keepalive_s=0.3)
 
 
-class Several(World):
+class SeveralTopics(World):
     """A world whose query reads several topics."""
 
     def set(self, topics: str = f"{TOPIC},{ACCOUNTS}", **options: str) -> None:
@@ -58,7 +58,7 @@ def _change(schema: dict) -> dict:
 
 @pytest.fixture
 def world(run_emulator):
-    with closing(Several(run_emulator(settings=SMALL))) as made:
+    with closing(SeveralTopics(run_emulator(settings=SMALL))) as made:
         yield made
 
 
@@ -121,7 +121,7 @@ def test_a_batch_is_shared_between_the_topics(world):
 
 
 @pytest.mark.parametrize("cut", [1, 4])
-def test_a_journaled_batch_of_several_topics_is_the_same_in_another_process(world, cut):
+def test_a_checkpointed_batch_of_several_topics_can_be_read_again(world, cut):
     """After a crash in the first batch, a new process reads the same events of each topic."""
     world.publish_both(12, 12)
     world.set(maxOffsetsPerTrigger=str(2 * cut))
