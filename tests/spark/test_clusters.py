@@ -72,9 +72,7 @@ def check(report: dict) -> None:
 def test_local_cluster_executors_need_no_grpc_and_get_no_token(world):
     """On two separate executors, the access token is in no file, plan or log that Spark writes."""
     emulator, directory = world
-    work = (
-        Path(pyspark.__file__).parent / "work"
-    )  # a local cluster writes its executors' logs there
+    work = Path(pyspark.__file__).parent / "work"  # directory of the executors' logs
     before = set(work.glob("app-*"))
     report, errors = run(world, "local-cluster[2,1,1024]", "no-grpc")
     check(report)

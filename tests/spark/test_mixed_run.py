@@ -37,7 +37,7 @@ MANAGED, TOPIC = Source("managed", SUBSCRIPTION), Source("topic", CHANGES)
 ORDERS_BEFORE, AGAIN_BEFORE = 400, 20
 ORDERS_AFTER, AGAIN_AFTER = 200, 10
 CHANGES_BEFORE, CHANGES_AFTER = 200, 40
-# Numbers of undecodable events; orders have as many after the move.
+# Numbers of undecodable events before the move. After it, there are BAD_ORDERS again.
 BAD_ORDERS, BAD_SCHEMAS, BAD_CHANGES = 3, 1, 2
 
 DELIVERED_BEFORE = {

@@ -51,9 +51,7 @@ def test_events_come_once_and_in_order_in_batches_of_bounded_size(world):
     for seq in (20, 40, 50):
         end = next_end(source, position, seq)
         found += rows(source, position, end)
-        assert (
-            rows(source, position, end) == found[position["seq"] :]
-        )  # reading again returns the same
+        assert rows(source, position, end) == found[position["seq"] :]  # the same when read again
         position = end
     assert ids(found) == [event.event_id for event in published]
     assert [row["ingest_seq"] for row in found] == list(range(50))
@@ -134,9 +132,7 @@ def test_a_query_from_latest_gets_a_position_on_an_idle_topic(world):
     assert (anchored["seq"], anchored["replay"]) == (0, "latest")
     assert rows(first, begin, anchored) == []
     limit = first.getDefaultReadLimit()
-    assert (
-        first.latestOffset(anchored, limit) == anchored
-    )  # only the first keepalive causes a batch
+    assert first.latestOffset(anchored, limit) == anchored  # only one keepalive causes a batch
     first.stop()
     published = world.publish(4, first=5)
     second = world.reader()
@@ -189,10 +185,7 @@ def test_without_fail_on_data_loss_a_row_marks_the_gap(world):
     gone = published[-1].replay_id.hex()
     world.emulator.faults.add(Fault(kind="age_out", replay_id=gone))
     world.set(failOnDataLoss="false")
-    for source in (
-        world.reader(),
-        world.reader(),
-    ):  # the second one finds the batch in the checkpoint
+    for source in (world.reader(), world.reader()):  # the second one repeats the batch
         if source is world.readers[-2]:
             after = next_end(source, end, 9)
         gap, *found = rows(source, end, after)

@@ -71,7 +71,7 @@ class Killed(BaseException):
 
 @contextmanager
 def kill_at(moment: int, tables: EventTables) -> Iterator[None]:
-    """Raise `Killed` before commit n if *moment* is 2 n, or after it if 2 n + 1; n is from 0."""
+    """Raise `Killed` before commit n (from 0) if *moment* is 2 n, or after it if 2 n + 1."""
     kind = type(tables.target.table("any"))
     calls: list[str] = []
 

@@ -95,7 +95,7 @@ class Killed(BaseException):
 
 @contextmanager
 def kill_at(moment: int, *places: tuple[Any, str]) -> Iterator[list[str]]:
-    """Raise `Killed` before call n of the functions if *moment* is 2 n, or after it if 2 n + 1."""
+    """Raise `Killed` before call n (from 0) if *moment* is 2 n, or after it if 2 n + 1."""
     calls: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         for holder, name in places:
@@ -146,13 +146,13 @@ def test_a_step_into_parquet_can_be_killed_at_any_moment(raw, tmp_path):
 
 
 def test_a_step_into_delta_or_iceberg_is_repeated_from_its_plan(logged):
-    """After a kill between two tables, only the tables that lack the step get its rows; a schema
-    that has arrived since does not change what was planned."""
+    """After kills between the commits of the plan and the tables, the next start adds only missing
+    rows; a schema that has arrived since does not change what was planned."""
     logged.write((ORDER, 4, 0), (ACCOUNT, 3, 1))
     hide(logged, ORDER)
     with logged.tables() as tables:
         kind = type(tables.target.table("T"))
-    for moment in (1, 3):  # after the first append; then after the second one
+    for moment in (1, 3):  # after the plan; in the next start, after both tables
         with kill_at(moment, (kind, "append")), pytest.raises(Killed):
             logged.make(schema_patience=0)
     logged.store.put(ORDER, schema_text(ORDER))
@@ -473,7 +473,7 @@ def test_a_step_reports_its_duration(raw):
 
 
 def test_the_command_reports_what_it_did(command, raw, capsys):
-    """It prints one JSON line; a second run has nothing to do, and a rebuild does all again."""
+    """It prints one JSON line; a second run has nothing to do, and a rebuild starts anew."""
     raw.write((ORDER, 4, 1))
     assert command("--http=0") == 0
     printed = capsys.readouterr()

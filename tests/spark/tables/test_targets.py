@@ -273,8 +273,8 @@ def test_a_step_that_another_writer_commits_first_is_rejected(target, monkeypatc
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="the calls are those of Delta's transaction")
 def test_an_append_makes_few_calls_to_the_jvm(target, monkeypatch):
-    """With forty tables per step, calls would cost as much as the commits, so an append makes at
-    most 16.
+    """With forty tables per step, calls would cost as much as the commits, so an append makes 16
+    calls at most.
     """
     table = target.table("Order_Event__e")
     table.make(COLUMNS)
