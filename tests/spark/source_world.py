@@ -77,7 +77,7 @@ def next_end(reader: Reader, start: dict, seq: int | None = None) -> dict:
 
 
 def rows(reader: Reader, start: dict, end: dict) -> list[dict]:
-    """Return the rows of a batch, read like on executors."""
+    """Return the rows of a batch, read in the way that executors read them."""
     partitions = reader.partitions(start, end)
     executor = EventStreamReader(reader._options)
     return [

@@ -1,4 +1,4 @@
-"""The same program on every kind of cluster: executors need neither grpc nor a credential."""
+"""The same job runs on every kind of cluster; executors need neither grpc nor credentials."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVENTS = 250
 
 @pytest.fixture
 def world(run_emulator, tmp_path):
-    """An emulator with events on it, and what a program on a cluster is told."""
+    """Return an emulator with events, and a directory with a settings file for it."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(EVENTS))
     settings_file(emulator, tmp_path / "settings.toml")
@@ -45,9 +45,9 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(world, master: str, *more: str) -> tuple[dict, str]:
-    """Run the program; return its report and what it wrote to stderr."""
+    """Run the job on a Spark master; return its report and its stderr."""
     emulator, directory = world
-    # In the environment of the driver as well: it must get no further.
+    # The token is also in the driver's environment, from where it must not spread.
     given = environment(SFPUBSUB_ACCESS_TOKEN=emulator.access_token)
     done = subprocess.run(
         [sys.executable, str(JOB), master, str(directory / "settings.toml"), str(directory),
@@ -69,10 +69,10 @@ def check(report: dict) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow  # half a minute
-def test_on_a_local_cluster_whose_executors_have_no_grpc(world):
-    """Two executors of their own; and the token that was used is nowhere that Spark writes."""
+def test_local_cluster_executors_need_no_grpc_and_get_no_token(world):
+    """On two separate executors, the access token is in no file, plan or log that Spark writes."""
     emulator, directory = world
-    work = Path(pyspark.__file__).parent / "work"  # where such a cluster has its executors' logs
+    work = Path(pyspark.__file__).parent / "work"  # directory of the executors' logs
     before = set(work.glob("app-*"))
     report, errors = run(world, "local-cluster[2,1,1024]", "no-grpc")
     check(report)
@@ -95,15 +95,15 @@ def test_on_a_local_cluster_whose_executors_have_no_grpc(world):
 
 
 @pytest.mark.slow
-def test_on_one_machine(world):
-    """local[*]: executors are threads of the driver, with workers of their own."""
+def test_the_job_runs_in_local_mode(world):
+    """With local[*], executors are threads of the driver."""
     report, _ = run(world, "local[*]")
     check(report)
 
 
 @pytest.mark.slow
-def test_on_a_standalone_cluster_with_two_workers(world):
-    """Master and workers are processes of their own, started from the installed Spark."""
+def test_the_job_runs_on_a_standalone_cluster_with_two_workers(world):
+    """Master and workers are separate processes; executors need no grpc and get no settings."""
     _, directory = world
     with ExitStack() as stack:
         port = free_port()
@@ -126,8 +126,8 @@ def test_on_a_standalone_cluster_with_two_workers(world):
 
 
 @pytest.mark.slow
-def test_with_spark_connect_the_source_works_and_the_writers_say_what_does_not(world):
-    """The source runs in the server; writers need a driver of this process, and say so."""
+def test_spark_connect_runs_the_source_and_rejects_the_writers(world):
+    """The source runs in the server; writers need a local driver, so they raise an error."""
     for package in ("grpc_status", "zstandard", "google.rpc"):
         pytest.importorskip(package, reason="pyspark[connect] needs it")
     _, directory = world
@@ -153,7 +153,7 @@ def free_port() -> int:
 
 @contextmanager
 def daemon(directory: Path, name: str, *command: str):
-    """A process of Spark's own, until the end of the block; gives its log."""
+    """Run a Spark master or worker within the block; yield the path of its log."""
     log = directory / f"{name}.log"
     with log.open("w") as output:
         process = subprocess.Popen(

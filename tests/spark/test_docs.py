@@ -1,4 +1,4 @@
-"""What the Spark page shows is executed."""
+"""The program in the Spark reference is executed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.conftest import until
 from tests.pages import blocks, page
 
 
-def test_the_program_of_the_page_runs(spark, run_emulator, tmp_path, monkeypatch):
-    """The loop of the page writes what comes; here it is ended once the rows are there."""
+def test_the_program_in_the_documentation_runs(spark, run_emulator, tmp_path, monkeypatch):
+    """Its endless loop writes all published events; the test ends it once there are rows."""
     *_, code = blocks(page("spark"), "python")
     table = tmp_path / "orders"
     code = code.replace("/data/orders", str(table))

@@ -1,4 +1,4 @@
-"""The examples that need Spark run on the suite's session, as they stand there."""
+"""The examples that need Spark run unchanged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_example(monkeypatch, name: str, *arguments: str) -> None:
 
 
 def test_ingest_job(spark, run_emulator, tmp_path, monkeypatch):
-    """ingest_job.py: each event is a row, also after a second run."""
+    """ingest_job.py writes each event once, and a second run adds only new ones."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     monkeypatch.setattr(sfpubsub.spark, "spark_session", lambda: nullcontext(spark), raising=False)
@@ -37,7 +37,7 @@ def test_ingest_job(spark, run_emulator, tmp_path, monkeypatch):
 
 
 def test_streaming_query(spark, run_emulator, tmp_path, monkeypatch):
-    """streaming_query.py: the sums of the cities."""
+    """streaming_query.py writes the total amount of each city."""
     if not hasattr(spark, "dataSource"):
         pytest.skip("this PySpark has no sources in Python")
     emulator = run_emulator()
@@ -53,7 +53,7 @@ def test_streaming_query(spark, run_emulator, tmp_path, monkeypatch):
 
 @pytest.mark.slow  # starts Spark with Delta
 def test_mirror(run_emulator, tmp_path):
-    """mirror.py: the records of the org."""
+    """mirror.py prints the records of the org."""
     emulator = run_emulator()
     user = emulator.accounts.holder("user@example.com")
     for name in ("Acme", "Widgets"):

@@ -1,7 +1,7 @@
-"""Everything that can happen to a stream, in one run, counted in the raw table and all four beside.
+"""One run with everything that can happen to a stream, counted in raw tables and their sidecars.
 
-Duplicates under new replay ids, an org move in the middle, change events without an id, payloads
-that nobody can decode, a schema that changes: nothing is lost and nothing is there twice.
+There are duplicates under new replay ids, an org move, change events without an id, undecodable
+payloads and a schema change; even so, nothing is lost or stored twice.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.spark.readers import read_table
 
 ORDERS = "/event/Order_Event__e"
 CHANGES = "/data/AccountChangeEvent"
-SUBSCRIPTION = "My_Managed_Subscription"  # of the orders
+SUBSCRIPTION = "My_Managed_Subscription"  # its topic is ORDERS
 MANAGED, TOPIC = Source("managed", SUBSCRIPTION), Source("topic", CHANGES)
 
-# Orders before and after the move; one in 20 is published again under its id.
+# Numbers of events before and after the org move; one order in 20 is published twice.
 ORDERS_BEFORE, AGAIN_BEFORE = 400, 20
 ORDERS_AFTER, AGAIN_AFTER = 200, 10
 CHANGES_BEFORE, CHANGES_AFTER = 200, 40
-# Of these, before the move.
+# Numbers of undecodable events before the move. After it, there are BAD_ORDERS again.
 BAD_ORDERS, BAD_SCHEMAS, BAD_CHANGES = 3, 1, 2
 
 DELIVERED_BEFORE = {
@@ -46,21 +46,21 @@ DELIVERED_BEFORE = {
 }
 DELIVERED_AFTER = {MANAGED: ORDERS_AFTER + AGAIN_AFTER + BAD_ORDERS, TOPIC: CHANGES_AFTER}
 
-# Three responses of 50, or smaller ones to begin with. When the org moves, what is left over of
-# either source is received and not yet written.
+# Events per batch. When the org moves, the last events of both sources are received, but not yet
+# written.
 BATCH = 150
 
 PATIENCE = 300.0
 
 
 class Org:
-    """What the emulator's publishers do."""
+    """Publishes orders, change events and undecodable events with the emulator."""
 
     def __init__(self, emulator) -> None:
         self.emulator = emulator
 
     def orders(self, first: int, count: int, repeated: int) -> None:
-        """Publish orders, and some of them once more: the same id under another replay id."""
+        """Publish orders, and *repeated* of them again, with the same id and another replay id."""
         schema = self.emulator.bus.schema(self.emulator.bus.topic(ORDERS).schema_id)
         drafts = [
             Draft(schema.encode({"Order_Number__c": str(n)}, 0.0), schema.schema_id, f"order-{n}")
@@ -95,12 +95,12 @@ class Org:
 
     def undecodable(self, topic: str, count: int, schema_id: str = "") -> None:
         schema_id = schema_id or self.emulator.bus.topic(topic).schema_id
-        # Of different lengths: without an id, equal bytes are the same event.
+        # The lengths differ, because equal bytes without an id count as the same event.
         drafts = [Draft(b"\xff" * (3 + n), schema_id) for n in range(count)]
         self.emulator.publish_raw(topic, drafts)
 
     def add_a_field(self) -> None:
-        """Change the schema of the orders."""
+        """Add a field to the schema of the orders."""
         schema = json.loads(
             self.emulator.bus.schema(self.emulator.bus.topic(ORDERS).schema_id).text
         )
@@ -117,7 +117,7 @@ def org(run_emulator) -> Org:
 
 @pytest.fixture
 def run(spark, org: Org, connect) -> Iterator[Callable]:
-    """Start both jobs side by side."""
+    """Return a function that starts one job per source, with its table, in a thread."""
     with ExitStack() as opened:
 
         def stream(source: Source, place: str, format_: str) -> Stream:
@@ -173,10 +173,10 @@ def run(spark, org: Org, connect) -> Iterator[Callable]:
 
 
 @pytest.mark.parametrize("format_", ["parquet", pytest.param(TABLE_FORMAT, marks=pytest.mark.slow)])
-def test_a_mixed_run_is_counted_to_the_last_event(
+def test_a_mixed_run_neither_loses_nor_duplicates_an_event(
     spark, org: Org, run, tmp_path: Path, format_: str
 ):
-    """Exact counts in both raw tables and in the schemas, quarantine, gaps and commits of each."""
+    """Counts are exact in both raw tables and in their schemas, quarantine, gaps and commits."""
     places = {MANAGED: str(tmp_path / "orders"), TOPIC: str(tmp_path / "changes")}
     org.orders(0, ORDERS_BEFORE, AGAIN_BEFORE)
     org.undecodable(ORDERS, BAD_ORDERS)
@@ -190,7 +190,7 @@ def test_a_mixed_run_is_counted_to_the_last_event(
         until(lambda j=job, n=count: n - j.progress.received < BATCH, f"{source}: writes", PATIENCE)
     last_change = streams[TOPIC].subscription.health().last_position
 
-    org.emulator.faults.add(Fault("move_org"))  # all of it comes again, under new replay ids
+    org.emulator.faults.add(Fault("move_org"))  # all events come again, under new replay ids
     org.add_a_field()
     org.orders(ORDERS_BEFORE, ORDERS_AFTER, AGAIN_AFTER)
     org.undecodable(ORDERS, BAD_ORDERS)
@@ -219,7 +219,7 @@ def test_a_mixed_run_is_counted_to_the_last_event(
         assert rows[source]["ingest_seq"].to_pylist() == list(range(len(rows[source])))
         assert spark.read.format(format_).load(place).count() == len(rows[source])
 
-    # The jobs' own figures.
+    # The progress reports of the jobs.
     set_aside = {MANAGED: 3 * BAD_ORDERS + 2 * BAD_SCHEMAS, TOPIC: 2 * BAD_CHANGES}
     for source, stream in streams.items():
         done = stream.job.progress
@@ -229,14 +229,14 @@ def test_a_mixed_run_is_counted_to_the_last_event(
         assert done.set_aside == set_aside[source]
         assert done.duplicates == done.received - done.rows - done.set_aside
 
-    # The tables beside them.
+    # The sidecar tables.
     schemas = {s: read_sidecar(spark, place, "schemas").collect() for s, place in places.items()}
     assert (len(schemas[MANAGED]), len(schemas[TOPIC])) == (2, 1)
     for source in places:
         used = set(rows[source]["schema_id"].to_pylist())
         assert {row["schema_id"] for row in schemas[source]} == used
-    # Kept once each, however often they came; without an id the position tells two of them apart,
-    # and the move gave new ones.
+    # Each is stored once, however often it came. Those without an id are identified by their
+    # position, which the move changed.
     kept = {s: read_sidecar(spark, place, "quarantine").count() for s, place in places.items()}
     assert kept == {MANAGED: 2 * BAD_ORDERS + BAD_SCHEMAS, TOPIC: 2 * BAD_CHANGES}
     gaps = {s: read_sidecar(spark, place, "gaps").collect() for s, place in places.items()}

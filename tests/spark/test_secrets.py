@@ -1,4 +1,4 @@
-"""What a job writes, plans and configures has no secret in it: a planted one is searched for."""
+"""Secrets do not appear in tables, query plans, configurations or process arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECRET = "planted-client-secret-4711"
 def test_no_secret_is_in_the_table_the_plan_or_the_configuration(
     spark: SparkSession, run_emulator, tmp_path: Path, monkeypatch
 ):
-    """From a sign-in to rows: neither the app's secret nor the token it got."""
+    """After sign-in and a write, neither client secret nor access token is found there."""
     emulator = run_emulator(tls=True)
     emulator.accounts.put_user("u")
     emulator.accounts.put_app("key", SECRET, run_as="u")
@@ -93,8 +93,8 @@ print("hidden and in force")
 """
 
 
-def test_a_secret_among_the_settings_is_not_on_the_command_line_of_java():
-    """Every user of the machine can read that; and Spark masks it where it shows settings."""
+def test_a_secret_spark_setting_is_not_on_the_command_line_of_java():
+    """All users can read command lines; the setting works, but Spark does not show its value."""
     found = subprocess.run(
         [sys.executable, "-c", SETTINGS, SECRET], capture_output=True, text=True, check=False
     )

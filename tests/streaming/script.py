@@ -37,7 +37,7 @@ def event(replay_id: Any, channel: str = TOPIC, **more: Any) -> dict[str, Any]:
 
 
 class Recorded(Pending):
-    """A queue that remembers all that was ever in it."""
+    """A queue that also records everything that was ever put into it."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(itertools.count(1), limit)
@@ -88,7 +88,7 @@ class Script:
         self.out += commands
         return commands
 
-    # What the application does.
+    # Calls by the application.
 
     def call(self, name: object) -> Call:
         self.calls[name] = Call()
@@ -117,7 +117,7 @@ class Script:
             self.pending.take()
         self.tick()
 
-    # What the server does.
+    # Responses of the server.
 
     def messages(self, lane: Lane) -> list[dict[str, Any]]:
         return json.loads(self.flying[lane].body)

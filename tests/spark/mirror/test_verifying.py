@@ -1,4 +1,4 @@
-"""A table compared with the org: what differs is found, and told with why that can be."""
+"""`mirror verify` finds differences between a table and the org, and `mirror signal` is stored."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MARGIN = 300.0
 
 
 class Lake:
-    """A table of the org's orders as it was when it was written, and a queue."""
+    """A mirrored table with the orders of an org at one moment, and a reread queue."""
 
     def __init__(self, spark: SparkSession, emulator: EmulatorServer, path: Path) -> None:
         self.spark, self.path = spark, path
@@ -53,7 +53,7 @@ class Lake:
         self.rows = {row["record_id"]: {**row, **flags} for row in values}
 
     def write(self, **entries: Reason) -> None:
-        """Write the rows, with an entry of the queue for each of some records."""
+        """Write the rows, and a queue entry with the given reason for each given record id."""
         with open_target(self.spark, self.path, TABLE_FORMAT) as target:
             table = target.table("Order__c")
             table.make(self.schema, {}, merged=True)
@@ -70,7 +70,7 @@ class Lake:
             )
 
     def differences(self, later: float = 2 * MARGIN, **options: Any) -> dict[str, Difference]:
-        """Compare, as if it was so many seconds later."""
+        """Compare the table, *later* seconds from now; return the differences by record id."""
         self.verification = Verification(
             self.spark, self.reader, self.path, "order__c", format=TABLE_FORMAT, margin=MARGIN,
             clock=lambda: time.time() + later, **options,
@@ -88,11 +88,11 @@ def emulator(run_emulator: Callable[..., EmulatorServer]) -> Iterator[EmulatorSe
     return emulator
 
 
-def test_every_difference_is_found_and_told_with_its_reason(
+def test_every_difference_is_reported_with_its_possible_reason(
     spark: SparkSession, emulator: EmulatorServer, tmp_path: Path
 ):
-    """What is queued, what changed just now, formulas, what was purged, and what nothing explains;
-    and of a table that is right, nothing."""
+    """Queued, recently changed and purged records and formula fields are explained, other
+    differences have no reason, and equal records are not reported."""
     lake = Lake(spark, emulator, tmp_path / "lake")
     queued, formula, purged, wrong, unknown, stranger = lake.ids[:6]
     lake.rows[queued]["Name"] = "old"
@@ -103,7 +103,7 @@ def test_every_difference_is_found_and_told_with_its_reason(
     lake.rows[stranger]["_is_deleted"] = True
     user = emulator.accounts.holder("")
     emulator.records.update("Order__c", formula, {"Price__c": 2.5}, user)
-    lake.rows[formula] |= {  # the mirror has the event of that
+    lake.rows[formula] |= {  # the mirror has received the event of this update
         "Price__c": pa.scalar("2.5").cast(pa.decimal128(18, 2)).as_py(),
         "LastModifiedDate": datetime.fromisoformat(
             emulator.records.get("Order__c", formula)["LastModifiedDate"]
@@ -136,18 +136,18 @@ def test_every_difference_is_found_and_told_with_its_reason(
     assert lake.verification.compared == ORDERS - 2
     assert lake.verification.equal == ORDERS - 2 - 6
     assert sum(lake.verification.differing.values()) == len(found)
-    # As of a moment within the margin, everything that the org changed is recent.
+    # Within the margin of 300 seconds, every change of the org counts as recent.
     assert lake.differences(later=0.0)[unknown].why is Why.RECENT
     sampled = lake.differences(sample=5)
     assert lake.verification.compared == 5
     assert sampled.keys() <= found.keys()
 
 
-@pytest.mark.slow  # starts a Java
-def test_the_command_tells_and_says_with_its_status_whether_all_is_explained(
+@pytest.mark.slow  # starts a JVM
+def test_verify_prints_differences_and_fails_if_any_is_unexplained(
     emulator: EmulatorServer, spark: SparkSession, tmp_path: Path
 ):
-    """A line a difference, a line of counts; 1 where something has no reason."""
+    """`mirror verify` prints one line per difference and one with the counts, and exits with 1."""
     lake = Lake(spark, emulator, tmp_path / "lake")
     lake.rows[lake.ids[0]]["Name"] = "old"
     lake.write()
@@ -188,8 +188,10 @@ SIGNALS = [
 
 
 @pytest.mark.parametrize(("given", "wanted"), SIGNALS)
-def test_a_signal_waits_in_the_target(given: list[str], wanted: Any, tmp_path: Path, capsys: Any):
-    """What the command is told is in the mailbox when it ends; a directory needs no Spark."""
+def test_a_signal_is_stored_in_the_mailbox_of_the_target(
+    given: list[str], wanted: Any, tmp_path: Path, capsys: Any
+):
+    """`mirror signal` stores its request before it exits, without Spark if the target is local."""
     assert run(["mirror", "signal", "--to", str(tmp_path), *given]) == 0
     printed = json.loads(capsys.readouterr().out)
     (found,) = Mailbox(None, Place.parse(tmp_path, TABLE_FORMAT)).waiting()
@@ -200,7 +202,7 @@ def test_a_signal_waits_in_the_target(given: list[str], wanted: Any, tmp_path: P
 @pytest.mark.parametrize(
     "given", [[], ["--pause", "--resume"], ["--pause", "--where", "x"], ["--reread", "no; name"]]
 )
-def test_a_signal_that_says_nothing_or_two_things_is_refused(given: list[str], tmp_path: Path):
-    """Nothing is left in the mailbox then."""
+def test_an_empty_ambiguous_or_invalid_signal_is_rejected(given: list[str], tmp_path: Path):
+    """`mirror signal` fails and stores nothing if its options do not describe one valid request."""
     assert run(["mirror", "signal", "--to", str(tmp_path), *given]) != 0
     assert Mailbox(None, Place.parse(tmp_path, TABLE_FORMAT)).waiting() == []

@@ -1,4 +1,4 @@
-"""Raw tables by name: of the session's catalog in Delta, and made by somebody else beforehand."""
+"""Raw tables in a catalog, including those that their owner created before the first write."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from tests.spark.sample_events import NOW, TOPIC, batch_of, replay_id
 delta = pytest.mark.skipif(TABLE_FORMAT != "delta", reason="Delta runs with PySpark 4.2")
 
 
-def test_a_name_with_a_dot_and_no_slash_is_a_table_of_a_catalog(tmp_path: Path, monkeypatch):
-    """In both table formats, with and without the catalog; a path has a slash, or is a Path."""
+def test_a_name_with_a_dot_and_no_slash_is_a_catalog_table(tmp_path: Path, monkeypatch):
+    """This holds in Delta and Iceberg, with or without a catalog's name; a string with a slash or
+    without a dot, a `Path`, and any Parquet destination are directories."""
     monkeypatch.chdir(tmp_path)
     for format_ in ("delta", "iceberg"):
         for name in ("raw.orders", "main.raw.orders"):
@@ -34,8 +35,8 @@ def test_a_name_with_a_dot_and_no_slash_is_a_table_of_a_catalog(tmp_path: Path, 
     assert Destination.parse("raw.orders", "parquet").local == tmp_path / "raw.orders"
 
 
-def test_a_directory_of_such_a_name_that_is_a_table_is_asked_about(tmp_path: Path, monkeypatch):
-    """Versions before wrote ``main.raw.orders`` as a directory: it does not vanish unseen."""
+def test_a_name_that_is_also_an_existing_table_directory_is_rejected(tmp_path: Path, monkeypatch):
+    """Older versions wrote ``main.raw.orders`` to a directory: the error says how to name it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "main.raw.orders" / "_delta_log").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match=r"write \./main\.raw\.orders for the directory"):
@@ -43,15 +44,15 @@ def test_a_directory_of_such_a_name_that_is_a_table_is_asked_about(tmp_path: Pat
 
 
 @delta
-def test_a_file_system_that_spark_lacks_is_an_error_that_says_what_to_add(spark: SparkSession):
-    """With the version of Spark's own Hadoop."""
+def test_a_missing_file_system_client_raises_an_error_with_its_package(spark: SparkSession):
+    """The error suggests the hadoop-aws package in the version of Spark's own Hadoop."""
     with pytest.raises(ConfigurationError, match=r"--packages org\.apache\.hadoop:hadoop-aws:3\."):
         EventWriter(spark, "s3a://lake/raw/orders", format="delta", topic=TOPIC)
 
 
 @pytest.mark.parametrize("told", [("type", "hadoop"), ("catalog-impl", "x.HadoopCatalog")])
-def test_a_catalog_of_files_in_an_object_store_is_refused(spark: SparkSession, told):
-    """Its commits would need a rename that replaces nothing; elsewhere it has one."""
+def test_a_file_based_catalog_in_an_object_store_is_rejected(spark: SparkSession, told):
+    """Its commits need a rename that never overwrites: HDFS has one, object stores do not."""
     session = spark.newSession()
     place = Destination.parse("depot.raw.orders", "iceberg")
     session.conf.set(f"spark.sql.catalog.depot.{told[0]}", told[1])
@@ -64,7 +65,7 @@ def test_a_catalog_of_files_in_an_object_store_is_refused(spark: SparkSession, t
 
 @pytest.fixture
 def schema(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
-    """A schema of the session's catalog."""
+    """Create a schema in the session's catalog, and drop it with its tables after the test."""
     name = f"s_{tmp_path.name.replace('-', '_')}"
     spark.sql(f"CREATE SCHEMA {name} LOCATION 'file://{tmp_path}/schema'")
     yield name
@@ -76,8 +77,9 @@ def open_writer(spark: SparkSession, table: str, **options) -> EventWriter:
 
 
 @delta
-def test_a_delta_table_of_the_catalog_has_all_promises(spark: SparkSession, schema: str):
-    """Each event once over restarts, position and sidecars, properties and comments; a fence."""
+def test_a_delta_table_in_a_catalog_keeps_all_promises(spark: SparkSession, schema: str):
+    """Across restarts, each event is stored once, and position, schemas, properties and column
+    comments are kept; new batches can be listed, and an older writer is rejected."""
     table = f"{schema}.orders"
     kept = {"delta.logRetentionDuration": "interval 60 days", "team": "o'brien"}
     with open_writer(spark, table, table_properties=kept) as older:
@@ -110,7 +112,7 @@ def test_a_delta_table_of_the_catalog_has_all_promises(spark: SparkSession, sche
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList
     before = jobs(None).size()
     assert raw.after(found[1], raw.version()) == []
-    assert jobs(None).size() == before, "a version was looked at to its end: no job of Spark"
+    assert jobs(None).size() == before, "no Spark job runs if there is no new version"
     assert raw.after(found[0], version) == found[1:]
     with open_writer(spark, table) as writer:
         writer.write(batch_of([7]))
@@ -118,10 +120,8 @@ def test_a_delta_table_of_the_catalog_has_all_promises(spark: SparkSession, sche
 
 
 @delta
-def test_a_table_that_was_made_beforehand_is_taken_while_it_is_empty(
-    spark: SparkSession, schema: str
-):
-    """With other partitions and a column of its owner, which stays null."""
+def test_an_existing_empty_delta_table_is_used(spark: SparkSession, schema: str):
+    """Its clustering may differ, and columns that its owner has added stay null."""
     table = f"{schema}.orders"
     columns = column_definitions(NEWEST.stored)
     spark.sql(f"CREATE TABLE {table} (note STRING, {columns}) USING delta CLUSTER BY (ingest_date)")
@@ -138,8 +138,9 @@ def test_a_table_that_was_made_beforehand_is_taken_while_it_is_empty(
 
 
 @pytest.mark.skipif(TABLE_FORMAT != "iceberg", reason="Iceberg runs with PySpark 4.1")
-def test_an_iceberg_table_that_was_made_beforehand_is_taken(spark: SparkSession):
-    """With a column of its owner, and one that is added while it is written: both stay null."""
+def test_an_existing_empty_iceberg_table_is_used(spark: SparkSession):
+    """Columns of its owner stay null, even one that is added between writes; a table without the
+    required columns is rejected."""
     spark.sql("CREATE NAMESPACE IF NOT EXISTS shop.made")
     columns = column_definitions(NEWEST.stored)
     spark.sql(f"CREATE TABLE shop.made.orders (note STRING, {columns}) USING iceberg")
@@ -168,8 +169,10 @@ def test_an_iceberg_table_that_was_made_beforehand_is_taken(spark: SparkSession)
         (("`org_id` string", "`org` string"), "org_id is missing"),
     ],
 )
-def test_a_table_of_other_columns_is_refused(spark: SparkSession, schema: str, change, reason):
-    """And named; nothing of ours is written to it."""
+def test_an_existing_table_with_other_columns_is_rejected(
+    spark: SparkSession, schema: str, change, reason
+):
+    """The error names the column that differs, and nothing is committed to the table."""
     table = f"{schema}.orders"
     columns = column_definitions(NEWEST.stored).replace(*change)
     spark.sql(f"CREATE TABLE {table} ({columns}) USING delta")
@@ -179,8 +182,8 @@ def test_a_table_of_other_columns_is_refused(spark: SparkSession, schema: str, c
 
 
 @delta
-def test_a_table_with_rows_of_somebody_else_is_refused(spark: SparkSession, schema: str):
-    """However well its columns fit."""
+def test_a_table_with_rows_of_another_writer_is_rejected(spark: SparkSession, schema: str):
+    """A table with rows that sfpubsub did not write is rejected, even if its columns fit."""
     table = f"{schema}.orders"
     spark.sql(f"CREATE TABLE {table} ({column_definitions(NEWEST.stored)}) USING delta")
     spark.sql(f"INSERT INTO {table} (event_id) VALUES ('x')")
@@ -189,15 +192,15 @@ def test_a_table_with_rows_of_somebody_else_is_refused(spark: SparkSession, sche
 
 
 @delta
-def test_a_newer_layout_is_read_and_not_written(spark: SparkSession, schema: str):
-    """Its new columns would stay empty, and nobody would see it."""
+def test_a_newer_layout_can_be_read_but_not_written(spark: SparkSession, schema: str):
+    """An older version would silently leave the columns of the newer layout empty."""
     table = f"{schema}.orders"
     with open_writer(spark, table) as writer:
         writer.write(batch_of(range(2)))
         state = writer._table._state
     text = state.to_json().replace('"sfpubsub": 3', '"sfpubsub": 4')
     location = spark.sql(f"DESCRIBE DETAIL {table}").collect()[0]["location"]
-    # Delta leaves out a commit that neither has rows nor a number.
+    # Delta skips a commit that has neither rows nor a transaction number.
     options = {"userMetadata": text, "txnAppId": "newer", "txnVersion": "1"}
     empty = spark.table(table).limit(0).write.format("delta").mode("append")
     empty.options(**options).save(location)

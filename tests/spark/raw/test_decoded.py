@@ -1,4 +1,4 @@
-"""Raw rows by the compiled decoder: equal to those that the Python code makes."""
+"""The compiled decoder makes the same raw rows as the Python code."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ HEADER = {
 }
 
 
-def both(monkeypatch, codecs, events):
-    """Return the rows of some events by the compiled decoder, and by the Python code."""
+def decode_both_ways(monkeypatch, codecs, events):
+    """Decode with the compiled decoder and in Python, assert equal results, and return the rows."""
     batch = received(codecs, events)
     fast = EventRows()
     fast.extend(batch, 1.25)
@@ -51,7 +51,7 @@ def both(monkeypatch, codecs, events):
 
 
 def change_schema(**changed) -> str:
-    """Return a change event whose header differs from the documented one."""
+    """Return the schema of a change event with some header fields changed, or omitted if None."""
     fields = [{"name": k, "type": v} for k, v in (HEADER | changed).items() if v is not None]
     header = {"type": "record", "name": "ChangeEventHeader", "fields": fields}
     return json.dumps(
@@ -66,8 +66,8 @@ def change_schema(**changed) -> str:
     )
 
 
-def test_rows_of_many_schemas_equal_those_of_the_python_code(monkeypatch):
-    """In the order of arrival, whatever came in between."""
+def test_a_batch_with_many_schemas_gives_the_same_rows_as_in_python(monkeypatch):
+    """Events of all schemas in turn are decoded in the order of their arrival."""
     codecs = [Codec(name, schema_text(name)) for name in CORPUS]
     events = [
         (place, payload(codec.schema_id, value))
@@ -75,16 +75,16 @@ def test_rows_of_many_schemas_equal_those_of_the_python_code(monkeypatch):
         for place, (codec, value) in enumerate(zip(codecs, value_of, strict=True))
     ]
     assert decoded(list(received(codecs, events))) is not None
-    both(monkeypatch, codecs, events)
+    decode_both_ways(monkeypatch, codecs, events)
 
 
 @pytest.mark.parametrize("bad", [b"", b"\x00", b"\xff" * 20])
-def test_a_bad_payload_has_its_row_without_json(monkeypatch, bad):
-    """At its place, with the error; the others are as ever."""
+def test_an_undecodable_payload_becomes_a_row_without_json(monkeypatch, bad):
+    """Its row keeps its place and reports the same error; the other events are decoded."""
     codec = Codec("order_event", schema_text("order_event"))
     events = [(0, payload("order_event", value)) for value in values("order_event", 30)]
     events[7] = (0, bad)
-    found = both(monkeypatch, [codec], events)
+    found = decode_both_ways(monkeypatch, [codec], events)
     assert [n for n, text in enumerate(found["payload_json"].to_pylist()) if text is None] == [7]
 
 
@@ -105,40 +105,40 @@ def test_a_bad_payload_has_its_row_without_json(monkeypatch, bad):
         ("commitUser", ["null", "string"], None),
     ],
 )
-def test_a_header_that_differs_has_what_the_python_code_takes_of_it(
-    monkeypatch, field, kind, value
-):
-    """What is not of the documented type is null, and in the JSON."""
+def test_an_unusual_change_header_gives_the_same_row_as_in_python(monkeypatch, field, kind, value):
+    """Header fields may have other types or be missing; both decoders give the same values."""
     codec = Codec("S", change_schema(**{field: kind}))
     header = dict.fromkeys(HEADER, "x") | {"recordIds": ["001"], "changeType": "UPDATE"}
     header |= {"sequenceNumber": 1, "commitTimestamp": 5, "commitNumber": 2, field: value}
     if kind is None:
         del header[field]
-    both(monkeypatch, [codec], [(0, codec.encode({"ChangeEventHeader": header, "Name": None}))])
+    decode_both_ways(
+        monkeypatch, [codec], [(0, codec.encode({"ChangeEventHeader": header, "Name": None}))]
+    )
 
 
 @pytest.mark.parametrize("time", [0, -1, -62_135_596_800_001, 253_402_300_800_000, 2**62])
-def test_a_time_that_spark_cannot_hold_is_null(monkeypatch, time):
-    """As by the Python code, for all events of the batch."""
+def test_extreme_event_times_give_the_same_rows_as_in_python(monkeypatch, time):
+    """Times up to 1970 and times outside the range of Spark's timestamps are treated alike."""
     codec = Codec("order_event", schema_text("order_event"))
     some = list(values("order_event", 3))
     events = [
         (0, codec.encode(value | {"CreatedDate": at}))
         for at, value in zip((time, 1), some, strict=False)
     ]
-    both(monkeypatch, [codec], events)
+    decode_both_ways(monkeypatch, [codec], events)
 
 
-def test_a_schema_without_an_arrow_form_goes_by_the_python_code(monkeypatch):
-    """Nothing is lost for it."""
+def test_a_schema_without_arrow_equivalent_is_decoded_in_python(monkeypatch):
+    """The compiled decoder declines a recursive schema, and the Python code makes its rows."""
     fields = [{"name": "n", "type": "int"}, {"name": "next", "type": ["null", "R"]}]
     codec = Codec("S", json.dumps({"type": "record", "name": "R", "fields": fields}))
     assert decoded(list(received([codec], [(0, number(1) + b"\x00")]))) is None
-    both(monkeypatch, [codec], [(0, number(1) + b"\x00")])
+    decode_both_ways(monkeypatch, [codec], [(0, number(1) + b"\x00")])
 
 
-def test_no_rows_are_a_table_without_any():
-    """Of the same columns."""
+def test_no_events_give_an_empty_table():
+    """The table has the usual columns but no rows, and no event is reported as undecodable."""
     table, bad = read_table([], [], 0)
     assert (len(table), bad) == (0, [])
     assert table.schema.field("payload_json").type == pa.string()

@@ -1,4 +1,4 @@
-"""What people do to a Delta table besides, and what the raw table makes of it."""
+"""Raw tables in Delta: maintenance and restores by others, and conflicts between writers."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def events(count: int) -> list[str]:
     return [f"event-{n}" for n in range(count)]
 
 
-def test_compaction_between_batches_change_nothing(spark, open_writer, table):
-    """A living writer and the next one both go on, and no event is lost or doubled."""
+def test_compaction_between_batches_changes_nothing(spark, open_writer, table):
+    """After OPTIMIZE, the open writer and the next one both resume; each event is stored once."""
     writer = open_writer()
     writer.write(batch_of(range(2)))
     writer.write(batch_of(range(4)))
@@ -74,8 +74,9 @@ def test_compaction_between_batches_change_nothing(spark, open_writer, table):
     assert ids_of(table, "delta") == events(6)
 
 
-def test_a_log_that_forgot_our_commits_is_made_up_for_by_the_rows(spark, open_writer, table):
-    """Delta keeps a commit for 30 days, the last number of a writer for good."""
+def test_state_is_read_from_the_rows_if_the_log_has_lost_our_commits(spark, open_writer, table):
+    """Delta expires commits after 30 days: the next writer then takes position and row numbers from
+    the rows."""
     open_writer().write(batch_of(range(3)))
     for _ in range(2):
         spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('note' = 'x')")
@@ -93,8 +94,9 @@ def test_a_log_that_forgot_our_commits_is_made_up_for_by_the_rows(spark, open_wr
     assert ids_of(table, "delta") == events(5)
 
 
-def test_a_table_that_was_restored_goes_on_from_its_rows(spark, open_writer, table):
-    """What it took away may come again; what the log says of it no longer counts, but for whose."""
+def test_a_restored_table_resumes_from_its_rows(spark, open_writer, table):
+    """After RESTORE, the position is that of the newest remaining row, so removed events can be
+    written again; the table still belongs to its topic."""
     writer = open_writer()
     writer.write(batch_of(range(2)))
     version = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()[0]["version"]
@@ -107,12 +109,13 @@ def test_a_table_that_was_restored_goes_on_from_its_rows(spark, open_writer, tab
     assert writer.position == replay_id(1)
     result = writer.write(batch_of(range(6)))
     assert (result.rows, result.duplicates) == (4, 2)
-    assert result.first_seq == 5, "the numbers of rows that were taken back are not used again"
+    assert result.first_seq == 5, "the numbers of removed rows are not reused"
     assert ids_of(table, "delta") == events(6)
 
 
-def test_what_a_restore_took_from_a_managed_subscription_is_a_gap(spark, open_writer, table):
-    """The service has gone past it; once, however often the table is opened afterwards."""
+def test_a_restore_records_one_gap_for_a_managed_subscription(spark, open_writer, table):
+    """The service does not send the removed events again, so a gap is recorded; opening the table
+    again adds no second one."""
     writer = open_writer(subscription=MANAGED)
     writer.write(batch_of(range(2), topic=None))
     version = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()[0]["version"]
@@ -125,9 +128,9 @@ def test_what_a_restore_took_from_a_managed_subscription_is_a_gap(spark, open_wr
         assert gap["after"] == replay_id(1).hex()
 
 
-def test_a_restore_of_a_table_of_several_sources_goes_by_each_of_them(spark, open_writer, table):
-    """A gap for each managed subscription, of which the next job need not have all; a topic goes on
-    from its own newest row, also one that is not read now."""
+def test_a_restored_table_resumes_each_of_its_sources_separately(spark, open_writer, table):
+    """Each managed subscription gets a gap and each topic resumes from its own newest row, even if
+    the next job does not read that source."""
     sources = {"subscription": [MANAGED, "Second"], "topic": [TOPIC, OTHER]}
     writer = open_writer(**sources)
     batches = {MANAGED: (0, 1), TOPIC: (10, 11), OTHER: (20, 21)}
@@ -147,8 +150,9 @@ def test_a_restore_of_a_table_of_several_sources_goes_by_each_of_them(spark, ope
     assert [(found.rows, found.duplicates) for found in results] == [(1, 1)] * 3
 
 
-def test_a_commit_that_delta_left_out_is_an_error(open_writer, table, monkeypatch):
-    """A number that the table has already makes Delta write nothing and say nothing."""
+def test_a_commit_that_delta_skips_raises_an_error(open_writer, table, monkeypatch):
+    """Delta silently skips a transaction number that the table already has: the writer detects
+    this, and can then write the batch."""
     writer = open_writer()
     writer.write(batch_of(range(2)))
     known = writer._table._state
@@ -159,9 +163,9 @@ def test_a_commit_that_delta_left_out_is_an_error(open_writer, table, monkeypatc
     assert ids_of(table, "delta") == events(3)
 
 
-def test_a_write_is_one_job(spark, open_writer, table):
-    """Delta's own writer would compute the table's state for each commit, by three jobs more; the
-    number that keeps two writers apart is there all the same."""
+def test_a_delta_write_runs_one_spark_job(spark, open_writer, table):
+    """Delta's own writer would run three more jobs per commit to compute the table's state; the
+    transaction number that keeps two writers apart is still in the log."""
     writer = open_writer()
     writer.write(batch_of(range(2)))
     for count in (4, 6):
@@ -173,8 +177,8 @@ def test_a_write_is_one_job(spark, open_writer, table):
     assert f'"txn":{{"appId":"{APPLICATION}","version":{writer._table._state.number}' in newest
 
 
-def test_a_commit_that_comes_in_between_is_noticed(spark, lake, tmp_path, monkeypatch):
-    """The number was read, and another writer commits before us: Delta refuses ours."""
+def test_a_commit_by_another_writer_in_between_is_detected(spark, lake, tmp_path, monkeypatch):
+    """If another writer commits after this one read the transaction number, its write fails."""
     url = f"viewfs://lake/tables/{tmp_path.name}"
     older = EventWriter(spark, url, format="delta", topic=TOPIC, clock=lambda: NOW)
     older.write(batch_of([0]))
@@ -195,8 +199,8 @@ def test_a_commit_that_comes_in_between_is_noticed(spark, lake, tmp_path, monkey
     assert ids_of(lake / tmp_path.name, "delta") == events(2)
 
 
-def test_positions_have_no_minimum_and_no_maximum(open_writer, table):
-    """Replay ids have no order, so neither log nor files state one."""
+def test_replay_ids_have_no_min_and_max_statistics(open_writer, table):
+    """Replay ids are not ordered, so neither the log nor the files contain bounds for them."""
     import pyarrow.parquet as pq
 
     open_writer().write(batch_of(range(5)))
@@ -208,11 +212,11 @@ def test_positions_have_no_minimum_and_no_maximum(open_writer, table):
     assert columns["ingest_seq"].statistics.max == 4
     log = "".join(path.read_text() for path in table.glob("_delta_log/*.json"))
     assert '\\"ingest_seq\\":4' in log
-    assert '\\"replay_id\\":0' in log, "only how many are null"
+    assert '\\"replay_id\\":0' in log, "of replay ids, the log has only the number of nulls"
 
 
-def test_a_table_is_opened_where_no_session_is_active(open_writer, table, spark):
-    """A thread that has run nothing yet has none: that of a command, or of another source."""
+def test_a_table_opens_in_a_thread_without_an_active_session(open_writer, table, spark):
+    """A thread that has not used Spark has no active session; opening a table needs none."""
     open_writer().write(batch_of(range(2)))
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
     log = spark._jvm.org.apache.spark.sql.delta.DeltaLog

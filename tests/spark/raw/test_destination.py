@@ -1,4 +1,4 @@
-"""Destinations that are refused, and why; no Spark is needed for it."""
+"""Check destinations and owners of raw tables, without Spark."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ TOPIC = (Source("topic", "/event/A__e"),)
     "url", ["s3a://bucket/x", "hdfs://host/x", "gs://b/x", "abfss://c@a/x", "dbfs:/x", "file://h/x"]
 )
 def test_a_destination_without_rename_is_refused(url: str):
-    """An object store has no atomic rename, so a batch could be seen in part."""
+    """Without an atomic rename, readers of a Parquet table could see part of a batch."""
     with pytest.raises(ConfigurationError, match="one rename"):
         local_path(url)
 
 
-def test_local_forms_name_the_same_directory(tmp_path: Path, monkeypatch):
-    """A path, a relative path, and a URL of scheme file."""
+def test_local_paths_and_file_urls_name_the_same_directory(tmp_path: Path, monkeypatch):
+    """Absolute paths, relative paths and `file:` URLs are equivalent; an empty one is rejected."""
     monkeypatch.chdir(tmp_path)
     expected = tmp_path / "a b"
     assert local_path("a b") == local_path(tmp_path / "a b") == expected
@@ -43,8 +43,8 @@ def test_local_forms_name_the_same_directory(tmp_path: Path, monkeypatch):
         local_path("")
 
 
-def test_a_file_is_no_destination(tmp_path: Path):
-    """Nor is a path below one, nor a broken link."""
+def test_a_file_or_broken_link_is_rejected_as_destination(tmp_path: Path):
+    """A path below a file is rejected as well."""
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ConfigurationError, match="is not a directory"):
@@ -56,7 +56,7 @@ def test_a_file_is_no_destination(tmp_path: Path):
 
 
 def test_a_directory_without_permission_is_refused(tmp_path: Path, monkeypatch):
-    """It is named, before anything is started. (Root may write anywhere, so access is faked.)"""
+    """The error names the directory. (Root may write anywhere, so the access check is replaced.)"""
     monkeypatch.setattr(ownership.os, "access", lambda path, mode: False)
     with pytest.raises(ConfigurationError, match="is not writable"):
         check_destination(tmp_path, TOPIC)
@@ -65,7 +65,7 @@ def test_a_directory_without_permission_is_refused(tmp_path: Path, monkeypatch):
 
 
 def test_a_read_only_file_system_is_refused(tmp_path: Path, monkeypatch):
-    """The system's reason is in the message."""
+    """The error contains the operating system's reason."""
 
     def refuse(*arguments, **options):
         raise OSError(30, "Read-only file system")
@@ -78,15 +78,15 @@ def test_a_read_only_file_system_is_refused(tmp_path: Path, monkeypatch):
         claim_table(tmp_path, TOPIC)
 
 
-def test_checking_changes_nothing(tmp_path: Path):
-    """A destination that is only looked at stays as it is."""
+def test_checking_a_destination_creates_nothing(tmp_path: Path):
+    """`check_destination` creates neither the directory nor files in it."""
     check_destination(tmp_path / "new", TOPIC)
     check_destination(tmp_path, TOPIC)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_table_that_was_never_written_may_change_hands(tmp_path: Path):
-    """A mistyped topic does not keep the path."""
+def test_a_table_without_rows_can_be_claimed_for_another_topic(tmp_path: Path):
+    """A mistyped topic in the first start does not make the path unusable."""
     claim_table(tmp_path, [Source("topic", "/event/Typo__e")])
     claim_table(tmp_path, TOPIC)
     (tmp_path / "_position").write_text("")
@@ -95,7 +95,7 @@ def test_a_table_that_was_never_written_may_change_hands(tmp_path: Path):
 
 @pytest.mark.parametrize("written", ["ingest_date=2026-11-20", "_position"])
 def test_a_table_belongs_to_its_first_source(tmp_path: Path, written: str):
-    """Another topic, or a managed subscription of any name, is refused; both are named."""
+    """A start with another source is rejected once there is data; the error names both."""
     claim_table(tmp_path, TOPIC)
     (tmp_path / written).mkdir()
     claim_table(tmp_path, TOPIC)
@@ -107,15 +107,15 @@ def test_a_table_belongs_to_its_first_source(tmp_path: Path, written: str):
     assert "choose another destination" in str(caught.value)
 
 
-def test_a_start_that_died_early_does_not_block_the_next(tmp_path: Path):
-    """Our own first files are not a foreign directory's."""
+def test_an_interrupted_first_start_does_not_block_the_next(tmp_path: Path):
+    """Files that an interrupted start left behind do not look like foreign files."""
     (tmp_path / "_lease").write_text("")
     (tmp_path / "_table.json.123.tmp").write_text("{")
     claim_table(tmp_path, TOPIC)
 
 
 def test_a_table_of_a_newer_layout_is_not_written(tmp_path: Path):
-    """This version would leave its new columns empty, and nobody would see it."""
+    """This version would silently leave the columns of the newer layout empty."""
     (tmp_path / "_table.json").write_text('{"layout": 4, "format": "parquet", "topic": "x"}')
     with pytest.raises(ConfigurationError, match="layout 4, which a newer version of sfpubsub"):
         check_destination(tmp_path, TOPIC)
@@ -124,35 +124,37 @@ def test_a_table_of_a_newer_layout_is_not_written(tmp_path: Path):
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"layout": 0, "format": "parquet", "topic": "x"}', "{}"]
 )
-def test_an_identity_that_cannot_be_read_is_refused(tmp_path: Path, text: str):
-    """A damaged file is not guessed at."""
+def test_an_unreadable_table_identity_is_rejected(tmp_path: Path, text: str):
+    """A damaged `_table.json` raises an error instead of being replaced."""
     (tmp_path / "_table.json").write_text(text)
     with pytest.raises(ConfigurationError, match=r"version of sfpubsub cannot use"):
         check_destination(tmp_path, TOPIC)
 
 
-def test_a_format_that_does_not_exist_names_those_that_do():
-    """Before Spark is started."""
+def test_an_unknown_table_format_is_rejected():
+    """The error lists the formats that exist."""
     with pytest.raises(ConfigurationError, match="use one of parquet, delta, iceberg"):
         check_format("csv")
 
 
-def test_table_formats_take_urls_and_catalogs(tmp_path: Path):
-    """A URL of any scheme; for iceberg a catalog's table; everything else is a directory."""
+def test_delta_and_iceberg_accept_urls_and_catalog_tables(tmp_path: Path):
+    """URLs and names with dots are accepted, paths are directories; Parquet rejects other URLs."""
     url = Destination.parse("s3a://bucket/a/orders/", "delta")
     assert (url.address, url.local, url.name) == ("s3a://bucket/a/orders", None, "orders")
     named = Destination.parse("shop.sales.orders", "iceberg")
     assert (named.in_catalog, named.local, named.name) == (True, None, "orders")
     assert Destination.parse("shop.sales.orders", "delta").in_catalog
-    assert Destination.parse("sales.orders", "iceberg").in_catalog, "of the session's catalog"
+    assert Destination.parse("sales.orders", "iceberg").in_catalog, (
+        "a table of the session's catalog"
+    )
     assert Destination.parse("./sales.orders", "delta").local is not None
     assert Destination.parse(f"file://{tmp_path}/a%20b", "delta").local == tmp_path / "a b"
     with pytest.raises(ConfigurationError, match="table format: delta or iceberg"):
         Destination.parse("s3a://bucket/x", "parquet")
 
 
-def test_a_table_of_one_format_is_refused_to_another(tmp_path: Path):
-    """A log of the format is left to Spark to read; anything else that is there is a stranger's."""
+def test_a_table_of_another_format_is_rejected(tmp_path: Path):
+    """A directory with a Delta log is accepted for Delta only, and a Parquet table for Parquet."""
     (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
     Destination.parse(tmp_path / "delta", "delta").check(TOPIC)
     for other in ("iceberg", "parquet"):
@@ -164,8 +166,9 @@ def test_a_table_of_one_format_is_refused_to_another(tmp_path: Path):
         Destination.parse(tmp_path / "parquet", "delta").check(TOPIC)
 
 
-def test_sources_are_told_apart_by_their_names():
-    """In a table's column and in its positions; by a catalog that knows no case as well."""
+def test_sources_need_names_that_differ_in_more_than_case():
+    """Names identify the sources of a table: repeated ones are merged, none at all is an error, and
+    so are two of different kinds that differ only in case."""
     assert Source.several("S") == (Source("managed", "S"),)
     assert Source.several(None, ["/event/A__e", "/event/A__e"]) == TOPIC
     assert Source.several("S", "/event/A__e", ["/topic/A", "/u/B"]) == (
@@ -181,8 +184,9 @@ def test_sources_are_told_apart_by_their_names():
         Source.several(None, "/event/A__e", "/event/a__e")
 
 
-def test_a_source_joins_in_the_company_of_one_of_the_table(tmp_path: Path):
-    """By itself it may be there by a slip in the table's name; later it may come alone."""
+def test_a_new_source_needs_an_existing_one_to_join_a_table(tmp_path: Path):
+    """A new source alone may be due to a mistyped destination, so it is rejected; once it has
+    joined with an existing one, it may be used alone."""
     claim_table(tmp_path, TOPIC)
     (tmp_path / "_position").mkdir()
     other = Source("topic", "/event/B__e")
@@ -193,8 +197,8 @@ def test_a_source_joins_in_the_company_of_one_of_the_table(tmp_path: Path):
     assert sources_of(tmp_path) == (*TOPIC, other)
 
 
-def test_a_table_of_one_source_of_an_older_version_goes_on(tmp_path: Path):
-    """Its identity names the kind of its source."""
+def test_a_single_source_table_of_an_older_version_accepts_another(tmp_path: Path):
+    """Its `_table.json` has the old form, with one source under the name of its kind."""
     text = '{"layout": 2, "format": "parquet", "topic": "/event/A__e"}'
     (tmp_path / "_table.json").write_text(text)
     (tmp_path / "_position").write_text("")
@@ -202,7 +206,7 @@ def test_a_table_of_one_source_of_an_older_version_goes_on(tmp_path: Path):
     assert sources_of(tmp_path) == (*TOPIC, Source("managed", "S"))
 
 
-def test_new_directories_are_made(tmp_path: Path):
-    """With those above them."""
+def test_missing_directories_are_created(tmp_path: Path):
+    """`make_table_directory` creates the parents as well."""
     make_table_directory(tmp_path / "a" / "b")
     assert os.path.isdir(tmp_path / "a" / "b")

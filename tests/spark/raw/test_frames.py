@@ -1,4 +1,4 @@
-"""How rows get to Spark."""
+"""Rows are passed to Spark in tasks of limited size, and the active session stays the same."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sfpubsub.spark.raw.schema import SCHEMA
 from sfpubsub.spark.runtime.session import own_session
 
 
-def test_a_task_of_a_cluster_carries_a_part_of_a_large_batch(spark: SparkSession, monkeypatch):
-    """Spark refuses tasks of 128 MiB, and a stream's largest batch has more, with its JSON."""
+def test_a_large_batch_is_split_into_several_tasks_on_a_cluster(spark: SparkSession, monkeypatch):
+    """Spark rejects tasks of 128 MiB, and the largest batch of a stream exceeds that."""
     ours = spark.newSession()
     ours.conf.set("spark.sql.execution.arrow.localRelationThreshold", "0")  # as if it were large
     monkeypatch.setattr(ours.sparkContext, "master", "spark://elsewhere")
@@ -25,9 +25,9 @@ def test_a_task_of_a_cluster_carries_a_part_of_a_large_batch(spark: SparkSession
     assert ours.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch") == "10000"
 
 
-def test_the_callers_session_stays_the_active_one(spark: SparkSession):
-    """A look into the table by a session of ours leaves the thread's as it was, and with it what
-    is registered there."""
+def test_the_session_of_the_caller_stays_active(spark: SparkSession):
+    """A query in a session of our own does not replace the thread's active session, where the
+    caller may have registered views."""
     sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession
     rows = own_session(spark).createDataFrame(SCHEMA.empty_table())
     sessions.setActiveSession(spark._jsparkSession)

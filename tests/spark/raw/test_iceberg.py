@@ -1,4 +1,4 @@
-"""What people do to an Iceberg table besides, and what the raw table makes of it."""
+"""Raw tables in Iceberg: maintenance and rollbacks by others, and conflicts between writers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def compact(spark: SparkSession, table: Path) -> None:
 
 
 def test_compaction_and_expiry_do_not_lose_the_position(spark, open_writer, table):
-    """A living writer and the next one both go on after only the compacted snapshot is left."""
+    """The open writer and the next one resume although only a compacted snapshot is left, which
+    does not contain the writer's state."""
     writer = open_writer()
     writer.write(batch_of(range(2)))
     writer.write(batch_of(range(4)))
@@ -74,8 +75,8 @@ def test_compaction_and_expiry_do_not_lose_the_position(spark, open_writer, tabl
     assert ids_of(table, "iceberg") == events(6)
 
 
-def test_a_compaction_in_the_middle_of_a_write_is_kept(spark, open_writer, table, monkeypatch):
-    """The staged snapshot would undo it, so it is staged again on top."""
+def test_a_compaction_during_a_write_is_not_undone(spark, open_writer, table, monkeypatch):
+    """The snapshot that was staged before the compaction is staged again on top of it."""
     writer = open_writer()
     writer.write(batch_of(range(2)))
     writer.write(batch_of(range(4)))
@@ -95,8 +96,8 @@ def test_a_compaction_in_the_middle_of_a_write_is_kept(spark, open_writer, table
     assert "replace" in branch
 
 
-def test_a_table_that_was_rolled_back_goes_on_from_there(spark, open_writer, table):
-    """To one of our snapshots: its state counts. What was rolled back may come again."""
+def test_a_rolled_back_table_resumes_from_its_snapshot(spark, open_writer, table):
+    """The state in that snapshot is used, and events that were rolled back can be written again."""
     writer = open_writer()
     writer.write(batch_of(range(2)))
     snapshot = loaded(spark, table).currentSnapshot().snapshotId()
@@ -106,12 +107,12 @@ def test_a_table_that_was_rolled_back_goes_on_from_there(spark, open_writer, tab
     assert writer.position == replay_id(1)
     result = writer.write(batch_of(range(6)))
     assert (result.rows, result.duplicates) == (4, 2)
-    assert result.first_seq == 5, "the numbers of rows that were taken back are not used again"
+    assert result.first_seq == 5, "the numbers of removed rows are not reused"
     assert ids_of(table, "iceberg") == events(6)
 
 
-def test_a_writer_overtaken_between_staging_and_publishing_fails(spark, tmp_path, monkeypatch):
-    """The closest that two writers can come: the rows are there, and nothing leads to them."""
+def test_a_writer_replaced_between_staging_and_publishing_fails(spark, tmp_path, monkeypatch):
+    """The older writer's rows are staged already, but they do not become part of the table."""
     url = f"viewfs://lake/tables/{tmp_path.name}"
     options = {"format": "iceberg", "topic": TOPIC, "clock": lambda: NOW}
     older = EventWriter(spark, url, **options)
@@ -134,8 +135,8 @@ def test_a_writer_overtaken_between_staging_and_publishing_fails(spark, tmp_path
     assert [row["event_id"] for row in rows] == events(4)
 
 
-def test_a_table_of_a_catalog(spark, open_writer):
-    """Its name is the destination; everything else is the same."""
+def test_a_catalog_table_is_written_and_resumed(spark, open_writer):
+    """A writer can resume a table by its catalog name, like a table in a directory."""
     writer = open_writer("shop.sales.orders")
     writer.write(batch_of(range(3)))
     writer = open_writer("shop.sales.orders")
@@ -145,8 +146,8 @@ def test_a_table_of_a_catalog(spark, open_writer):
     assert [row["event_id"] for row in rows] == events(5)
 
 
-def test_a_thread_of_its_own_can_write(spark, table):
-    """As each stream of a job has one: it has no session but the one that it is given."""
+def test_a_table_can_be_written_from_a_new_thread(spark, table):
+    """Each stream of a job writes in its own thread, which has no active Spark session."""
     with ThreadPoolExecutor(1) as pool:
 
         def write() -> int:
@@ -159,8 +160,8 @@ def test_a_thread_of_its_own_can_write(spark, table):
     assert ids_of(table, "iceberg") == events(3)
 
 
-def test_positions_have_no_minimum_and_no_maximum(spark, open_writer, table):
-    """Replay ids have no order, so the table states none; other columns have theirs."""
+def test_replay_ids_have_no_min_and_max_statistics(spark, open_writer, table):
+    """Replay ids are not ordered, so the table's metadata has no bounds for them."""
     open_writer().write(batch_of(range(5)))
     files = spark.read.format("iceberg").load(f"{table}#files").collect()
     fields = {field.name(): field.fieldId() for field in loaded(spark, table).schema().columns()}
@@ -169,7 +170,7 @@ def test_positions_have_no_minimum_and_no_maximum(spark, open_writer, table):
     assert fields["replay_id"] not in file["lower_bounds"]
 
 
-def test_the_streaming_source_says_what_it_lacks():
-    """It needs a newer PySpark than Iceberg has jars for; the error names both and the way out."""
+def test_the_streaming_source_requires_a_newer_pyspark():
+    """The source needs a newer PySpark than Iceberg supports; the error names both versions."""
     with pytest.raises(ConfigurationError, match=r"needs PySpark 4\.2 or newer, but this is 4\.1"):
         from sfpubsub.spark import PubSubDataSource  # noqa: F401

@@ -1,6 +1,6 @@
-"""One writer a table, told apart from what is left of the one before.
+"""A table's lease allows one writer at a time, and recognizes what a killed one has left behind.
 
-No Spark: any process plays the JVM.
+No test starts Spark: any process stands in for the JVM.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def jvm() -> Iterator[subprocess.Popen]:
-    """A process that ends when it is told to."""
+    """Start a process that stands in for a JVM and runs until it is killed."""
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     yield process
     process.kill()
@@ -41,7 +41,7 @@ def jvm() -> Iterator[subprocess.Popen]:
 
 
 def hold(table: Path, jvm_pid: int) -> subprocess.Popen:
-    """Another process that has the lease."""
+    """Start another process that holds the lease of a table, and return it."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(table), str(jvm_pid)],
         stdin=subprocess.PIPE,
@@ -59,8 +59,8 @@ def kill(process: subprocess.Popen) -> None:
     process.stdout.close()
 
 
-def test_a_living_writer_is_named_and_refused_at_once(tmp_path: Path, jvm):
-    """The error says which process to end; nothing is waited for."""
+def test_a_lease_that_is_held_raises_an_error_at_once(tmp_path: Path, jvm):
+    """The error names the process that holds the lease, and is raised without waiting."""
     holder = hold(tmp_path, jvm.pid)
     try:
         with pytest.raises(ConfigurationError, match=f"pid {holder.pid}"):
@@ -69,8 +69,8 @@ def test_a_living_writer_is_named_and_refused_at_once(tmp_path: Path, jvm):
         kill(holder)
 
 
-def test_the_jvm_of_a_killed_writer_is_waited_for(tmp_path: Path, jvm, monkeypatch):
-    """It may still publish what the table's keys do not have yet."""
+def test_acquire_waits_for_the_jvm_of_a_killed_writer(tmp_path: Path, jvm, monkeypatch):
+    """Until it exits, that JVM may still publish rows which the new writer has not seen."""
     kill(hold(tmp_path, jvm.pid))
     waits = []
 
@@ -86,8 +86,8 @@ def test_the_jvm_of_a_killed_writer_is_waited_for(tmp_path: Path, jvm, monkeypat
     assert len(waits) == 3
 
 
-def test_a_jvm_that_does_not_end_is_named(tmp_path: Path, jvm):
-    """Waiting is bounded: the error says which process to end."""
+def test_acquire_fails_if_the_old_jvm_does_not_exit(tmp_path: Path, jvm):
+    """After the longest wait, the error names the process to end; then the lease is available."""
     kill(hold(tmp_path, jvm.pid))
     with pytest.raises(ConfigurationError, match=rf"JVM \(pid {jvm.pid}\)"):
         Lease.acquire(tmp_path, os.getpid(), patience=0.0)
@@ -97,7 +97,7 @@ def test_a_jvm_that_does_not_end_is_named(tmp_path: Path, jvm):
 
 
 def test_a_zombie_does_not_count_as_alive(tmp_path: Path, jvm):
-    """A JVM that was killed and not yet collected by its parent writes nothing."""
+    """A killed JVM whose parent has not waited for it yet does not delay the next writer."""
     kill(hold(tmp_path, jvm.pid))
     process = Process.of(jvm.pid)
     jvm.kill()
@@ -107,36 +107,36 @@ def test_a_zombie_does_not_count_as_alive(tmp_path: Path, jvm):
     Lease.acquire(tmp_path, os.getpid(), patience=0.0).release()
 
 
-def test_a_pid_that_was_given_out_again_is_nobodys(tmp_path: Path, jvm):
-    """A stranger with the old JVM's pid is told apart by its start time."""
+def test_a_reused_pid_does_not_count_as_the_old_jvm(tmp_path: Path, jvm):
+    """Another process with the old JVM's pid is recognized by its start time."""
     record = {"python": None, "jvm": {"pid": jvm.pid, "started": "long ago"}}
     (tmp_path / "_lease").write_text(json.dumps(record))
     Lease.acquire(tmp_path, os.getpid(), patience=0.0).release()
 
 
-def test_a_clean_end_leaves_nothing_to_wait_for(tmp_path: Path, jvm):
-    """After `release` a living JVM, as in a notebook, does not hold up the next writer."""
+def test_a_released_lease_is_available_at_once(tmp_path: Path, jvm):
+    """After `release`, a JVM that still runs, as in a notebook, does not delay the next writer."""
     Lease.acquire(tmp_path, jvm.pid).release()
     lease = Lease.acquire(tmp_path, os.getpid(), patience=0.0)
     lease.release()
     lease.release()
 
 
-def test_a_writer_lost_in_the_same_process_is_replaced(tmp_path: Path, jvm):
-    """Its JVM is the new one's as well, so there is nobody to wait for."""
+def test_a_lost_lease_of_the_same_jvm_can_be_acquired_again(tmp_path: Path, jvm):
+    """Both writers use the same JVM, so the new one does not wait for it to exit."""
     lost = Lease.acquire(tmp_path, jvm.pid)
     os.close(lost._descriptor)
     Lease.acquire(tmp_path, jvm.pid, patience=0.0).release()
 
 
-def test_a_torn_record_is_no_obstacle(tmp_path: Path):
-    """Only the loss of power tears it, which no process survives."""
+def test_a_truncated_lease_file_is_ignored(tmp_path: Path):
+    """Only a power failure can truncate it, and no earlier writer survives that."""
     (tmp_path / "_lease").write_bytes(b'{"python": {"pid": 1')
     Lease.acquire(tmp_path, os.getpid(), patience=0.0).release()
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch):
-    """Two writers there could not see each other."""
+    """Without locks, two writers could not detect each other, so the lease cannot be acquired."""
 
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")
@@ -146,8 +146,8 @@ def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch):
         Lease.acquire(tmp_path, os.getpid())
 
 
-def test_a_dead_jvm_is_noticed(tmp_path: Path, jvm):
-    """Both when the lease is taken and later."""
+def test_a_dead_jvm_is_detected(tmp_path: Path, jvm):
+    """`acquire` and `check` raise an error if the writer's own JVM has exited."""
     lease = Lease.acquire(tmp_path, jvm.pid)
     lease.check()
     jvm.kill()
@@ -159,8 +159,8 @@ def test_a_dead_jvm_is_noticed(tmp_path: Path, jvm):
         Lease.acquire(tmp_path, jvm.pid)
 
 
-def test_without_proc_the_process_table_answers(jvm, monkeypatch):
-    """macOS has no /proc; its ps tells the same."""
+def test_processes_are_found_without_proc(jvm, monkeypatch):
+    """macOS has no /proc, so `ps` is asked whether a process is alive."""
     monkeypatch.setattr(leases.os.path, "exists", lambda path: False)
     process = Process.of(jvm.pid)
     assert process is not None

@@ -1,4 +1,4 @@
-"""What became of the batches of a table that was set back: the arithmetic, without a table."""
+"""Compute which batches of a table were added or removed since a version, from its commits."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ def grown(*batches: str, start: int = 0) -> list[Commit]:
         (grown("a", "b"), 1, "", ""),
         (grown("a", "b", "c"), 0, "", "bc"),
         ([*grown("a", "b", "c"), Commit(3, restored=0)], 2, "bc", ""),
-        # Back, on, and to where it was: what came in between is gone, the rest is there again.
+        # Restored twice, with a batch in between: only that batch has vanished.
         (
             [*grown("a", "b"), Commit(2, restored=0), Commit(3, batch="c"), Commit(4, restored=1)],
             3,
             "c",
             "b",
         ),
-        # Gone back to a version that itself came of going back.
+        # Restored to a version that was itself the result of a restore.
         ([*grown("a", "b"), Commit(2, restored=0), Commit(3, restored=2)], 1, "b", ""),
         # Compaction, and transactions without rows.
         ([*grown("a"), Commit(1), Commit(2, batch="b")], 0, "", "b"),
     ],
 )
-def test_what_vanished_and_what_was_added(commits, since, vanished, added):
-    """Whoever has the batches of a version learns which to remove and which to take."""
+def test_moves_reports_vanished_and_added_batches(commits, since, vanished, added):
+    """A reader of an older version learns which batches to remove and to add."""
     found = moves(commits, since)
     assert (found.vanished, found.added) == (frozenset(vanished), frozenset(added))
     assert found.went_back == any(c.restored is not None and c.version > since for c in commits)
 
 
-def test_the_same_as_a_list_that_is_cut():
-    """Against a table that is a list of batches, for random histories and any version since."""
+def test_moves_agrees_with_a_simple_model():
+    """In random histories, the result equals that of a model which stores a list per version."""
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -61,6 +61,6 @@ def test_the_same_as_a_list_that_is_cut():
         assert (found.vanished, found.added) == (then - now, now - then)
 
 
-def test_a_log_that_is_not_kept_so_far_says_nothing():
-    """What it does not tell of is neither removed nor taken."""
+def test_commits_before_the_kept_log_are_ignored():
+    """If the log starts at the given version, no batch is reported as removed or added."""
     assert moves([Commit(7, batch="h")], 7) == Moves()

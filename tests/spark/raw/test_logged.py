@@ -1,4 +1,4 @@
-"""The raw table in Delta and Iceberg: every event once, and no writer but the newest."""
+"""Raw tables in Delta and Iceberg: each event is stored once, and only the newest writer writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DAY = 24 * HOUR
 
 
 class Clock:
-    """A clock that tests set."""
+    """A clock that stands still until a test sets it."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -49,7 +49,7 @@ def table(tmp_path: Path) -> Path:
 def open_writer(
     spark: SparkSession, table: Path, clock: Clock
 ) -> Iterator[Callable[..., EventWriter]]:
-    """Opens a writer as a new process would: the one before it is closed."""
+    """Return a function that opens a writer as a new process would, and closes the previous one."""
     opened: list[EventWriter] = []
 
     def open_one(place: Path | str = table, **options) -> EventWriter:
@@ -78,7 +78,7 @@ def ids_by_spark(spark: SparkSession, place: Path | str) -> list[str]:
 
 
 def test_every_reader_sees_each_event_once_with_all_columns(spark, open_writer, table, clock):
-    """Repeats within a batch, across batches and across restarts; Spark and a plain reader."""
+    """Duplicates within a batch, across batches and across restarts are dropped."""
     writer = open_writer()
     first = writer.write([batch_of([raw_event(0), raw_event(1), raw_event(0)]), batch_of([1, 2])])
     assert (first.rows, first.duplicates) == (3, 2)
@@ -95,8 +95,9 @@ def test_every_reader_sees_each_event_once_with_all_columns(spark, open_writer, 
     assert ids_by_spark(spark, table) == events(6)
 
 
-def test_position_and_numbers_are_read_from_the_log(open_writer, table, clock):
-    """After rows, after a position alone, and after duplicates alone, which make no file."""
+def test_position_and_row_numbers_are_read_from_the_log(open_writer, table, clock):
+    """A new writer resumes after rows, after a position alone, and after duplicates alone, which
+    create no file; the ingest date does not go back with the clock."""
     assert open_writer().position is None
     open_writer().write([batch_of(range(3)), batch_of([3, 1])])
     assert open_writer().position == replay_id(1)
@@ -104,23 +105,23 @@ def test_position_and_numbers_are_read_from_the_log(open_writer, table, clock):
     writer.move(replay_id(50))
     result = open_writer().write(batch_of([2]))
     assert (result.batch_id, result.duplicates) == (None, 1)
-    clock.now -= 30 * HOUR  # no clock takes the day back
+    clock.now -= 30 * HOUR  # must not change the ingest date
     writer = open_writer()
     assert writer.position == replay_id(2)
     assert writer.write(batch_of([9])).first_seq == 4
     assert set(read_table(table, TABLE_FORMAT)["ingest_date"].to_pylist()) == {date(2026, 11, 20)}
 
 
-def test_a_managed_table_keeps_no_position_and_its_owner(open_writer, table):
-    """Another subscription's events are refused, and both are named."""
+def test_a_managed_table_stores_no_position_and_rejects_a_topic(open_writer, table):
+    """A writer with another source is rejected, and the error names both."""
     open_writer(subscription=MANAGED).write(batch_of([0], topic=None))
     assert open_writer(subscription=MANAGED).position is None
     with pytest.raises(ConfigurationError, match=rf"belongs to managed.*{MANAGED}.*topic {TOPIC}"):
         open_writer()
 
 
-def test_somebody_elses_table_is_refused(spark, open_writer, table):
-    """Its log has nothing of ours, so there is nothing to go on from."""
+def test_a_table_of_another_tool_is_rejected(spark, open_writer, table):
+    """The log of such a table contains no position to resume from."""
     stranger = spark.range(3).write.format(TABLE_FORMAT)
     if TABLE_FORMAT == "iceberg":
         spark.range(3).writeTo("shop.db.strange").create()
@@ -132,8 +133,8 @@ def test_somebody_elses_table_is_refused(spark, open_writer, table):
         open_writer()
 
 
-def test_a_directory_of_something_else_is_refused(spark, clock, lake, tmp_path):
-    """Elsewhere than on this machine Spark looks; what begins with ``_`` may be ours."""
+def test_a_remote_directory_with_other_files_is_rejected(spark, clock, lake, tmp_path):
+    """Spark lists a remote directory; names that begin with ``_`` do not count as foreign."""
     place = lake / tmp_path.name
     (place / "_schemas").mkdir(parents=True)
     (place / "cat.jpg").write_text("")
@@ -147,9 +148,11 @@ def test_a_directory_of_something_else_is_refused(spark, clock, lake, tmp_path):
         )
 
 
-def test_an_old_event_is_looked_up_where_it_can_be(open_writer, table, clock, monkeypatch):
-    """Its key has left the window. From a day before its own time on; without one from a day before
-    the service can have had it."""
+def test_an_event_older_than_the_keys_in_memory_is_looked_up(
+    open_writer, table, clock, monkeypatch
+):
+    """The table is searched from one day before the event's time; if that is unknown, from one
+    day before the oldest time at which the service can have stored it."""
     asked: list[tuple[float, float]] = []
     rows_with = LoggedTable.rows_with
 
@@ -170,8 +173,8 @@ def test_an_old_event_is_looked_up_where_it_can_be(open_writer, table, clock, mo
     assert ids(table) == ["event-0", "event-1", "event-7", "event-8", "event-6"]
 
 
-def test_rows_of_another_table_keep_the_position(open_writer, table, tmp_path):
-    """What a stream or a redrive appends is new by its key, and where to resume stays."""
+def test_write_rows_keeps_the_position(open_writer, table, tmp_path):
+    """Rows that a stream or a redrive appends are deduplicated, and the position stays as it is."""
     writer = open_writer()
     writer.write(batch_of(range(3)))
     rows = read_table(table, TABLE_FORMAT)
@@ -187,8 +190,10 @@ def test_rows_of_another_table_keep_the_position(open_writer, table, tmp_path):
     assert ids(tmp_path / "copy") == events(3)
 
 
-def test_a_failure_after_the_commit_is_not_written_again(open_writer, table, monkeypatch):
-    """Whether the batch is there is asked of the table, and what is there is a duplicate."""
+def test_a_batch_whose_commit_succeeded_unseen_is_not_written_again(
+    open_writer, table, monkeypatch
+):
+    """If the connection breaks after the commit, the next write treats the rows as duplicates."""
     writer = open_writer()
     write = LoggedTable._commit
 
@@ -205,8 +210,8 @@ def test_a_failure_after_the_commit_is_not_written_again(open_writer, table, mon
     assert ids(table) == events(4)
 
 
-def test_an_older_writer_can_write_no_more(spark, clock, tmp_path):
-    """Elsewhere than in a directory of this machine there is no lease: the log alone decides."""
+def test_an_older_writer_can_no_longer_write(spark, clock, tmp_path):
+    """A remote file system has no lease: the table's log alone excludes the older writer."""
     url = f"viewfs://lake/tables/{tmp_path.name}"
     older = EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock)
     older.write(batch_of(range(2)))
@@ -218,8 +223,8 @@ def test_an_older_writer_can_write_no_more(spark, clock, tmp_path):
     assert ids_by_spark(spark, url) == events(3)
 
 
-def test_a_writer_overtaken_in_the_middle_of_its_write_fails(spark, clock, tmp_path, monkeypatch):
-    """Its rows are staged, or not yet; the newer one has nothing but its first transaction."""
+def test_a_writer_replaced_during_its_write_fails(spark, clock, tmp_path, monkeypatch):
+    """A newer writer opens after the older one began to write, and the older one's commit fails."""
     url = f"viewfs://lake/tables/{tmp_path.name}"
     older = EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock)
     older.write(batch_of(range(2)))
@@ -239,8 +244,8 @@ def test_a_writer_overtaken_in_the_middle_of_its_write_fails(spark, clock, tmp_p
     assert ids_by_spark(spark, url) == events(3)
 
 
-def test_two_writers_that_begin_at_once_end_as_one(spark, clock, tmp_path, monkeypatch):
-    """The first one's first transaction comes in between; the second begins on top of it."""
+def test_only_the_last_of_two_writers_opened_at_once_can_write(spark, clock, tmp_path, monkeypatch):
+    """If another writer's first commit comes before its own, the last writer tries again."""
     url = f"viewfs://lake/tables/{tmp_path.name}"
     EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock).write(batch_of([0]))
     commit = LoggedTable._commit
@@ -260,8 +265,8 @@ def test_two_writers_that_begin_at_once_end_as_one(spark, clock, tmp_path, monke
     assert ids_by_spark(spark, url) == events(2)
 
 
-def test_a_table_that_is_changed_all_the_time_stops_the_start(open_writer, monkeypatch):
-    """Tries are counted; the error says why."""
+def test_opening_a_table_fails_if_every_commit_conflicts(open_writer, monkeypatch):
+    """The number of attempts is limited, and the error says why they failed."""
 
     def refuse(self, rows, state):
         raise Conflict("again")
@@ -271,30 +276,30 @@ def test_a_table_that_is_changed_all_the_time_stops_the_start(open_writer, monke
         open_writer()
 
 
-def test_keys_are_brought_in_spans(open_writer, clock, monkeypatch):
-    """However many there are, the driver holds a bounded number at once, and misses none."""
+def test_keys_are_loaded_in_bounded_spans_of_time(open_writer, clock, monkeypatch):
+    """The driver loads a bounded number of deduplication keys at a time, and misses none."""
     writer = open_writer()
     for day in range(4):
         clock.now = NOW + day * DAY
         writer.write(batch_of(range(day * 3, day * 3 + 3)))
     monkeypatch.setattr(logged, "_KEYS_AT_ONCE", 7)
     found = list(writer._table.keys_since(NOW + DAY))
-    # The end of the day, and of the last one no more than the newest batch's time.
+    # Each span ends with its day, and the last one at the time of the newest batch.
     assert [time for time, _ in found] == [NOW + DAY + HOUR, NOW + 2 * DAY + HOUR, NOW + 3 * DAY]
     keys = [keys[i : i + 16] for _, keys in found for i in range(0, len(keys), 16)]
     wanted = [event.dedupe_key for event in batch_of(range(3, 12))]
     assert sorted(keys) == sorted(wanted)
 
 
-def test_rows_of_wrong_shape_are_refused(open_writer):
-    """Before anything is written; the columns are named."""
+def test_write_rows_rejects_rows_with_missing_columns(open_writer):
+    """The error names the missing columns."""
     writer = open_writer()
     with pytest.raises(LocalProtocolError, match="event_id"):
         writer.write_rows(pa.table({"x": [1]}))
 
 
-def test_the_state_can_be_read_by_people(spark, open_writer, table):
-    """Each transaction says what it is: source, batch, rows, position, writer."""
+def test_the_state_in_the_log_is_readable_json(spark, open_writer, table):
+    """Each transaction states its sources, batch, first row number, row count and positions."""
     open_writer().write(batch_of(range(3)))
     state = json.loads(_last_state(spark, table))
     assert state["sources"] == [["topic", TOPIC]]

@@ -1,4 +1,4 @@
-"""Raw tables in an object store with the API of S3: the promises are the same (scripts/test_s3.sh).
+"""Raw tables keep their promises in an object store with the S3 API (scripts/test_s3.sh).
 
 Delta is written to a URL, Iceberg to a catalog in a database, since an object store has no rename.
 """
@@ -23,13 +23,13 @@ from tests.spark.sample_events import NOW, TOPIC, batch_of, replay_id
 
 pytestmark = pytest.mark.slow
 
-# Kills of one stream; OBJECT_STORE_KILLS says another number.
+# Number of kills of one stream, unless OBJECT_STORE_KILLS sets another one.
 KILLS = int(os.environ.get("OBJECT_STORE_KILLS", "20"))
 
 
 @pytest.fixture
 def place(object_store: ObjectStore, tmp_path: Path) -> str:
-    """Where a table may be."""
+    """Return the destination of a new table: a URL for Delta, a catalog table for Iceberg."""
     if TABLE_FORMAT == "iceberg":
         return f"depot.raw.{tmp_path.name}"
     return object_store.url(f"raw/{tmp_path.name}")
@@ -62,8 +62,8 @@ def rows_of(spark: SparkSession, place: str) -> list[tuple[str, int]]:
     return [(row[0], row[1]) for row in rows]
 
 
-def test_each_event_is_there_once_and_sidecars_are_read(spark, open_writer, place):
-    """Over restarts, with position, schemas and comments; a replaced writer writes no more."""
+def test_each_event_is_stored_once_and_sidecars_are_readable(spark, open_writer, place):
+    """A new writer resumes at the position, duplicates are dropped, and the older writer fails."""
     older = open_writer()
     assert older.write(batch_of(range(3))).rows == 3
     newer = open_writer()
@@ -80,8 +80,8 @@ def test_each_event_is_there_once_and_sidecars_are_read(spark, open_writer, plac
         assert all(field.metadata.get("comment") for field in frame.schema)
 
 
-def test_a_sidecar_file_is_there_at_every_moment(spark, object_store, tmp_path):
-    """Also while it is replaced: a rename would take it away first."""
+def test_a_sidecar_file_is_never_missing_while_it_is_replaced(spark, object_store, tmp_path):
+    """Hadoop's rename would delete the old file first, so readers could miss it."""
     files = files_at(object_store.url(f"raw/{tmp_path.name}"), "_gaps", spark)
     files.make()
     files.replace("a.json", "0")
@@ -110,16 +110,16 @@ def test_a_sidecar_file_is_there_at_every_moment(spark, object_store, tmp_path):
     assert files.read("a.json") == "39"
 
 
-def test_iceberg_without_a_catalog_is_refused(spark, object_store):
-    """Its commits would need a rename that replaces nothing."""
+def test_iceberg_without_a_catalog_is_rejected(spark, object_store):
+    """Its commits would need a rename that never overwrites, which object stores lack."""
     with pytest.raises(ConfigurationError, match=r"a catalog table \(catalog type jdbc or rest\)"):
         EventWriter(spark, object_store.url("raw/x"), format="iceberg", topic=TOPIC)
 
 
-def test_every_event_is_in_the_table_once_after_kills(
+def test_every_event_is_stored_once_after_many_kills(
     spark: SparkSession, object_store: ObjectStore, tmp_path: Path, place: str
 ):
-    """For Spark and a plain reader, in the order of arrival; and no log has the secret."""
+    """Spark and a reader without Spark see the events in order, and no secret is logged."""
     if TABLE_FORMAT == "iceberg":
         spark.sql("CREATE NAMESPACE IF NOT EXISTS depot.raw")
     seed = random.randrange(1 << 31)

@@ -1,4 +1,4 @@
-"""What is not a table's rows is not in the table's tree, and gets out of that of an older table."""
+"""Sidecar files are stored beside the table's directory, and are moved out of an older table."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def age(table: Path) -> None:
-    """Give the table the layout that it had before: everything inside."""
+    """Convert a table to layout 1, with all sidecars inside its directory."""
     place = table.parent / f".{table.name}.sfpubsub"
     identity = json.loads((table / "_table.json").read_text())
     (table / "_table.json").write_text(json.dumps({**identity, "layout": 1}))
@@ -53,7 +53,7 @@ def age(table: Path) -> None:
 
 
 def everything(table: Path) -> dict[str, str]:
-    """What readers of the sidecars find, by name; in two places it would be here twice."""
+    """Return the text of each sidecar file by its name, and assert that none is found twice."""
     found = [
         (f"{name}/{file.name}", file.read_text())
         for name in SIDECARS
@@ -64,8 +64,9 @@ def everything(table: Path) -> dict[str, str]:
     return dict(found)
 
 
-def test_only_rows_and_what_names_their_owner_are_in_the_table(table: Path):
-    """Whatever path leads there."""
+def test_a_new_parquet_table_contains_no_sidecars(table: Path):
+    """They are in a hidden directory beside it, even if a link leads to the table; a Delta table
+    has them inside."""
     place, _ = claim_table(table, TOPIC)
     assert place == table.parent / ".orders.sfpubsub"
     assert [path.name for path in table.iterdir()] == ["_table.json"]
@@ -73,15 +74,17 @@ def test_only_rows_and_what_names_their_owner_are_in_the_table(table: Path):
     link.parent.mkdir()
     link.symlink_to(table)
     assert Destination.parse(link, "parquet").sidecar_directory == place
-    assert Destination.parse(table, "delta").sidecar_directory == table, "its readers go by the log"
+    assert Destination.parse(table, "delta").sidecar_directory == table, (
+        "its readers use the log, so other files do not matter"
+    )
 
 
 class Killed(BaseException):
-    """Nothing catches it, as nothing catches a SIGKILL."""
+    """Stands for SIGKILL: no `except Exception` in the product catches it."""
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Die before step number *step* of those that change the disk."""
+    """Raise `Killed` before operation number *step* of those that change the disk."""
     left = [step]
 
     def dying(function: Callable) -> Callable:
@@ -98,14 +101,17 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 def old_table(table: Path, *, both: bool) -> dict[str, str]:
-    """Make a table of layout 1, with sidecars; with *both* some are in their new place as well."""
+    """Create a table of layout 1 with sidecars, and return their texts by name.
+
+    With *both*, some sidecars are also in their new place.
+    """
     place, _ = claim_table(table, TOPIC)
     for name in SIDECARS:
         make_directory(place / name)
         (place / name / "a.json").write_text(f"{name} a")
     age(table)
     (table / "ingest_hour=2026-11-20-23").mkdir()
-    if both:  # as a stream does that was told the old path, or the new one too early
+    if both:  # like a stream that uses the old path, or the new one too early
         for name in (SCHEMAS_NAME, GAPS_NAME):
             make_directory(place / name)
             (place / name / "b.json").write_text(f"{name} b")
@@ -113,7 +119,7 @@ def old_table(table: Path, *, both: bool) -> dict[str, str]:
 
 
 def survives(table: Path, step: int) -> bool:
-    """Claim a table, and die before the step; return whether there were fewer steps than that."""
+    """Claim a table with a kill at *step*; return whether the claim finished before that step."""
     with pytest.MonkeyPatch.context() as patch:
         kill_at(patch, step)
         try:
@@ -124,15 +130,15 @@ def survives(table: Path, step: int) -> bool:
 
 
 def tables(directory: Path) -> Iterator[tuple[Path, int]]:
-    """Yield new directories of a table, and the step that is to be the last."""
+    """Yield new table directories, each with the step to be killed at: 1, 2 and so on."""
     for step in count(1):
         table = directory / str(step) / "orders"
         table.mkdir(parents=True)
         yield table, step
 
 
-def test_a_table_is_begun_whatever_step_is_its_last(tmp_path: Path):
-    """A start that died early does not block the next."""
+def test_a_new_table_survives_a_kill_at_any_step(tmp_path: Path):
+    """A start that is killed at any step while it creates the table does not block the next one."""
     for table, step in tables(tmp_path):
         survived = survives(table, step)
         place, _ = claim_table(table, TOPIC)
@@ -144,16 +150,18 @@ def test_a_table_is_begun_whatever_step_is_its_last(tmp_path: Path):
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_an_old_table_is_taken_over_whatever_step_is_its_last(tmp_path: Path, both: bool):
-    """Killed before each step, everything is found at once, and a new start does the rest."""
+def test_moving_the_sidecars_of_an_old_table_survives_a_kill_at_any_step(
+    tmp_path: Path, both: bool
+):
+    """After a kill at any step all sidecars can be read, and the next start completes the move."""
     for table, step in tables(tmp_path):
         before = old_table(table, both=both)
         survived = survives(table, step)
-        assert everything(table) == before, f"after a death before step {step}"
+        assert everything(table) == before, f"after a kill before step {step}"
         place, _ = claim_table(table, TOPIC)
         assert everything(table) == before
         left = {path.name for path in table.iterdir()}
-        # A draft of the identity may be left, of a kill before its rename.
+        # A kill before the rename may leave a temporary file of the identity.
         assert {name for name in left if not name.endswith(".tmp")} == {
             "_table.json",
             "ingest_hour=2026-11-20-23",
@@ -165,8 +173,8 @@ def test_an_old_table_is_taken_over_whatever_step_is_its_last(tmp_path: Path, bo
             return
 
 
-def test_an_old_table_goes_on_and_its_sidecars_are_read(spark: SparkSession, tmp_path: Path):
-    """Before it is taken over, and after; the rows go on where they were."""
+def test_an_old_table_resumes_and_its_sidecars_stay_readable(spark: SparkSession, tmp_path: Path):
+    """Sidecars can be read before and after the move, and new rows keep the old partitioning."""
     table = tmp_path / "orders"
     place = Destination.parse(table, "parquet")
     with EventWriter(spark, table, topic=TOPIC_NAME) as writer:
@@ -189,8 +197,9 @@ def test_an_old_table_goes_on_and_its_sidecars_are_read(spark: SparkSession, tmp
     assert not [path for path in table.rglob("*.parquet") if "ingest_hour=" not in str(path)]
 
 
-def test_a_directory_of_choice_is_noted_in_the_table(table: Path, tmp_path: Path):
-    """Readers, and later starts, need not be told again; and nothing is left behind unseen."""
+def test_a_chosen_staging_directory_is_stored_in_the_table(table: Path, tmp_path: Path):
+    """Readers and later starts need no option to find it; another directory is rejected until the
+    sidecars have been moved there."""
     other = tmp_path / "other"
     place, _ = claim_table(table, TOPIC, other)
     assert place == other / ".orders.sfpubsub"
@@ -205,8 +214,8 @@ def test_a_directory_of_choice_is_noted_in_the_table(table: Path, tmp_path: Path
     assert Destination.parse(table, "parquet").sidecar_directory == third / place.name
 
 
-def test_two_tables_do_not_share_a_directory(table: Path, tmp_path: Path):
-    """Each would remove what the other is writing. A table that is gone is in nobody's way."""
+def test_two_tables_cannot_share_a_sidecar_directory(table: Path, tmp_path: Path):
+    """Each would delete the other's staged files; a deleted table's directory can be reused."""
     other = tmp_path / "other"
     claim_table(table, TOPIC, other)
     namesake = tmp_path / "more" / "orders"
@@ -218,17 +227,17 @@ def test_two_tables_do_not_share_a_directory(table: Path, tmp_path: Path):
     claim_table(namesake, TOPIC, other)
 
 
-def test_staging_in_the_table_is_refused(table: Path):
-    """Readers of the tree would come upon it, hidden name or not."""
+def test_a_staging_directory_inside_the_table_is_rejected(table: Path):
+    """Readers of the directory tree would find its files, even under a hidden name."""
     for inside in (table, table / ".staging"):
         place = Destination.parse(table, "parquet", inside)
         with pytest.raises(ConfigurationError, match="is inside the table"):
             place.check(TOPIC)
 
 
-def test_another_file_system_is_refused(table: Path, monkeypatch):
-    """Before Spark starts where that can be seen, else by trying; the table stays as it is."""
-    shared_memory = Path("/dev/shm")  # the one other file system of most machines
+def test_a_staging_directory_on_another_file_system_is_rejected(table: Path, monkeypatch):
+    """The check compares devices, or else the first rename fails; the table stays unchanged."""
+    shared_memory = Path("/dev/shm")  # another file system on most machines
     if shared_memory.is_dir() and shared_memory.stat().st_dev != table.stat().st_dev:
         with pytest.raises(ConfigurationError, match=r"different file systems.*--staging"):
             Destination.parse(table, "parquet", shared_memory / "x").check(TOPIC)
@@ -236,7 +245,7 @@ def test_another_file_system_is_refused(table: Path, monkeypatch):
     def refuse(source, target):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
 
-    # As for a directory that is mounted twice.
+    # As for a bind mount, which has the same device.
     monkeypatch.setattr(sidecar_paths.os, "rename", refuse)
     with pytest.raises(ConfigurationError, match="a mount point, write to a directory inside it"):
         claim_table(table, TOPIC)
@@ -244,8 +253,8 @@ def test_another_file_system_is_refused(table: Path, monkeypatch):
     assert [path.name for path in (table.parent / ".orders.sfpubsub").iterdir()] == ["table.json"]
 
 
-def test_a_parent_that_cannot_be_written_is_told(table: Path, monkeypatch):
-    """With the way out."""
+def test_a_read_only_parent_directory_is_rejected(table: Path, monkeypatch):
+    """The error names the directory and suggests --staging."""
     real = os.access
     monkeypatch.setattr(
         destination.os, "access", lambda path, mode: path != table.parent and real(path, mode)
@@ -254,7 +263,7 @@ def test_a_parent_that_cannot_be_written_is_told(table: Path, monkeypatch):
         check_destination(table, TOPIC)
 
 
-def test_staging_goes_with_parquet():
-    """Table formats have no rename."""
+def test_a_staging_directory_is_rejected_for_delta():
+    """Only Parquet tables stage files and rename them, so only they accept a staging directory."""
     with pytest.raises(ConfigurationError, match="has no staging directory"):
         Destination.parse("/data/orders", "delta", "/data/staging")

@@ -1,4 +1,4 @@
-"""Raw tables of an older layout, upgraded: every row once, where it was."""
+"""Upgrading a raw table of an older layout keeps each row once and in order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def events(amount: int) -> list[str]:
 
 
 def check_upgraded(spark: SparkSession, table: Path, format_: str) -> None:
-    """Every row is there, has the new columns and its batch, and the table goes on."""
+    """Check that all rows are there with the new columns and their batches, and write some more."""
     rows = read_table(table, format_)
     assert rows["event_id"].to_pylist() == events(6)
     assert rows["ingest_seq"].to_pylist() == list(range(6))
@@ -63,10 +63,11 @@ def check_upgraded(spark: SparkSession, table: Path, format_: str) -> None:
     assert rows["org_id"].to_pylist() == [None] * 6 + ["00D"] * 2
 
 
-def test_a_table_of_files_is_upgraded_whatever_step_is_the_last(
+def test_a_parquet_upgrade_survives_a_kill_at_any_rename(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Killed at each rename; nobody writes until it is finished, and then every row is there."""
+    """After a kill at any rename, writers are rejected until the upgrade is run again, and then
+    every row is there."""
     rename = os.rename
     for step in count(1):
         table = tmp_path / str(step) / "orders"
@@ -84,7 +85,7 @@ def test_a_table_of_files_is_upgraded_whatever_step_is_the_last(
                 break
         assert upgrade_table(spark, place)
         assert ids_of(table, "parquet") == events(6)
-        assert not upgrade_table(spark, place), "nothing is left to do"
+        assert not upgrade_table(spark, place), "a second upgrade finds nothing to do"
     assert step > 3
     check_upgraded(spark, table, "parquet")
     assert not (place.sidecar_directory / "_upgrade").exists()
@@ -101,10 +102,10 @@ def _dying(rename: Callable[..., None], step: int) -> Callable[..., None]:
     return call
 
 
-def test_a_table_of_files_is_written_anew_after_a_death_before_it_was_ready(
+def test_a_parquet_upgrade_that_fails_while_staging_is_repeated(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Until then the old table is the table, and may be written; what was staged is thrown away."""
+    """Until all files are staged, the old table stays in use; the next upgrade starts again."""
     table = tmp_path / "orders"
     old_files(spark, table)
     place = Destination.parse(table, "parquet")
@@ -125,7 +126,7 @@ def test_a_table_of_files_is_written_anew_after_a_death_before_it_was_ready(
 def test_a_delta_table_is_upgraded_in_one_transaction(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Old tables go on until then; columns of somebody else's stay."""
+    """Before it, the table is written in its old layout; columns added by its owner stay."""
     table = tmp_path / "orders"
     first = State.first
     with monkeypatch.context() as patch:

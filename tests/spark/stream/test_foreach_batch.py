@@ -1,4 +1,4 @@
-"""The promises of a streaming query into a raw table: each event once, whatever is repeated."""
+"""Streaming queries write each event to a raw table once, even if batches are repeated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.spark.source_world import TOPIC, orders, settings_file
 
 
 class Streams:
-    """Runs queries of the source in one session, on one emulator."""
+    """Queries of the source in one Spark session, with an emulator and a raw table."""
 
     def __init__(self, spark, emulator, directory: Path) -> None:
         self.spark = spark
@@ -47,10 +47,10 @@ class Streams:
         return self.spark.readStream.format("sfpubsub").options(**given).load()
 
     def run(self, checkpoint: str, **more: str):
-        """Read what there is into the table, and end.
+        """Write all available events to the table with an availableNow query.
 
-        Spark waits 10 s for a Python process to report, which no setting changes; a machine that is
-        too busy for it gets some more tries. No batch has begun by then.
+        Spark waits 10 s for its Python processes to connect, which cannot be configured; this is
+        tried again on a busy machine. No batch has begun before.
         """
         for _ in range(5):
             try:
@@ -70,18 +70,18 @@ class Streams:
                 .start()
             )
             try:
-                assert query.awaitTermination(300), "it did not end"
+                assert query.awaitTermination(300), "the query did not end"
             finally:
                 query.stop()
             return query
 
     def start(self, take):
-        """Begin a query that ends only when it is stopped."""
+        """Start a query that passes batches to *take* until it is stopped."""
         query = self.events().writeStream.foreachBatch(take)
         return query.option("checkpointLocation", str(self.directory / "one")).start()
 
     def ids(self) -> list[str]:
-        """What a plain reader of the directory sees, in order."""
+        """Return the event ids that a reader without Spark sees, and check their numbers."""
         data = ds.dataset(self.table, schema=SCHEMA, format="parquet")
         rows = data.to_table(columns=["event_id", "ingest_seq"])
         rows = rows.sort_by("ingest_seq")
@@ -89,8 +89,8 @@ class Streams:
         return rows["event_id"].to_pylist()
 
 
-class Told:
-    """Takes batches for a writer, and keeps the text that Spark gets of an error."""
+class ErrorRecorder:
+    """Passes batches to a writer, and keeps the traceback of an error, which Spark receives."""
 
     def __init__(self, writer: ForeachBatchWriter) -> None:
         self._writer = writer
@@ -106,7 +106,7 @@ class Told:
     def check_short(self, said: str) -> None:
         assert said in self.text
         assert "py4j" not in self.text.lower()
-        # A screenful: a line for each of our functions on the way.
+        # Fits on one screen, with one line for each of our functions on the stack.
         assert len(self.text) < 3_000
 
 
@@ -115,8 +115,9 @@ def streams(spark, run_emulator, tmp_path) -> Streams:
     return Streams(spark, run_emulator(), tmp_path)
 
 
-def test_each_event_is_once_in_the_table_whatever_is_repeated(streams: Streams):
-    """Several batches; a batch repeated after its commit was lost; a new checkpoint on the path."""
+def test_each_event_is_stored_once_even_if_batches_are_repeated(streams: Streams):
+    """Spark repeats a batch whose commit was lost, and a new checkpoint repeats all events, but the
+    table gets no duplicates."""
     published = streams.emulator.publish(TOPIC, orders(50))
     schemas = streams.table.parent / ".table.sfpubsub" / "_schemas"
     query = streams.run("one", maxOffsetsPerTrigger="20")
@@ -125,10 +126,10 @@ def test_each_event_is_once_in_the_table_whatever_is_repeated(streams: Streams):
     assert streams.ids() == [event.event_id for event in published]
     names = [path.read_text() for path in sorted(streams.table.glob("ingest_date=*/batch=*/_name"))]
     assert names == [f"{query.id}/{number}" for number in batches]
-    (schema,) = schemas.glob("*.json")  # typed tables can be derived from the rows
+    (schema,) = schemas.glob("*.json")  # so typed tables can be created from the rows
     assert "Order_Event__e" in schema.read_text()
 
-    # As if it had been killed between the table's transaction and Spark's.
+    # As after a kill between the table's commit and Spark's.
     (streams.directory / "one" / "commits" / "2").unlink()
     (streams.directory / "one" / "commits" / ".2.crc").unlink()
     directories = sorted(streams.table.glob("ingest_date=*/batch=*"))
@@ -144,8 +145,8 @@ def test_each_event_is_once_in_the_table_whatever_is_repeated(streams: Streams):
     assert [row.event_id for row in by_spark] == streams.ids()
 
 
-def test_a_gap_is_told_beside_the_table_and_is_no_row_of_it(streams: Streams):
-    """A raw table has a row an event; what is missing is in its table of gaps."""
+def test_a_gap_is_recorded_beside_the_table_and_not_as_a_row(streams: Streams):
+    """After data loss, the table has one row per event, and the gap is in its gaps sidecar."""
     published = streams.emulator.publish(TOPIC, orders(10))
     streams.run("one")
     later = streams.emulator.publish(TOPIC, orders(5, 10))
@@ -159,8 +160,8 @@ def test_a_gap_is_told_beside_the_table_and_is_no_row_of_it(streams: Streams):
     assert json.loads(gap.read_text())["after"] == gone
 
 
-def test_a_query_goes_on_where_it_was_stopped(streams: Streams):
-    """With a processing-time trigger, over a restart from the checkpoint."""
+def test_a_restarted_query_resumes_from_its_checkpoint(streams: Streams):
+    """A stopped query with the default trigger continues after a restart, with each event once."""
     published = []
     for part in range(2):
         published += streams.emulator.publish(TOPIC, orders(10, 10 * part))
@@ -180,12 +181,13 @@ def test_a_query_goes_on_where_it_was_stopped(streams: Streams):
 
 
 @pytest.mark.parametrize("moment", ["before Spark is called", "while Spark works"])
-def test_a_query_that_is_stopped_in_the_middle_of_a_write_ends_cleanly(
+def test_a_query_that_is_stopped_during_a_write_ends_cleanly(
     streams: Streams, monkeypatch, caplog, moment: str
 ):
-    """Without an error, and nothing is lost: the next query writes the batch.
+    """The query reports no error, and the next one writes the batch.
 
-    With a trace of Java in what Spark is told, its stream thread died of a StackOverflowError.
+    The error passed to Spark must not contain a Java stack trace: it once caused a
+    StackOverflowError in Spark's stream thread.
     """
     caplog.set_level("INFO", "sfpubsub.spark")
     published = streams.emulator.publish(TOPIC, orders(10))
@@ -203,7 +205,7 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_write_ends_cleanly(
 
     monkeypatch.setattr(ParquetTable, "_stage", wait)
     with ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer:
-        query = streams.start(told := Told(writer))
+        query = streams.start(told := ErrorRecorder(writer))
         thread = query._jsq.streamingQuery().queryExecutionThread()
         try:
             assert begun.wait(60.0)
@@ -211,7 +213,7 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_write_ends_cleanly(
                 tracker = streams.spark.sparkContext.statusTracker()
                 until(lambda: tracker.getJobIdsForGroup(str(query.runId)), "a job", patience=60)
         finally:
-            stopper = threading.Thread(target=query.stop)  # returns when the query has ended
+            stopper = threading.Thread(target=query.stop)  # `stop` returns when the query has ended
             stopper.start()
             if moment == "before Spark is called":
                 until(thread.isInterrupted, "the interruption", patience=60)
@@ -220,7 +222,7 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_write_ends_cleanly(
         assert not stopper.is_alive()
         assert not thread.isAlive()
         assert query.exception() is None
-        assert query.status["message"] == "Stopped", "its thread died before it could say so"
+        assert query.status["message"] == "Stopped", "the stream thread died"
         told.check_short("was interrupted and will be written by the next run")
     assert "java.lang.InterruptedException" in caplog.text or "cancelled" in caplog.text
     monkeypatch.undo()
@@ -228,10 +230,10 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_write_ends_cleanly(
     assert streams.ids() == [event.event_id for event in published]
 
 
-def test_a_write_that_fails_is_told_in_a_line_and_logged_in_full(
+def test_a_failed_write_is_reported_briefly_and_logged_in_full(
     streams: Streams, monkeypatch, caplog
 ):
-    """What Spark is told has no trace of Java in it, whatever Spark said; and nothing is lost."""
+    """The error passed to Spark has no Java stack trace, and the next query writes the batch."""
     published = streams.emulator.publish(TOPIC, orders(3))
 
     def fail(self, rows, staged):
@@ -240,7 +242,7 @@ def test_a_write_that_fails_is_told_in_a_line_and_logged_in_full(
     with monkeypatch.context() as broken:
         broken.setattr(ParquetTable, "_stage", fail)
         with ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer:
-            query = streams.start(told := Told(writer))
+            query = streams.start(told := ErrorRecorder(writer))
             with pytest.raises(StreamingQueryException, match="no such luck"):
                 query.awaitTermination(60)
     told.check_short("no such luck")
@@ -250,15 +252,15 @@ def test_a_write_that_fails_is_told_in_a_line_and_logged_in_full(
     assert streams.ids() == [event.event_id for event in published]
 
 
-def test_a_query_that_is_refused_ends_with_the_reason(streams: Streams):
-    """What the service said is in the error that Spark raises."""
+def test_a_rejected_query_fails_with_the_reason(streams: Streams):
+    """The error that Spark raises contains the reason which the service gave."""
     streams.emulator.faults.add(Fault(kind="expire_token"))
     with pytest.raises(StreamingQueryException, match="no longer accepts the access token"):
         streams.run("one")
 
 
-def test_an_option_is_refused_before_anything_runs(streams: Streams):
-    """With the near name; and a credential is not repeated by Spark's error either."""
+def test_a_wrong_option_is_rejected_before_the_query_starts(streams: Streams):
+    """The error suggests the similar name, and does not repeat the value of a credential."""
     with pytest.raises(AnalysisException, match="did you mean startingOffsets"):
         streams.events(startingOffset="latest")
     with pytest.raises(AnalysisException, match="looks like a credential") as caught:
@@ -266,8 +268,8 @@ def test_an_option_is_refused_before_anything_runs(streams: Streams):
     assert "planted-4711" not in str(caught.value)
 
 
-def test_it_is_for_streaming_queries_only(streams: Streams):
-    """A batch without a query has no name, so it could be written twice."""
+def test_the_writer_rejects_frames_outside_streaming_queries(streams: Streams):
+    """Without a query, a batch has no name by which a repetition could be detected."""
     streams.emulator.publish(TOPIC, orders(1))
     with (
         ForeachBatchWriter(streams.spark, streams.table, topic=TOPIC) as writer,
@@ -276,8 +278,8 @@ def test_it_is_for_streaming_queries_only(streams: Streams):
         writer(streams.spark.range(1), 0)
 
 
-def test_the_query_of_the_page_runs(streams: Streams, monkeypatch):
-    """The example of the documentation, as it stands there."""
+def test_the_query_of_the_documentation_runs(streams: Streams, monkeypatch):
+    """The example on the page streaming-source writes all events, with only its paths replaced."""
     (code,) = blocks(page("streaming-source"), "python")
     for path, own in {
         "/etc/sfpubsub.toml": streams.settings,
@@ -293,8 +295,8 @@ def test_the_query_of_the_page_runs(streams: Streams, monkeypatch):
     assert streams.ids() == [event.event_id for event in published]
 
 
-def test_the_page_names_every_option():
-    """And no other; with the defaults that hold."""
+def test_the_documentation_lists_all_options_and_defaults():
+    """The table of options lists each option in order and no other, with the actual defaults."""
     text = page("streaming-source").read_text()
     table = text.split("## Options")[1].split("## ")[0]
     named = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)))

@@ -1,4 +1,4 @@
-"""Publishing from Spark: every row once, repeats under the same ids, no credential in a plan."""
+"""Publishing from Spark: stable event ids, checked options, and no credential in a plan."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from tests.client.test_publisher import USER, on_the_bus
 from tests.spark.source_world import TOPIC, settings_file
 
 
-def test_ids_are_those_of_the_rows_whatever_their_order():
-    """A retried task has the same ids; two equal rows, two parts and two writes have not."""
+def test_event_ids_depend_on_the_rows_but_not_on_their_order():
+    """A retried task gives the same ids; equal rows, partitions and writes each have their own."""
     rows = [{"a": 1}, {"a": 2}, {"a": 1}]
 
     def made(write="w", partition=0, order=(0, 1, 2)):
@@ -43,7 +43,7 @@ def test_ids_are_those_of_the_rows_whatever_their_order():
 
 
 def test_column_values_become_field_values():
-    """Timestamps are milliseconds, decimals doubles; the rest stays."""
+    """Timestamps become milliseconds since 1970, decimals become doubles, and text is unchanged."""
     at = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
     assert field_value(at) == 1_767_323_045_678
     assert field_value(at.astimezone().replace(tzinfo=None)) == 1_767_323_045_678
@@ -63,13 +63,13 @@ def test_column_values_become_field_values():
     ],
 )
 def test_options_are_checked_before_a_job_starts(options, says):
-    """A slip costs no job, and a secret is never repeated."""
+    """A missing, mistyped or invalid option and a credential raise an error that says why."""
     with pytest.raises(ConfigurationError, match=says):
         SinkOptions.parse(options)
 
 
-def test_what_cannot_be_undone_is_no_overwrite():
-    """Only append; and a column with ids must be there."""
+def test_only_mode_append_and_an_existing_id_column_are_accepted():
+    """Published events cannot be overwritten, and the column in idColumn must exist."""
     source = PubSubDataSource({"topic": TOPIC})
     schema = type("Schema", (), {"names": ["a"]})()
     for make in (source.writer, source.streamWriter):
@@ -79,8 +79,8 @@ def test_what_cannot_be_undone_is_no_overwrite():
         EventSink(SinkOptions.parse({"topic": TOPIC, "idColumn": "b"}), ["a"], "w")
 
 
-def test_the_pickle_that_travels_has_no_credential(run_emulator, monkeypatch):
-    """Executors have their own settings."""
+def test_the_pickled_sink_contains_no_credential(run_emulator, monkeypatch):
+    """Executors load their own settings, so the sink that Spark sends them has no access token."""
     emulator = run_emulator()
     monkeypatch.setenv("SFPUBSUB_ACCESS_TOKEN", emulator.access_token)
     sink = EventSink(SinkOptions.parse({"topic": TOPIC, "createdBy": USER}), ["a"], "w")
@@ -88,15 +88,18 @@ def test_the_pickle_that_travels_has_no_credential(run_emulator, monkeypatch):
 
 
 @pytest.mark.spark
-def test_frames_and_queries_are_published(spark: SparkSession, run_emulator, connect, tmp_path):
-    """Each row is an event, equal rows too; a repeated task and batch repeat the ids they had."""
+def test_rows_of_frames_and_queries_are_published(
+    spark: SparkSession, run_emulator, connect, tmp_path
+):
+    """Each row becomes an event, even if rows are equal; repeated publish requests and batches
+    reuse their ids, and neither plan nor checkpoint contains the access token."""
     emulator = run_emulator()
     settings = settings_file(emulator, tmp_path / "sink.toml")
     spark.dataSource.register(PubSubDataSource)
     options = {"topic": TOPIC, "configFile": str(settings), "createdBy": USER}
     frame = spark.range(0, 600, 1, 2).select((sf.col("id") % 300).cast("string").alias("City__c"))
 
-    # A frame, with an answer lost in the middle, as a killed executor would lose it.
+    # A frame, with two lost responses, as if an executor had been killed.
     emulator.faults.add(Fault("lose_answer", times=2))
     frame.write.format("sfpubsub").options(**options).mode("append").save()
     emulator.faults.assert_consumed()
@@ -116,7 +119,7 @@ def test_frames_and_queries_are_published(spark: SparkSession, run_emulator, con
         "row-2",
     }
 
-    # A query; then its last batch once more, as after a crash before Spark noted its end.
+    # A query; then its last batch again, as after a crash before Spark's commit.
     frame.limit(50).write.parquet(str(tmp_path / "in"))
     checkpoint = tmp_path / "checkpoint"
 
@@ -143,8 +146,8 @@ def test_frames_and_queries_are_published(spark: SparkSession, run_emulator, con
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_the_results_of_all_tasks_are_counted(caplog, streamed):
-    """A write tells how many events were published by all of its tasks, and how many sent again."""
+def test_the_counts_of_all_tasks_are_added_and_logged(caplog, streamed):
+    """The log says how many events all tasks of a write published, and how many they sent again."""
     tasks = [
         Published(PublishCounts(accepted=600, sent_again=200)),
         Published(PublishCounts(accepted=5)),
@@ -160,8 +163,8 @@ def test_the_results_of_all_tasks_are_counted(caplog, streamed):
     assert caplog.messages == [f"{batch}{TOPIC}: published 605 events, with 200 resends"]
 
 
-def test_a_task_without_rows_signs_in_nowhere(monkeypatch):
-    """A small batch has many such tasks: each sign-in would count against the org's limits."""
+def test_a_task_without_rows_does_not_sign_in(monkeypatch):
+    """A small batch has many empty tasks, and each sign-in would count against the org's limits."""
     monkeypatch.delenv("SFPUBSUB_ACCESS_TOKEN", raising=False)
     published = EventSink(SinkOptions(TOPIC), ["City__c"], "w").write(iter(()))
     assert published.accepted == 0

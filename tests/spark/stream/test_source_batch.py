@@ -1,4 +1,4 @@
-"""``spark.read`` of the source: what is there now, and no more. Without Spark."""
+"""``spark.read`` of the source returns the events that are retained when it starts."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.spark.readers import ids_of
 from tests.spark.source_world import TOPIC, World, ids, settings_file
 
 
-class Once(EventReader):
-    """Finds the emulator without an environment."""
+class BatchReader(EventReader):
+    """A batch reader that connects to the emulator of a `World`, without environment variables."""
 
     world: World
 
@@ -31,14 +31,14 @@ class Once(EventReader):
 
 @pytest.fixture
 def world(run_emulator):
-    """A keepalive says that a topic has been read to its end, however busy the machine is."""
+    """A world with frequent keepalives, so that a read ends by a keepalive and not by a timeout."""
     with closing(World(run_emulator(settings=Settings(keepalive_s=0.3)))) as made:
         yield made
 
 
 def read(world: World, **options: str) -> list[dict]:
     given = {"topic": TOPIC, "idleTimeout": "60", **options}
-    reader = Once(SourceOptions.parse(given))
+    reader = BatchReader(SourceOptions.parse(given))
     reader.world = world
     return [
         row
@@ -48,8 +48,8 @@ def read(world: World, **options: str) -> list[dict]:
     ]
 
 
-def test_a_frame_has_everything_from_a_position_to_now(world):
-    """All that is kept without a position; in several batches, in order."""
+def test_a_frame_contains_all_events_from_its_start_until_now(world):
+    """Events come in order, from the earliest one by default or after the given replay id."""
     published = world.publish(25)
     found = read(world, maxOffsetsPerTrigger="10")
     assert ids(found) == [event.event_id for event in published]
@@ -59,7 +59,7 @@ def test_a_frame_has_everything_from_a_position_to_now(world):
 
 
 def test_a_frame_without_events_waits_for_the_idle_timeout_only(run_emulator):
-    """Not for a keepalive, up to 270 s, as a query whose checkpoint keeps the position would."""
+    """Unlike a query, it has no position to keep, so it does not wait for a keepalive (270 s)."""
     with closing(World(run_emulator())) as world:
         published = world.publish(2)
         start = published[-1].replay_id.hex()
@@ -67,8 +67,8 @@ def test_a_frame_without_events_waits_for_the_idle_timeout_only(run_emulator):
     assert world.emulator.bus.tally.of_topic(TOPIC).keepalives == 0
 
 
-def test_what_does_not_fit_is_refused(world, monkeypatch):
-    """And so is a start at the end, or at a position that is gone."""
+def test_a_batch_read_rejects_large_frames_and_useless_starts(world, monkeypatch):
+    """Too many bytes, startingOffsets=latest and a replay id that is not retained raise errors."""
     published = world.publish(5)
     with monkeypatch.context() as small:
         small.setattr(batch, "MAX_FRAME_BYTES", 10)
@@ -81,8 +81,8 @@ def test_what_does_not_fit_is_refused(world, monkeypatch):
         read(world, startingOffsets=published[0].replay_id.hex())
 
 
-def test_spark_reads_it_with_the_settings_of_a_file(spark: SparkSession, world, tmp_path):
-    """A session of ours has no variables of ours, whatever is set here: configFile names them."""
+def test_spark_read_uses_the_settings_file(spark: SparkSession, world, tmp_path):
+    """Spark's processes get no SFPUBSUB_ variables, so the option configFile names a file."""
     published = world.publish(3)
     file = settings_file(world.emulator, tmp_path / "settings.toml")
     assert not any(name.startswith("SFPUBSUB_ENDPOINT") for name in os.environ)
@@ -92,8 +92,8 @@ def test_spark_reads_it_with_the_settings_of_a_file(spark: SparkSession, world, 
     assert [row["event_id"] for row in rows] == [event.event_id for event in published]
 
 
-def test_a_query_of_several_topics_fills_one_table_and_shows_its_lag(spark, world, tmp_path):
-    """Both topics' rows are in it, and ``query.lastProgress`` says what is still to come."""
+def test_a_query_of_several_topics_writes_one_table_and_reports_lag(spark, world, tmp_path):
+    """The progress of the query has the sequence number and the pending events of each topic."""
     published = world.publish(3)
     topics = [TOPIC, "/data/AccountChangeEvent"]
     file = settings_file(world.emulator, tmp_path / "settings.toml")

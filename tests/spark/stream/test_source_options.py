@@ -1,4 +1,4 @@
-"""The options of the streaming source: spelled as Spark's, refused when they are of no use."""
+"""Options of the streaming source are named like those of Spark, and checked strictly."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def parse(**options: str) -> SourceOptions:
     return SourceOptions.parse({"topic": TOPIC, **options})
 
 
-def test_what_is_not_said_has_the_default_of_spark_sources():
-    """As with other sources of Spark: latest, and lost data is a failure."""
+def test_options_have_the_defaults_of_spark_sources():
+    """As in other Spark sources, a query starts at latest, and data loss makes it fail."""
     options = parse()
     assert options.start_of(TOPIC) == StartPosition.latest()
     assert options.fail_on_data_loss
 
 
-def test_names_are_taken_in_any_case():
-    """Spark gives some of them back in lower case."""
+def test_option_names_are_case_insensitive():
+    """Spark passes some names on in lower case, so all spellings are accepted."""
     options = parse(STARTINGOFFSETS="earliest", maxoffsetspertrigger="7", failOnDataLoss="FALSE")
     assert options.start_of(TOPIC) == StartPosition.earliest()
     assert (options.max_events, options.fail_on_data_loss) == (7, False)
@@ -50,14 +50,15 @@ def test_names_are_taken_in_any_case():
         ({"endpoint": "localhost:7443"}, "connection setting"),
     ],
 )
-def test_an_option_that_cannot_be_meant_is_an_error(options, message):
-    """A mistyped option must not be a default in disguise."""
+def test_an_unknown_or_invalid_option_is_rejected(options, message):
+    """A mistyped option raises an error instead of silently leaving the default in force."""
     with pytest.raises(ConfigurationError, match=message.replace("?", r"\?")):
         parse(**options)
 
 
-def test_several_topics_are_a_list_and_may_begin_apart():
-    """Sorted, as offsets are; an id belongs to one of them."""
+def test_several_topics_may_have_different_starts():
+    """Topics are separated by commas, deduplicated and sorted; a replay id is accepted only for a
+    single topic or for a named one."""
     both = {"topics": f"{TOPIC}, /data/ChangeEvents,{TOPIC}"}
     options = SourceOptions.parse(both | {"startingOffsets": f'{{"{TOPIC}": "00ff"}}'})
     assert options.topics == ("/data/ChangeEvents", TOPIC)
@@ -74,8 +75,8 @@ def test_several_topics_are_a_list_and_may_begin_apart():
     ["accessToken", "access_token", "SFPUBSUB_ACCESS_TOKEN", "clientSecret", "password",
      "sessionId", "privateKey", "refresh.token", "apiKey", "jwt"],
 )  # fmt: skip
-def test_a_credential_is_refused_and_not_repeated(name):
-    """Options travel to executors and into the event log, so no credential may be one."""
+def test_a_credential_as_an_option_is_rejected_and_not_repeated(name):
+    """Options are sent to executors and stored in the event log; the error suggests configFile."""
     with pytest.raises(ConfigurationError, match="looks like a credential") as caught:
         parse(**{name: "hunter2-planted"})
     assert "planted" not in str(caught.value)
@@ -86,28 +87,28 @@ def test_a_credential_is_refused_and_not_repeated(name):
     "value",
     [SECRET, "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiIzTVZHOSJ9.sig", "-----BEGIN PRIVATE KEY-----\nMII"],
 )
-def test_a_credential_in_another_option_is_refused_too(value):
-    """A token pasted into the wrong place is still a token."""
+def test_a_credential_in_the_value_of_another_option_is_rejected(value):
+    """A token or private key is recognized by its form, and the error does not repeat it."""
     with pytest.raises(ConfigurationError, match="looks like a credential") as caught:
         parse(profile=value)
     assert value not in str(caught.value)
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "4.0.1", "4.1.2"])
-def test_an_older_pyspark_is_named(version):
-    """The reason is the version, not a name that is missing in it."""
+def test_an_older_pyspark_is_rejected_by_its_version(version):
+    """The error names the required and the installed version, instead of a missing class."""
     with pytest.raises(ConfigurationError, match=f"4.2 or newer, but this is {version}"):
         check_version(version)
 
 
-def test_this_and_newer_versions_are_taken():
-    """Development versions included."""
+def test_newer_pyspark_versions_are_accepted():
+    """PySpark 4.2, newer versions and development versions are accepted."""
     for version in ("4.2.0", "4.3.0.dev1", "5.0.0"):
         check_version(version)
 
 
-def test_the_schema_is_that_of_the_raw_table(spark):
-    """What Spark makes of the raw table's rows, names, types and nullability."""
+def test_the_source_has_the_schema_of_the_raw_table(spark):
+    """The source has the column names and types of the raw table, all nullable and commented."""
     source = PubSubDataSource({"topic": TOPIC})
     from sfpubsub.spark.stream.partition import SOURCE_SCHEMA
 

@@ -1,4 +1,4 @@
-"""The promises of the streaming source, asked of its reader in the order in which Spark asks."""
+"""The streaming source's reader keeps its promises if it is called in the order that Spark uses."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SMALL = Settings(events_per_response=7, keepalive_s=0.3)
 
 @pytest.fixture
 def world(run_emulator):
-    """A query on an emulator with small responses and frequent keepalives."""
+    """A query with an emulator that sends small responses and frequent keepalives."""
     with closing(World(run_emulator(settings=SMALL))) as made:
         yield made
 
 
-def test_every_event_comes_once_in_order_in_batches_of_the_asked_size(world):
-    """maxOffsetsPerTrigger bounds a batch, and ingest_seq has no hole over all of them."""
+def test_events_come_once_and_in_order_in_batches_of_bounded_size(world):
+    """maxOffsetsPerTrigger limits each batch, and ingest_seq is continuous across batches."""
     published = world.publish(50)
     world.set(maxOffsetsPerTrigger="20")
     source = world.reader()
@@ -51,7 +51,7 @@ def test_every_event_comes_once_in_order_in_batches_of_the_asked_size(world):
     for seq in (20, 40, 50):
         end = next_end(source, position, seq)
         found += rows(source, position, end)
-        assert rows(source, position, end) == found[position["seq"] :]  # asked twice, the same
+        assert rows(source, position, end) == found[position["seq"] :]  # the same when read again
         position = end
     assert ids(found) == [event.event_id for event in published]
     assert [row["ingest_seq"] for row in found] == list(range(50))
@@ -63,8 +63,8 @@ def test_every_event_comes_once_in_order_in_batches_of_the_asked_size(world):
 
 @pytest.mark.parametrize("start", ["earliest", "latest", "hex"])
 @pytest.mark.parametrize("cut", [1, 7, 18, 30])
-def test_a_journaled_batch_is_the_same_in_another_process(run_emulator, start, cut):
-    """After a crash a batch has the events that it had, wherever its ends lie in the responses."""
+def test_a_checkpointed_batch_is_the_same_in_another_process(run_emulator, start, cut):
+    """After a crash, a batch has the same events, wherever its bounds lie in the responses."""
     emulator = run_emulator(settings=SMALL)
     before = emulator.publish(TOPIC, [{"Order_Number__c": "before"}] * 10)
     given = before[-1].replay_id.hex() if start == "hex" else start
@@ -77,7 +77,7 @@ def test_a_journaled_batch_is_the_same_in_another_process(run_emulator, start, c
         expected = [e.event_id for e in (before if start == "earliest" else []) + published][:cut]
         end = next_end(first, begin, cut)
         assert ids(rows(first, begin, end)) == expected
-        # The service cuts responses otherwise the next time.
+        # The service splits its responses differently the next time.
         emulator.faults.add(Fault(rpc="Subscribe", kind="split_response", events=2))
         world.set(startingOffsets=given, maxOffsetsPerTrigger="1000")
         second = world.reader()
@@ -93,8 +93,8 @@ def test_a_journaled_batch_is_the_same_in_another_process(run_emulator, start, c
             )
 
 
-def test_an_offset_is_the_same_text_each_time(world):
-    """Spark compares offsets as text: keys in another order would make batches for ever."""
+def test_an_offset_always_has_the_same_text(world):
+    """Spark compares offsets as text, so another order of keys would cause endless batches."""
     world.publish(3)
     source = world.reader()
     end = next_end(source, source.initialOffset(), 3)
@@ -114,24 +114,25 @@ def test_an_offset_is_the_same_text_each_time(world):
         ({"replay": "x"}, "cannot read"),
     ],
 )
-def test_an_offset_of_something_else_is_refused(world, change, message):
-    """A checkpoint of another topic or version is not read as if it were this one's."""
+def test_an_offset_of_another_topic_or_format_is_rejected(world, change, message):
+    """A checkpoint of another topic or version, or a damaged one, raises an error."""
     source = world.reader()
     with pytest.raises(ConfigurationError, match=message):
         source.latestOffset(source.initialOffset() | change, source.getDefaultReadLimit())
 
 
-def test_an_idle_topic_gives_a_start_at_latest_a_position(world):
-    """What is published while a query that saw no event is down, is there when it is up again."""
+def test_a_query_from_latest_gets_a_position_on_an_idle_topic(world):
+    """A keepalive provides the position, so events that are published while the query is down are
+    read after a restart."""
     world.publish(5)
     world.set(startingOffsets="latest")
     first = world.reader()
     begin = first.initialOffset()
-    anchored = next_end(first, begin)  # a batch without events, made by a keepalive
+    anchored = next_end(first, begin)  # a batch without events, due to a keepalive
     assert (anchored["seq"], anchored["replay"]) == (0, "latest")
     assert rows(first, begin, anchored) == []
     limit = first.getDefaultReadLimit()
-    assert first.latestOffset(anchored, limit) == anchored  # once, not at every keepalive
+    assert first.latestOffset(anchored, limit) == anchored  # only one keepalive causes a batch
     first.stop()
     published = world.publish(4, first=5)
     second = world.reader()
@@ -142,8 +143,8 @@ def test_an_idle_topic_gives_a_start_at_latest_a_position(world):
     assert ids(rows(third, anchored, end)) == [event.event_id for event in published]
 
 
-def test_a_position_on_a_quiet_topic_is_renewed_before_it_is_forgotten(world, monkeypatch):
-    """A topic without events for longer than 72 h does not look like lost data."""
+def test_a_position_on_a_quiet_topic_is_renewed_before_it_expires(world, monkeypatch):
+    """Keepalives renew it, so 72 hours without events do not look like data loss."""
     world.publish(3)
     source = world.reader()
     end = next_end(source, source.initialOffset(), 3)
@@ -152,15 +153,15 @@ def test_a_position_on_a_quiet_topic_is_renewed_before_it_is_forgotten(world, mo
     renewed = next_end(source, end)
     assert (renewed["seq"], renewed["replay"]) == (3, end["replay"])
     assert renewed["keepalive"] != end["replay"]
-    world.emulator.clock.jump(60 * 3600)  # now the event is gone, and the keepalive is not
+    world.emulator.clock.jump(60 * 3600)  # now the event has expired, but the keepalive has not
     later = world.publish(2)
     restarted = world.reader()
     found = rows(restarted, renewed, next_end(restarted, renewed, 5))
     assert ids(found) == [event.event_id for event in later]
 
 
-def test_an_aged_out_position_ends_the_query_and_says_what_to_do(world):
-    """By default events that are gone are a failure, told with the position."""
+def test_an_expired_position_ends_the_query_with_advice(world):
+    """By default, the query fails if events expired; the error names the option to continue."""
     published = world.publish(6)
     first = world.reader()
     end = next_end(first, first.initialOffset(), 6)
@@ -176,7 +177,7 @@ def test_an_aged_out_position_ends_the_query_and_says_what_to_do(world):
 
 
 def test_without_fail_on_data_loss_a_row_marks_the_gap(world):
-    """The query goes on with the oldest event that is kept, and says that something is missing."""
+    """The query continues with the oldest retained event, after a row that describes the gap."""
     published = world.publish(6)
     first = world.reader()
     end = next_end(first, first.initialOffset(), 6)
@@ -184,7 +185,7 @@ def test_without_fail_on_data_loss_a_row_marks_the_gap(world):
     gone = published[-1].replay_id.hex()
     world.emulator.faults.add(Fault(kind="age_out", replay_id=gone))
     world.set(failOnDataLoss="false")
-    for source in (world.reader(), world.reader()):  # the second one finds it journaled
+    for source in (world.reader(), world.reader()):  # the second one repeats the batch
         if source is world.readers[-2]:
             after = next_end(source, end, 9)
         gap, *found = rows(source, end, after)
@@ -197,8 +198,9 @@ def test_without_fail_on_data_loss_a_row_marks_the_gap(world):
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 @pytest.mark.parametrize("kept", ["some", "none"])
-def test_a_first_batch_that_aged_out_is_not_taken_for_whole(world, start, kept):
-    """Begun again at EARLIEST, a batch without its first event is data loss, not a smaller one."""
+def test_a_first_batch_without_its_first_events_is_data_loss(world, start, kept):
+    """If its events have expired, a repeated first batch raises an error, or with
+    failOnDataLoss=false contains a gap row, instead of silently being smaller."""
     world.set(startingOffsets=start)
     first = world.reader()
     begin = first.initialOffset()
@@ -217,13 +219,13 @@ def test_a_first_batch_that_aged_out_is_not_taken_for_whole(world, start, kept):
     assert gap["event_name"] == partition.GAP_EVENT
     assert '"reason": "missing"' in gap["payload_json"]
     assert ids(found) == [e.event_id for e in published[4:]] if kept == "some" else found == []
-    # The next batch goes on behind it, wherever that is now.
+    # The next batch follows, wherever the first one now ends.
     after = next_end(source, end, 15)
     assert [r["payload_json"][-20:] for r in rows(source, end, after) if r["payload"]]
 
 
-def test_a_first_batch_is_whole_although_its_start_was_changed(world):
-    """Another startingOffsets beside the checkpoint of an unfinished first batch cuts nothing."""
+def test_a_repeated_first_batch_is_complete_if_its_start_was_changed(world):
+    """A changed startingOffsets option does not remove events from an unfinished first batch."""
     published = world.publish(10)
     first = world.reader()
     end = next_end(first, first.initialOffset(), 10)
@@ -233,8 +235,8 @@ def test_a_first_batch_is_whole_although_its_start_was_changed(world):
     assert ids(found) == [event.event_id for event in published]
 
 
-def test_a_batch_with_fewer_events_than_it_had_is_not_whole(world):
-    """Its end is there and its start is not refused, and yet something is missing in between."""
+def test_a_repeated_batch_with_fewer_events_is_data_loss(world):
+    """The start and the end of the batch still exist, but an event between them is missing."""
     world.publish(10)
     first = world.reader()
     begin = next_end(first, first.initialOffset(), 10)
@@ -245,8 +247,9 @@ def test_a_batch_with_fewer_events_than_it_had_is_not_whole(world):
 
 
 @pytest.mark.parametrize("start", ["an event", "earliest"])
-def test_a_batch_whose_end_is_nowhere_is_not_looked_for_for_ever(world, start):
-    """However many events come behind it: it had no more than its offsets say, and all are old."""
+def test_the_search_for_the_missing_end_of_a_batch_terminates(world, start):
+    """It stops even on a busy topic: the offsets say how many events the batch had, and newer
+    events cannot belong to it."""
     published = world.publish(20)
     source = world.reader()
     begin = source.initialOffset()
@@ -261,8 +264,8 @@ def test_a_batch_whose_end_is_nowhere_is_not_looked_for_for_ever(world, start):
         world.reader().partitions(begin, end)
 
 
-def test_available_now_ends_although_events_go_on_coming(world):
-    """A batch run on a busy topic reads what was there when it began, in several batches."""
+def test_available_now_ends_on_a_busy_topic(world):
+    """The query reads in several batches what was there when it began, and then ends."""
     world.set(maxOffsetsPerTrigger="30", idleTimeout="60")
     before = world.publish(100)
     with busy(world):
@@ -273,7 +276,7 @@ def test_available_now_ends_although_events_go_on_coming(world):
 
 
 def test_available_now_from_latest_has_a_position_after_its_first_run(world):
-    """On a busy topic it reads one event more than there was, or it would never get anywhere."""
+    """On a busy topic, the first run reads at least one event, and the next resumes after it."""
     world.set(startingOffsets="latest", idleTimeout="60")
     with busy(world):
         first, _, position = read_available(world)
@@ -287,7 +290,7 @@ def test_available_now_from_latest_has_a_position_after_its_first_run(world):
 
 @contextmanager
 def busy(world):
-    """Publish all the time, until the end of the block, which has to come soon."""
+    """Publish events until the end of the block, which must be within `PATIENCE` seconds."""
     over = threading.Event()
     number = iter(range(100, 1_000_000))
     deadline = time.monotonic() + PATIENCE
@@ -303,11 +306,11 @@ def busy(world):
     finally:
         over.set()
         publisher.join()
-    assert time.monotonic() < deadline, "it ended only when nothing more was published"
+    assert time.monotonic() < deadline, "the block ended only when publishing stopped"
 
 
 def read_available(world, position=None):
-    """Run an availableNow query; return its rows, how many batches it had, and where it ended."""
+    """Run an availableNow query; return its rows, the number of batches, and the end offset."""
     source = world.reader()
     found, batches = [], 0
     source.prepareForTriggerAvailableNow()
@@ -321,7 +324,7 @@ def read_available(world, position=None):
 
 
 def test_available_now_ends_at_the_first_keepalive(world):
-    """It does not wait for the idle timeout where the service says that there is nothing more."""
+    """A keepalive shows that there are no more events, so the idle timeout is not waited for."""
     world.set(idleTimeout="1000")
     world.publish(10)
     source = world.reader()
@@ -330,8 +333,8 @@ def test_available_now_ends_at_the_first_keepalive(world):
     assert source.latestOffset(end, source.getDefaultReadLimit()) == end
 
 
-def test_the_position_of_an_event_is_not_taken_for_a_keepalive(run_emulator):
-    """A pause between two responses is no end: only the service says that there is nothing more."""
+def test_a_pause_between_responses_does_not_count_as_a_keepalive(run_emulator):
+    """Only a keepalive shows that a topic was read to its end, not the last event's position."""
     with closing(World(run_emulator())) as world:
         world.publish(3)
         source = world.reader()
@@ -340,8 +343,8 @@ def test_the_position_of_an_event_is_not_taken_for_a_keepalive(run_emulator):
         assert source._topics[0]._open_feed.tip is None
 
 
-def test_available_now_ends_when_nothing_comes(run_emulator):
-    """With keepalives minutes apart, an idle stream is the sign that everything was read."""
+def test_available_now_ends_after_the_idle_timeout(run_emulator):
+    """If keepalives are minutes apart, a stream without events for idleTimeout ends the query."""
     with closing(World(run_emulator(), idleTimeout="0.3")) as world:
         world.publish(10)
         source = world.reader()
@@ -350,8 +353,8 @@ def test_available_now_ends_when_nothing_comes(run_emulator):
         assert source.latestOffset(end, source.getDefaultReadLimit()) == end
 
 
-def test_events_that_wait_for_their_schema_are_no_silence(world):
-    """An availableNow query does not end before them, however long the schema takes."""
+def test_waiting_for_a_schema_does_not_count_as_idle(world):
+    """An availableNow query also reads events whose schema takes longer than the idle timeout."""
     world.set(idleTimeout="0.1")
     world.publish(3)
     world.emulator.faults.add(Fault(kind="refuse", rpc="GetSchema", times=20))
@@ -360,8 +363,8 @@ def test_events_that_wait_for_their_schema_are_no_silence(world):
     assert len(found) == 3
 
 
-def test_a_stream_that_fails_for_good_ends_the_query_with_its_reason(world):
-    """A query on a dead stream must not look like one whose topic is quiet."""
+def test_a_failed_stream_ends_the_query_with_its_reason(world):
+    """After the events that were received, the query raises the reason instead of looking idle."""
     world.publish(10)
     fault = Fault(
         rpc="Subscribe",
@@ -375,14 +378,14 @@ def test_a_stream_that_fails_for_good_ends_the_query_with_its_reason(world):
     source._topics[0]._follow(Offset.parse(begin))
     subscription = source._topics[0]._open_feed._subscription
     until(lambda: subscription.health().state == "closed", "the failure")
-    end = next_end(source, begin)  # what came before it is handed out first
+    end = next_end(source, begin)  # events received before the failure are returned first
     assert 0 < len(rows(source, begin, end)) < 10
     with pytest.raises(PermissionDeniedError, match=r"cannot\.subscribe|subscribe"):
         next_end(source, end)
 
 
-def test_a_service_out_of_reach_ends_the_query(world, monkeypatch):
-    """Not at once, the client tries again; and not never."""
+def test_an_unreachable_service_ends_the_query(world, monkeypatch):
+    """The client tries again until the connection timeout, and then the query fails."""
     monkeypatch.setattr(feed, "CONNECTION_TIMEOUT", 0.3)
     world.publish(2)
     source = world.reader()
@@ -392,8 +395,8 @@ def test_a_service_out_of_reach_ends_the_query(world, monkeypatch):
         next_end(source, end)
 
 
-def test_a_session_that_ends_is_renewed_or_ends_the_query(world):
-    """Signing in again is the client's: nothing is seen of it; without a way to, the query ends."""
+def test_an_expired_session_is_renewed_or_ends_the_query(world):
+    """A query that can sign in again continues unnoticed; one with a fixed token fails."""
     world.publish(5)
     fixed = world.reader()
     position = next_end(fixed, fixed.initialOffset(), 5)
@@ -415,8 +418,8 @@ def test_a_session_that_ends_is_renewed_or_ends_the_query(world):
         next_end(fixed, position)
 
 
-def test_a_schema_change_is_followed(world):
-    """Events of both schemas come with their values; a partition carries the schemas it needs."""
+def test_a_schema_change_within_a_batch_is_decoded(world):
+    """Events of both schemas are decoded with their own schema."""
     world.publish(3)
     first = world.reader()
     world_schema = first._connected().get_schema(world.emulator.bus.topic(TOPIC).schema_id)
@@ -430,8 +433,8 @@ def test_a_schema_change_is_followed(world):
     assert len({row["schema_id"] for row in found}) == 2
 
 
-def test_an_event_that_cannot_be_decoded_is_a_row_without_json(world):
-    """It neither stops the query nor is left out."""
+def test_an_undecodable_event_becomes_a_row_without_json(world):
+    """It does not stop the query, and its row contains the payload."""
     world.publish(1)
     schema_id = world.emulator.bus.topic(TOPIC).schema_id
     world.emulator.publish_raw(
@@ -446,7 +449,7 @@ def test_an_event_that_cannot_be_decoded_is_a_row_without_json(world):
 
 
 def test_memory_is_bounded_by_bytes(world, monkeypatch):
-    """A batch of large events ends at maxBytesPerTrigger, and partitions are small."""
+    """maxBytesPerTrigger limits batches of large events; partitions and the queue are bounded."""
     world.set(maxBytesPerTrigger="10000")
     monkeypatch.setattr(partition, "MAX_TASK_BYTES", 4_000)
     world.emulator.publish(TOPIC, [{"Notes__c": "x" * 1000, "Order_Number__c": "1"}] * 40)
@@ -463,8 +466,8 @@ def test_memory_is_bounded_by_bytes(world, monkeypatch):
     assert total == 40
 
 
-def test_a_batch_is_cut_into_partitions_that_spark_can_ship(world, monkeypatch):
-    """Many events are several tasks, numbered on from one to the next."""
+def test_a_batch_is_split_into_small_partitions(world, monkeypatch):
+    """A batch with many events becomes several tasks, whose row numbers continue."""
     monkeypatch.setattr(partition, "MAX_TASK_EVENTS", 8)
     world.publish(20)
     source = world.reader()
@@ -473,8 +476,8 @@ def test_a_batch_is_cut_into_partitions_that_spark_can_ship(world, monkeypatch):
     assert [part.first_seq for part in parts] == [0, 8, 16]
 
 
-def test_a_source_whose_spark_has_died_does_not_read_on(world, monkeypatch):
-    """An orphan that recovers a large batch must not live until it has read it."""
+def test_the_source_stops_reading_if_its_driver_has_died(world, monkeypatch):
+    """An orphaned source process raises an error instead of finishing a large batch first."""
     source = world.reader()
     begin = source.initialOffset()
     source.latestOffset(begin, source.getDefaultReadLimit())
@@ -483,8 +486,8 @@ def test_a_source_whose_spark_has_died_does_not_read_on(world, monkeypatch):
         source.latestOffset(begin, source.getDefaultReadLimit())
 
 
-def test_nothing_but_options_is_pickled(world):
-    """Executors get a copy of the reader: no connection, no event, no session in it."""
+def test_the_pickled_reader_contains_only_options(world):
+    """Executors get a copy of the reader without connection, events or access token."""
     world.publish(3)
     source = world.reader()
     next_end(source, source.initialOffset(), 3)
@@ -495,7 +498,7 @@ def test_nothing_but_options_is_pickled(world):
 
 
 def test_an_executor_needs_neither_grpc_nor_a_credential(world, tmp_path):
-    """Rows are made in a process that cannot import grpc, protobuf or requests."""
+    """A process that cannot import grpc, protobuf or requests can create the rows."""
     world.publish(3)
     source = world.reader()
     begin = source.initialOffset()
@@ -519,8 +522,8 @@ def test_an_executor_needs_neither_grpc_nor_a_credential(world, tmp_path):
     assert done.stdout.strip() == "3", done.stderr
 
 
-def test_a_keepalive_does_not_pass_a_gap_that_was_not_told(world, monkeypatch):
-    """The row comes with the next event; until then a restart meets the same gap again."""
+def test_a_keepalive_does_not_advance_past_an_unreported_gap(world, monkeypatch):
+    """The gap row comes with the next event; until then, a restart detects the same gap again."""
     monkeypatch.setattr(topic, "_RENEW_AFTER", 0.0)
     published = world.publish(6)
     first = world.reader()

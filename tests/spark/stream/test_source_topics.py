@@ -1,4 +1,4 @@
-"""A query of several topics: one stream and one offset each, batches shared between them."""
+"""Queries of several topics have one stream and one offset per topic, and shared batches."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.client.test_managed import orders
 from tests.conftest import until
 from tests.spark.source_world import TOPIC, World, ids, rows
 
-# Of the emulator's own seed.
+# A topic that every new emulator has.
 ACCOUNTS = "/data/AccountChangeEvent"
 
 SMALL = Settings(events_per_response=7, keepalive_s=0.3)
 
 
-class Several(World):
-    """Reads the topics that it is told of."""
+class SeveralTopics(World):
+    """A world whose query reads several topics."""
 
     def set(self, topics: str = f"{TOPIC},{ACCOUNTS}", **options: str) -> None:
         given = {"topics": topics, "startingOffsets": "earliest", "idleTimeout": "0.5"}
         self.options = SourceOptions.parse({**given, **options})
 
     def publish_both(self, orders_: int, accounts: int) -> dict[str, list[str]]:
-        """Publish, and return the ids by topic."""
+        """Publish events to both topics, and return their event ids by topic."""
         bus = self.emulator.bus
         schema = json.loads(bus.schema(bus.topic(ACCOUNTS).schema_id).text)
         return {
@@ -58,12 +58,12 @@ def _change(schema: dict) -> dict:
 
 @pytest.fixture
 def world(run_emulator):
-    with closing(Several(run_emulator(settings=SMALL))) as made:
+    with closing(SeveralTopics(run_emulator(settings=SMALL))) as made:
         yield made
 
 
 def read_all(source: EventStreamReader, start: dict, count: int) -> tuple[dict, list[dict]]:
-    """Ask for batches until there were that many events."""
+    """Read batches until there are *count* rows; return the end offset and the rows."""
     found: list[dict] = []
     position = start
 
@@ -83,8 +83,8 @@ def by_topic(found: list[dict]) -> dict[str, list[str]]:
     return {name: ids([row for row in found if row["topic"] == name]) for name in (TOPIC, ACCOUNTS)}
 
 
-def test_each_topic_has_an_offset_of_its_own(world):
-    """Every event once, in the order of its topic; in a new process too."""
+def test_each_topic_has_its_own_offset(world):
+    """Each event comes once and in the order of its topic, also after a restart."""
     published = world.publish_both(20, 9)
     source = world.reader()
     position, found = read_all(source, source.initialOffset(), 29)
@@ -94,14 +94,14 @@ def test_each_topic_has_an_offset_of_its_own(world):
     assert all(list(offset) == sorted(offset) for offset in position["topics"])
     for name, count in ((TOPIC, 20), (ACCOUNTS, 9)):
         numbers = [row["ingest_seq"] for row in found if row["topic"] == name]
-        assert numbers == list(range(count)), "counted for each topic"
+        assert numbers == list(range(count)), "each topic is numbered separately"
     again = world.publish_both(3, 2)
     _, more = read_all(world.reader(), position, 5)
     assert by_topic(more) == again
 
 
 def test_a_batch_is_shared_between_the_topics(world):
-    """A busy topic does not push a quiet one aside, nor does the batch grow."""
+    """Each topic gets its part of the batch limits, so a busy one does not displace another."""
     world.publish_both(40, 40)
     world.set(maxOffsetsPerTrigger="10")
     source = world.reader()
@@ -115,12 +115,14 @@ def test_a_batch_is_shared_between_the_topics(world):
     end = until(both, "events of both")
     assert [offset["seq"] for offset in end["topics"]] == [5, 5]
     small = source.latestOffset(end, ReadMaxBytes(2))
-    assert sum(offset["seq"] for offset in small["topics"]) - 10 in (1, 2), "one event at least"
+    assert sum(offset["seq"] for offset in small["topics"]) - 10 in (1, 2), (
+        "each batch has at least one event"
+    )
 
 
 @pytest.mark.parametrize("cut", [1, 4])
-def test_a_journaled_batch_of_several_topics_is_the_same_in_another_process(world, cut):
-    """After a crash in the first batch each topic has the events that it had."""
+def test_a_checkpointed_batch_of_several_topics_can_be_read_again(world, cut):
+    """After a crash in the first batch, a new process reads the same events of each topic."""
     world.publish_both(12, 12)
     world.set(maxOffsetsPerTrigger=str(2 * cut))
     first = world.reader()
@@ -137,13 +139,14 @@ def test_a_journaled_batch_of_several_topics_is_the_same_in_another_process(worl
     assert ids(rows(second, second.initialOffset(), end)) == ids(expected)
 
 
-def test_a_topic_joins_and_leaves_a_checkpoint(world):
-    """One that is new begins where startingOffsets says; one left out goes on where it was."""
+def test_topics_can_be_added_and_left_out_in_a_checkpoint(world):
+    """A new topic starts at startingOffsets; one that was left out resumes later where it was; a
+    checkpoint without any of the topics is rejected."""
     world.publish_both(4, 3)
     world.set(topics=TOPIC)
     alone = world.reader()
     position, _ = read_all(alone, alone.initialOffset(), 4)
-    assert position["topic"] == TOPIC, "of one topic it is as it always was"
+    assert position["topic"] == TOPIC, "the offset of a single topic keeps its old form"
     world.set()
     joined = world.reader()
     position, found = read_all(joined, position, 3)
@@ -160,8 +163,8 @@ def test_a_topic_joins_and_leaves_a_checkpoint(world):
         world.reader().latestOffset(position, ReadMaxRows(1))
 
 
-def test_available_now_ends_when_all_topics_have(world):
-    """And a quiet one does not keep the others, nor are its seconds of silence added to theirs."""
+def test_available_now_ends_when_all_topics_have_ended(world):
+    """A topic without events does not prevent the query from ending."""
     world.publish_both(10, 0)
     source = world.reader()
     source.prepareForTriggerAvailableNow()
@@ -170,12 +173,12 @@ def test_available_now_ends_when_all_topics_have(world):
     assert by_topic(found)[ACCOUNTS] == []
 
 
-def test_progress_says_how_far_behind_a_query_is(world):
-    """What is received and not in a batch yet, how old it was, and whether that is all."""
+def test_progress_reports_how_far_behind_a_query_is(world):
+    """It contains the pending events, their delay, and whether the topic was read to its end."""
     published = world.publish_both(30, 0)
     world.set(topics=TOPIC, maxOffsetsPerTrigger="10")
     source = world.reader()
-    assert source.reportLatestOffset() is None, "nothing is known before anything is asked"
+    assert source.reportLatestOffset() is None, "nothing is known before the first request"
     start = source.initialOffset()
     end = until(
         lambda: (found := source.latestOffset(start, ReadMaxRows(10)))["seq"] == 10 and found,
@@ -200,8 +203,8 @@ def test_progress_says_how_far_behind_a_query_is(world):
     assert (latest["pending"], latest["seq"]) == (0, len(published[TOPIC]))
 
 
-def test_without_a_settings_file_it_says_why_no_variable_is_seen(monkeypatch):
-    """The person has set them; the session keeps them out of Spark."""
+def test_without_a_settings_file_the_error_suggests_one(monkeypatch):
+    """The error says that Spark's processes get no SFPUBSUB_ variables, and names configFile."""
     for name in list(os.environ):
         if name.startswith("SFPUBSUB_"):
             monkeypatch.delenv(name)

@@ -241,7 +241,7 @@ class Org:
         new = self.live[record_id]["Note__c"] = "\n".join(lines)
         made = list(difflib.unified_diff(old.split("\n"), lines, lineterm=""))[2:]
         text = "\n".join(["--- ", f"+++ {hashlib.sha256(new.encode()).hexdigest()}", *made])
-        # In both lists, as documented.
+        # A field that is sent as a diff is in both lists, as documented.
         return self._event("UPDATE", [record_id], {"Note__c": text}, ["Note__c"], [], ["Note__c"])
 
     def _gap(self, record_id: str) -> list[Published]:

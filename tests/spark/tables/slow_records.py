@@ -85,7 +85,7 @@ class SlowRecord:
             if parent in said or leaf in said:
                 return inside(event.fields.get(parent), part)
             if leaf == "Name" and any(name.startswith("Name.") for name in said):
-                return None  # it now has parts instead of text
+                return None  # the name now has parts instead of text
         return None
 
     def _text(self, number: int, name: str) -> tuple[str | None, bool]:

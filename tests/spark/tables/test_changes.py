@@ -1,4 +1,4 @@
-"""Change events read as records, by Spark, against a slow reading in plain Python."""
+"""Change headers, field changes and latest states in Spark equal those of a simple reference."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def event(head: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def bits(*names: str) -> list[str]:
-    """The entries that the service sends for fields and ``Parent.Child`` parts."""
+    """Return the bitmap entries that the service sends for fields and ``Parent.Child`` parts."""
     entries, numbers = [], [NAMES.index(name) for name in names if "." not in name]
     if numbers:
         entries.append(f"0x{sum(1 << n for n in numbers):02X}")
@@ -112,7 +112,7 @@ def bits(*names: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _few_partitions(request):
-    """The tables are small; Spark's 200 partitions would be most of a test's time."""
+    """Let Spark shuffle into 2 partitions: for small tables, the default of 200 takes most time."""
     if "spark" not in request.fixturenames:
         yield
         return
@@ -124,7 +124,7 @@ def _few_partitions(request):
 
 
 def tables(spark, events: list[dict[str, Any]], schema_id: str = "s-1"):
-    """A raw table of the events in order of arrival, and the table of schemas."""
+    """Return a raw table of the events in order of arrival, and the table of schemas."""
     columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
     for number, value in enumerate(events):
         out = io.BytesIO()
@@ -150,13 +150,13 @@ def states(spark, events: list[dict[str, Any]]) -> dict[tuple[str, str], dict[st
     for row in latest_state(*tables(spark, events)).collect():
         known = row.asDict()
         known["state"] = None if row.state is None else json.loads(row.state)
-        assert (row.entity_name, row.record_id) not in found, "one row a record"
+        assert (row.entity_name, row.record_id) not in found, "each record must have one row"
         found[known.pop("entity_name"), known.pop("record_id")] = known
     return found
 
 
-def test_a_row_for_each_record_of_an_event(spark):
-    """record_ids are exploded; other events and rows without JSON are left out."""
+def test_change_headers_has_a_row_per_record_of_an_event(spark):
+    """Other events and rows without JSON are omitted; an event without record ids has one row."""
     moved = header("UPDATE", ["001A", "001B"], (7, 2), changeOrigin="com/salesforce/api")
     raw, _ = tables(spark, [event(moved), event(header("GAP_OVERFLOW", []))])
     other = raw.limit(1).selectExpr(
@@ -174,8 +174,9 @@ def test_a_row_for_each_record_of_an_event(spark):
     assert (first.sequence_number, first.change_origin) == (2, "com/salesforce/api")
 
 
-def test_changed_and_set_to_null_and_unchanged_are_three_things(spark):
-    """In the map with a text, in the map with null, not in the map; a diff is none of them."""
+def test_changed_nulled_and_unchanged_fields_are_distinguished(spark):
+    """Changed fields are in the map with their JSON, nulled ones with null, and unchanged ones are
+    not in it; a field that was sent as a diff is unknown."""
     head = header(
         "UPDATE",
         ["001A"],
@@ -195,8 +196,8 @@ def test_changed_and_set_to_null_and_unchanged_are_three_things(spark):
     assert not row.is_gap
 
 
-def test_an_update_whose_lists_do_not_fit_is_a_gap(spark):
-    """What changed cannot be told, so the record is to be read again; nothing is guessed."""
+def test_an_update_with_invalid_bitmaps_is_a_gap(spark):
+    """Its changed fields are unknown, so the state stays as it was, and must be reread."""
     broken = event(header("UPDATE", ["001A"], (2, 1), changedFields=["0xFF0000"]), Phone="2")
     events = [event(header("CREATE", ["001A"]), Phone="1"), broken]
     row = field_changes(*tables(spark, events)).where("commit_number = 2").first()
@@ -209,15 +210,15 @@ def test_an_update_whose_lists_do_not_fit_is_a_gap(spark):
     )
 
 
-def test_a_schema_that_is_not_there_is_named(spark):
-    """Another table's schemas would decode to garbage, so none is guessed."""
+def test_a_missing_schema_raises_an_error(spark):
+    """The error names the schema; decoding with another one would return wrong values."""
     raw, schemas = tables(spark, [event(header("CREATE", ["001A"]))], schema_id="elsewhere")
     with pytest.raises(PySparkException, match="schema elsewhere is not in the table of schemas"):
         field_changes(raw, schemas).collect()
 
 
-def test_changes_are_ordered_by_commit_and_sequence_and_not_by_arrival(spark):
-    """The older change of a millisecond arrives last; its replay id sorts wherever it likes."""
+def test_changes_are_ordered_by_commit_and_sequence_number(spark):
+    """Changes of the same millisecond may arrive in any order, and replay ids are not ordered."""
     phone = {"changedFields": bits("Phone")}
     events = [
         event(header("UPDATE", ["001A"], (5, 2), **phone), Phone="newest"),
@@ -233,9 +234,9 @@ def test_changes_are_ordered_by_commit_and_sequence_and_not_by_arrival(spark):
 T = 1_771_300_995_000
 
 
-def test_an_org_that_is_moved_starts_its_numbers_anew(spark):
-    """The numbers of commits are lower in another instance, so the time says what is newest; a
-    record is to be read again only where the time does not say it, or goes back against arrival.
+def test_changes_after_an_org_move_are_ordered_by_time(spark):
+    """Commit numbers start lower in another instance, so the commit time decides; a record must be
+    reread only if the times are equal, or if they contradict the order of arrival.
     """
     cases = {
         "moved": (3, 10, None),
@@ -256,9 +257,9 @@ def test_an_org_that_is_moved_starts_its_numbers_anew(spark):
             assert (state["is_deleted"], state["commit_number"]) == (True, commit), name
 
 
-def test_a_late_change_is_in_its_place_and_marked(spark):
-    """A redriven update older than the newest one changes what no newer one did; and as its place
-    is known by clocks alone, the record is to be read again until an event has said all.
+def test_a_late_change_is_applied_in_order_and_the_record_marked(spark):
+    """A late update does not overwrite newer values. Its order is known by clocks alone, so the
+    record must be reread until an event contains all of its fields.
     """
     update = {"changedFields": bits("Phone", "Note__c")}
     events = [
@@ -281,7 +282,7 @@ def test_a_late_change_is_in_its_place_and_marked(spark):
 
 
 class Reference:
-    """One record's changes, applied one after the other."""
+    """The expected state of one record: its changes are applied one after the other."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}
@@ -362,7 +363,7 @@ class Reference:
 
 
 def names_of(entries: list[str]) -> list[str]:
-    """Bitmaps, read a bit at a time."""
+    """Return the field and part names in bitmap entries, decoded one bit at a time."""
     found = []
     for entry in entries:
         parent, _, digits = entry.rpartition("-")
@@ -408,7 +409,7 @@ def reference(events: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, A
 
 
 class Histories:
-    """Makes change events with everything that the service may send."""
+    """Creates random change events of all kinds that the service may send."""
 
     def __init__(self, seed: int, suffix: str = "") -> None:
         self.rng = random.Random(seed)
@@ -429,7 +430,7 @@ class Histories:
         weights = [3, 12, 2, 2, 1, 1, 1, 1, 0.3, 0.5]
         kind = rng.choices(TYPES, weights)[0]
         if rng.random() < 0.6:
-            self.commit += rng.randint(0, 3)  # the same one again: other changes of the commit
+            self.commit += rng.randint(0, 3)  # otherwise another change of the same commit
         self.time += rng.choice([0, 1, 1, 1])
         if rng.random() < 0.02:
             self.commit = rng.randint(1, 99)  # the org is moved
@@ -480,9 +481,9 @@ class Histories:
         return made
 
 
-def test_the_latest_state_is_that_of_a_slow_reading(spark):
-    """Random histories: merged updates, parts, gaps, wildcards, overflow, ties, records deleted and
-    made again, several records an event; four of them in one table, each about objects of its own.
+def test_the_latest_state_equals_the_reference(spark):
+    """Random histories contain merged updates, parts of fields, gaps, wildcards, overflow, ties and
+    recreated records; four of them, about different objects, are in one table.
     """
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -502,8 +503,8 @@ def test_the_latest_state_is_that_of_a_slow_reading(spark):
     assert found.keys() == expected.keys()
 
 
-def test_the_histories_have_everything():
-    """The random test is about all that it says: every kind of end occurs."""
+def test_the_random_histories_cover_every_case():
+    """Deleted, complete and incomplete records and several reread reasons occur in them."""
     rows = [row for seed in range(40) for row in reference(Histories(seed).events(60)).values()]
     reasons = {row["reread_reason"] for row in rows}
     assert reasons >= {None, "GAP_UPDATE", "DIFF", "GAP_OVERFLOW", "LATE"}
@@ -511,8 +512,8 @@ def test_the_histories_have_everything():
     assert {row["is_complete"] for row in rows} == {True, False}
 
 
-def test_the_program_of_the_page_runs(spark, tmp_path, monkeypatch, capsys):
-    """docs/reference/tables.md, on a table with its schemas beside it."""
+def test_the_program_in_the_documentation_runs(spark, tmp_path, monkeypatch, capsys):
+    """The program in docs/reference/tables.md runs on a table that has a schema directory."""
     code, *more = blocks(page("tables"), "python")
     assert not more
     created = event(header("CREATE", ["001A"]), Name="Acme", Phone="1")

@@ -1,4 +1,4 @@
-"""Current tables, history tables and the queue in a table format, against a slow reading."""
+"""Current tables, history tables and the reread queue equal those of a simple reference."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def world(spark: SparkSession, tmp_path: Path) -> World:
 
 
 def stream(seed: int, count: int) -> list[tuple[str, Published]]:
-    """A stream about two objects."""
+    """Return *count* events about accounts and a quarter of that about orders, randomly mixed."""
     rng = random.Random(seed)
     accounts = [(ACCOUNT, event) for event in arrivals(Org(seed, records=12), count)]
     orders = [(ORDER, event) for event in arrivals(Org(seed + 1, "Order__c"), count // 4)]
@@ -40,8 +40,8 @@ def stream(seed: int, count: int) -> list[tuple[str, Published]]:
     return found
 
 
-def test_the_names_of_objects():
-    """A table is named like the object, as SOQL names it."""
+def test_table_names_are_object_names():
+    """The table of a change event type has the object's API name; other events have none."""
     assert entity_of("AccountChangeEvent") == "Account"
     assert entity_of("Order__ChangeEvent") == "Order__c"
     assert entity_of("shop__Order__ChangeEvent") == "shop__Order__c"
@@ -49,9 +49,9 @@ def test_the_names_of_objects():
 
 
 @pytest.mark.slow
-def test_tables_of_any_steps_are_those_of_a_slow_reading(world):
-    """Random streams of two objects, cut into random steps: current, history and queue are those
-    computed from all events in one go. Schemas grow, and a field changes its type.
+def test_tables_equal_the_reference_for_steps_of_any_size(world):
+    """Random events of two objects, divided into random steps, give the current, history and queue
+    rows that `SlowTables` computes from all events at once, also if a schema changes.
     """
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -65,42 +65,42 @@ def test_tables_of_any_steps_are_those_of_a_slow_reading(world):
     world.check(ORDER, "Order__c")
 
 
-class Died(BaseException):
-    """In place of a kill: nothing catches it."""
+class Killed(BaseException):
+    """Stands for SIGKILL: no `except Exception` in the product catches it."""
 
 
 @contextmanager
-def death_at(moment: int, tables: EventTables) -> Iterator[None]:
-    """Die before or after a commit of a step: 2 n is before the n-th, 2 n + 1 after it."""
+def kill_at(moment: int, tables: EventTables) -> Iterator[None]:
+    """Raise `Killed` before commit n (from 0) if *moment* is 2 n, or after it if 2 n + 1."""
     kind = type(tables.target.table("any"))
     calls: list[str] = []
 
-    def dying(name: str, real: Any) -> Any:
+    def killing(name: str, real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             calls.append(name)
             number = 2 * (len(calls) - 1)
             if number == moment:
-                raise Died
+                raise Killed
             result = real(*args, **kwargs)
             if number + 1 == moment:
-                raise Died
+                raise Killed
             return result
 
         return call
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("append", "merge"):
-            patch.setattr(kind, name, dying(name, getattr(kind, name)))
+            patch.setattr(kind, name, killing(name, getattr(kind, name)))
         yield
 
 
-# The commits of a step about one object: plan, typed, queue, history, current.
+# A step about one object has five commits: plan, typed, queue, history and current table.
 @pytest.mark.parametrize(
     "moments", [(5, 7, 8), pytest.param(range(16), marks=pytest.mark.slow)], ids=["some", "all"]
 )
-def test_a_step_can_die_between_its_commits(world, moments):
-    """The next start does the rest of it, and nothing twice: current, history and queue are those
-    computed from all events in one go. Each death is one of another step.
+def test_a_step_can_be_killed_between_its_commits(world, moments):
+    """The next start completes the step without repeating a commit, so the tables equal those
+    computed from all events at once. Each step is killed at another moment.
     """
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -113,7 +113,7 @@ def test_a_step_can_die_between_its_commits(world, moments):
         if part == -1:
             break
         world.write(part)
-        with suppress(Died), world.tables() as tables, death_at(moment, tables):
+        with suppress(Killed), world.tables() as tables, kill_at(moment, tables):
             list(tables.run())
     with world.tables() as tables:
         list(tables.run())
@@ -123,9 +123,9 @@ def test_a_step_can_die_between_its_commits(world, moments):
 
 
 @pytest.mark.slow
-def test_an_event_that_cannot_be_decoded_makes_all_records_doubtful(world):
-    """Nobody can say which record it is about: those that are known when it arrives are marked, by
-    one cue, until an event says all of them; the others are not written again.
+def test_an_undecodable_event_marks_all_records_for_rereading(world):
+    """It may be about any record that exists when it arrives. One queue entry marks them all, and
+    an event with all fields of a record removes its mark; a rebuild gives the same marks.
     """
     org = Org(0)
     one, two = org.ids[:2]
@@ -151,9 +151,9 @@ def test_an_event_that_cannot_be_decoded_makes_all_records_doubtful(world):
 
 
 @pytest.mark.slow
-def test_tables_that_have_missed_steps_are_not_begun(world):
-    """Current tables are made from the first event on; begun later, each record would look like one
-    that is older than the table.
+def test_current_tables_cannot_be_started_after_other_steps(world):
+    """Current tables need all events from the first one, because every earlier record would look
+    incomplete; the error asks for a rebuild.
     """
     org = Org(0)
     for number in (1, 2):

@@ -1,4 +1,4 @@
-"""The engine: every raw row is in one table, once, whatever happens on the way."""
+"""The table engine writes each raw row to exactly one table, despite kills and conflicts."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ from tests.conftest import until
 from tests.spark.conftest import TABLE_FORMAT
 from tests.spark.tables.raw_world import ACCOUNT, ORDER, ORDER_2, RECEIVED, TOPIC, Raw
 
-# A table format's commits take their time: what is tried with both is tried there by others too.
+# Commits to Delta and Iceberg are slow, and other tests cover them too.
 BOTH = ["parquet", pytest.param(TABLE_FORMAT, marks=pytest.mark.slow)]
 
 
 @pytest.fixture
 def raw(spark, tmp_path) -> Raw:
-    """Files made of files."""
+    """Return a Parquet raw table with Parquet tables."""
     return Raw(spark, tmp_path / "raw")
 
 
 @pytest.fixture
 def logged(spark, tmp_path) -> Raw:
-    """A raw table of files, and tables of a table format."""
+    """Return a Parquet raw table with Delta or Iceberg tables."""
     return Raw(spark, tmp_path / "raw", to_format=TABLE_FORMAT)
 
 
 @pytest.mark.parametrize("to_format", BOTH)
-def test_counts_are_equal_across_types_versions_and_bad_events(spark, tmp_path, to_format):
-    """Each event is a row of its type or of `_undecodable`; later batches, types and versions add
-    to what is there."""
+def test_each_event_is_a_row_of_its_type_or_undecodable(spark, tmp_path, to_format):
+    """Later batches, event types and schema versions add rows to the existing tables, and repeated
+    runs add none."""
     raw = Raw(spark, tmp_path / "raw", to_format=to_format)
     raw.write((ORDER, 20, 0), (ACCOUNT, 10, 2))
     raw.write((ORDER, 5, 1))
@@ -77,7 +77,7 @@ def test_counts_are_equal_across_types_versions_and_bad_events(spark, tmp_path, 
 
 
 def test_change_events_have_their_header_in_columns(raw):
-    """Expanded names, the header's facts and the envelope are columns of their own."""
+    """Header fields, decoded field names and envelope fields are columns of their own."""
     raw.write((ACCOUNT, 3, 0))
     raw.make()
     row = raw.read("AccountChangeEvent").orderBy("ingest_seq").first()
@@ -89,37 +89,37 @@ def test_change_events_have_their_header_in_columns(raw):
     assert "ChangeEventHeader" not in row.asDict()
 
 
-class Died(BaseException):
-    """In place of a kill: nothing catches it."""
+class Killed(BaseException):
+    """Stands for SIGKILL: no `except Exception` in the product catches it."""
 
 
 @contextmanager
-def death_at(moment: int, *places: tuple[Any, str]) -> Iterator[list[str]]:
-    """Die before or after the calls of some functions: 2 n is before the n-th, 2 n + 1 after."""
+def kill_at(moment: int, *places: tuple[Any, str]) -> Iterator[list[str]]:
+    """Raise `Killed` before call n (from 0) if *moment* is 2 n, or after it if 2 n + 1."""
     calls: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         for holder, name in places:
-            patch.setattr(holder, name, dying(getattr(holder, name), moment, calls))
+            patch.setattr(holder, name, killing(getattr(holder, name), moment, calls))
         yield calls
 
 
-def dying(real: Any, moment: int, calls: list[str]) -> Any:
+def killing(real: Any, moment: int, calls: list[str]) -> Any:
     def call(*args, **kwargs):
         number = 2 * len(calls)
         calls.append(real.__name__)
         if number == moment:
-            raise Died
+            raise Killed
         result = real(*args, **kwargs)
         if number + 1 == moment:
-            raise Died
+            raise Killed
         return result
 
     return call
 
 
-def test_a_step_into_files_can_die_at_every_moment(raw, tmp_path):
-    """And at every moment of the next start: what was decided on is published, once; what was not
-    is done again as it was planned, also when a schema has come with which it would differ."""
+def test_a_step_into_parquet_can_be_killed_at_any_moment(raw, tmp_path):
+    """If the next start is killed as well, a later one still publishes the step exactly once, and
+    leaves no staged files behind."""
     raw.write((ORDER, 4, 0), (ACCOUNT, 3, 1))
     raw.write((ORDER, 2, 1))
     moments = [
@@ -128,16 +128,16 @@ def test_a_step_into_files_can_die_at_every_moment(raw, tmp_path):
         (shutil, "rmtree"),
         (parquet_target, "sync_directory_and_files"),
     ]
-    with death_at(-1, *moments) as calls:
+    with kill_at(-1, *moments) as calls:
         raw.make()
     assert len(calls) > 10
     shutil.rmtree(raw.typed)
     for moment in range(0, 2 * len(calls), 3):
         for again in (moment, moment // 2):
-            with death_at(again, *moments):
+            with kill_at(again, *moments):
                 try:
                     raw.make()
-                except Died:
+                except Killed:
                     continue
         raw.make()
         raw.check()
@@ -145,18 +145,18 @@ def test_a_step_into_files_can_die_at_every_moment(raw, tmp_path):
         shutil.rmtree(raw.typed)
 
 
-def test_a_step_into_a_table_format_is_done_again_from_its_plan(logged):
-    """Where it died between two tables, the one that has it gets nothing, the others all of it;
-    a schema that came meanwhile makes no difference to what was planned."""
+def test_a_step_into_delta_or_iceberg_is_repeated_from_its_plan(logged):
+    """After kills between the commits of the plan and the tables, the next start adds only missing
+    rows; a schema that has arrived since does not change what was planned."""
     logged.write((ORDER, 4, 0), (ACCOUNT, 3, 1))
     hide(logged, ORDER)
     with logged.tables() as tables:
         kind = type(tables.target.table("T"))
-    for moment in (1, 3):  # behind the plan; then behind both tables, in two calls
-        with death_at(moment, (kind, "append")), pytest.raises(Died):
+    for moment in (1, 3):  # after the plan; in the next start, after both tables
+        with kill_at(moment, (kind, "append")), pytest.raises(Killed):
             logged.make(schema_patience=0)
     logged.store.put(ORDER, schema_text(ORDER))
-    with death_at(0, (StepTable, "add")), pytest.raises(Died):  # in front of the next plan
+    with kill_at(0, (StepTable, "add")), pytest.raises(Killed):  # before the next plan
         logged.make()
     assert logged.seqs("AccountChangeEvent") == [4, 5, 6]
     assert logged.seqs(UNDECODABLE_NAME) == [0, 1, 2, 3, 7]
@@ -164,8 +164,8 @@ def test_a_step_into_a_table_format_is_done_again_from_its_plan(logged):
     logged.check()
 
 
-def test_events_of_a_channel_are_undecodable_and_wait_for_nothing(raw):
-    """They are JSON, and no schema can come for them."""
+def test_events_of_a_channel_are_undecodable_and_do_not_wait(raw):
+    """Streaming API messages are JSON and will never have a schema, so no step waits for one."""
     raw.write((ORDER, 3, 0), received_at=RECEIVED)
     message = {"event_id": "", "dedupe_key": b"k" * 16, "replay_id": b"7", "schema_id": ""}
     message |= {"subscription": "/topic/Leads", "topic": "/topic/Leads", "event_name": "Leads"}
@@ -183,14 +183,14 @@ def test_events_of_a_channel_are_undecodable_and_wait_for_nothing(raw):
 
 
 def hide(raw: Raw, *names: str) -> None:
-    """Take schemas away."""
+    """Delete schemas from the raw table's schema store."""
     for name in names:
         (raw.schemas / schema_file_name(name)).unlink()
 
 
-def test_a_row_waits_for_its_schema_and_not_for_ever(logged):
-    """Its batch, and those behind it, are left for later; then the row is undecodable, and once
-    the schema has come it goes where it belongs."""
+def test_a_row_waits_for_its_schema_for_a_limited_time(logged):
+    """Until then, its batch and later ones are not processed. Then the row is undecodable, and it
+    moves to its own table once the schema has arrived."""
     now = RECEIVED + 30
     logged.write((ORDER, 3, 0))
     logged.write((ACCOUNT, 2, 1), (ORDER, 1, 0))
@@ -215,9 +215,9 @@ def test_a_row_waits_for_its_schema_and_not_for_ever(logged):
     assert logged.make() == StepReport()
 
 
-def test_a_raw_table_that_was_set_back_takes_its_rows_along(spark, tmp_path):
-    """Rows of batches that a RESTORE has undone go away, those that came back come again, and ids
-    of batches are never given out twice."""
+def test_tables_follow_a_restore_of_the_raw_table(spark, tmp_path):
+    """Rows of batches that a RESTORE removed are deleted, rows of batches that it brought back are
+    written again, and row numbers are never reused."""
     raw = Raw(spark, tmp_path / "raw", TABLE_FORMAT, TABLE_FORMAT)
     raw.write((ORDER, 3, 0))
     first = version(raw)
@@ -257,8 +257,8 @@ def set_back(raw: Raw, version: str | None) -> None:
 
 
 @pytest.mark.slow
-def test_files_do_not_give_rows_back(spark, tmp_path):
-    """They say so, and are made anew on request."""
+def test_parquet_tables_must_be_rebuilt_after_a_restore(spark, tmp_path):
+    """Rows of removed batches cannot be deleted from Parquet, so the error asks for a rebuild."""
     raw = Raw(spark, tmp_path / "raw", TABLE_FORMAT)
     raw.write((ORDER, 3, 0))
     first = version(raw)
@@ -274,25 +274,25 @@ def test_files_do_not_give_rows_back(spark, tmp_path):
 
 
 @pytest.mark.parametrize("to_format", BOTH)
-def test_tables_are_made_anew(spark, tmp_path, to_format):
-    """All of them, with what was undecodable for lack of a schema; a death on the way is made up
-    for by the next start."""
+def test_rebuild_creates_all_tables_again(spark, tmp_path, to_format):
+    """Rows that were undecodable for lack of a schema are decoded; if the rebuild is killed, the
+    next run completes it."""
     raw = Raw(spark, tmp_path / "raw", to_format=to_format)
     raw.write((ORDER, 3, 1), (ACCOUNT, 2, 0))
     hide(raw, ACCOUNT)
     raw.make()
     assert raw.seqs(UNDECODABLE_NAME) == [3, 4, 5]
     with raw.tables() as tables:
-        assert tables.step() is None  # and it knows what is missing
+        assert tables.step() is None  # it has noted which schema is missing
         raw.store.put(ACCOUNT, schema_text(ACCOUNT))
-        with death_at(0, (type(tables.target), "finish")), pytest.raises(Died):
+        with kill_at(0, (type(tables.target), "finish")), pytest.raises(Killed):
             tables.rebuild()
         list(tables.run())
     raw.check()
 
 
-def test_a_moved_raw_table_is_the_same_one(raw, tmp_path):
-    """By any path; a copy that lacks what was read, and another table, are not."""
+def test_a_moved_raw_table_is_recognized(raw, tmp_path):
+    """Its path may change or be a link; a table without the last processed batch is rejected."""
     raw.write((ORDER, 3, 0))
     raw.make()
     moved = tmp_path / "moved"
@@ -312,8 +312,8 @@ def test_a_moved_raw_table_is_the_same_one(raw, tmp_path):
         other.make()
 
 
-def test_a_directory_belongs_to_one_raw_table(spark, raw, tmp_path):
-    """Tables of two raw tables are never mixed, and nobody's files are touched."""
+def test_unsuitable_sources_and_targets_are_rejected(spark, raw, tmp_path):
+    """The error says what to specify, and no directory is created or changed."""
     raw.write((ORDER, 1, 0))
     raw.make()
     with pytest.raises(ConfigurationError, match="are built from all objects"):
@@ -339,8 +339,8 @@ def test_a_directory_belongs_to_one_raw_table(spark, raw, tmp_path):
     assert not (raw.path / "typed").exists()
 
 
-def test_a_target_without_a_step_can_be_another_tables(spark, raw, tmp_path):
-    """A mistyped source does not keep a place, nor does a first start that died."""
+def test_a_target_without_steps_can_be_used_for_another_raw_table(spark, raw, tmp_path):
+    """A mistyped source or an interrupted first start does not make the target unusable."""
     raw.path.mkdir()
     claim_table(raw.path, [Source("topic", TOPIC)])
     raw.typed.mkdir()
@@ -352,16 +352,16 @@ def test_a_target_without_a_step_can_be_another_tables(spark, raw, tmp_path):
     other.check()
 
 
-def test_only_the_objects_that_are_asked_for(raw):
-    """Other rows are neither decoded nor told apart."""
+def test_only_the_given_objects_are_decoded(raw):
+    """Rows of other objects are neither decoded nor counted as undecodable."""
     raw.write((ORDER, 3, 0), (ACCOUNT, 2, 1))
     raw.write((ORDER, 3, 0))
     report = raw.make(objects=["Account"])
     assert (report.batches, report.rows, report.undecodable) == (2, {"AccountChangeEvent": 2}, 1)
 
 
-def test_a_batch_that_is_published_while_the_table_is_listed_is_not_passed_over(monkeypatch, raw):
-    """A look at a directory may miss a new name and yet see a newer one; the older comes first."""
+def test_a_batch_published_during_a_listing_is_not_skipped(monkeypatch, raw):
+    """A listing may contain a new batch but miss an older one, which must be processed first."""
     raw.path.mkdir(exist_ok=True)
     claim_table(raw.path, [Source("topic", TOPIC)])
     day = raw.path / "ingest_date=2026-11-21"
@@ -373,7 +373,7 @@ def test_a_batch_that_is_published_while_the_table_is_listed_is_not_passed_over(
         looks.append(path)
         names = real(path)
         if len(looks) == 4:
-            names.append("batch=b9")  # seen by the second look, which missed b8
+            names.append("batch=b9")  # the second listing contains b9, but misses b8
         return [name for name in names if name != "batch=b1" or len(looks) > 2]
 
     monkeypatch.setattr(os, "listdir", slow)
@@ -381,8 +381,8 @@ def test_a_batch_that_is_published_while_the_table_is_listed_is_not_passed_over(
     assert [batch.id for batch in found] == ["b0", "b1", "b2"]
 
 
-def test_rows_that_go_missing_are_noticed(monkeypatch, raw):
-    """If decoding neither returns a row nor a reason, nothing is written."""
+def test_rows_lost_while_decoding_raise_an_error(monkeypatch, raw):
+    """If decoding returns fewer rows and reasons than there are raw rows, nothing is written."""
     raw.write((ORDER, 4, 1))
     monkeypatch.setattr(engine_module, "decode", lambda *args: Decoded({}, {"Order_Event__e": 4}))
     with pytest.raises(WriteError, match=r"expected 5 rows .* found 4"):
@@ -393,8 +393,8 @@ def test_rows_that_go_missing_are_noticed(monkeypatch, raw):
     raw.check()
 
 
-def test_steps_are_cut_where_they_would_be_too_large(monkeypatch, raw):
-    """By batches and by bytes; a batch is never divided."""
+def test_large_steps_are_split_between_batches(monkeypatch, raw):
+    """The number of batches and bytes in a step is limited, but a batch is never divided."""
     for number in (4, 3, 2, 1):
         raw.write((ORDER, number, 0))
     monkeypatch.setattr(planning, "BATCHES_AT_ONCE", 3)
@@ -407,8 +407,8 @@ def test_steps_are_cut_where_they_would_be_too_large(monkeypatch, raw):
     raw.check()
 
 
-def test_paths_are_no_patterns_and_no_urls(spark, tmp_path):
-    """A table whose name Spark could take for several others, or for an encoded one."""
+def test_special_characters_in_paths_are_taken_literally(spark, tmp_path):
+    """Spark must not interpret such a path as a pattern or as an encoded URL."""
     raw = Raw(spark, tmp_path / "a [1]{b,c}*%20#ü" / "raw")
     raw.write((ORDER, 2, 1))
     raw.make()
@@ -416,8 +416,8 @@ def test_paths_are_no_patterns_and_no_urls(spark, tmp_path):
     assert (raw.read("Order_Event__e").count(), raw.undecodable().count()) == (2, 1)
 
 
-def test_two_engines_do_not_meet(raw):
-    """The directory is leased to one of them."""
+def test_a_second_engine_on_the_same_target_is_rejected(raw):
+    """The first engine holds a lease on the directory until it is closed."""
     raw.write((ORDER, 1, 0))
     with (
         raw.tables(),
@@ -426,8 +426,8 @@ def test_two_engines_do_not_meet(raw):
         raw.tables()
 
 
-def test_a_killed_job_is_continued(raw):
-    """kill -9 right behind the plan of a step: nothing lost, nothing twice, no lock left."""
+def test_a_killed_job_is_resumed(raw):
+    """After SIGKILL in a step, the next job loses and duplicates no row and finds no lock."""
     for good in (30, 20, 10):
         raw.write((ORDER, good, 1), (ACCOUNT, good, 0))
     job = subprocess.Popen(
@@ -448,7 +448,7 @@ def test_a_killed_job_is_continued(raw):
 
 @pytest.fixture
 def command(monkeypatch, raw):
-    """`sfpubsub tables` of the raw table, in this process and with the session of the suite."""
+    """Return a function that runs `sfpubsub tables` in this process with the test session."""
 
     @contextmanager
     def ours(*args, **kwargs):
@@ -458,8 +458,8 @@ def command(monkeypatch, raw):
     return lambda *more: run(["tables", *more, f"--from={raw.path}", f"--to={raw.typed}"])
 
 
-def test_a_step_tells_how_long_it_takes(raw):
-    """While it is under way, so that one that hangs is seen, and with its report."""
+def test_a_step_reports_its_duration(raw):
+    """The time is available while a step runs, to detect a stuck one, and in its report."""
     raw.write((ORDER, 2, 0))
     seen = []
     with raw.tables() as tables:
@@ -472,8 +472,8 @@ def test_a_step_tells_how_long_it_takes(raw):
     assert 0 < told == report.seconds <= under_way
 
 
-def test_the_command_says_what_it_did(command, raw, capsys):
-    """One JSON line; and a second run has nothing to do."""
+def test_the_command_reports_what_it_did(command, raw, capsys):
+    """It prints one JSON line; a second run has nothing to do, and a rebuild starts anew."""
     raw.write((ORDER, 4, 1))
     assert command("--http=0") == 0
     printed = capsys.readouterr()
@@ -494,8 +494,8 @@ def test_the_command_says_what_it_did(command, raw, capsys):
     raw.check()
 
 
-def test_the_command_is_loud_when_nothing_could_be_decoded(command, raw, capsys):
-    """It fails, and says why and what to do, as for a stream whose schemas nobody kept."""
+def test_the_command_fails_if_nothing_could_be_decoded(command, raw, capsys):
+    """The error names the missing schema and the option that stores the schemas of a stream."""
     raw.write((ORDER, 4, 0), (ACCOUNT, 3, 0))
     shutil.rmtree(raw.schemas)
     assert command() == 1
@@ -507,8 +507,10 @@ def test_the_command_is_loud_when_nothing_could_be_decoded(command, raw, capsys)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_ends_the_command_behind_a_step(command, monkeypatch, raw, capsys, number, code):
-    """With --follow nothing else does; what is done by then is whole, and counted."""
+def test_a_signal_ends_the_command_after_the_current_step(
+    command, monkeypatch, raw, capsys, number, code
+):
+    """With --follow, only a signal ends it; the current step is completed and counted."""
     raw.write((ORDER, 4, 1))
     raw.write((ORDER, 4, 0))
     monkeypatch.setattr(planning, "BATCHES_AT_ONCE", 1)

@@ -1,4 +1,4 @@
-"""The fold of records, without Spark: against a slow reading, and against the truth of an org."""
+"""Folding change events into records gives what a reference computes, and what an org contains."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMAS = {f"v{version}": schema_text("AccountChangeEvent", version) for version
 
 
 def typed(events: Sequence[Published], first: int, schemas: dict[str, str]) -> tuple[pa.Table, Any]:
-    """Rows of a typed table, and its plan."""
+    """Return rows of a typed table with numbers from *first* on, and the plan for decoding them."""
     columns = pa.schema([])
     for text in schemas.values():
         columns = merge(columns, columns_of(text))
@@ -38,7 +38,7 @@ def typed(events: Sequence[Published], first: int, schemas: dict[str, str]) -> t
 
 
 class Tables:
-    """Current, history and queue, kept by `fold_rows`, step by step."""
+    """Current, history and queue rows, updated step by step with `fold_rows`."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -122,9 +122,9 @@ class Tables:
 
 
 @pytest.mark.parametrize("number", range(12))
-def test_steps_of_any_size_make_what_a_slow_reading_makes(number):
-    """Random streams cut into random steps and batches: current, history and queue are equal to
-    those computed from all events in one go; and a row that claims to be whole is the record.
+def test_steps_of_any_size_equal_the_reference(number):
+    """For random events in random steps, current, history and queue rows equal those computed from
+    all events at once, and a complete row equals the record in the org.
     """
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -149,8 +149,8 @@ def test_steps_of_any_size_make_what_a_slow_reading_makes(number):
             assert row["values"] == truth({**org.bin, **org.live}[record_id])
 
 
-def test_the_streams_have_everything():
-    """The random test is about all that it says: every reason and every kind of end occurs."""
+def test_the_random_streams_cover_every_case():
+    """Every reread reason, deleted and complete records and a changed field type occur in them."""
     rows, reasons, whole = [], set(), 0
     for seed in range(30):
         slow = SlowTables(arrivals(Org(seed), 150))
@@ -171,8 +171,8 @@ def change(kind: str, second: int, number: int, *values: Any, **more: Any) -> Ch
     return Change(kind, time, number, 1, second, values or (None, None), **more)
 
 
-def test_a_late_update_puts_no_old_value_over_a_new_one():
-    """A redriven event is not laid over, whatever it says: the record is queued instead."""
+def test_a_late_update_does_not_overwrite_newer_values():
+    """A late event is not applied at all; instead, the record is queued for rereading."""
     fold = Fold(FIELDS, None)
     fold.apply(change("CREATE", 1, 1, "1", "a"))
     fold.apply(change("UPDATE", 9, 9, "9", None, changed=["Phone"]))
@@ -184,9 +184,9 @@ def test_a_late_update_puts_no_old_value_over_a_new_one():
     assert len(fold.versions) == 2
 
 
-def test_a_moved_org_is_noted_once_and_ordered_by_time():
-    """Numbers start lower in another instance: what is deleted there stays deleted, unmarked; and
-    each record's first commit there tells of one and the same move.
+def test_an_org_move_is_recorded_once_and_changes_ordered_by_time():
+    """Commit numbers start lower in another instance: a record that is deleted there stays deleted
+    and is not marked, and overlapping time spans of several records count as one move.
     """
     fold = Fold(FIELDS, None)
     fold.apply(change("CREATE", 1, 1000, "1", "a"))
@@ -200,8 +200,8 @@ def test_a_moved_org_is_noted_once_and_ordered_by_time():
     assert new_epochs([50], [(60, 90)]) == [90]
 
 
-def test_a_record_whose_rows_have_vanished_is_marked():
-    """A raw table that was set back takes events away, and nobody can take back what they did."""
+def test_a_record_whose_raw_rows_were_removed_is_marked():
+    """A restored raw table has lost events whose changes cannot be undone, so it must be reread."""
     fold = Fold(FIELDS, None)
     fold.apply(change("CREATE", 1, 1, "1", "a"))
     before = fold.record

@@ -1,4 +1,4 @@
-"""What is written down of steps, and of what tables are made. Needs no Spark session."""
+"""Step plans and table identities survive a round trip through JSON. Needs no Spark session."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ PLAN = StepPlan(
 PLACE = Place.parse("/data/tables", "parquet")
 
 
-def test_a_plan_is_read_as_it_was_written():
-    """A step is done again from its plan, by another process: all of it must come back."""
+def test_a_step_plan_survives_a_round_trip_through_json():
+    """Another process may repeat a step from its plan, so no field of the plan may be lost."""
     assert StepPlan.from_json(PLAN.to_json(), "here") == PLAN
     first = StepPlan(1, "rebuild")
     assert StepPlan.from_json(first.to_json(), "here") == first
@@ -40,8 +40,8 @@ def test_a_plan_is_read_as_it_was_written():
     "change",
     [{"v": 2}, {"batches": "b1"}, {"more": 1}, {"last": {"id": "b2"}}],
 )
-def test_a_plan_of_another_version_is_refused(change):
-    """Rather than done in part."""
+def test_a_plan_of_another_version_is_rejected(change):
+    """A plan with unknown or invalid fields raises an error instead of being done in part."""
     record = {**json.loads(PLAN.to_json()), **change}
     with pytest.raises(ConfigurationError, match="the steps of here cannot be read"):
         StepPlan.from_json(json.dumps(record), "here")
@@ -55,7 +55,7 @@ ROWS = Identity("parquet", "/data/raw", "topic /event/A__e")
 @pytest.mark.parametrize(
     ("now", "is_there", "refusal"),
     [
-        (ROWS, False, None),  # where it was: not even looked for
+        (ROWS, False, None),  # same path: its batches are not checked
         (Identity("parquet", "/data/../data/raw", ROWS.id), False, None),
         (Identity("parquet", "/moved", ROWS.id), True, None),
         (Identity("parquet", "/moved", ROWS.id), False, "does not contain the last batch"),
@@ -68,8 +68,8 @@ ROWS = Identity("parquet", "/data/raw", "topic /event/A__e")
         (Identity("parquet", "/data/raw", ROWS.id, ("Account",)), True, "built from all objects"),
     ],
 )
-def test_whose_tables_go_on(now, is_there, refusal):
-    """The same raw table wherever it is, and no other; with the same objects."""
+def test_tables_continue_only_with_the_same_raw_table_and_objects(now, is_there, refusal):
+    """The raw table may have moved if it contains the last batch; its source must be the same."""
     kept = Identity.from_record(json.loads(json.dumps(ROWS.record())), PLACE)
     assert kept == ROWS
     if refusal is None:
@@ -80,14 +80,14 @@ def test_whose_tables_go_on(now, is_there, refusal):
 
 
 @pytest.mark.parametrize("record", [{}, {**ROWS.record(), "v": 9}])
-def test_an_identity_of_another_version_is_refused(record):
-    """Rather than taken for one's own."""
+def test_an_identity_of_another_version_is_rejected(record):
+    """Tables that another version created raise an error instead of being continued."""
     with pytest.raises(ConfigurationError, match=r"not .*by this version"):
         Identity.from_record(record, PLACE)
 
 
-def test_objects_stand_for_their_change_events():
-    """And names of event types for themselves."""
+def test_object_names_select_their_change_events():
+    """Names of event types select those event types."""
     assert event_names(["Account", "My__c", "Order_Event__e"]) >= {
         "AccountChangeEvent",
         "My__ChangeEvent",

@@ -1,4 +1,4 @@
-"""The tables of a job that is killed are what a job makes that is not."""
+"""Typed tables are correct after the job that creates them was killed again and again."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.spark.conftest import TABLE_FORMAT
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to_format", ["parquet", TABLE_FORMAT])
-def test_tables_are_those_of_an_independent_reference_after_kills(
+def test_tables_equal_an_independent_reference_after_kills(
     spark: SparkSession, tmp_path: Path, to_format: str
 ):
-    """Killed at each moment of a step, by each of the three that can die: 15 kills a format."""
+    """For each format, 15 kills hit different moments of a step and different processes."""
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")
     world = World(spark, tmp_path, to_format)

@@ -1,6 +1,6 @@
-"""What every target promises: a table takes each step once, whole, and in order.
+"""Every kind of target applies each step to a table once, completely and in order.
 
-Run with the table format that the session has (conftest.py), on a path, a URL and a catalog.
+The tests use the table format of the session (conftest.py), with a path, a URL and a catalog.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def rows(*seqs: int, columns: pa.Schema = COLUMNS, **more: object) -> pa.Table:
-    """Rows with these numbers."""
+    """Return rows with the given numbers and columns; *more* replaces values."""
     found = [
         {
             "event_id": f"event-{seq}",
@@ -65,13 +65,13 @@ def seqs(table) -> list[int]:
 
 @pytest.fixture
 def target(spark, tmp_path):
-    """A target in a directory whose name Spark could take for something else."""
+    """Open a target in a directory whose name contains special characters."""
     with open_target(spark, tmp_path / "a [1] #ü", TABLE_FORMAT) as opened:
         yield opened
 
 
-def test_a_table_takes_each_step_once(target):
-    """An append that is made again, or comes too late, adds nothing; the number is the table's."""
+def test_a_table_applies_each_step_once(target):
+    """An append with the number of an applied or earlier step adds nothing."""
     table = target.table("Order_Event__e")
     assert not table.exists()
     assert table.step() == 0
@@ -94,7 +94,8 @@ def test_a_table_takes_each_step_once(target):
 
 
 def test_columns_are_added_at_every_depth(target):
-    """Older rows are null there; facts are replaced as a whole, and stay without new ones."""
+    """Older rows have null in new columns and parts; the table's facts are replaced as a whole, and
+    kept if none are given."""
     table = target.table("AccountChangeEvent")
     table.make(COLUMNS, {"schema_ids": "a"})
     table.append([parquet_of(rows(0))], 1)
@@ -110,7 +111,7 @@ def test_columns_are_added_at_every_depth(target):
 
 
 def test_rows_are_merged_and_deleted_once(target):
-    """With their step, and after a restart nothing is done again."""
+    """A merge or delete that is repeated with the same step number changes nothing."""
     table = target.table("Account")
     table.make(COLUMNS, merged=True)
     table.append([parquet_of(rows(0, 1, 2))], 1)
@@ -134,13 +135,13 @@ def test_rows_are_merged_and_deleted_once(target):
     found = {row["ingest_seq"]: row["event_id"] for row in table.read().collect()}
     assert found == {1: "newest", 2: "event-2", 9: "event-9"}
     table.merge(part.limit(0), ["ingest_seq"], 7)
-    assert (seqs(table), table.step()) == ([1, 2, 9], 7), "a merge of nothing is a step, too"
+    assert (seqs(table), table.step()) == ([1, 2, 9], 7), "an empty merge also counts as a step"
     table.delete("true", 8)
     assert (seqs(table), table.step()) == ([], 8)
 
 
-def test_rows_of_a_frame_are_inserted_once(target):
-    """With their step, by name, and none of them is looked for in the table."""
+def test_rows_of_a_dataframe_are_inserted_once(target):
+    """A repeated insert with the same step number adds nothing; columns are matched by name."""
     table = target.table("Account")
     table.make(COLUMNS, merged=True)
     source = target.spark.createDataFrame(rows(1, 9).select(["ingest_seq", "event_id"]))
@@ -148,13 +149,13 @@ def test_rows_of_a_frame_are_inserted_once(target):
     table.insert(source, 1)
     assert (seqs(table), table.step()) == ([1, 9], 1)
     table.insert(source.limit(0), 2)
-    assert (seqs(table), table.step()) == ([1, 9], 2), "an insert of nothing is a step, too"
+    assert (seqs(table), table.step()) == ([1, 9], 2), "an empty insert also counts as a step"
     table.merge(source, ["ingest_seq"], 3)
     assert (seqs(table), table.step()) == ([1, 9], 3)
 
 
-def test_a_url_and_a_catalog_are_targets(spark, lake):
-    """Through Spark's own file systems, and by name."""
+def test_a_url_or_a_catalog_schema_can_be_a_target(spark, lake):
+    """Tables on another file system and in a catalog accept the same steps as in a directory."""
     places = ["viewfs://lake/tables/targets"]
     if TABLE_FORMAT == "iceberg":
         places.append("shop.sales")
@@ -173,14 +174,15 @@ def test_a_url_and_a_catalog_are_targets(spark, lake):
             table.merge(target.spark.createDataFrame(more), ["ingest_seq"], 2)
             table.insert(target.spark.createDataFrame(rows(3, columns=WIDER)), 3)
             assert seqs(table) == [0, 1, 2, 3]
-            # A catalog of Spark's own keeps names in lower case.
+            # Spark's own catalog stores names in lower case.
             names = [name.lower() for name in target.names()]
             assert (names, table.step()) == (["order_event__e"], 3)
             assert table.facts() == {"kind": "x"}
 
 
-def test_somebody_elses_table_is_left_alone(spark, target):
-    """It has no facts of ours: it is not listed, not read and not written."""
+def test_a_table_of_another_tool_is_not_used(spark, target):
+    """A table without our properties is neither listed nor written; a target in use cannot be
+    opened again."""
     table = target.table("Mine")
     target.spark.sql(f"CREATE TABLE {table._in_sql} (x INT) USING {TABLE_FORMAT}")
     assert target.names() == []
@@ -190,8 +192,8 @@ def test_somebody_elses_table_is_left_alone(spark, target):
         open_target(spark, target.place.local, TABLE_FORMAT)
 
 
-def test_a_change_by_another_process_is_noticed(spark, tmp_path):
-    """Elsewhere than on a local path nothing else keeps a second writer off."""
+def test_a_change_by_another_process_is_detected(spark, tmp_path):
+    """Only a local path has a lease, so each write checks whether another writer did the step."""
     with open_target(spark, tmp_path, TABLE_FORMAT) as target:
         first, second = (target._open("T") for _ in range(2))
         first.make(COLUMNS)
@@ -216,23 +218,23 @@ def test_a_change_by_another_process_is_noticed(spark, tmp_path):
         ("file:/data/sales", "delta", False, True),
     ],
 )
-def test_what_a_target_names(text, format_, catalog, local):
-    """A name is a schema with a table format, and a directory with none."""
+def test_the_destination_of_a_target_is_parsed(text, format_, catalog, local):
+    """With Delta or Iceberg, a plain name is a catalog schema; with Parquet, it is a directory."""
     place = Place.parse(text, format_)
     assert (place.in_catalog, place.local is not None) == (catalog, local)
     assert not place.of("T").endswith("//T")
 
 
-def test_parquet_has_no_target_elsewhere():
-    """There is no rename by which files would appear as a whole."""
+def test_a_remote_parquet_target_is_rejected():
+    """An object store has no rename that would make all files of a step visible at once."""
     with pytest.raises(ConfigurationError, match="use a local directory, or a table format"):
         Place.parse("s3a://bucket/x", "parquet")
 
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="what Delta does to write its log")
 def test_a_commit_on_a_local_path_starts_few_processes(target):
-    """Hadoop starts `chmod` for each file and `readlink` for each name that it asks about: forty
-    tables' commits were 820 processes. Left is one for the commit and one for its checksum.
+    """By default, Hadoop starts `chmod` and `readlink` processes for each file, 820 for the commits
+    of forty tables; the log store and checkpoint file manager that we set avoid most of them.
     """
     table = target.table("Order_Event__e")
     table.make(COLUMNS)
@@ -247,8 +249,9 @@ def test_a_commit_on_a_local_path_starts_few_processes(target):
 
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="the number is in Delta's own conflict check")
-def test_a_step_that_another_writer_commits_first_is_refused(target, monkeypatch):
-    """Between looking at the number and the commit; its rows are there once, and no job is run."""
+def test_a_step_that_another_writer_commits_first_is_rejected(target, monkeypatch):
+    """If the other commit comes after the number was checked, the append fails and its rows are
+    there once; the next append runs no Spark job."""
     table, other = target.table("Order_Event__e"), target._open("Order_Event__e")
     table.make(COLUMNS)
     put = table._put
@@ -269,9 +272,9 @@ def test_a_step_that_another_writer_commits_first_is_refused(target, monkeypatch
 
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="the calls are those of Delta's transaction")
-def test_an_append_makes_few_calls_of_the_jvm(target, monkeypatch):
-    """With forty tables a step they would cost as much as the commits: sixteen, and a few when the
-    table has changed otherwise.
+def test_an_append_makes_few_calls_to_the_jvm(target, monkeypatch):
+    """With forty tables per step, calls would cost as much as the commits, so an append makes 16
+    calls at most.
     """
     table = target.table("Order_Event__e")
     table.make(COLUMNS)
@@ -280,7 +283,7 @@ def test_an_append_makes_few_calls_of_the_jvm(target, monkeypatch):
     calls, send, thread = [], ClientServerConnection.send_command, threading.get_ident()
 
     def counted(self, command):
-        if threading.get_ident() == thread:  # another one releases objects
+        if threading.get_ident() == thread:  # another thread releases objects
             calls.append(command)
         return send(self, command)
 
@@ -296,7 +299,7 @@ def test_an_append_makes_few_calls_of_the_jvm(target, monkeypatch):
 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="Iceberg's metadata has the number at once")
 def test_the_first_step_into_a_new_table_runs_no_job(target):
-    """Delta would compute the table's state, by three jobs for each table of a new target."""
+    """Delta alone would run three jobs to compute the state of each table of a new target."""
     table = target.table("Order_Event__e")
     table.make(COLUMNS)
     before = jobs_begun(target.spark)
@@ -306,9 +309,9 @@ def test_the_first_step_into_a_new_table_runs_no_job(target):
     assert (target._open("Order_Event__e").step(), seqs(table)) == (1, [0])
 
 
-def test_a_change_of_one_table_lends_its_number_to_no_other(target):
-    """A merge has its number in the session's settings. A table that another thread gives a column
-    meanwhile does not take that number: it would leave out its own next steps, and not say so.
+def test_the_step_number_of_one_table_is_not_used_for_another(target):
+    """A merge sets its step number in the session. If another thread adds columns to a table
+    meanwhile, it must not store that number, or later steps would silently be skipped.
     """
     if TABLE_FORMAT != "delta":
         pytest.skip("other formats have a number with each snapshot that is staged")
@@ -317,7 +320,7 @@ def test_a_change_of_one_table_lends_its_number_to_no_other(target):
     widening = threading.Thread(target=table.make, args=(WIDER,), daemon=True)
     with target.settings({APPLICATION_SETTING: APPLICATION, NUMBER_SETTING: "9"}):
         widening.start()
-        widening.join(2.0)  # it waits now; without the lock it would be through
+        widening.join(2.0)  # it waits now; without the lock it would have finished
     widening.join(120.0)
     assert "Amount__c" in table.columns()
     assert table.append([parquet_of(rows(1, columns=WIDER, Amount__c=1.0))], 1)
