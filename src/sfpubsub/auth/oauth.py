@@ -128,7 +128,7 @@ class OAuthLogin(ABC):
         except ConfigurationError as error:
             problem = str(error)
         if problem:
-            raise RemoteProtocolError(f"{host} returned an instance URL, but {problem}")
+            raise RemoteProtocolError(f"{host} returned no usable instance URL: {problem}")
         if self._instance_url and _host(instance_url) != _host(self._instance_url):
             raise ConfigurationError(
                 f"signed in to {_host(instance_url)}, but SFPUBSUB_INSTANCE_URL is "

@@ -97,7 +97,7 @@ _STORE, _FOR_EVER, _END = Store(), WaitUntil(None), End()
 
 
 class _Prepared(NamedTuple):
-    """A response that is ready for delivery, with those of its batches not delivered yet."""
+    """A response that is ready for delivery, with its batches that are not delivered yet."""
 
     arrival: Arrival | None
     acks: tuple[int, ...]
@@ -155,7 +155,8 @@ class Consumer:
     def asked(self) -> None:
         """Handle the application's request for the next batch.
 
-        This resets `in_hand`. A caller that has yet to ack the previous batch must read it first.
+        This resets `in_hand`, so a caller that has yet to ack the previous batch must read
+        `in_hand` first.
         """
         self._given = self.in_hand = None
         self._store_when_idle = True

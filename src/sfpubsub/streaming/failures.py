@@ -1,8 +1,9 @@
 """Maps refusals of the Streaming API to errors of this package and to the next step.
 
-``advice.reconnect`` takes precedence over the table of codes, because codes are overloaded: 401
-means an invalid token at Salesforce, but an unknown client elsewhere; 403 means an unknown client,
-a forbidden channel, or a limit that was reached.
+Unless the server is busy (503), advice to retry or to open a new session takes precedence over the
+table of codes, because codes are overloaded: 401 means an invalid token at Salesforce, but an
+unknown client elsewhere; 403 means an unknown client, a forbidden channel, or a limit that was
+reached.
 """
 
 from __future__ import annotations

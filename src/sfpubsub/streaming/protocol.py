@@ -151,7 +151,7 @@ class StreamingProtocol:
             if advice.get("timeout") == 0 and self._advice["timeout"]:
                 logger.warning(
                     "the server answers connect requests immediately, so they are repeated at "
-                    "short intervals: it may take several clients for a single browser"
+                    "short intervals: it may mistake several clients for a single browser"
                 )
             self._advice |= advice
         # Replies are handled first, so that a channel is active before the events that arrive with
@@ -221,7 +221,7 @@ class StreamingProtocol:
             self._send(Lane.ASK, asked)
 
     def _message(self, channel: str, **fields: Any) -> Message:
-        """Return a message with the session's client id, which is omitted before a handshake."""
+        """Return a message, with the client id of the session if there is one."""
         session = {"clientId": self._client_id} if self._client_id else {}
         return {"channel": channel, "id": str(next(self._ids)), **session, **fields}
 

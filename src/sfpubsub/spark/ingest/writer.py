@@ -314,7 +314,7 @@ class EventWriter:
 
     @property
     def table_sources(self) -> tuple[Source, ...]:
-        """All sources that were ever written to the table, and those of this writer."""
+        """All sources of the table: those of this writer and of earlier writers."""
         return self._table.sources
 
     @property

@@ -97,8 +97,8 @@ class Columns:
         """Return the SQL expressions that compute columns from a row of the typed table.
 
         The result maps the name of each column that the event type fills to its expression, whose
-        type is exactly that of the column. The session must use UTC. If a text was sent as a diff,
-        the expression returns the diff.
+        type is exactly that of the column. The session must use UTC. If the event contains
+        only a diff for a text field, the expression returns the diff.
         """
         found: dict[str, list[str]] = {}
         for field, sources in sources_of(plan).items():

@@ -3,9 +3,9 @@
 The caller's thread runs every step of the engine (tables/steps.py): it applies events, merges the
 results of reads, and requests new reads. A second thread reads the org and writes the results to
 the read log (`ReadLog`). A third thread writes the event stream to the raw table. A read is
-guaranteed to contain all changes that were applied at least one margin (`MirrorSettings.margin`,
-the longest lag assumed for the org's responses) before its request. Invariant: after a kill at any
-point, the next process continues from the tables alone.
+guaranteed to contain all changes that the tables contained one margin (`MirrorSettings.margin`, the
+longest lag assumed for the org's responses) before the read was requested. Invariant: after a kill
+at any point, the next process continues from the tables alone.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ class Mirror:
             self._ask(name, Reason.ASKED, self._signals.ids(signal))
 
     def _ask_for_gaps(self, gaps: Sequence[str]) -> bool:
-        """Request a new read of all objects if none was requested yet for one of *gaps*.
+        """Request a new read of all objects if any of *gaps* has not led to one yet.
 
         Returns:
             Whether reads were requested.
@@ -435,9 +435,10 @@ class Mirror:
         _log.warning("retrying requests to the org in %.0f s: %s", seconds, error)
 
     def _merge_next(self) -> bool:
-        """Merge the waiting pieces of one read, or compare the ids of a complete sweep.
+        """Merge the waiting pieces of one read; return whether any pieces were waiting.
 
-        Return whether any pieces were waiting.
+        The pieces of a sweep (a read of all record ids) are not merged. After the last one, they
+        are compared with the table, all together.
         """
         found = self._fetching.take()
         if found is None:

@@ -19,8 +19,8 @@ def check_rights(reader: OrgReader, objects: Sequence[str]) -> None:
         objects: API names of the objects.
 
     Raises:
-        ConfigurationError: A name does not have the exact case of the object's name, or the object
-            cannot be queried.
+        ConfigurationError: A name differs in case from the object's name, or the object cannot be
+            queried.
         PermissionDeniedError: The user may not be able to see all records.
         RequestRefusedError: An object does not exist, or the user cannot see it.
     """

@@ -46,7 +46,7 @@ def of_json(columns: Columns, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def flags_of(texts: pa.ChunkedArray | None, count: int) -> pa.Array:
-    """Convert the texts of a checkbox field to booleans; all False if *texts* is None."""
+    """Convert the strings of a checkbox field to booleans; all False if *texts* is None."""
     if texts is None:
         return pa.array([False] * count, pa.bool_())
     return pc.fill_null(pc.equal(texts, "true"), False).combine_chunks()
@@ -64,8 +64,8 @@ def of_csv(
         has_header: Whether the file begins with a header row.
 
     Yields:
-        For each block, the converted rows, and a table with the original texts of the fields
-        *names*.
+        For each block, the converted rows, and a table with the original strings of the
+        fields *names*.
 
     Raises:
         RemoteProtocolError: The file is not valid CSV, or a value does not match its field's type.

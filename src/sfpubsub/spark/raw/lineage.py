@@ -69,7 +69,7 @@ class Lineage(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """Return the id that the format assigned to the table. A move does not change it."""
+        """Return the id that the format assigned to the table. Moving the table keeps the id."""
 
     @abstractmethod
     def version(self) -> str:

@@ -114,7 +114,8 @@ class RawTable(ABC):
 
         Args:
             seq: ``ingest_seq`` of the row.
-            written_at: When the row was written, in seconds since the epoch; may be off by an hour.
+            written_at: When the row was written, in seconds since the epoch; may be off by up
+                to an hour.
 
         Raises:
             WriteError: The table cannot be read.

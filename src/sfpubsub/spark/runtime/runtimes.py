@@ -124,7 +124,7 @@ def runtime_for(format: str, version: str = pyspark.__version__) -> Runtime:  # 
     """Return the jars that *format* needs with PySpark *version*.
 
     Raises:
-        ConfigurationError: No working combination is known.
+        ConfigurationError: No jars of the format are known to work with this version.
     """
     known = [runtime for runtime in RUNTIMES if runtime.format == format]
     short = ".".join(version.split(".")[:2])

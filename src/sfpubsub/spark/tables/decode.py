@@ -1,8 +1,8 @@
 """Decode the raw rows of a step (steps.py) on executors, all event types in one Spark job.
 
-Each task returns one Parquet file per event type to the driver: a few hundred kilobytes, which the
-target (target.py) stores unchanged. Invariant: every row is in a file of its event type, or in a
-file under `UNDECODABLE_NAME`.
+Each task returns one Parquet file per event type, typically a few hundred kilobytes in size, to the
+driver. The target (target.py) stores the files unchanged. Invariant: every row is in a file of its
+event type, or in a file under `UNDECODABLE_NAME`.
 """
 
 from __future__ import annotations

@@ -181,9 +181,9 @@ class DeltaTargetTable(LoggedTargetTable):
     def append(self, files: Sequence[bytes], step: int) -> bool:
         """See `TargetTable`.
 
-        One commit contains the step and the files. Delta rejects it if a concurrent commit has our
-        application id. A crash before the commit leaves files that no reader sees, and that VACUUM
-        removes.
+        One commit contains the step and the files. Delta rejects it if a concurrent commit has this
+        package's application id. A crash before the commit leaves files that no reader sees, and
+        that VACUUM removes.
         """
         with self._errors("was not written"), active_session(self._target.spark):
             transaction = self._log().startTransaction()

@@ -157,7 +157,7 @@ class LoggedTargetTable(TargetTable):
             raise WriteError(f"{self._address} {what}: {first_line(error)}") from error
 
     def _check(self, step: int) -> None:
-        """Check that the table's newest step is *step*. A format may skip a change silently.
+        """Check that the table's newest step is *step*: a format may have silently skipped it.
 
         Raises:
             WriteError: The table has another step.

@@ -133,7 +133,7 @@ class Records(Reading):
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
         """Start publishing change events for the objects that `members` select. Stop publishing
-        them for objects that only removed members selected.
+        them for objects that were selected only by removed members.
 
         Args:
             members: All current members of all channels.
@@ -215,7 +215,7 @@ class Records(Reading):
             return changing.upsert(name, external_field, value, given)
 
     def delete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
-        """Move a record to the Recycle Bin. Arguments as for `update`.
+        """Move a record to the Recycle Bin. Arguments as for `update`, except `given`.
 
         Raises:
             RecordProblem: The record does not exist.
@@ -224,7 +224,7 @@ class Records(Reading):
             changing.delete(name, record_id)
 
     def undelete(self, name: str, record_id: str, user: User, origin: str = "") -> None:
-        """Restore a record from the Recycle Bin. Arguments as for `update`.
+        """Restore a record from the Recycle Bin. Arguments as for `update`, except `given`.
 
         Raises:
             RecordProblem: The record is not in the Recycle Bin.
@@ -267,8 +267,8 @@ class Records(Reading):
         return self._accounts.by_id(record_id) is not None
 
     def missed(self, record_id: str) -> None:
-        """If a fault purged the record, count the fault. Called when a client requests a record
-        that does not exist or that the client's user may not see.
+        """If a fault purged the record, add 1 to the fault's count. Called when a client requests
+        a record that does not exist or that the client's user may not see.
         """
         self._faults.met(self._purged.get(record_id))
 
@@ -277,7 +277,7 @@ class Records(Reading):
 
         Args:
             record_id: 15- or 18-character id.
-            cause: The fault to count when a client requests the record.
+            cause: The fault whose count increases when a client requests the record.
 
         Raises:
             ValueError: There is no such record.
