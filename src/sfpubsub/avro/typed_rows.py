@@ -185,8 +185,8 @@ def _fitted(array: pa.Array, own: pa.DataType, target: pa.DataType) -> pa.Array:
     Args:
         array: The decoded values.
         own: The type of the column, as derived from the schema of the values.
-        target: The type of the table's column: `merge` has merged *own* with those of other schema
-            versions.
+        target: The type of the table's column: the result of merging *own* with the column's types
+            in other schema versions (`merge`).
     """
     if array.type == target:
         return array

@@ -197,7 +197,7 @@ def redrive(
         The number of entries that were redriven, and the number that could not be redriven.
 
     Raises:
-        WriteError: Entries could not be written or marked.
+        WriteError: Events could not be written, or entries could not be marked.
         ConfigurationError: Some entries are damaged. All other entries are processed first.
     """
     done = left = 0

@@ -239,7 +239,8 @@ class Delivery:
         """Carry out one step. May block, except for `Take`.
 
         Raises:
-            SfPubSubError: The step failed and will be repeated.
+            SfPubSubError: The step failed, and `turn` will return it again. A failure to fetch a
+                schema is raised only if a retry would not help.
         """
         if isinstance(step, Take):
             for seq in step.acks:

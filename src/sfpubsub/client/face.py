@@ -127,7 +127,8 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
                 raises an exception.
             quarantine: Stores failed events; required by ``on_failure="quarantine"``, and not
                 allowed otherwise.
-            quarantine_limit: How many events may fail before the run stops despite the quarantine.
+            quarantine_limit: Stops the run, despite the quarantine, if too many of the most recent
+                events failed.
 
         Returns:
             A summary of the run.
@@ -181,9 +182,9 @@ class SubscriptionFace(ABC, Generic[HandlerT, RunT]):
 
     @contextmanager
     def _told_once(self) -> Iterator[None]:
-        """Do not raise the subscription's failure within the block if it was already raised before.
+        """Suppress the subscription's failure in the block if it was raised before the block.
 
-        So the application receives the same failure only once.
+        The application then receives the same failure only once.
         """
         told = self._failure_is_told
         try:

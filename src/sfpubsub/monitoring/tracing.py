@@ -1,8 +1,8 @@
 """OpenTelemetry tracing: spans for receiving, processing and settling events.
 
-Follows the messaging conventions, version 1.44. A response contains events of many traces. Its span
-therefore has no parent, but links to the creation context of each event whose headers contain one.
-Requires ``sfpubsub[otel]``.
+Follows the semantic conventions for messaging, version 1.44. A response contains events of many
+traces. Its span therefore has no parent, but links to the creation context of each event whose
+headers contain one. Requires ``sfpubsub[otel]``.
 
 The context is in the event's header ``traceparent``. The header is sent only if a program uses
 `trace_headers`, because the service reserves event headers for future use.
@@ -126,7 +126,7 @@ class SourceTracing:
         self._processed_at = time.time_ns()
 
     def settled(self, confirmed: int) -> None:
-        """Record that *confirmed* events in total have been committed or stored so far."""
+        """Record that the positions of *confirmed* events in total were committed or stored."""
         from opentelemetry.trace import Link, SpanKind
 
         events = confirmed - self._settled

@@ -88,9 +88,10 @@ class Pending:
         self.report_room()
 
     def messages(self) -> Iterator[StreamingMessage]:
-        """Take and yield the messages before the next error, without waiting.
+        """Take and yield messages without waiting.
 
-        This is cheaper than `head` and `take`.
+        Stops at an error, and at an item that `head` has returned and `take` has not removed. This
+        is cheaper than `head` and `take`.
         """
         while (run := self._first()) is not None and run.head is None:
             # The queue remains full, so there is nothing to report, unless `take` is called

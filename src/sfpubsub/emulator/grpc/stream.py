@@ -45,8 +45,8 @@ class Fetch:
 
 @dataclass(frozen=True)
 class CommitAnswer:
-    """A CommitReplayResponse. `error` is empty on success; `received_at` is in seconds since 1970
-    UTC.
+    """A CommitReplayResponse. `error` is empty on success; `received_at` is in seconds since the
+    epoch.
     """
 
     request_id: str

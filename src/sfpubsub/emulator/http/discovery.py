@@ -1,5 +1,5 @@
-"""Resources that describe the org's events and the usage of its allocations: EntityDefinition,
-PlatformEventUsageMetric, and the limits resource.
+"""Resources that describe the org's event types and the usage of its allocations:
+EntityDefinition, PlatformEventUsageMetric, and the limits resource.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _limit(most: int, count: int) -> dict[str, int]:
 
 
 def _definitions(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
-    """Return an EntityDefinition row for each event in the org. Objects are not included."""
+    """Return an EntityDefinition row for each event type in the org. Objects are not included."""
     return [
         {
             "QualifiedApiName": name,
@@ -64,8 +64,8 @@ def _definitions(call: Call, _asked: soql.Query) -> list[dict[str, Any]]:
 
 
 def _metrics(call: Call, asked: soql.Query) -> list[dict[str, Any]]:
-    """Return the rows of PlatformEventUsageMetric for the last 24 hours: one for each event, usage
-    type and time segment, as with Enhanced Usage Metrics.
+    """Return the rows of PlatformEventUsageMetric for the last 24 hours: one for each event name,
+    usage type and time segment, as with Enhanced Usage Metrics.
     """
     wanted = [item.text for item in asked.where if item.field.lower() == "timesegment"]
     segment = next(

@@ -99,7 +99,7 @@ class HttpServer:
         except (OSError, OverflowError) as error:
             raise EmulatorProblem(
                 f"cannot listen on {host}:{port} ({getattr(error, 'strerror', error)}):"
-                " choose another port"
+                " choose another host or port"
             ) from error
         self.port = int(self._server.server_address[1])
         self._server.world = world
@@ -150,7 +150,7 @@ class _Server(ThreadingHTTPServer):
                 self._due[request] = time.monotonic() + _REQUEST_S
         if full:
             _log.warning(
-                "closed a new connection: %d connections are open, which is the maximum",
+                "rejected a new connection: %d connections are open, which is the maximum",
                 _CONNECTIONS,
             )
             self.shutdown_request(request)

@@ -327,7 +327,7 @@ class _Reader:
         return row
 
     def _beside(self, what: str, row: dict[str, Any], key: str) -> str:
-        """Return the text of the file that `row[key]` names by its path relative to the seed."""
+        """Return the text of the file whose path, relative to the seed file, is `row[key]`."""
         file = self._path.parent / str(row[key])
         try:
             return file.read_text(encoding="utf-8")

@@ -177,7 +177,7 @@ def is_outdated(read: Read, mirrored: Mirrored | None, newest: Read | None) -> b
 def proves_deletion(mirrored: Mirrored, read: Read, entries: Iterable[Entry]) -> bool:
     """Return whether a record that a read did not return counts as deleted.
 
-    It does if the read began at least one margin after the record's last event.
+    It does if no event about it arrived after the read's as-of.
 
     Args:
         mirrored: The known state of the record.

@@ -100,7 +100,7 @@ def in_newest_layout(rows: DataFrame, *, others: bool = False) -> DataFrame:
     """Convert rows of a raw table of any layout to the columns of the newest layout.
 
     Missing columns are null, except that headers of change events are taken from the JSON, and the
-    day of writing from the hour.
+    day of writing is taken from ``ingest_hour``.
 
     Args:
         rows: Rows of a raw table, with its stored columns.

@@ -42,8 +42,8 @@ class Source:
         found += [cls("channel", name) for name in _names(channel)]
         if not found or not all(source.name for source in found):
             raise ConfigurationError(
-                "a table needs at least one managed subscription, topic or channel, and its name "
-                "must not be empty"
+                "a table needs at least one managed subscription, topic or channel, and none of "
+                "their names may be empty"
             )
         return joined((), found, "the table")
 

@@ -7,11 +7,11 @@ describes it completely or deletes it. This does not apply to fields that no eve
 formula fields.
 
 **Order.** Which of two changes is newer is decided by commit timestamp, then commit number, then
-sequence number, then arrival. Numbers are comparable within one database instance only, and restart
+sequence number, then arrival. Numbers are comparable only within one database instance, and restart
 at lower values when the org is migrated to another instance (Change Data Capture guide,
-ChangeEventHeader). So they only order changes of the same millisecond, which come from one
-instance. A change that arrives after a newer one is late: it is not applied, and the record has to
-be reread.
+ChangeEventHeader). So they are used only to order changes of the same millisecond, which come from
+one instance. A change that arrives after a newer one is late: it is not applied, and the record has
+to be reread.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class Fields:
 def _with_parts(old: Any, new: Any, paths: Sequence[tuple[str, ...]]) -> Any:
     """Return *old* with the components at *paths* replaced by those of *new*.
 
-    Return None if *paths* is empty: the changed component then belongs to another type of the
-    field, whose column contains the new value.
+    Return None if *paths* is empty: the field's value then has another type, and is in the column
+    for that type.
     """
     if not paths:
         return None  # the field now has another type
@@ -234,7 +234,7 @@ class ObjectCue:
 
     @classmethod
     def of(cls, record_id: str | None, change: Cue) -> ObjectCue | None:
-        """Return a cue for all records that *record_id* stands for; None for the id of one record.
+        """Return a cue for all records that *record_id* stands for; None if it is a record's id.
 
         For an overflow event, return a cue for all records of the object, whatever the id is.
 
@@ -291,8 +291,8 @@ class Fold:
     def apply(self, change: Change) -> None:
         """Apply the next change, in order of arrival.
 
-        A change that is late or was removed from the raw table (`RESTORED`) is not applied, but
-        marks the record for rereading.
+        A change that is late, or whose row was removed from the raw table (`RESTORED`), is not
+        applied, but marks the record for rereading.
         """
         old = self.record
         if change.change_type == RESTORED:

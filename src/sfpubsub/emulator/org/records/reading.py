@@ -86,7 +86,7 @@ class Past:
 
     A snapshot of the store is taken before a change, and kept for `lag_s` seconds. Reads use the
     oldest of these snapshots, or the current state if there are none. Changes in quick succession
-    share a snapshot, and can become visible too early by up to a quarter of the lag.
+    share a snapshot, and can become visible up to a quarter of the lag too early.
 
     Args:
         store: The store to read.
@@ -102,8 +102,8 @@ class Past:
         self._snapshots: list[tuple[float, Snapshot]] = []
 
     def remember(self) -> None:
-        """Take a snapshot, unless one was taken within the last quarter of the lag. Without a lag,
-        do nothing. Call this before each change.
+        """Take a snapshot, unless the newest one is at most a quarter of the lag old. Without a
+        lag, do nothing. Call this before each change.
         """
         if not self._lag_s:
             return
