@@ -93,8 +93,8 @@ class SimpleSalesforceLogin:
         # Outside the except block, so not chained: such errors contain the request and its
         # password.
         raise AuthenticationError(
-            f"the Salesforce object could not renew its session ({name}): create the object with "
-            f"valid credentials, because a session id alone is not enough",
+            f"the simple_salesforce.Salesforce object could not renew its session ({name}): create "
+            f"the object with valid credentials, because a session id alone is not enough",
             retryable=retryable,
         )
 

@@ -6,10 +6,10 @@ garbage, so a `Codec` is looked up by the event's own ``schema_id`` and checks t
 used.
 
 The decoding is done by the compiled decoder (`sfpubsub.avro.compiled`) or, where that is not
-available, by a generated function (`sfpubsub.avro.decoder`). If it does not support a schema or
-payload, `sfpubsub.avro.guard` first validates the payload and fastavro then decodes it, with the
-same result. Since the guard has checked every length and count, a malicious payload cannot make
-fastavro loop or allocate without bound. Thread-safe.
+available, by a generated function (`sfpubsub.avro.decoder`). If the decoder in use does not support
+a schema or payload, `sfpubsub.avro.guard` first validates the payload and fastavro then decodes it,
+with the same result. Since the guard has checked every length and count, a malicious payload cannot
+make fastavro loop or allocate without bound. Thread-safe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of the compiled package `sfpubsub.native` that read Avro. Thread-safe."""
+"""Access to the compiled code in `sfpubsub.native` that reads Avro. Thread-safe."""
 
 from __future__ import annotations
 

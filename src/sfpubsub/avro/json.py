@@ -47,7 +47,7 @@ def to_json(value: Any, *, is_finite: bool = False) -> str:
         is_finite: Whether the value is known to contain no NaN and no infinity.
 
     Raises:
-        TypeError: The value contains something that has no JSON form.
+        TypeError: The value contains something that cannot be encoded as JSON.
     """
     # orjson would encode NaN and the infinities as null.
     if _orjson is not None and (is_finite or not _has_odd_float(value)):

@@ -132,9 +132,11 @@ class ClientBase(ABC, Generic[PlainT, ManagedT, StoreT]):
                 subscription fails.
             ack: ``auto``: requesting the next batch acks the previous one; ``manual``: the caller
                 acks. Acks have an effect only with a store.
-            max_pending_count: No more events are requested while this many are undelivered.
-            max_bytes: No more events are requested while the payloads of the undelivered ones have
-                this size, in bytes.
+            max_pending_count: No more events are requested while this many are undelivered. While
+                this or one of the next two limits is reached, single events may still be requested,
+                to keep the stream open.
+            max_bytes: No more events are requested while the payloads of the undelivered ones total
+                this many bytes.
             max_unacked: No more events are requested while this many are unacked.
             connection_timeout: The outage budget: seconds that transport failures may last before
                 the subscription fails; None means forever. This is not the timeout of one

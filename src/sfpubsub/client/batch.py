@@ -185,7 +185,10 @@ class Event:
         return dedupe_key(self.raw.id, self.raw.schema_id, self.raw.payload)
 
     def to_json(self) -> str:
-        """Return the fields as one line of JSON. Times are integers, as in the payload.
+        """Return the fields as one line of JSON.
+
+        Times are integers, as in the payload, even if the client was created with
+        ``datetimes=True``.
 
         Raises:
             DecodeError: The payload does not fit its schema.

@@ -1,9 +1,9 @@
 """The metrics: type, unit, meaning, and what to do if a metric looks wrong.
 
 Names follow OpenTelemetry's messaging conventions (1.44) where one applies; the others begin with
-``messaging.salesforce``. Prometheus names are derived by OpenTelemetry's rules, so that a dashboard
-works with metrics from both. scripts/metrics_page.sh generates docs/reference/metrics.md from this
-file.
+``messaging.salesforce``. The names under ``/metrics`` are derived by OpenTelemetry's rules for
+Prometheus, so that a dashboard also works with metrics that reach Prometheus through OpenTelemetry.
+scripts/metrics_page.sh generates docs/reference/metrics.md from this file.
 """
 
 from __future__ import annotations

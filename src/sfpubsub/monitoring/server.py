@@ -1,8 +1,8 @@
 """The HTTP server of a monitor: ``/metrics``, ``/health`` and the page.
 
 The server is read-only and requires no password. By default it listens on loopback only, and then
-accepts only IP addresses and ``localhost`` as host names, so that no foreign web page can read it
-through DNS rebinding.
+accepts only IP addresses and ``localhost`` in the ``Host`` header, so that no other website can
+read it through DNS rebinding.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class QueryPage:
 
 @dataclass(frozen=True)
 class ApiLimit:
-    """An org's limit on API calls in 24 hours, for all users and applications."""
+    """An org's limit on API calls per 24 hours, for all users and applications together."""
 
     most: int
     remaining: int

@@ -134,7 +134,7 @@ class StreamingBase:
 
     @property
     def has_pending_messages(self) -> bool:
-        """Whether messages or errors are queued, so that receiving does not wait."""
+        """Whether messages or errors are queued; if so, receiving does not wait."""
         return self.pending_count > 0
 
     def __repr__(self) -> str:

@@ -23,8 +23,8 @@ def dedupe_key(event_id: str, schema_id: str, payload: bytes) -> bytes:
     The key is derived from the event's id if it has one: the id stays the same if the event is
     re-issued under a new replay id. Change events may have no id (Salesforce documentation, event
     message durability); their key is derived from the schema id and the payload, whose header
-    contains the transaction key and the sequence number. The key needs no decoding and is the same
-    in every process.
+    contains the transaction key and the sequence number. Computing the key requires no decoding,
+    and gives the same result in every process.
 
     Args:
         event_id: ``ProducerEvent.id``, or an empty string.
@@ -68,7 +68,7 @@ EventKey: TypeAlias = tuple[str, bytes]
 
 
 def event_keys(events: Iterable[RawEvent]) -> list[EventKey]:
-    """Return the keys of *events*, in the same order."""
+    """Return the `EventKey` of each event, in the same order."""
     # Bytes instead of a ReplayId, whose hash is computed in Python.
     return [(event.id, event.replay_id._value) for event in events]
 

@@ -1,4 +1,4 @@
-"""Computes the lag of a managed subscription at given times, in events. For display only.
+"""Computes the lag, in events, of a managed subscription at given times. For display only.
 
 The lag is not sampled. It is computed from the publication times in the log and from the commit
 times, which this module stores in memory.
@@ -28,7 +28,7 @@ class Lag:
 
 
 class CommitHistory:
-    """The newest commits of each subscription (at most 2,000), with their times. Thread-safe.
+    """The newest 2,000 commits of each subscription, with their times. Thread-safe.
 
     Args:
         before: For each subscription id, the position that was committed when the process started;

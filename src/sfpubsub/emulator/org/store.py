@@ -183,7 +183,7 @@ class Store:
         """Add events to the log of each topic. Call this inside a `transaction`.
 
         Args:
-            topic_ids: Ids of the topics, and of the channels that carry them.
+            topic_ids: Ids of the topics and channels to whose logs the events are added.
             events: The events.
             at: Time of publication, in seconds since the epoch.
         """
@@ -228,7 +228,8 @@ class Store:
         return [(Event._make(row[:4]), float(row[4])) for row in found]
 
     def times_after(self, topic_id: int, position: int, limit: int) -> list[tuple[int, float]]:
-        """Return the last `limit` events of a topic after `position`, in order.
+        """Return the newest events of a topic after `position`, at most `limit` of them, oldest
+        first.
 
         Each is a tuple of its position and its publication time in seconds since the epoch.
         """

@@ -84,7 +84,10 @@ class Streams:
         ]
 
     def stop(self) -> None:
-        """Make all jobs stop soon and cleanly. Safe in signal handlers."""
+        """Tell all jobs to stop after writing and acking the events received so far.
+
+        Returns immediately. Safe to call in signal handlers.
+        """
         for stream in self._streams:
             stream.job.stop()
 

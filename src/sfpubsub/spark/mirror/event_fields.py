@@ -34,8 +34,8 @@ class Source:
     def whole(self) -> tuple[tuple[str, ...], pa.DataType] | None:
         """Path and type of the field's single value; None if it is stored only as components.
 
-        For a union, such as a name that is a text or a struct, this is the first member that is not
-        a struct.
+        For a union, such as a name that is a string or a struct, this is the first member that is
+        not a struct.
         """
         if not pa.types.is_struct(self.type):
             return (self.name,), self.type
@@ -127,7 +127,7 @@ def member_of(column: Column, part: str, path: tuple[str, ...]) -> tuple[str, ..
     Args:
         column: The compound field's column, which is a struct.
         part: The component's name in events; case is ignored.
-        path: The path to return if the struct lacks the component, because only events have it.
+        path: Returned if the struct has no such member, because only events have the component.
     """
     for member in column.type:
         if member.name.lower() == part.lower():

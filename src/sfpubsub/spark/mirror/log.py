@@ -53,7 +53,7 @@ _KEPT_BYTES = 128 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Marker:
-    """Metadata of one piece of a read, such as its as-of and where the next piece begins."""
+    """Metadata of one piece of a read, such as its `reads.AsOf` and where the next piece begins."""
 
     read: int
     """Number of the read's first piece, which identifies the read."""
@@ -174,9 +174,9 @@ class ReadLog:
     def take(self, first: int, last: int) -> list[bytes] | None:
         """Return the files of pieces *first* to *last* (inclusive) from memory; see `rows_in`.
 
-        The files are then removed from memory. Return None if some are not in memory, because they
-        are too large, were taken before, do not belong to a read of the whole object, or were
-        written by another process.
+        Return None if some are not in memory, because they are too large, were taken before, do not
+        belong to a read of the whole object, or were written by another process. In either case,
+        none of them are in memory afterwards.
         """
         found = [self._kept.pop(piece, None) for piece in range(first, last + 1)]
         files = [each for each in found if each is not None]
@@ -214,7 +214,8 @@ def rows_in(file: bytes) -> Iterator[pa.Table]:
 def id_range(pieces: Iterable[Marker]) -> tuple[str, str] | None:
     """Return the lowest and the highest record id in *pieces*.
 
-    None if the pieces have no rows, or if one of them was written by an earlier version.
+    Return None if the pieces have no rows, or if one of them was written by an earlier version
+    of sfpubsub that did not record the range.
     """
     ids: list[str] = []
     for piece in pieces:

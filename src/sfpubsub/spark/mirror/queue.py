@@ -67,7 +67,7 @@ class MirrorQueue:
 
         Args:
             entity: The object.
-            healed: The read's as-of.
+            healed: The read's `AsOf`.
             step: Number of the step that merged the read's rows.
             record_ids: Records that were read; None for the whole object.
         """

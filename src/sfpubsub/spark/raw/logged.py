@@ -203,7 +203,7 @@ class LoggedTable(RawTable):
         now: float,
         name: str | None = None,
     ) -> str:
-        """See `RawTable`. One commit of the format contains both the batch and the positions."""
+        """See `RawTable`. A single commit to the table contains the batch and the positions."""
         batch = f"b{self.next_seq:019d}"
         layout = self._known.layout
         rows = rows.select(layout.columns.names)
@@ -327,7 +327,8 @@ class LoggedTable(RawTable):
     def _commit(self, rows: pa.Table | None, state: State) -> None:
         """Commit *rows* durably, and verify that the commit is in the table.
 
-        *state* becomes the current state. On a local path, also flush the disks.
+        *state* becomes the current state. If the table is on a local path, all file systems are
+        flushed to disk.
         """
         empty = rows is None
         with frame_of(

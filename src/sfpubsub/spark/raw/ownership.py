@@ -220,7 +220,7 @@ def _check_writable(path: Path, message: str) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    """Return whether a writer that was interrupted while it started may have created *name*."""
+    """Return whether *name* may be left over from a writer that was interrupted while starting."""
     return name in {LEASE_NAME, STAGING_NAME, *SIDECARS} or name.startswith(IDENTITY_NAME)
 
 
@@ -228,7 +228,7 @@ def _is_written(path: Path) -> bool:
     """Return whether the table contains rows or a position.
 
     Until it does, its recorded sources can be replaced, so that a mistyped topic does not claim the
-    path.
+    path for good.
     """
     return any(name.startswith(PREFIXES) or name == POSITION_NAME for name in os.listdir(path))
 
@@ -289,7 +289,7 @@ def _check_staging(path: Path, staging: Path | None) -> None:
     if owner is not None and path.exists() and owner.exists() and owner.samefile(path):
         raise ConfigurationError(
             f"the sidecars of {path} are in {kept}: omit --staging (staging=), or move that "
-            f"directory to {staging} first"
+            f"directory into {staging} first"
         )
 
 

@@ -62,7 +62,7 @@ class ForeachBatchWriter:
             query = events.writeStream.foreachBatch(writer).option("checkpointLocation", …).start()
             query.awaitTermination()
 
-    Creating it takes over the table, as `EventWriter` does; `close` or the end of the process
+    Creating a writer takes over the table, as with `EventWriter`; `close` or the end of the process
     releases it. Thread-safe; calls are serialized.
 
     Args:

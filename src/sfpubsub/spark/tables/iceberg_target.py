@@ -7,7 +7,7 @@ The number is stored as a property of both the snapshot and the table, because t
 expire after compaction has added newer ones.
 
 Rows arrive as complete Parquet files. They are stored with the table's files through its `FileIO`,
-and appended with the metrics that Iceberg reads from them. Readers find their columns by name
+and appended with the metrics that Iceberg reads from them. Their columns are matched by name
 (``schema.name-mapping.default``). Spark executes merges and deletes.
 """
 

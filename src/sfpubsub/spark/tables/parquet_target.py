@@ -84,8 +84,8 @@ class ParquetTarget(Target):
                 finish(self.path)
             except OSError as error:
                 raise WriteError(
-                    f"a committed step of {self.path} was not published: {error}; correct the "
-                    f"cause and start again: the step is then published first"
+                    f"a committed step of {self.path} was not published: {error}; fix the "
+                    f"problem and start again: the step is then published first"
                 ) from error
             shutil.rmtree(self.path / STAGING_NAME, ignore_errors=True)
             unless_done.pop_all()
@@ -117,7 +117,7 @@ class ParquetTarget(Target):
             finish(self.path)
         except OSError as error:
             raise WriteError(
-                f"step {step} of {self.path} was not published: {error}; correct the cause and "
+                f"step {step} of {self.path} was not published: {error}; fix the problem and "
                 f"start again: the step is then completed"
             ) from error
 
@@ -180,7 +180,7 @@ class ParquetTargetTable(TargetTable):
             replace_file(self._path / TABLE_NAME, json.dumps(record))
 
     def append(self, files: Sequence[bytes], step: int) -> bool:
-        """See `TargetTable`. Readers see the rows when `Target.finish` has returned."""
+        """See `TargetTable`. Readers see the rows once `Target.finish` has returned."""
         if last_step(self._target.path) >= step:
             return False
         place = self._target.staging / self.name / f"{STEP_PREFIX}{step:010d}"

@@ -46,7 +46,8 @@ class Place:
     def parse(cls, target: str | os.PathLike[str], format: str) -> Place:  # noqa: A002
         """Return the place for a path, a URL or the name of a schema.
 
-        With a table format, a name without a slash is a schema; use ``./name`` for a directory.
+        In Delta and Iceberg format, a name without a slash is a schema of a catalog; use ``./name``
+        for a directory.
 
         Raises:
             ConfigurationError: *target* is not valid for the format, or the format is unknown.
@@ -262,7 +263,7 @@ class Target(ABC):
         """Check that the target's tables support `TargetTable.merge`.
 
         Args:
-            what: Name of the tables that need it, for the error message: ``current tables``.
+            what: The tables that need it, for the error message, such as ``current tables``.
 
         Raises:
             ConfigurationError: They do not, because the target's format is Parquet.
