@@ -259,11 +259,10 @@ def _sources(
     names = (*managed, *topic, *channel)
     if not names or not all(names):
         raise click.UsageError("--managed, --topic or --channel is required at least once")
-    if len({name.casefold() for name in names}) < len(names):
-        raise click.UsageError(
-            "a source was specified twice, or two names differ only in case: "
-            "specify each source once"
-        )
+    folded = [name.casefold() for name in names]
+    twice = [name for name in names if folded.count(name.casefold()) > 1]
+    if twice:
+        raise click.UsageError(f"specify each source once; names ignore case: {', '.join(twice)}")
     return Source.several(managed, topic, channel)
 
 

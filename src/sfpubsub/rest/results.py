@@ -58,10 +58,11 @@ class ResultPage:
         lines = _lines(self.file)
         if self.has_header:
             next(lines)
-        for row in lines:
+        for number, row in enumerate(lines, start=1):
             if len(row) != len(self.columns):
                 raise RemoteProtocolError(
-                    f"the org returned a row of {len(row)} values instead of {len(self.columns)}"
+                    f"the org returned {len(row)} values instead of {len(self.columns)} in row "
+                    f"{number} of a page of results"
                 )
             yield row
 
