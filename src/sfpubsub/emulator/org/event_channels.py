@@ -186,7 +186,7 @@ class EventChannels:
 
         Raises:
             BadValue: A value is not valid, the name is taken, or the org has reached its limit on
-                channels.
+                channels of this kind.
         """
         bare = name.removesuffix(_SUFFIX)
         if bare == name or not _NAME.fullmatch(bare) or len(name) > _NAME_CHARS:
