@@ -242,5 +242,5 @@ def shape_of(schema_json: str) -> Shape:
             f"the schema is not a valid Avro schema: {type(error).__name__} {error}"
         ) from error
     if shape.kind != "record":
-        raise SchemaError(f"the schema is not an Avro record schema, but of type {shape.kind}")
+        raise SchemaError(f"the schema is not an Avro record schema: its type is {shape.kind}")
     return shape

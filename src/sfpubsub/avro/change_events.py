@@ -205,7 +205,7 @@ class ChangeEvent:
         Raises:
             LocalProtocolError: The event's schema has no such field, or the subscription's
                 ``fields`` excluded it.
-            DecodeError: The field lists do not fit the schema.
+            DecodeError: The header is incomplete, or its field lists do not fit the schema.
         """
         if name not in self._schema.names:
             raise LocalProtocolError(

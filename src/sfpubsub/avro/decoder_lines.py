@@ -12,7 +12,7 @@ ODD = 0x81  # mask for a first byte: set if the number continues or is negative
 
 
 class Odd(Exception):  # noqa: N818 - see above
-    """Raised if the generated decoder does not handle a payload.
+    """Raised if the generated decoder cannot handle a payload.
 
     The payload is then checked by `sfpubsub.avro.guard` and decoded by fastavro.
     """

@@ -62,7 +62,8 @@ def demo(events: int, directory: Path | None) -> None:
         home = directory or Path(temporary)
         if (home / "orders").exists():
             raise ConfigurationError(
-                f"{home} contains an earlier demo: delete that directory, or use another --dir"
+                f"{home} already contains a directory orders, for example from an earlier demo: "
+                f"use another --dir"
             )
         counts = _Demo(home.absolute(), events).run()
     _show(counts)

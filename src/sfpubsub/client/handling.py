@@ -141,7 +141,7 @@ def check_handler(handler: Callable[[Event], object], *, is_async: bool) -> None
 class Work:
     """Connects a subscription with the `Dispatcher` of one run.
 
-    Only `keys_of`, `ack` and `put` are thread-safe. The synchronous client serializes all other
+    Only `keys_of`, `ack` and `put` are thread-safe. The synchronous client serialises all other
     calls.
 
     Args:

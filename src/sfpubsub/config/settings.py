@@ -159,7 +159,7 @@ class Settings:
 
         Args:
             options: Values by field name; ``config`` and ``profile`` select the file and a table in
-                it. None means that the setting is not specified.
+                it. None or an empty string means that the setting is not specified.
             environ: ``SFPUBSUB_…`` variables; None uses the process environment.
 
         Raises:
@@ -228,7 +228,11 @@ class Settings:
         return shown
 
     def missing(self) -> list[str]:
-        """Return the names of the required settings that are not set."""
+        """Return the names of the required settings that are not set.
+
+        A required ``login_url`` counts as not set if it is login.salesforce.com or
+        test.salesforce.com.
+        """
         needed = AUTH_WAYS[self.auth]
         return [
             name
@@ -253,7 +257,8 @@ class Settings:
             seconds = -1.0
         if not 0 <= seconds < 86_400:
             raise ConfigurationError(
-                f"{self._naming(name)} must be a number of seconds below 86,400, not {text!r}"
+                f"{self._naming(name)} must be a number of seconds, at least 0 and below 86,400, "
+                f"not {text!r}"
             )
         return seconds
 

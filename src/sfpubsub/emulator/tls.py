@@ -38,7 +38,7 @@ def credentials(data_dir: Path, names: Sequence[str]) -> Credentials:
     Args:
         data_dir: The directory in which the certificate authority is stored. A new authority is
             created if none is stored.
-        names: Host names and addresses of the server.
+        names: Host names and addresses of the server; 0.0.0.0 and :: are ignored.
 
     Raises:
         EmulatorProblem: The extra `emulator` is not installed, a name is not valid in a

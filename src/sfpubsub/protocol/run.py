@@ -86,7 +86,7 @@ class Run:
         return self.ids[place], self.positions[place]
 
     def find(self, key: EventKey) -> int | None:
-        """Return an event's index in this run; None if it is confirmed, or not in the run."""
+        """Return an event's index in this run; None if the event is confirmed or not in the run."""
         event_id, position = key
         for place in range(self.confirmed, len(self.positions)):
             if self.positions[place] == position and self.ids[place] == event_id:

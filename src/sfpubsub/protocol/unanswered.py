@@ -217,7 +217,7 @@ class Unanswered:
 
     @property
     def expires_at(self) -> float | None:
-        """When the oldest event expires; None if there are no events."""
+        """When the oldest event expires (monotonic clock); None if there are no events."""
         for entry in self._entries.values():
             return entry.expires_at
         return None
@@ -233,7 +233,7 @@ class Unanswered:
 
     @property
     def sent_at(self) -> float | None:
-        """When the oldest request in flight was sent; None if no request is in flight."""
+        """When the oldest request in flight was sent (monotonic clock); None if there is none."""
         for request in self._requests:
             return request.sent_at
         return None

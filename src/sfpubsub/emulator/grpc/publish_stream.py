@@ -1,4 +1,4 @@
-"""The PublishStream RPC: a stream of publish requests for one topic. Does not use gRPC.
+"""The PublishStream RPC: a stream of publish requests for one topic. Does not import grpc.
 
 Requests are handled one at a time, in order. A stream that receives no request for
 `Settings.publish_stream_idle_s` ends with an error.

@@ -106,8 +106,8 @@ class ChangeSource(Protocol):
         ...
 
     def selected(self, members: Sequence[Member], gone: Sequence[Member]) -> None:
-        """Publish the change events that the current members select, and no longer those that only
-        removed members selected.
+        """Start publishing change events for the objects that `members` select. Stop publishing
+        them for objects that only removed members selected.
 
         Args:
             members: All current members.
@@ -186,7 +186,7 @@ class EventChannels:
 
         Raises:
             BadValue: A value is not valid, the name is taken, or the org has reached its limit on
-                channels.
+                channels of this kind.
         """
         bare = name.removesuffix(_SUFFIX)
         if bare == name or not _NAME.fullmatch(bare) or len(name) > _NAME_CHARS:
@@ -267,7 +267,8 @@ class EventChannels:
                 unchanged.
 
         Raises:
-            BadValue: A value is not valid, the name is taken, or the channel already has the event.
+            BadValue: A value is not valid, the name is taken, or the channel already carries the
+                event.
         """
         if not _NAME.fullmatch(developer_name):
             text = (

@@ -157,7 +157,7 @@ class KeyWindow:
         return max(now - self.length, self._floor)
 
     def begin(self) -> None:
-        """Prepare for `load`: drop the keys of rows after `covered`, or all keys if that is None.
+        """Prepare for `load`: drop the keys of rows after `covered`, or all keys if it is None.
 
         Raises:
             WriteError: The files could not be deleted.
@@ -355,7 +355,7 @@ class KeyWindow:
             runs = [self._place.open_run(RunEntry(**entry)) for entry in found["runs"]]
         except (DamagedRunError, KeyError, TypeError, ValueError) as error:
             _log.warning(
-                "the dedupe keys cached in %s cannot be used and are read from the table: %s",
+                "the dedupe keys cached in %s cannot be used, so they are read from the table: %s",
                 self._place.path,
                 error,
             )

@@ -36,10 +36,10 @@ class Account:
     """Time of the last comparison of ids, in seconds since the epoch; None before the first."""
 
     def is_through(self, last: Marker) -> bool:
-        """Return whether a read is complete. All its stored pieces must have been merged.
+        """Return whether a read's closing step is done, not needed, or not due yet.
 
-        After the final piece, a read of the whole object needs one more step, which handles the
-        records that the read did not return.
+        A read of the whole object needs this step after its final piece, to handle the records that
+        the read did not return. Call this method only if all stored pieces have been merged.
 
         Args:
             last: Marker of the read's newest piece.

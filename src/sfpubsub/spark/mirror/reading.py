@@ -68,7 +68,8 @@ class OrgReads:
     Args:
         reader: Sends requests to the org.
         margin: Maximum lag of the org's responses, in seconds; see `reads.as_of`.
-        bulk_from: Minimum number of records for which an object is read in bulk.
+        bulk_from: Minimum number of records for which an object is read in bulk. A smaller object
+            is read in bulk only if its query is too long for a URL.
         piece_rows: Maximum number of rows in a piece of a read. Each piece is stored in one
             transaction.
         stop: Called between requests; raises an error to end the read.

@@ -145,10 +145,11 @@ def heals(read: Read, entry: Entry) -> bool:
 
 
 def healed_by_object(entries: Iterable[Entry], pieces: Sequence[Read]) -> tuple[Entry, ...]:
-    """Return the entries about many records that a read of the whole object has closed.
+    """Return those *entries* that a read of the whole object has closed.
 
     Args:
-        entries: Open entries. Those about a single record are ignored.
+        entries: Open entries. Those about a single record are ignored, even if the read closed
+            them.
         pieces: The merged pieces, which together contain every record of the object. An entry is
             closed only if every piece closes it.
     """

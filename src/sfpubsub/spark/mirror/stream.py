@@ -294,7 +294,7 @@ class _AnchoredStore(TableReplayStore):
         self._start = start
 
     def get(self, topic: str) -> StartPosition:
-        """Return where to resume: after the stored position, or else at the given start."""
+        """Return where to resume: after the stored position; without one, at the given start."""
         if self._member.positions.get(topic) is None:
             return self._start
         return super().get(topic)

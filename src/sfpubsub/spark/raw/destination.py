@@ -46,7 +46,7 @@ class Destination:
         """Return the destination for a path, a URL or the name of a catalog table.
 
         Args:
-            destination: A path or a ``file`` URL. With delta or iceberg also a URL of any scheme
+            destination: A path or a ``file`` URL. With delta or iceberg, also a URL of any scheme
                 that Spark supports, or a catalog table: ``schema.table`` in the session's catalog,
                 or ``catalog.schema.table``. Write ``./schema.table`` for a directory with such a
                 name.

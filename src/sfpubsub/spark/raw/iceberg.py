@@ -6,7 +6,8 @@ change, even for a superseded writer. So each of our transactions has two steps.
 *published* by swapping the table's metadata for a version whose main branch ends in the staged
 snapshot. The writer does this only if the newest state in the current metadata is the one that it
 last read or wrote. If the metadata has changed in the meantime, the swap fails. It is then retried,
-unless the newest state has changed. If there is a new snapshot, the rows are first staged again.
+unless the newest state has changed. If the main branch has a new snapshot, the rows are staged
+again before the retry.
 
 The state is a property of both the snapshot and the table. The snapshot's property is not enough:
 compaction adds newer snapshots, and after that, ours may expire.
@@ -388,6 +389,6 @@ def tip(metadata: Any) -> int | None:
 
 
 def is_conflict(error: Py4JJavaError) -> bool:
-    """Return whether *error* means that the metadata had changed and so was not swapped."""
+    """Return whether *error* means that the swap failed because the metadata had changed."""
     name = str(error.java_exception.getClass().getName())
     return name == "org.apache.iceberg.exceptions.CommitFailedException"

@@ -124,7 +124,7 @@ class Feed:
 
     @property
     def idle(self) -> float:
-        """Seconds since the stream last received an event or was unable to receive events."""
+        """How long the stream has been able to receive events without receiving one, in seconds."""
         return time.monotonic() - self._quiet_since
 
     @property
@@ -163,8 +163,9 @@ class Horizon:
 
     This works even if events keep arriving. A second stream is opened at LATEST, so its first event
     was published later. Reading is complete once the stream that is being read receives the same
-    event. If nothing more is published, the second stream receives no event; then the stream that
-    is being read becomes idle or receives a keepalive.
+    event. If nothing more is published, the second stream receives no event. In that case, reading
+    is complete once the stream that is being read is idle or receives a keepalive, which the caller
+    has to check.
 
     Args:
         client: The client; `close` leaves it open.

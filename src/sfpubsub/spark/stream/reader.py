@@ -50,8 +50,10 @@ _PATIENCE = 0.1
 class EventStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads one or more topics. Not thread-safe; only its options are pickled.
 
+    No connection is opened before the first method call.
+
     Args:
-        options: Options of the query. No connection is opened before the first method call.
+        options: Options of the query.
     """
 
     def __init__(self, options: SourceOptions) -> None:
