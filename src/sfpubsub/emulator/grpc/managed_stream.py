@@ -1,4 +1,4 @@
-"""The ManagedSubscribe RPC: a stream whose position the service stores. Does not use gRPC.
+"""The ManagedSubscribe RPC: a stream whose position the service stores. Does not import grpc.
 
 `ManagedStream` extends `EventStream` with the subscription's slot (which only one stream at a time
 can occupy), commits and their responses, and the commit deadline.

@@ -1,4 +1,4 @@
-"""One stream of events: flow control, order, keepalives, and how it ends. Does not use gRPC.
+"""One stream of events: flow control, order, keepalives, and how it ends. Does not import grpc.
 
 `EventStream` is the base class for the two RPCs that deliver events. `PlainStream` implements
 Subscribe; ManagedSubscribe is in managed_stream. A stream is run by one thread, which reads
