@@ -770,7 +770,7 @@ def test_the_retry_delay_doubles_and_is_half_random():
     assert script.protocol.deadline == pytest.approx(script.now + 1.0)
 
 
-def test_a_handshake_that_helps_only_briefly_is_delayed():
+def test_an_unknown_client_does_not_cause_a_handshake_loop():
     """A session that is lost after at least a second is replaced at once.
 
     One that is lost immediately is replaced only after a delay.
@@ -822,8 +822,8 @@ def test_retry_advice_repeats_the_connect_in_the_same_session():
 
 
 def test_a_busy_server_is_retried_after_the_busy_delay():
-    """A server that is too busy is retried after the longest delay, without a sign-in, even if its
-    error is a 401.
+    """A server that is too busy is retried after the delay for busy servers. The token is not
+    renewed, even if the error is a 401.
     """
     script = Script(connection_timeout=None).connected(TOPIC)
     script.no(POLL, "401::Authentication invalid", "none", "503::Server is too busy")
@@ -832,9 +832,10 @@ def test_a_busy_server_is_retried_after_the_busy_delay():
 
 
 def test_a_handshake_denied_by_a_limit_is_retried():
-    """A handshake that a limit of the org denies is retried after the longest delay.
+    """A handshake that a limit of the org denies is retried after the delay for busy servers.
 
-    After connection_timeout the error names the limit, and a later attempt still succeeds.
+    After connection_timeout an error is reported, with the limit as its cause. A later attempt
+    still succeeds.
     """
     script = Script(connection_timeout=300.0).connected(TOPIC)
     script.fail(POLL)
