@@ -287,7 +287,7 @@ def test_a_limit_of_zero_is_rejected(name: str):
 
 
 def test_the_default_timings_respect_the_services_limits():
-    """By default, the client acts before the service's limits, and waits longer than it may take."""
+    """By default, the client acts before the service's limits and waits longer than it takes."""
     times = Timings()
     assert times.reserve < 60
     assert times.commit_interval + times.commit_timeout < 1800
