@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "how-to" / "benchmarks.md").read
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_benchmark_can_be_imported(name, monkeypatch):
     """The module of every benchmark that no test runs can at least be imported."""
-    monkeypatch.setenv("PYSPARK_PYTHON", "python")  # one of them sets it
+    monkeypatch.setenv("PYSPARK_PYTHON", "python")  # one module sets it; undone after the test
     importlib.import_module(f"benchmarks.{MODULES.get(name, name)}")
 
 
@@ -46,5 +46,5 @@ def test_sample_events_have_the_size_that_targets_assume(kind, size):
     """
     _, payloads = corpus(kind)
     assert sum(map(len, payloads)) / len(payloads) == pytest.approx(size, rel=0.05)
-    assert len(set(payloads)) > len(payloads) / 2, "they vary"
+    assert len(set(payloads)) > len(payloads) / 2, "the events should differ"
     assert kind in KINDS

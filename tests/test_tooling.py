@@ -95,6 +95,7 @@ class Org:
         return Reply(204)
 
     def _page(self, query: str, begin: int) -> Reply:
+        """Return one page of the query's rows, with the path of the next page if there is one."""
         rows = list(self.rows.values())
         found = re.search(r"WHERE (\w+) = '([^']*)'", query)
         if found:
@@ -552,6 +553,7 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
+        """Advance the time without waiting."""
         self.pauses.append(seconds)
         self.now += seconds
 

@@ -21,7 +21,7 @@ from .test_docs import free_ports, terminal  # noqa: F401  # a fixture
 FENCE = re.compile(r"^```(sh|text|python|toml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"# (tour/\S+)\n")
 
-# Between the outputs of two commands.
+# Printed between the outputs of two commands.
 MARK = "==== the next command"
 
 # Timeout for a page in seconds; some start Spark twice, which takes a busy machine half a minute

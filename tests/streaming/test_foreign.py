@@ -98,6 +98,7 @@ class ForeignServer:
         return json.loads(self._lines.get(timeout=START_S))
 
     def stop(self) -> None:
+        """Stop the server, and kill it if it does not end within 10 s."""
         self.process.stdin.close()
         try:
             self.process.wait(10)

@@ -24,7 +24,7 @@ class Queue(RuleBasedStateMachine):
     """
 
     @initialize(limit=st.integers(-1, 6))
-    def made(self, limit):
+    def create(self, limit):
         """Create a queue; a limit below 1 means that it is unbounded."""
         self.limit = limit
         self.pending = Pending(itertools.count(1), limit)
@@ -44,6 +44,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 12))
     def arrive(self, count):
+        """Append events, as the driver does after a response."""
         ids = list(itertools.islice(self.ids, count))
         assert self.pending.put(TOPIC, [event(each) for each in ids]) == ids[-1]
         self.waiting += ids
@@ -51,6 +52,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule()
     def fail(self):
+        """Append an error, which `receive` has to raise."""
         error = StreamUnavailableError("no connection")
         self.pending.fail(error)
         self.waiting.append(error)
@@ -59,10 +61,11 @@ class Queue(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(looks=st.integers(1, 2))
     def receive(self, looks):
+        """Look at the first item once or twice, and take it."""
         for _ in range(looks):
             item = self.pending.head()
         if isinstance(item, StreamingMessage):
-            self.came(item)
+            self.check_message(item)
         else:
             assert item is self.waiting.pop(0)
         self.is_mixed = True
@@ -77,16 +80,16 @@ class Queue(RuleBasedStateMachine):
         if anew:
             self.iterator, self.is_mixed = self.pending.messages(), False
         for item in itertools.islice(self.iterator, count):
-            self.came(item)
+            self.check_message(item)
 
-    def came(self, item):
+    def check_message(self, item):
         """Check that the message is the next expected one, with a higher sequence number."""
         assert item.replay_id == self.waiting.pop(0)
         assert item.delivery_seq > self.last
         self.last = item.delivery_seq
 
     @invariant()
-    def holds(self):
+    def check_state(self):
         """Check length, errors and fullness, and that nobody waits for room while there is some."""
         assert len(self.pending) == len(self.waiting)
         assert self.pending.errors == [
@@ -94,7 +97,7 @@ class Queue(RuleBasedStateMachine):
         ]
         assert self.pending.is_full == (0 < self.limit <= len(self.waiting))
         if self.is_mixed and not self.waiting:
-            self.pending.report_room()  # as before each wait
+            self.pending.report_room()  # as the reader does before each wait
         if not self.is_mixed or not self.waiting:
             assert not self.awaits_room or self.pending.is_full, "room was not reported"
 
@@ -162,7 +165,7 @@ def test_room_is_reported_despite_concurrent_appends(limit):
         for number in range(rounds):
             room.clear()  # before the check; in the driver, its lock guarantees that order
             while pending.is_full:
-                assert room.wait(30), f"nobody reported room after {number} appends"
+                assert room.wait(30), f"room was not reported after {number} appends"
                 room.clear()
             pending.put(TOPIC, [event(2 * number), event(2 * number + 1)])
 

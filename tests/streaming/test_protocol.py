@@ -138,10 +138,9 @@ def test_there_is_never_more_than_one_connect_in_flight():
     assert POLL in script.flying
 
 
-def test_multiple_clients_advice_makes_polls_short_and_slow(caplog):
-    """The advice "multiple-clients" makes polls short, with pauses, and logs one warning.
-
-    The next advice without it ends that.
+def test_multiple_clients_advice_suspends_long_polling(caplog):
+    """With the advice "multiple-clients", connects are not held but sent at intervals of 1 s, with
+    one warning. Later advice without it restores long polling.
     """
     script = Script().connected()
     for _ in range(2):
@@ -155,7 +154,7 @@ def test_multiple_clients_advice_makes_polls_short_and_slow(caplog):
     assert script.now == pytest.approx(before + 1.0)
     assert script.sent[-1][0]["advice"] == {"timeout": 0}
     script.well(POLL, advice={"reconnect": "retry", "interval": 0, "timeout": 110_000})
-    assert "advice" not in script.sent[-1][0], "the other client has gone"
+    assert "advice" not in script.sent[-1][0], "the advice no longer mentions multiple clients"
 
 
 def test_events_are_recognized_by_their_data():
@@ -231,7 +230,7 @@ def test_a_filter_is_part_of_the_subscription_but_not_of_the_position():
 
 @pytest.mark.parametrize("name", ["", "topic/X", "/", "/meta/x", "/service/x"])
 def test_an_invalid_channel_name_is_rejected(name):
-    """A name that is not a channel to subscribe to raises before anything is sent."""
+    """An empty, a relative, a /meta and a /service name each raise LocalProtocolError."""
     with pytest.raises(LocalProtocolError, match="not a channel"):
         Script().connected().subscribe(name)
 
@@ -248,7 +247,7 @@ def test_two_filters_on_one_channel_are_rejected():
 def test_a_channel_is_subscribed_once():
     """Repeating a completed subscribe sends nothing and succeeds.
 
-    It raises with another position, or while the first subscribe is still in flight.
+    A subscribe with another position, or one while the first is in flight, raises.
     """
     script = Script().connected(TOPIC)
     count = len(script.sent)
@@ -413,7 +412,7 @@ def test_a_channel_left_during_an_outage_is_not_resumed(stage):
     assert OTHER in script.positions
 
 
-def kinds(script: Script) -> list[str]:
+def channels_of_last_request(script: Script) -> list[str]:
     """Return the channels of the messages in the last request, such as ["/meta/unsubscribe"]."""
     return [message["channel"] for message in script.sent[-1]]
 
@@ -432,7 +431,7 @@ def test_unsubscribing_while_the_resubscribe_is_in_flight(answer):
     assert script.outcome("left") is None
     if answer == "yes":
         script.well(ASK)
-        assert kinds(script) == ["/meta/unsubscribe"]
+        assert channels_of_last_request(script) == ["/meta/unsubscribe"]
         assert script.outcome("left") is None
         script.well(ASK)
     elif answer == "no":
@@ -455,7 +454,7 @@ def test_a_subscribe_confirmed_after_its_timeout_is_unsubscribed():
     script.wait(0.0)
     assert type(script.outcome(OTHER)) is StreamUnavailableError
     script.well(ASK)
-    assert kinds(script) == ["/meta/unsubscribe"]
+    assert channels_of_last_request(script) == ["/meta/unsubscribe"]
     script.well(ASK)
     assert script.protocol.channels.names == {TOPIC}
 
@@ -478,16 +477,15 @@ def test_a_subscribe_can_be_repeated_after_its_timeout():
 
 
 def test_requests_of_an_interrupted_caller_are_undone():
-    """When a caller is interrupted, its subscribe is undone and its open ended.
-
-    An unsubscribe is completed.
+    """If a caller is interrupted, its subscribe is undone, its open() ends, and its unsubscribe is
+    completed.
     """
     script = Script().connected(TOPIC)
     script.subscribe(OTHER, waiter="other")
     script.tick(lambda: script.protocol.abandon(script.calls["other"]))
     assert script.protocol.channels.names == {TOPIC}
     script.well(ASK)
-    assert kinds(script) == ["/meta/unsubscribe"]
+    assert channels_of_last_request(script) == ["/meta/unsubscribe"]
     script.well(ASK)
     script.unsubscribe(TOPIC)
     script.tick(lambda: script.protocol.abandon(script.calls["left"]))
@@ -678,7 +676,7 @@ def test_a_failed_request_of_many_messages_counts_as_one_failure(speak):
 
 def test_a_held_connect_is_cancelled_before_a_new_session():
     """When a session is lost, its held connect is cancelled, and the new session waits until that
-    has ended. Events that the connect still brings count.
+    has ended. Events that the connect still brings are delivered.
     """
     script = Script(connection_timeout=None).connected(TOPIC)
     script.unsubscribe("/u/none")
@@ -718,7 +716,9 @@ def test_events_before_a_lost_subscribe_reply_do_not_move_the_position(late):
 
 
 def test_an_invalid_answer_to_a_cancelled_request_is_ignored():
-    """An invalid answer to a request that was cancelled already is not a further failure."""
+    """An invalid answer to a cancelled request is not another failure, which would double the
+    delay.
+    """
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     script.fail(ASK)

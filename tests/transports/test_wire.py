@@ -189,7 +189,7 @@ def outcome(form: wire.Form, data: bytes) -> Any:
 @example(data=b"\n\r\n\x08\x8a\x80\x80\x80\x80\x00\x01e\x12\x01p")  # the tag of an event's id
 @example(data=b"\n\r\n\x08\n\x81\x80\x80\x80\x80\x00e\x12\x01p")  # its length
 def test_both_parsers_have_the_same_result(form, data):
-    """For any bytes, the compiled parser gives the same response or error as the Python one."""
+    """For any bytes, the compiled parser gives the same response or error as Protobuf's parser."""
     compiled = wire._compiled
     found = outcome(form, data)
     try:
