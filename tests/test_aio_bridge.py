@@ -1,4 +1,7 @@
-"""From threads into the loop: no news is missed, and none costs the loop a turn in vain."""
+"""Tests of the Bell, through which threads wake asyncio tasks.
+
+No ring may be missed, and a ring that wakes nobody must not call into the event loop.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .conftest import PATIENCE
 
 
 class CountedLoop(asyncio.SelectorEventLoop):
-    """Counts the calls from other threads."""
+    """An event loop that counts the calls from other threads."""
 
     calls = 0
 
@@ -21,12 +24,13 @@ class CountedLoop(asyncio.SelectorEventLoop):
 
 
 def run(coroutine):
+    """Run a coroutine in a CountedLoop, with a time limit, and return its result."""
     with asyncio.Runner(loop_factory=CountedLoop) as runner:
         return runner.run(asyncio.wait_for(coroutine, PATIENCE))
 
 
-def test_a_ring_that_nobody_waits_for_costs_the_loop_nothing():
-    """Batches that come while one is handled are found without a call into the loop."""
+def test_a_ring_that_nobody_waits_for_makes_no_call_into_the_loop():
+    """A ring is counted without a call into the event loop if no task waits for it."""
 
     async def ring():
         bell = Bell()
@@ -38,8 +42,10 @@ def test_a_ring_that_nobody_waits_for_costs_the_loop_nothing():
     assert run(ring()) == 0
 
 
-def test_many_rings_wake_a_waiter_once():
-    """One call is in the loop's queue, however often it rings before the loop comes to it."""
+def test_many_rings_cause_one_call_into_the_loop():
+    """If a bell rings often before its waiter can run, only one call into the event
+    loop is made.
+    """
 
     async def wait():
         bell = Bell()
@@ -53,15 +59,17 @@ def test_many_rings_wake_a_waiter_once():
     assert run(wait()) == 1
 
 
-def test_a_ring_between_the_look_and_the_wait_is_not_missed():
-    """A condition that comes true behind the first look, and before there is a waiter."""
+def test_a_ring_between_the_check_and_the_wait_is_not_missed():
+    """A ring wakes the waiter even if it comes after the condition was checked and
+    before the wait.
+    """
 
     async def wait():
         bell, looks = Bell(), []
 
         def condition():
             looks.append(None)
-            if len(looks) == 1:  # not yet: but it rings before anyone waits
+            if len(looks) == 1:  # false at the first check, but it rings before the wait
                 bell.ring()
                 return False
             return True
@@ -71,8 +79,8 @@ def test_a_ring_between_the_look_and_the_wait_is_not_missed():
     assert run(wait())
 
 
-def test_no_ring_of_another_thread_is_missed():
-    """A thread that rings without a pause, and a task that waits for each of its steps."""
+def test_no_ring_from_another_thread_is_missed():
+    """A task that waits for each of 500 steps of another thread sees them all."""
 
     async def wait():
         bell, steps, asked = Bell(), [0], threading.Semaphore(0)

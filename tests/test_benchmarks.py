@@ -1,4 +1,4 @@
-"""The benchmarks work as far as that takes no time; `python -m benchmarks --short` runs in CI."""
+"""Quick checks of the benchmarks; CI also runs `python -m benchmarks --short`."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ PAGE = (Path(__file__).parent.parent / "docs" / "how-to" / "benchmarks.md").read
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_benchmark_can_be_imported(name, monkeypatch):
-    """What it is made of is where it says, though no test runs it."""
-    monkeypatch.setenv("PYSPARK_PYTHON", "python")  # one of them sets it
+    """The module of every benchmark that no test runs can at least be imported."""
+    monkeypatch.setenv("PYSPARK_PYTHON", "python")  # one module sets it; undone after the test
     importlib.import_module(f"benchmarks.{MODULES.get(name, name)}")
 
 
 @pytest.mark.parametrize("name", [*CASES, *OTHERS])
-def test_a_benchmark_is_on_the_page(name):
-    """Everything that the command takes is explained."""
+def test_a_benchmark_is_documented(name):
+    """The benchmarks page mentions every benchmark that the command accepts."""
     assert f"`{name}`" in PAGE
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_is_measured(target):
-    """A row of the table that no run gives a figure for would never be seen."""
+    """Every target has a run that measures it, so that no row of the table stays empty."""
     shapes = {(run.way, run.kind, run.size, run.streams) for run in CASES[target.case].runs}
     assert (target.way, target.kind, target.size, target.streams) in shapes
 
 
 @pytest.mark.parametrize("case", [*CASES.values(), SHORT])
 def test_a_case_measures_no_run_twice(case):
-    """Samples are told apart by their run."""
+    """The runs of a case differ, because samples are identified by their run."""
     assert len(set(case.runs)) == len(case.runs)
 
 
 @pytest.mark.parametrize(("kind", "size"), [("change", 630), ("sparse", 265), ("platform", 140)])
-def test_the_size_of_events(kind, size):
-    """The shapes are those that targets were set for."""
+def test_sample_events_have_the_size_that_targets_assume(kind, size):
+    """The sample events have the average size that the targets were set for, and most of them
+    differ.
+    """
     _, payloads = corpus(kind)
     assert sum(map(len, payloads)) / len(payloads) == pytest.approx(size, rel=0.05)
-    assert len(set(payloads)) > len(payloads) / 2, "they vary"
+    assert len(set(payloads)) > len(payloads) / 2, "the events should differ"
     assert kind in KINDS

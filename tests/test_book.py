@@ -1,4 +1,4 @@
-"""The book says what the code does: the reference is whole, and its tables are the code's."""
+"""Tests that the reference documents every public name, and that its tables match the code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .pages import DOCS, ROOT, page
 
 LISTS = re.compile(r"^```\{python-api\} (\S+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
-# What can be imported from these is public.
+# Modules whose names in __all__ are public.
 PUBLIC = ("sfpubsub", "sfpubsub.rest", "sfpubsub.spark", "sfpubsub.streaming", "sfpubsub.testing")
 PUBLIC += ("sfpubsub.tooling",)
 
@@ -35,12 +35,13 @@ def listed() -> list[str]:
 
 
 def found(path: str) -> object:
+    """Import the object with this dotted path, and return it."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 def test_every_public_name_is_in_the_reference():
-    """Each is documented on one page, under one of the modules that have it."""
+    """The reference documents every public name, and none of them twice."""
     names = listed()
     assert [name for name, times in Counter(names).items() if times > 1] == []
     things = [found(name) for name in names]
@@ -55,8 +56,11 @@ def test_every_public_name_is_in_the_reference():
 
 
 @pytest.mark.parametrize("name", [name for name in listed() if inspect.isclass(found(name))])
-def test_what_the_reference_lists_has_docstrings(name):
-    """Autodoc leaves out what has none: every public method of a listed class has one."""
+def test_every_documented_class_and_method_has_a_docstring(name):
+    """Each class in the reference, and each of its public methods, has a docstring.
+
+    Autodoc would leave it out otherwise.
+    """
     documented = found(name)
     assert inspect.getdoc(documented), name
     bare = [
@@ -72,7 +76,7 @@ def test_what_the_reference_lists_has_docstrings(name):
 
 
 def test_every_error_is_public():
-    """Whatever can be raised can be caught by its name."""
+    """Every error of the package can be imported from `sfpubsub`, so users can catch it by name."""
     raised = {
         name
         for name, value in vars(errors).items()
@@ -81,7 +85,7 @@ def test_every_error_is_public():
     assert raised <= set(sfpubsub.__all__)
 
 
-# What the page says of each kind; TURNED_AWAY is for failures without an error code.
+# The page's words for each kind; TURNED_AWAY applies only to failures without an error code.
 WORDS = {
     FailureKind.RETRY: "retries",
     FailureKind.REAUTHENTICATE: "signs in again",
@@ -91,8 +95,10 @@ WORDS = {
 }
 
 
-def test_the_page_of_error_codes_is_the_table_of_the_code():
-    """A row for each code, with what is done and the error that is raised."""
+def test_the_error_code_table_matches_the_code():
+    """The errors page has a row for each code, in order, with the client's reaction and the
+    exception.
+    """
     rows = re.findall(
         r"^\| `([a-z.]+)` \| [^|]+ \| ([^|]+): `(\w+)` \| [^|]+ \|$",
         page("errors").read_text(encoding="utf-8"),
@@ -101,8 +107,8 @@ def test_the_page_of_error_codes_is_the_table_of_the_code():
     assert rows == [(code, WORDS[rule.kind], rule.error.__name__) for code, rule in BY_CODE.items()]
 
 
-def test_the_page_of_error_codes_has_each_status():
-    """In the row that says what is done with it."""
+def test_the_errors_page_has_every_grpc_status():
+    """The errors page names every gRPC status in the row of the client's reaction to it."""
     text = page("errors").read_text(encoding="utf-8")
     _, _, table = text.partition("## Failures without an error code")
     row_of = {
@@ -116,8 +122,8 @@ def test_the_page_of_error_codes_has_each_status():
         assert row_of[status.name].startswith(word), status
 
 
-def test_the_evidence_of_promises_exists():
-    """The tests and scripts that pages point to are there."""
+def test_the_files_named_as_evidence_exist():
+    """Every test, script and benchmark file that the documentation names exists."""
     for path in [ROOT / "README.md", *DOCS.rglob("*.md")]:
         for named in re.findall(
             r"`((?:tests|scripts|benchmarks)/[\w/]+\.(?:py|sh))`", path.read_text()
@@ -125,15 +131,17 @@ def test_the_evidence_of_promises_exists():
             assert (ROOT / named).is_file(), f"{path.name}: {named}"
 
 
-def test_the_tree_of_errors_is_that_of_the_classes():
-    """The picture, which the page of errors includes, has every error below its parent."""
+def test_the_tree_of_errors_matches_the_classes():
+    """The tree in the docstring of `errors`, which the errors page includes, shows every error
+    below its parent class.
+    """
     tree = inspect.getdoc(errors).partition("::\n\n")[2].partition("\n\n")[0]
     drawn: dict[str, str] = {}
     path: list[str] = []
     for line in tree.splitlines():
         found = re.search(r"\w+", line)
         assert found is not None
-        depth = (found.start() - 4) // 5  # four of indentation, five for each level
+        depth = (found.start() - 4) // 5  # four columns of indentation, five for each level
         path[depth:] = [found[0]]
         drawn[found[0]] = path[depth - 1] if depth else ""
     classes = [each for _, each in inspect.getmembers(errors, inspect.isclass)]

@@ -1,4 +1,4 @@
-"""Settings: where they come from, what is refused, and that nothing secret is shown."""
+"""Tests of the settings: their sources, their validation, and that secrets are not shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ NAMES = [item.name for item in Settings().describe()]
 
 @pytest.fixture
 def file(tmp_path):
-    """Write a settings file that only its owner may read."""
+    """Return a function that writes a settings file, by default with mode 0600, and returns its
+    path.
+    """
 
     def write(text: str, mode: int = 0o600) -> str:
         path = tmp_path / "sfpubsub.toml"
@@ -33,8 +35,8 @@ def file(tmp_path):
     return write
 
 
-def test_options_go_before_the_environment_and_that_before_the_file(file):
-    """The same setting has one name in all three; an empty one is one that is not set."""
+def test_options_override_the_environment_which_overrides_the_file(file):
+    """A setting has the same name in all three sources, and an empty value counts as not set."""
     config = file('endpoint = "file:1"\nca_file = "/file.pem"\nproxy = "http://file:1"\n')
     env = {
         "SFPUBSUB_CONFIG": config,
@@ -52,7 +54,9 @@ def test_options_go_before_the_environment_and_that_before_the_file(file):
 
 
 def test_each_setting_knows_where_it_comes_from(file):
-    """What doctor prints: the option, the variable, the line of the file, or default."""
+    """describe() names the option, variable or key of the file from which each value comes, or
+    "default".
+    """
     config = file('login_url = "https://a.my.salesforce.com"\n[profile.uat]\nclient_id = "k"\n')
     env = {"SFPUBSUB_CLIENT_SECRET": "hush", "SFPUBSUB_PROFILE": "uat"}
     settings = Settings.load({"config": config, "auth": "client-credentials"}, env)
@@ -66,8 +70,10 @@ def test_each_setting_knows_where_it_comes_from(file):
     assert "hush" not in str(settings.describe())
 
 
-def test_a_profile_goes_before_the_top_of_the_file(file):
-    """What profiles share stands at the top; another profile changes nothing."""
+def test_a_profile_overrides_the_top_level_of_the_file(file):
+    """The chosen profile overrides the file's top-level settings, and other profiles have no
+    effect.
+    """
     config = file(
         'endpoint = "top:1"\nauth = "jwt"\n'
         '[profile.a]\nendpoint = "a:1"\n[profile.b]\nendpoint = "b:1"\nusername = "b"\n'
@@ -77,20 +83,23 @@ def test_a_profile_goes_before_the_top_of_the_file(file):
     assert Settings.load({"config": config}, {}).endpoint == "top:1"
 
 
-def test_an_empty_value_in_a_profile_counts_as_none(file):
-    """As in the environment: the next place is asked, here the top of the file."""
+def test_an_empty_value_in_a_profile_counts_as_not_set(file):
+    """If a profile sets a setting to an empty string, the file's top-level value applies."""
     config = file('endpoint = "top:1"\n[profile.a]\nendpoint = ""\n')
     assert Settings.load({"config": config, "profile": "a"}, {}).endpoint == "top:1"
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(file):
-    """Some editors write one, and nobody sees it."""
+    """A settings file that an editor saved with a byte order mark is read normally."""
     config = file('\ufeffendpoint = "top:1"\n')
     assert Settings.load({"config": config}, {}).endpoint == "top:1"
 
 
-def test_a_home_is_put_in_wherever_a_path_stands(tmp_path, monkeypatch):
-    """A shell does it at the beginning of a word only, and so not in --config=~/x."""
+def test_a_tilde_is_expanded_in_every_path(tmp_path, monkeypatch):
+    """`~` is expanded in options, variables and files, because no shell does so in --config=~/x.
+
+    A relative path starts at the file's expanded directory.
+    """
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "s.toml").write_text("private_key_file = 'key.pem'")
     settings = Settings.load({"config": "~/s.toml"}, {"SFPUBSUB_CA_FILE": "~/ca.pem"})
@@ -119,14 +128,18 @@ def test_a_home_is_put_in_wherever_a_path_stands(tmp_path, monkeypatch):
         ('ca_file = "a\\u0000b"', None, "ca_file is not a valid path"),
     ],
 )
-def test_a_file_that_says_something_unknown(file, text, profile, message):
-    """A setting spelled wrongly is not silently its default; the near name is suggested."""
+def test_an_invalid_settings_file_is_rejected(file, text, profile, message):
+    """An unknown setting or an invalid value in a file raises an error that suggests a
+    correction.
+    """
     with pytest.raises(ConfigurationError, match=message):
         Settings.load({"config": file(text), "profile": profile}, {})
 
 
-def test_a_broken_file_does_not_show_its_text(file):
-    """The parser's error would have the secret with it."""
+def test_the_error_of_a_broken_file_does_not_show_its_text(file):
+    """A file that is not valid TOML raises an error without the parser's, which could show a
+    secret.
+    """
     config = file('client_secret = "hush\n')
     with pytest.raises(ConfigurationError) as caught:
         Settings.load({"config": config}, {})
@@ -134,16 +147,21 @@ def test_a_broken_file_does_not_show_its_text(file):
     assert "hush" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path):
-    """Named by its path. A profile without a file is a mistake as well."""
+def test_a_missing_settings_file_is_reported(tmp_path):
+    """A missing settings file is reported with its path.
+
+    A profile without a file is an error too.
+    """
     with pytest.raises(ConfigurationError, match=r"nowhere\.toml cannot be read"):
         Settings.load({"config": str(tmp_path / "nowhere.toml")}, {})
     with pytest.raises(ConfigurationError, match="SFPUBSUB_CONFIG"):
         Settings.load({"profile": "a"}, {})
 
 
-def test_paths_in_a_file_start_at_its_directory(file, tmp_path):
-    """The file works from wherever a command is started."""
+def test_relative_paths_in_a_file_start_at_its_directory(file, tmp_path):
+    """A relative path in a settings file starts at the file's directory, not at the working
+    directory.
+    """
     config = file("private_key_file = 'keys/key.pem'\nca_file = '/etc/ca.pem'\n")
     settings = Settings.load({"config": config}, {})
     assert settings.private_key_file == str(tmp_path / "keys" / "key.pem")
@@ -152,8 +170,11 @@ def test_paths_in_a_file_start_at_its_directory(file, tmp_path):
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, True), (0o604, True)])
 @pytest.mark.parametrize("table", ["", "[profile.unused]\n"])
-def test_a_secret_that_others_may_read_is_warned_of(file, caplog, mode, warned, table):
-    """Once, with the cure; a file without secrets may be read by anyone."""
+def test_a_secret_readable_by_others_causes_a_warning(file, caplog, mode, warned, table):
+    """A file with a secret that others may read causes a warning with the chmod command that helps.
+
+    A file without secrets does not.
+    """
     caplog.set_level(logging.WARNING, "sfpubsub.config")
     Settings.load({"config": file(f"{table}client_secret = 'hush'", mode)}, {})
     assert ("chmod 600" in caplog.text) is warned
@@ -172,29 +193,31 @@ def test_a_secret_that_others_may_read_is_warned_of(file, caplog, mode, warned, 
         ("SFPUBSUB_XYZ", "known names are"),
     ],
 )
-def test_an_unknown_variable_is_refused(variable, suggestion):
-    """With the near name, and without its value."""
+def test_an_unknown_variable_is_rejected(variable, suggestion):
+    """An unknown SFPUBSUB_ variable raises an error that suggests a name and does not show the
+    value.
+    """
     with pytest.raises(ConfigurationError, match=suggestion) as caught:
         Settings.load({}, {variable: "hush"})
     assert "hush" not in str(caught.value)
 
 
-def test_an_unknown_option_is_refused():
-    """`from_env` takes a mapping, which nobody else checks."""
+def test_an_unknown_option_is_rejected():
+    """Settings.load() checks the names of options itself, because `from_env` takes any mapping."""
     with pytest.raises(ConfigurationError, match=r"did you mean endpoint\?"):
         Settings.load({"endpont": "x:1"}, {})
 
 
 def test_every_variable_of_the_project_is_known():
-    """What scripts, tests and other commands read is not taken for a misspelled setting."""
+    """No variable that the project's code and pages mention is rejected as a misspelled setting."""
     used = set()
     for directory in ("src", "scripts", "docs", "examples", "benchmarks", ".ci"):
         for path in (ROOT / directory).rglob("*"):
             if path.suffix in (".py", ".sh", ".md", ".toml", "") and path.is_file():
                 used |= set(re.findall(r"\bSFPUBSUB_[A-Z]+(?:_[A-Z]+)*\b", path.read_text()))
-    for path in (ROOT / "tests").rglob("*.py"):  # tests also name what is misspelled
+    for path in (ROOT / "tests").rglob("*.py"):  # tests also contain misspelled names
         used |= set(re.findall(r"environ(?:\.get\(|\[)\"(SFPUBSUB_\w+)", path.read_text()))
-    used -= {"SFPUBSUB_X"}  # stands for any
+    used -= {"SFPUBSUB_X"}  # a placeholder for any name
     from_environment(dict.fromkeys(used, "x"), NAMES)
     assert {ENVIRONMENT_PREFIX + name for name in NOT_SETTINGS} <= used
 
@@ -220,27 +243,29 @@ def test_every_variable_of_the_project_is_known():
         ("ping_timeout", "nan", "number of seconds"),
     ],
 )
-def test_a_value_that_a_setting_does_not_take(name, value, message):
-    """The error names the setting and where it stood."""
+def test_an_invalid_value_is_rejected(name, value, message):
+    """An invalid value raises an error that names the setting and its source."""
     with pytest.raises(ConfigurationError, match=message) as caught:
         Settings.load({name: value}, {})
     assert f"SFPUBSUB_{name.upper()} (option --{name.replace('_', '-')})" in str(caught.value)
 
 
-def test_plaintext_urls():
-    """Loopback needs no insisting; elsewhere it does."""
+def test_plaintext_urls_need_force_except_for_loopback():
+    """A plain HTTP URL is accepted for loopback, and for other hosts with insecure="force"."""
     assert Settings.load({"login_url": "http://127.0.0.1:7/"}, {}).login_url == "http://127.0.0.1:7"
     forced = Settings.load({"login_url": "http://10.0.0.1", "insecure": "force"}, {})
     assert forced.login_url == "http://10.0.0.1"
 
 
-def test_every_setting_but_the_secret_ones_is_an_option():
-    """Other users of a machine see command lines."""
+def test_every_setting_except_the_secrets_is_an_option():
+    """Secrets cannot be given as options, because other users of a machine can see
+    command lines.
+    """
     assert OPTIONS.keys() == {*NAMES, "config", "profile"} - {*SECRETS}
 
 
 def test_settings_do_not_show_a_secret():
-    """A printed settings object is safe, a pickled one is not made."""
+    """Printing or describing settings shows no secret, and pickling them raises."""
     values = {name: f"very-secret-{name}" for name in SECRETS}
     settings = Settings(**values, proxy="http://me:very-secret-proxy@proxy:3128")
     assert "very-secret" not in f"{settings} {settings!r} {settings.describe()}"
@@ -249,21 +274,21 @@ def test_settings_do_not_show_a_secret():
     assert "very-secret" not in str(caught.value)
 
 
-def test_every_way_to_sign_in_names_settings():
-    """The table of ways cannot ask for a setting that does not exist."""
+def test_every_sign_in_flow_names_existing_settings():
+    """The table of sign-in flows names only settings that exist."""
     for needed in AUTH_WAYS.values():
         assert set(needed) <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", ["max_pending_count", "max_bytes", "max_unacked"])
-def test_a_limit_of_nothing_is_refused(name: str):
-    """A subscription that may hold nothing would stand still."""
+def test_a_limit_of_zero_is_rejected(name: str):
+    """A limit of zero raises, because the subscription could never receive anything."""
     with pytest.raises(ValueError, match=name):
         Limits(**{name: 0})
 
 
-def test_the_times_keep_the_services_rules():
-    """The client acts before the service does."""
+def test_the_default_timings_respect_the_services_limits():
+    """By default, the client acts before the service's limits and waits longer than it takes."""
     times = Timings()
     assert times.reserve < 60
     assert times.commit_interval + times.commit_timeout < 1800
@@ -271,11 +296,13 @@ def test_the_times_keep_the_services_rules():
     assert times.slot_timeout > 19 * 60
 
 
-# What gRPC and HTTP need alike.
+# Settings that gRPC and HTTP share.
 
 
-def test_the_roots_are_the_systems_or_those_of_certifi(monkeypatch, tmp_path):
-    """SSL_CERT_FILE, else the usual places, else certifi."""
+def test_the_trusted_roots_are_the_systems_or_certifis(monkeypatch, tmp_path):
+    """The trusted roots come from SSL_CERT_FILE, else from the system's bundle, else
+    from certifi.
+    """
     import certifi
 
     mine = tmp_path / "mine.pem"
@@ -294,8 +321,10 @@ def test_the_roots_are_the_systems_or_those_of_certifi(monkeypatch, tmp_path):
     assert str(network.trusted_roots()) == certifi.where()
 
 
-def test_a_ca_file_without_a_certificate(tmp_path):
-    """gRPC would take it and fail each handshake without a reason."""
+def test_a_ca_file_without_a_certificate_is_rejected(tmp_path):
+    """A CA file without a certificate raises, because gRPC would accept it and fail every
+    handshake.
+    """
     for text in ("", "no certificate"):
         (tmp_path / "ca.pem").write_text(text)
         with pytest.raises(
@@ -319,7 +348,10 @@ def test_a_ca_file_without_a_certificate(tmp_path):
     ],
 )
 def test_one_rule_chooses_the_proxy(monkeypatch, variables, given, proxy):
-    """For gRPC, HTTP and doctor; their libraries differ in capitals and in names of variables."""
+    """proxy_to() applies one rule, since libraries disagree on names and case of the variables.
+
+    The setting overrides https_proxy, and no_proxy overrides both.
+    """
     for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -329,7 +361,10 @@ def test_one_rule_chooses_the_proxy(monkeypatch, variables, given, proxy):
 
 
 def test_no_proxy_may_name_a_network(monkeypatch):
-    """As gRPC and requests have it."""
+    """no_proxy may contain a network such as 10.1.0.0/16.
+
+    A proxy URL that is not HTTP raises an error that keeps its password out of the traceback.
+    """
     monkeypatch.setenv("no_proxy", "name.example.com, 10.1.0.0/16")
     assert network.proxy_to("10.1.2.3", "http://own:2") == ""
     assert network.proxy_to("10.2.2.3", "http://own:2") == "http://own:2"
@@ -345,8 +380,8 @@ def test_no_proxy_may_name_a_network(monkeypatch):
     "endpoint",
     ["", "host", "host:", "host:0", "host:65536", "host:²", "https://host:443", "::1:443"],
 )
-def test_an_endpoint_that_is_none(endpoint):
-    """An error now, and not a name that nobody knows."""
+def test_an_invalid_endpoint_is_rejected(endpoint):
+    """An endpoint that is not a host and a port raises; an IPv6 address in brackets is accepted."""
     with pytest.raises(ConfigurationError, match="use host:port"):
         network.split_endpoint(endpoint)
     assert network.split_endpoint("[::1]:443") == ("::1", 443)

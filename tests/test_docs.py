@@ -1,4 +1,4 @@
-"""What the documentation shows is executed."""
+"""Tests that run the examples and commands in the documentation."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ EXAMPLES = [
 
 
 @pytest.fixture
-def _logging_as_before():
-    """Undo what an example does to logging."""
+def _restored_logging():
+    """Restore the loggers that an example changes."""
     names = ["", "sfpubsub", "sfpubsub.transport"]
     loggers = [logging.getLogger(name) for name in names]
     before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
@@ -66,10 +66,10 @@ def _logging_as_before():
         logger.handlers[:] = handlers
 
 
-@pytest.mark.usefixtures("_logging_as_before")
+@pytest.mark.usefixtures("_restored_logging")
 @pytest.mark.parametrize("code", EXAMPLES)
 def test_a_python_example_runs(code, run_emulator, monkeypatch, tmp_path):
-    """Every Python block of the pages runs against the emulator as it stands there."""
+    """Every Python block of the pages runs unchanged against the emulator."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     monkeypatch.chdir(tmp_path)
@@ -79,7 +79,7 @@ def test_a_python_example_runs(code, run_emulator, monkeypatch, tmp_path):
     class EnoughError(Exception):
         pass
 
-    # The README's loop is endless: its print is where a test can step out.
+    # The README's loop is endless, so the test leaves it at its first print.
     def printed(*_values):
         raise EnoughError
 
@@ -88,14 +88,14 @@ def test_a_python_example_runs(code, run_emulator, monkeypatch, tmp_path):
         with pytest.raises(EnoughError):
             exec(compile(code, "example", "exec"), {**namespace, "print": printed})
     elif "subscription.run(" in code:
-        with told_to_end(lambda: committed(emulator) == last.replay_id, namespace):
+        with sigterm_when(lambda: committed(emulator) == last.replay_id, namespace):
             exec(compile(code, "example", "exec"), namespace)
     else:
         exec(compile(code, "example", "exec"), namespace)
 
 
-def test_the_example_of_a_replay_store_stores(run_emulator, monkeypatch, tmp_path, capsys):
-    """It reads what there is, and nothing when it is run again."""
+def test_the_replay_store_example_resumes(run_emulator, monkeypatch, tmp_path, capsys):
+    """The replay store example reads all events in its first run, and none when it is run again."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     monkeypatch.chdir(tmp_path)
@@ -114,7 +114,7 @@ PROGRAMS = blocks(page("programs"), "python")
 
 
 def run_program(number: int, tmp_path: Path) -> subprocess.Popen[str]:
-    """Start a program of the page, as a file of its own."""
+    """Start the program with this number on the page, as a file of its own."""
     file = tmp_path / f"program_{number}.py"
     file.write_text(PROGRAMS[number])
     return subprocess.Popen(
@@ -127,7 +127,7 @@ def run_program(number: int, tmp_path: Path) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def order_service(run_emulator, monkeypatch):
-    """An emulator with three orders and one change, that programs are pointed at."""
+    """Start an emulator with three orders and one change, and point programs to it."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     emulator.last_id = emulator.publish(TOPIC, orders(3))[-1].replay_id
@@ -135,8 +135,8 @@ def order_service(run_emulator, monkeypatch):
     return emulator
 
 
-def test_the_program_that_breaks_has_acked(order_service, tmp_path):
-    """The batch that it printed is committed."""
+def test_the_program_that_breaks_out_of_its_loop_has_acked(order_service, tmp_path):
+    """The program that leaves its loop commits the batch that it printed."""
     with run_program(0, tmp_path) as program:
         out, err = program.communicate(timeout=PATIENCE)
     assert (program.returncode, err) == (0, "")
@@ -144,8 +144,8 @@ def test_the_program_that_breaks_has_acked(order_service, tmp_path):
     assert committed(order_service) == order_service.last_id
 
 
-def test_the_program_with_a_signal_drains(order_service, tmp_path):
-    """SIGTERM while it waits: what it printed is committed, and it ends by itself."""
+def test_the_program_with_a_signal_handler_drains(order_service, tmp_path):
+    """After SIGTERM the program commits what it printed and exits by itself."""
     with run_program(1, tmp_path) as program:
         assert program.stdout.readline() == "['0', '1', '2']\n"
         program.send_signal(signal.SIGTERM)
@@ -154,16 +154,16 @@ def test_the_program_with_a_signal_drains(order_service, tmp_path):
     assert committed(order_service) == order_service.last_id
 
 
-def test_the_program_of_several_topics_reads_all(order_service, tmp_path):
-    """One client, a thread each."""
+def test_the_program_for_several_topics_reads_them_all(order_service, tmp_path):
+    """The program prints the number of events of each of its two topics."""
     with run_program(2, tmp_path) as program:
         out, err = program.communicate(timeout=PATIENCE)
     assert (program.returncode, err) == (0, "")
     assert out == "{'/event/Order_Event__e': 3, '/data/AccountChangeEvent': 1}\n"
 
 
-def test_the_program_of_errors_names_the_topic(order_service, tmp_path):
-    """The branch for a topic that does not exist is the one that is taken."""
+def test_the_program_for_errors_names_the_missing_topic(order_service, tmp_path):
+    """The program takes the branch for a topic that does not exist, and prints the topic's name."""
     with run_program(3, tmp_path) as program:
         out, err = program.communicate(timeout=PATIENCE)
     assert (program.returncode, err) == (0, "")
@@ -171,8 +171,8 @@ def test_the_program_of_errors_names_the_topic(order_service, tmp_path):
     assert "/event/No_Such_Event__e" in out
 
 
-def test_the_test_of_a_subscriber_passes(tmp_path):
-    """As a file of a user's own test suite."""
+def test_the_example_test_of_a_subscriber_passes(tmp_path):
+    """The page's example of a user's own test passes as a file by itself."""
     (tmp_path / "test_orders.py").write_text(PROGRAMS[4])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", tmp_path],
@@ -185,10 +185,10 @@ def test_the_test_of_a_subscriber_passes(tmp_path):
 
 
 @contextlib.contextmanager
-def told_to_end(condition, namespace):
-    """Send SIGTERM to this process, as a service manager would, once *condition* holds.
+def sigterm_when(condition, namespace):
+    """Send SIGTERM to this process, as a service manager would, once `condition` holds.
 
-    An example that does not say what becomes of it is stopped all the same.
+    The signal stops the example's subscription; it is also sent if `condition` never holds.
     """
 
     def tell():
@@ -213,7 +213,7 @@ EMULATOR_PAGE = page("emulator")
 def test_the_emulators_change_events_are_published_and_read(
     run_emulator, monkeypatch, tmp_path, capsys
 ):
-    """The page's seed takes the page's event, and its facts are those that the page prints."""
+    """The emulator page's seed and program work together, and print what the page shows."""
     _, seed, _ = blocks(EMULATOR_PAGE, "toml")
     (tmp_path / "changes.toml").write_text(seed)
     point_at(run_emulator(seed=tmp_path / "changes.toml"), monkeypatch)
@@ -222,8 +222,8 @@ def test_the_emulators_change_events_are_published_and_read(
     assert [capsys.readouterr().out] == blocks(EMULATOR_PAGE, "text")
 
 
-def test_the_emulators_settings_file_is_whole(run_emulator, monkeypatch, tmp_path, capsys):
-    """With the page's profile alone, over TLS, everything that `doctor` looks at is well."""
+def test_the_emulators_settings_file_is_complete(run_emulator, monkeypatch, tmp_path, capsys):
+    """With the emulator page's settings file alone, `doctor` succeeds over TLS."""
     emulator = run_emulator(tls=True)
     for variable in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
         monkeypatch.delenv(variable)
@@ -254,7 +254,7 @@ README = ROOT / "README.md"
 
 @pytest.fixture
 def free_ports() -> dict[str, str]:
-    """Ports of this machine for those that the page names."""
+    """Return a free port, as a string, for each of the two ports that the pages use."""
     with (
         socket.create_server(("127.0.0.1", 0)) as one,
         socket.create_server(("127.0.0.1", 0)) as other,
@@ -264,7 +264,7 @@ def free_ports() -> dict[str, str]:
 
 @contextlib.contextmanager
 def terminal(block: str, tmp_path: Path, ports: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Run a block of shell commands in a stand-in for the clone, with a home of its own."""
+    """Run a block of shell commands in a substitute for the clone, with a home of its own."""
     clone, home = tmp_path / "clone", tmp_path / "home"
     (clone / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
     home.mkdir(exist_ok=True)
@@ -286,13 +286,13 @@ def terminal(block: str, tmp_path: Path, ports: dict[str, str]) -> Iterator[subp
         try:
             yield process
         finally:
-            with contextlib.suppress(ProcessLookupError):  # all of it has ended
+            with contextlib.suppress(ProcessLookupError):  # all processes have ended
                 os.killpg(process.pid, signal.SIGTERM)
             process.wait(PATIENCE)
 
 
-def test_the_readmes_settings_file_is_one(tmp_path, monkeypatch):
-    """Every setting of the file in the README is known."""
+def test_the_readmes_settings_file_is_valid(tmp_path, monkeypatch):
+    """The README's settings file loads, so it has no unknown setting."""
     for variable in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
         monkeypatch.delenv(variable)
     (text,) = blocks(README, "toml")
@@ -306,7 +306,10 @@ OPERATIONS = page("operations")
 
 
 def test_the_commands_of_the_operations_page_run(run_emulator, monkeypatch, tmp_path, capsys):
-    """As they stand there, in their order; what `lag` prints has the lines and keys of the page."""
+    """The page's commands run in their order.
+
+    `lag` prints the lines and JSON keys that the page lists.
+    """
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     monkeypatch.setenv("SFPUBSUB_STATE_DIR", str(tmp_path / "state"))
@@ -332,12 +335,12 @@ def test_the_commands_of_the_operations_page_run(run_emulator, monkeypatch, tmp_
 
 
 def _names(page: str) -> list[str]:
+    """Return the names in the first column of what `lag` prints."""
     return [line[2:22].strip() for line in page.splitlines()[1:]]
 
 
 def test_the_command_lines_of_the_readme_parse():
-    """Every sfpubsub line uses commands and options that exist; so do those of the operations page
-    that go on until somebody ends them."""
+    """The commands in the README, and the operations page's endless ones, use existing options."""
     lines = [
         line.partition("#")[0].strip()
         for block in [*blocks(ROOT / "README.md", "sh"), *blocks(OPERATIONS, "bash")]
@@ -355,8 +358,8 @@ def test_the_command_lines_of_the_readme_parse():
                 found.make_context(command, arguments, parent=context).close()
 
 
-def test_every_page_that_is_linked_exists():
-    """No dead link between our own pages."""
+def test_links_between_pages_are_not_broken():
+    """Every relative link in the documentation points to an existing file."""
     for path in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
             assert (path.parent / target).exists(), f"{path.name}: {target}"

@@ -1,4 +1,4 @@
-"""The tree of errors: what survives, and how it reads."""
+"""Tests of the exception classes: their tree, pickling and messages."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ CLASSES = [
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_the_drawing_at_the_top_shows_the_class_under_its_parent(cls: type):
-    """The picture in the docstring is the tree."""
+def test_the_tree_in_the_docstring_shows_each_class_below_its_parent(cls: type):
+    """The tree in the docstring of `errors` contains every class, indented further than
+    its parent.
+    """
     lines = errors.__doc__.splitlines()
     depth = {name: line.index(name) for line in lines for name in re.findall(r"\w+Error\b", line)}
     assert cls.__name__ in depth
@@ -47,7 +49,7 @@ def test_the_drawing_at_the_top_shows_the_class_under_its_parent(cls: type):
     ],
 )
 def test_an_error_survives_pickling(error: SfPubSubError):
-    """Spark and process pools hand errors on by pickle; nothing of them is lost."""
+    """A pickled error keeps its type, message and attributes, as Spark and process pools need."""
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error)
     assert str(copy) == str(error)
@@ -55,15 +57,15 @@ def test_an_error_survives_pickling(error: SfPubSubError):
     assert copy.retryable == error.retryable
 
 
-def test_a_missing_extra_names_it_and_is_an_import_error():
-    """The user reads what to install; code that expects an ImportError gets one."""
+def test_a_missing_extra_error_is_an_import_error_with_a_command():
+    """MissingExtraError is an ImportError whose message contains the pip command that helps."""
     error = MissingExtraError("the demo", "spark")
     assert isinstance(error, ImportError)
     assert "pip install 'sfpubsub[spark]'" in str(error)
 
 
-def test_a_gap_reads_as_a_sentence():
-    """What was lost, from where, to where."""
+def test_a_gap_describes_what_was_lost():
+    """str() of a Gap names the subscription, and the positions between which events were lost."""
     text = str(Gap("repositioned", "Orders", ReplayId(b"\x01"), ReplayId(b"\x02")))
     assert "Orders" in text
     assert "between 01 and 02" in text

@@ -1,6 +1,6 @@
-"""The programs in examples/ run against the emulator as they stand there.
+"""Tests that run the programs in examples/ unchanged against the emulator.
 
-Those that need a session of Spark are run in tests/spark/test_examples.py.
+The programs that need a Spark session are run in tests/spark/test_examples.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .pages import ROOT
 
 EXAMPLES = ROOT / "examples"
 
-# Each with the test that runs it.
+# Examples that this module runs, and those that another test file runs.
 RUN_HERE = {"consume.py", "consume_async.py", "managed_workers.py", "notebook.ipynb"}
 RUN_ELSEWHERE = {
     "ingest_job.py": "tests/spark/test_examples.py",
@@ -32,7 +32,7 @@ RUN_ELSEWHERE = {
 
 @pytest.fixture
 def orders_service(run_emulator, monkeypatch):
-    """An emulator with three orders, that programs are pointed at."""
+    """Start an emulator with three orders and one change, and point programs to it."""
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
     emulator.published = emulator.publish(
@@ -48,6 +48,7 @@ def orders_service(run_emulator, monkeypatch):
 
 
 def start(name: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    """Start the example program with these arguments."""
     return subprocess.Popen(
         [sys.executable, EXAMPLES / name, *arguments],
         stdout=subprocess.PIPE,
@@ -57,15 +58,15 @@ def start(name: str, *arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def test_every_example_is_run():
-    """By a test that names it."""
+    """Every file in examples/ is run here, or in a test file that names it."""
     files = {path.name for path in EXAMPLES.iterdir() if path.is_file()}
     assert files == RUN_HERE | RUN_ELSEWHERE.keys()
     for name, test in RUN_ELSEWHERE.items():
         assert name.removesuffix(".py") in (ROOT / test).read_text(encoding="utf-8"), name
 
 
-def test_consume_goes_on_where_it_was(orders_service, tmp_path):
-    """Ended by SIGTERM after three events, it prints only the fourth the next time."""
+def test_consume_resumes_where_it_stopped(orders_service, tmp_path):
+    """After SIGTERM stopped consume.py, its next run prints only the new event."""
     for published in (3, 1):
         with start("consume.py", TOPIC, tmp_path / "positions.json") as program:
             lines = [program.stdout.readline() for _ in range(published)]
@@ -78,15 +79,17 @@ def test_consume_goes_on_where_it_was(orders_service, tmp_path):
 
 
 def test_consume_async_reads_all_topics(orders_service):
-    """Each is followed, on one connection."""
+    """consume_async.py reads all events of both topics that it is given."""
     with start("consume_async.py", TOPIC, "/data/AccountChangeEvent") as program:
         out, err = program.communicate(timeout=PATIENCE)
     assert (program.returncode, err) == (0, "")
     assert out.splitlines()[-1] == f"{{'{TOPIC}': 3, '/data/AccountChangeEvent': 1}}"
 
 
-def test_managed_workers_set_aside_what_fails(orders_service, tmp_path):
-    """Two orders are handled, the one without an amount is kept, and all are committed."""
+def test_managed_workers_set_failed_events_aside(orders_service, tmp_path):
+    """Two orders are handled, the one without an amount is set aside, and all three are
+    committed.
+    """
     *_, last = orders_service.published
     with start("managed_workers.py", NAME, tmp_path / "failed") as program:
         until(lambda: committed(orders_service) == last.replay_id)
@@ -97,7 +100,10 @@ def test_managed_workers_set_aside_what_fails(orders_service, tmp_path):
 
 
 def test_the_notebook_runs(orders_service):
-    """Its cells, one after the other, end with the sums of the cities."""
+    """The notebook's cells run in order and compute the sum of each city.
+
+    It is stored without outputs.
+    """
     cells = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
     names: dict[str, object] = {}
     for cell in cells:

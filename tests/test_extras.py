@@ -1,4 +1,7 @@
-"""What ``pip install 'sfpubsub[EXTRA]'`` gets somebody who has none of our constraints."""
+"""Tests that each extra of the package installs versions that work together.
+
+The installations use none of the constraints that this project's own environment has.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ ROOT = Path(__file__).parent.parent
 # Seconds for an installation; PySpark is a download of 450 MB, which pip then builds.
 INSTALLATION = 1800
 
-# Seconds for a session with its jars, one write, and one look at the table.
+# Seconds for starting a session with its jars, one write, and one read of the table.
 WRITE = 600
 
-# Run in this directory, so that the sample events are found; sfpubsub is that of the wheel.
+# Run in the repository, to find the sample events; sfpubsub is imported from the wheel.
 WRITES = """
 import json, sys
 from importlib.metadata import version
@@ -50,7 +53,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What would be uploaded."""
+    """Build the package's wheel, as it would be uploaded."""
     directory = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", directory, ROOT]
     subprocess.run(command, check=True, timeout=INSTALLATION)
@@ -58,7 +61,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.mark.slow  # minutes each
+@pytest.mark.slow  # takes minutes for each extra
 @pytest.mark.parametrize(
     ("extra", "format_", "pyspark", "source"),
     [
@@ -68,10 +71,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("all", "delta", "4.2.", "sfpubsub"),
     ],
 )
-def test_an_extra_gets_versions_that_work_together(
+def test_an_extra_installs_versions_that_work_together(
     wheel: Path, tmp_path: Path, extra: str, format_: str, pyspark: str, source: str
 ):
-    """In an empty environment, without our constraints: a session starts and a write is there."""
+    """In a new environment with only the wheel and an extra, Spark starts and can write a table.
+
+    The PubSubDataSource works if that extra's PySpark is new enough, and says so otherwise.
+    """
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     install = [python, "-m", "pip", "install", "--quiet", f"{wheel}[{extra}]"]

@@ -1,4 +1,4 @@
-"""The layer map of the project, read from the imports of every module."""
+"""Tests that the imports of every module respect the project's layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "sfpubsub"
 
-# Package -> what it may import from sfpubsub, apart from itself, types and errors.
+# The packages that each package may import, apart from itself, types and errors.
 MAY_IMPORT = {
     "types": set(),
     "errors": {"types"},
@@ -49,7 +49,7 @@ MAY_IMPORT = {
     },
 }
 
-# Room of spark/ -> the rooms it may import, apart from itself. They have one order, so no circle.
+# The subpackages ("rooms") that each one of spark/ may import; the order excludes cycles.
 SPARK_MAY_IMPORT = {
     "runtime": set(),
     "raw": {"runtime"},
@@ -59,7 +59,7 @@ SPARK_MAY_IMPORT = {
     "mirror": {"tables", "ingest", "raw", "runtime"},
 }
 
-# Room of emulator/ -> the rooms it may import, apart from itself.
+# The same for the rooms of emulator/.
 EMULATOR_MAY_IMPORT = {
     "faults": set(),
     "org": {"faults"},
@@ -68,8 +68,8 @@ EMULATOR_MAY_IMPORT = {
     "page": {"http", "org", "faults"},
 }
 
-# Package -> what it must not import from elsewhere. types and errors take nothing but the standard
-# library, which the allow-list below checks.
+# The libraries that each package must not import. For types, errors and durable, a test below
+# allows only the standard library.
 _IO = {"threading", "asyncio", "queue", "concurrent", "time", "random", "socket", "os"}
 MUST_NOT_IMPORT = {
     "config": {"grpc", "requests", "pyspark"},
@@ -98,17 +98,18 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports in src are absolute"
             yield node.module or ""
-            # `from sfpubsub import x` may name a package of ours.
+            # `from sfpubsub import x` may import a subpackage.
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def package_of(path: Path) -> str:
+    """Return the first-level package or module of sfpubsub that contains this file."""
     return path.relative_to(SRC).parts[0].removesuffix(".py")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SRC)))
 def test_a_module_imports_only_what_its_layer_may(path: Path):
-    """The dependency rules of the layer map hold for every import of every module."""
+    """Every module imports only the packages and libraries that its layer allows."""
     package = package_of(path)
     if package in ("__init__", "__main__"):
         return
@@ -123,7 +124,7 @@ def test_a_module_imports_only_what_its_layer_may(path: Path):
             assert rest[0] in allowed, f"{path} imports {name}"
 
 
-# Package with rooms -> their order, and the modules outside of them, which put them together.
+# Packages that consist of rooms, with the table above and the modules outside all rooms.
 ROOMS = {
     "spark": (SPARK_MAY_IMPORT, {"__init__.py"}),
     "emulator": (
@@ -135,8 +136,10 @@ IN_ROOMS = [path for path in MODULES if package_of(path) in ROOMS]
 
 
 @pytest.mark.parametrize("path", IN_ROOMS, ids=lambda path: str(path.relative_to(SRC)))
-def test_the_rooms_of_a_package_have_one_order(path: Path):
-    """A module of spark/ or emulator/ imports only from its room and those below it."""
+def test_subpackages_import_only_lower_ones(path: Path):
+    """A module of spark/ or emulator/ imports only from its own subpackage and from
+    those below it.
+    """
     package, room, *rest = path.relative_to(SRC).parts
     may_import, outside = ROOMS[package]
     if not rest:
@@ -147,8 +150,8 @@ def test_the_rooms_of_a_package_have_one_order(path: Path):
             assert name.split(".")[2] in {room, *may_import[room]}, f"{path} imports {name}"
 
 
-def test_only_the_wire_module_knows_the_messages():
-    """transports/wire.py is the one file of the client that imports the protobuf messages."""
+def test_only_the_wire_module_imports_the_protobuf_messages():
+    """Outside the emulator, only transports/wire.py imports the protobuf messages."""
     users = {
         str(path.relative_to(SRC))
         for path in MODULES
@@ -158,8 +161,10 @@ def test_only_the_wire_module_knows_the_messages():
     assert users == {"transports/wire.py"}
 
 
-def test_asyncio_is_for_the_asyncio_face_only():
-    """The rest of the client works without an event loop, and does not load one."""
+def test_only_the_asyncio_client_imports_asyncio():
+    """Only the modules of the asyncio client and its bridge import asyncio; the rest needs no event
+    loop.
+    """
     users = {
         str(path.relative_to(SRC))
         for path in MODULES
@@ -174,7 +179,7 @@ def test_asyncio_is_for_the_asyncio_face_only():
     }
 
 
-# The core of the Streaming API's client decides everything and does nothing.
+# Modules of the Streaming API client that make its decisions and do no I/O.
 STREAMING_CORE = (
     "bayeux",
     "failures",
@@ -185,15 +190,15 @@ STREAMING_CORE = (
 
 @pytest.mark.parametrize("name", STREAMING_CORE)
 def test_the_core_of_streaming_does_no_io(name: str):
-    """It has no clock, no thread, no socket and no library."""
+    """The streaming protocol core imports no clock, thread, socket or HTTP library."""
     for module in imports(SRC / "streaming" / f"{name}.py"):
         top = module.split(".")[0]
         assert top not in {"requests", "urllib3", *_IO}, module
         assert not module.startswith(("sfpubsub.auth", "sfpubsub.streaming.driver")), module
 
 
-def test_every_package_is_on_the_map():
-    """A new package cannot escape the map."""
+def test_every_package_has_a_layer():
+    """Every package is in the table of layers, so a new one cannot escape the rules."""
     packages = {package_of(path) for path in MODULES} - {"__init__", "__main__"}
     assert packages <= MAY_IMPORT.keys()
 
@@ -202,7 +207,7 @@ def test_every_package_is_on_the_map():
     "path", [*SRC.glob("types/*.py"), SRC / "errors.py", SRC / "durable.py"], ids=lambda p: p.name
 )
 def test_the_lowest_modules_need_the_standard_library_only(path: Path):
-    """They can be imported anywhere, because they import nothing."""
+    """`types`, `errors` and `durable` import only the standard library and sfpubsub itself."""
     import sys
 
     for module in imports(path):

@@ -1,4 +1,4 @@
-"""What a user gets: the public names, a light import, a package that needs no extra to start."""
+"""Tests of the package's public names, and of what importing it and its command loads."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sfpubsub
 
 
 def python(code: str) -> str:
+    """Run this code in a new interpreter, and return what it prints, stripped."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
@@ -19,25 +20,25 @@ def python(code: str) -> str:
 
 @pytest.mark.parametrize("name", sfpubsub.__all__)
 def test_every_public_name_resolves(name: str):
-    """What __all__ promises can be imported."""
+    """Every name in `__all__` can be imported lazily and is listed by dir()."""
     assert getattr(sfpubsub, name) is not None
     assert name in dir(sfpubsub)
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    """Lazy names do not hide a typing mistake."""
+    """A misspelled name raises AttributeError, although public names are imported lazily."""
     with pytest.raises(AttributeError, match="PubSubClinet"):
         _ = sfpubsub.PubSubClinet
 
 
 def test_importing_the_package_loads_nothing_heavy():
-    """import sfpubsub loads none of the libraries that only some users need."""
+    """`import sfpubsub` loads none of the libraries that only some users need."""
     heavy = "{'grpc', 'google.protobuf', 'requests', 'fastavro', 'pyspark', 'pyarrow', 'click'}"
     assert python(f"import sys, sfpubsub; print(sorted({heavy} & set(sys.modules)))") == "[]"
 
 
-def test_the_help_page_needs_neither_grpc_nor_spark():
-    """sfpubsub --help and a command's usage error start at once."""
+def test_help_loads_neither_grpc_nor_spark():
+    """`sfpubsub --help` loads none of grpc, fastavro, pyspark and pyarrow, so it starts quickly."""
     code = (
         "import sys; from sfpubsub.cli.main import run; run(['--help']);"
         "print(sorted({'grpc', 'fastavro', 'pyspark', 'pyarrow'} & set(sys.modules)))"
@@ -46,7 +47,7 @@ def test_the_help_page_needs_neither_grpc_nor_spark():
 
 
 def test_the_ingest_help_does_not_load_spark():
-    """sfpubsub ingest --help does not wait for pyspark."""
+    """`sfpubsub ingest --help` loads neither pyspark nor pyarrow."""
     code = (
         "import sys; from sfpubsub.cli.main import run; run(['ingest', '--help']);"
         "print(sorted({'pyspark', 'pyarrow'} & set(sys.modules)))"

@@ -1,4 +1,4 @@
-"""The public names are typed to the last parameter, as pyright sees it in an installed package."""
+"""Test that the public names of the installed package are completely typed for pyright."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from .test_book import found, listed
 
 
-@pytest.mark.slow  # a quarter of a minute of the processor
-def test_the_public_names_are_typed_completely():
-    """Every name of the reference, with its methods, attributes and what these refer to."""
+@pytest.mark.slow  # takes 15 s of CPU time
+def test_the_public_names_are_completely_typed():
+    """Pyright knows the type of every name in the reference and of all its members."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pyright", "--pythonpath", sys.executable),
             *("--verifytypes", "sfpubsub", "--ignoreexternal", "--outputjson"),
         ],
-        # Here it asks the first Python on the path what is installed, whatever --pythonpath says.
+        # With --verifytypes, pyright asks the first Python on the path, despite --pythonpath.
         env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,

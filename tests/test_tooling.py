@@ -1,4 +1,7 @@
-"""Managed subscriptions as records: what is asked of an org, and which answers are believed."""
+"""Tests of the Tooling API client that administers managed subscriptions.
+
+They cover the requests that it sends, and that it rejects responses it cannot trust.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +42,13 @@ BASE = "/services/data/v60.0/tooling"
 RECORDS = f"{BASE}/sobjects/ManagedEventSubscription"
 
 
-def refused(status: int, code: str, message: str = "said the org") -> Reply:
+def error_reply(status: int, code: str, message: str = "said the org") -> Reply:
+    """Return a reply with this status and one Salesforce error code."""
     return Reply(status, [{"errorCode": code, "message": message}])
 
 
 class Org:
-    """As much of an org as these tests need."""
+    """The parts of an org that these tests need, as a request handler."""
 
     def __init__(self, *names: str, page: int = 2000) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
@@ -53,6 +57,7 @@ class Org:
             self.add(name)
 
     def add(self, name: str, **metadata: str) -> str:
+        """Add a managed subscription, and return its record id."""
         record_id = f"18x{len(self.rows) + 1:012d}AAA"
         self.rows[record_id] = {
             "Id": record_id,
@@ -70,7 +75,7 @@ class Org:
 
     def __call__(self, request: Request) -> Reply:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return refused(401, "INVALID_SESSION_ID")
+            return error_reply(401, "INVALID_SESSION_ID")
         parts = urlsplit(request.path)
         if parts.path.startswith(f"{BASE}/query"):
             query = parse_qs(parts.query).get("q", [""])[0]
@@ -82,7 +87,7 @@ class Org:
                 201, {"id": self.add(body["FullName"], **body["Metadata"]), "success": True}
             )
         if record_id not in self.rows:
-            return refused(404, "NOT_FOUND")
+            return error_reply(404, "NOT_FOUND")
         if request.method == "PATCH":
             self.rows[record_id]["Metadata"] = json.loads(request.body)["Metadata"]
         else:
@@ -90,12 +95,13 @@ class Org:
         return Reply(204)
 
     def _page(self, query: str, begin: int) -> Reply:
+        """Return one page of the query's rows, with the path of the next page if there is one."""
         rows = list(self.rows.values())
         found = re.search(r"WHERE (\w+) = '([^']*)'", query)
         if found:
             rows = [row for row in rows if row[found[1]] == found[2]]
         elif "Metadata" in query:
-            return refused(400, "MALFORMED_QUERY")
+            return error_reply(400, "MALFORMED_QUERY")
         end = begin + self.page
         answer = {"size": len(rows), "done": end >= len(rows), "records": rows[begin:end]}
         if not answer["done"]:
@@ -105,7 +111,7 @@ class Org:
 
 @pytest.fixture
 def serve():
-    """Serve an org; returns the host and what administers it."""
+    """Return a function that serves an org, and returns its host and a Tooling client for it."""
     from contextlib import ExitStack
 
     with ExitStack() as opened:
@@ -118,11 +124,12 @@ def serve():
 
 
 def tooling_of(url: str, timeout: float = 10.0) -> Tooling:
+    """Return a Tooling client for this URL; the timeout is in seconds."""
     return Tooling(Session(TOKEN, url), http=HttpClient(timeout=timeout))
 
 
-def test_create_sends_what_the_documentation_says(serve):
-    """FullName and Metadata with five members; EARLIEST unless asked otherwise, in state RUN."""
+def test_create_sends_the_documented_request(serve):
+    """create() sends the documented body, with EARLIEST and RUN as defaults."""
     org = Org()
     host, tooling = serve(org)
     made = tooling.create("Orders", TOPIC)
@@ -144,8 +151,11 @@ def test_create_sends_what_the_documentation_says(serve):
     assert tooling.show("Orders") == tooling.show(made.id) == made
 
 
-def test_a_life_of_a_record(serve):
-    """Stop and start change the state and nothing else; update what is given; delete removes."""
+def test_a_record_can_be_stopped_started_updated_and_deleted(serve):
+    """Each operation changes only what it is meant to change.
+
+    After the deletion all of them raise.
+    """
     org = Org()
     _, tooling = serve(org)
     made = tooling.create("Orders", TOPIC, label="For people", default_replay="LATEST")
@@ -162,8 +172,8 @@ def test_a_life_of_a_record(serve):
             act("Orders")
 
 
-def test_list_is_complete_over_several_answers(serve):
-    """Every record once, by name, however the org pages; the next page is asked of the same org."""
+def test_list_reads_all_pages(serve):
+    """list() returns every record once, sorted by name, even if the org sends several pages."""
     names = [f"S{number:02d}" for number in range(25)]
     host, tooling = serve(Org(*reversed(names), page=10))
     assert [record.developer_name for record in tooling.list()] == names
@@ -171,7 +181,7 @@ def test_list_is_complete_over_several_answers(serve):
 
 
 def test_a_record_deleted_while_listing_is_left_out(serve):
-    """Not an error, and not half a record."""
+    """list() skips a record that is deleted while it runs."""
     org = Org("A", "B")
     _, tooling = serve(org)
     listing = tooling.list()
@@ -184,8 +194,8 @@ def test_a_record_deleted_while_listing_is_left_out(serve):
     "name",
     ["", "1A", "A_", "A__B", "_A", "A B", "A'B", "A\\", "Ä", "A\n", "18x", "A-B", "18x00000"],
 )
-def test_a_wrong_name_is_refused_before_the_org_is_asked(serve, name):
-    """Nothing is sent: a name is letters, digits and single underscores."""
+def test_an_invalid_name_is_rejected_without_a_request(serve, name):
+    """An invalid developer name raises before any request is sent."""
     host, tooling = serve(Org())
     for act in (lambda: tooling.create(name, TOPIC), lambda: tooling.show(name)):
         with pytest.raises(ConfigurationError, match="developer name"):
@@ -214,8 +224,8 @@ def test_a_wrong_name_is_refused_before_the_org_is_asked(serve, name):
         ("", False),
     ],
 )
-def test_topics_are_checked_before_the_org_is_asked(topic, good):
-    """The documented forms pass; another form is refused with those forms in the message."""
+def test_topics_are_checked_for_the_documented_forms(topic, good):
+    """Topics of the documented forms pass; others raise an error that lists these forms."""
     if good:
         check_topic(topic)
     else:
@@ -223,8 +233,8 @@ def test_topics_are_checked_before_the_org_is_asked(topic, good):
             check_topic(topic)
 
 
-def test_presets_are_checked_before_the_org_is_asked(serve):
-    """CUSTOM is a preset of Subscribe and none of a record."""
+def test_an_invalid_preset_is_rejected_without_a_request(serve):
+    """A managed subscription's presets can only be LATEST or EARLIEST, so CUSTOM raises."""
     host, tooling = serve(Org("Orders"))
     for change in ({"default_replay": "CUSTOM"}, {"error_recovery_replay": "latest"}):
         with pytest.raises(ConfigurationError, match="LATEST or EARLIEST"):
@@ -234,8 +244,8 @@ def test_presets_are_checked_before_the_org_is_asked(serve):
     assert not host.requests
 
 
-def test_a_full_org_and_a_taken_name_are_refused_before_creation(serve):
-    """The limit of 200 and the name are looked up; the org is not asked to create."""
+def test_a_full_org_or_a_taken_name_prevents_a_creation(serve):
+    """create() raises if the org has 200 subscriptions or the name is taken, without a POST."""
     org = Org(*(f"S{number}" for number in range(200)))
     host, tooling = serve(org)
     with pytest.raises(QuotaExceededError, match="200 managed subscriptions"):
@@ -247,20 +257,22 @@ def test_a_full_org_and_a_taken_name_are_refused_before_creation(serve):
     assert tooling.create("One_More", TOPIC).state == "RUN"
 
 
-def test_an_api_version_that_has_no_managed_subscriptions_is_refused():
-    """The object is there since 60.0."""
+def test_an_api_version_before_60_or_a_malformed_one_is_rejected():
+    """Managed subscriptions exist since API version 60.0, so an older or malformed
+    version raises.
+    """
     for version in ("59.0", "60", "v60.0", "60.0/../..", ""):
         with pytest.raises(ConfigurationError, match=r"60\.0 or later"):
             Tooling(Session(TOKEN, "https://org"), api_version=version)
 
 
 def test_values_of_queries_are_escaped():
-    """A quote or a backslash cannot end the string, should a name ever have one."""
+    """Quotes and backslashes in a query's value are escaped, so they cannot end the string."""
     assert quoted("a'b\\c") == "'a\\'b\\\\c'"
 
 
-class Renewing:
-    """Supplies sessions of which the first are void."""
+class RenewingSessions:
+    """Supplies sessions, of which the first `void` ones are invalid."""
 
     def __init__(self, url: str, void: int) -> None:
         self.sessions = [Session(f"{TOKEN}{number}", url) for number in range(void)]
@@ -273,12 +285,12 @@ class Renewing:
 
 
 def test_an_expired_session_is_renewed_once(serve):
-    """INVALID_SESSION_ID: one new session and one more try, and then the error."""
+    """An expired session is replaced and the request repeated once; a second failure raises."""
     host, _ = serve(Org("Orders"))
-    provider = Renewing(host.url, void=1)
+    provider = RenewingSessions(host.url, void=1)
     assert Tooling(provider, http=HttpClient()).show("Orders").developer_name == "Orders"
     assert (provider.fetches, len(host.requests)) == (2, 2)
-    provider = Renewing(host.url, void=3)
+    provider = RenewingSessions(host.url, void=3)
     with pytest.raises(SessionExpiredError) as caught:
         Tooling(provider, http=HttpClient()).show("Orders")
     assert caught.value.error_code == "INVALID_SESSION_ID"
@@ -288,11 +300,11 @@ def test_an_expired_session_is_renewed_once(serve):
 @pytest.mark.parametrize(
     ("reply", "error", "says"),
     [
-        (refused(403, "INSUFFICIENT_ACCESS"), PermissionDeniedError, "Customize Application"),
-        (refused(403, "REQUEST_LIMIT_EXCEEDED"), QuotaExceededError, "REQUEST_LIMIT_EXCEEDED"),
-        (refused(400, "DUPLICATE_DEVELOPER_NAME"), RequestRefusedError, "another name"),
+        (error_reply(403, "INSUFFICIENT_ACCESS"), PermissionDeniedError, "Customize Application"),
+        (error_reply(403, "REQUEST_LIMIT_EXCEEDED"), QuotaExceededError, "REQUEST_LIMIT_EXCEEDED"),
+        (error_reply(400, "DUPLICATE_DEVELOPER_NAME"), RequestRefusedError, "another name"),
         (
-            refused(400, "INVALID_INPUT", "The topicName field is invalid"),
+            error_reply(400, "INVALID_INPUT", "The topicName field is invalid"),
             RequestRefusedError,
             "topicName field is invalid",
         ),
@@ -303,7 +315,9 @@ def test_an_expired_session_is_renewed_once(serve):
     ],
 )
 def test_a_refused_creation_is_a_typed_error_with_salesforces_code(serve, reply, error, says):
-    """The code, Salesforce's words, and what to do; no token."""
+    """A refused creation raises the matching error, with Salesforce's code and without
+    the token.
+    """
     org = Org()
     host, tooling = serve(lambda request: reply if request.method == "POST" else org(request))
     with pytest.raises(error, match=says) as caught:
@@ -330,8 +344,10 @@ def test_a_refused_creation_is_a_typed_error_with_salesforces_code(serve, reply,
         {},
     ],
 )
-def test_the_next_page_is_never_asked_of_another_host(serve, place):
-    """nextRecordsUrl is believed only as a path of the query interface: the token goes with it."""
+def test_the_next_page_is_never_requested_from_another_host(serve, place):
+    """A nextRecordsUrl that is not a path of the query interface raises, so the token stays with
+    the org.
+    """
     thief, _ = serve(Org())
     named = place.format(thief=urlsplit(thief.url).netloc) if isinstance(place, str) else place
     page = {"size": 1, "done": False, "records": [], "nextRecordsUrl": named}
@@ -342,8 +358,8 @@ def test_the_next_page_is_never_asked_of_another_host(serve, place):
     assert not thief.requests
 
 
-def test_pages_without_an_end_are_given_up(serve):
-    """An org that always has one more page does not hold the caller for ever."""
+def test_listing_stops_after_20_pages(serve):
+    """An org that announces a next page forever causes an error after 20 pages."""
     more = f"{BASE}/query/01g-1"
     page = {"done": False, "records": [], "nextRecordsUrl": more}
     host, tooling = serve(lambda _: Reply(200, page))
@@ -355,7 +371,7 @@ def test_pages_without_an_end_are_given_up(serve):
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("act", ["show", "create", "start", "delete"])
 def test_a_redirect_is_not_followed(serve, status, act):
-    """The token is for its instance alone; where the org sends us is only named."""
+    """A redirect raises an error that names the host, and the token is not sent there."""
     thief, _ = serve(Org("Orders"))
     org = Org("Orders")
     away = Reply(status, b"", {"Location": f"{thief.url}{RECORDS}?token=abc"})
@@ -381,7 +397,7 @@ LEFT_OUT = object()
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of each thing in *value*."""
+    """Yield the path of each part of a JSON value, as keys and indices."""
     yield path
     items: Any = value.items() if isinstance(value, dict) else ()
     for key, item in enumerate(value) if isinstance(value, list) else items:
@@ -389,7 +405,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def put(value: Any, path: tuple[Any, ...], thing: Any) -> Any:
-    """Return *value* with *thing* at *path*, or without what was there."""
+    """Return `value` with `thing` at `path`, or without that part if it is LEFT_OUT."""
     if not path:
         return thing
     key, *rest = path
@@ -410,8 +426,11 @@ NEEDED = [
 ]
 
 
-def test_each_thing_of_another_kind_is_refused(serve):
-    """Every part of an answer that is used, replaced by each strange thing: no record is made."""
+def test_a_response_with_a_wrong_part_is_rejected(serve):
+    """A response in which a needed part is missing or of the wrong type raises.
+
+    No replaced part of a response causes an unexpected exception.
+    """
     bodies = [
         json.dumps(put(GOOD, path, thing))
         for path in places(GOOD)
@@ -434,7 +453,7 @@ def test_each_thing_of_another_kind_is_refused(serve):
 
 
 def mutated(value: Any, rng: random.Random) -> Any:
-    """Return *value* with one thing in it replaced by something of another kind, or left out."""
+    """Return `value` with a random part replaced by a strange value, or left out."""
     if isinstance(value, dict) and value and rng.random() < 0.85:
         name = rng.choice(list(value))
         if rng.random() < 0.2:
@@ -446,7 +465,7 @@ def mutated(value: Any, rng: random.Random) -> Any:
 
 
 def garbage(rng: random.Random) -> Reply:
-    """Return an answer that is wrong in some way; now and then it is right."""
+    """Return a random response that is usually wrong, and now and then right."""
     status = rng.choice([200, 200, 200, 200, 201, 204, 400, 401, 403, 404, 405, 429, 500, 503, 299])
     text = json.dumps(mutated(GOOD, rng))
     form = rng.randrange(8)
@@ -465,8 +484,8 @@ def garbage(rng: random.Random) -> Reply:
     return Reply(status, text.encode("utf-8", "surrogatepass"))
 
 
-def test_any_answer_is_a_record_or_a_typed_error(serve):
-    """Fuzz: 600 wrong answers, and nothing but our errors; none of them shows the token."""
+def test_any_response_gives_a_result_or_a_typed_error(serve):
+    """600 random responses cause no exceptions but the package's own, and none shows the token."""
     seed = 7
     rng = random.Random(seed)
     _, tooling = serve(lambda _: garbage(rng))
@@ -484,13 +503,13 @@ def test_any_answer_is_a_record_or_a_typed_error(serve):
             good += 1
         except SfPubSubError as error:
             errors.append(str(error))
-    assert good, f"seed {seed}: nothing right came back, so that nothing was shown"
+    assert good, f"seed {seed}: no response was valid, so the test shows nothing"
     assert len(errors) > good
     assert [text for text in errors if TOKEN in text or len(text) > 1000] == [], f"seed {seed}"
 
 
-def test_an_answer_that_stops_half_way_is_an_error_in_bounded_time():
-    """Truncated in the headers, in the body, or dripping: a typed error within the timeout."""
+def test_a_truncated_or_endless_response_raises_in_bounded_time():
+    """A response that is cut off raises a typed error, and one that drips ends at the timeout."""
     starts = [
         b"",
         b"HTTP/1.1 200",
@@ -524,6 +543,8 @@ def test_an_answer_that_stops_half_way_is_an_error_in_bounded_time():
 
 
 class Clock:
+    """A clock that advances only in sleep(), and records its pauses."""
+
     def __init__(self) -> None:
         self.now = 0.0
         self.pauses: list[float] = []
@@ -532,12 +553,15 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
+        """Advance the time without waiting."""
         self.pauses.append(seconds)
         self.now += seconds
 
 
-def test_waiting_tells_its_progress_and_ends_when_the_check_does():
-    """Looks, pauses, tells; no pause after the check has passed."""
+def test_waiting_reports_progress_and_ends_when_the_check_passes():
+    """wait_until() reports its progress before each pause, and does not pause after the check
+    passed.
+    """
     clock, told, answers = Clock(), [], iter([False, False, True])
     wait_until(
         "X is known",
@@ -551,8 +575,10 @@ def test_waiting_tells_its_progress_and_ends_when_the_check_does():
     assert clock.pauses == [10, 10]
 
 
-def test_waiting_is_bounded_and_says_that_the_change_is_made():
-    """No longer than its timeout, at least one look, and an error that may be tried again."""
+def test_waiting_ends_at_its_timeout_with_a_retryable_error():
+    """wait_until() stops checking at its timeout, and raises a retryable error that names the
+    condition.
+    """
     clock, looks = Clock(), []
     with pytest.raises(StreamUnavailableError, match="that X is known") as caught:
         wait_until(

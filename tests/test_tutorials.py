@@ -1,8 +1,8 @@
-"""The tutorials, executed: every command as it stands there, and what it prints compared.
+"""Tests that run the tutorials' commands and compare their output with the pages.
 
-A page's blocks are taken in their order. A block whose first line is a comment with a file's name
-is that file; ``sh`` is typed into one shell, in a stand-in for the clone; ``text`` is what the
-command before it prints, where ``…`` stands for anything. Only the emulator's ports are the test's.
+The blocks of a page are run in order. A block that begins with a comment with a file name is that
+file. An `sh` block is run in one shell, in a substitute for the clone. A `text` block is the output
+of the command before it, where `…` stands for any text. Only the emulator's ports differ.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from .test_docs import free_ports, terminal  # noqa: F401  # a fixture
 FENCE = re.compile(r"^```(sh|text|python|toml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"# (tour/\S+)\n")
 
-# Between the outputs of two commands.
+# Printed between the outputs of two commands.
 MARK = "==== the next command"
 
-# Longest that a page may take, in seconds: some start Spark twice, a busy machine half a minute
-# each. It is a limit for failure, and nothing waits for it.
+# Timeout for a page in seconds; some start Spark twice, which takes a busy machine half a minute
+# each time.
 TOUR = 600.0
 
 
 @dataclass
 class Step:
-    """A command, the files that are written before it, and what it prints."""
+    """A command, the files to write before it, and the output that the page shows, if any."""
 
     files: dict[str, str]
     command: str
@@ -56,8 +56,8 @@ def steps(path: Path) -> list[Step]:
 
 
 def script(found: list[Step], clone: Path, ports: dict[str, str]) -> str:
-    """Return all commands as one script, which writes a mark after each."""
-    # The emulator has the shell's output, which ends only when both have ended.
+    """Return all commands as one shell script that prints a mark after each."""
+    # The emulator shares the shell's output, which ends only when both processes have ended.
     lines = ["set -e", "trap 'jobs -p | xargs -r kill' EXIT", "mkdir -p tour"]
     for number, step in enumerate(found):
         for name, text in step.files.items():
@@ -66,7 +66,7 @@ def script(found: list[Step], clone: Path, ports: dict[str, str]) -> str:
             lines.append(f"cp {kept} $START/{name}")
         own = f"sfpubsub emulator --grpc-port {ports['7011']} --http-port {ports['7012']} --"
         command = step.command.replace("sfpubsub emulator --", own).rstrip()
-        if command.endswith("&"):  # who types it sees its line before going on
+        if command.endswith("&"):  # a user would wait for its first line of output
             command = f"{command[:-1]} > tour/started &\n"
             command += "until [ -s tour/started ]; do sleep 0.1; done; cat tour/started"
         lines.append(command)
@@ -75,7 +75,7 @@ def script(found: list[Step], clone: Path, ports: dict[str, str]) -> str:
 
 
 def assert_shown(shown: str, printed: str, command: str) -> None:
-    """Compare what a page shows with what was printed; ``…`` stands for anything."""
+    """Check that what was printed is what a page shows; `…` stands for any text."""
     any_lines = re.sub(r"^…\n|\n…$", "…", shown.strip(), flags=re.MULTILINE)
     pattern = ".*".join(re.escape(part) for part in any_lines.split("…"))
     assert re.fullmatch(pattern, printed.strip(), re.DOTALL), (
@@ -84,15 +84,15 @@ def assert_shown(shown: str, printed: str, command: str) -> None:
 
 
 def run(name: str, tmp_path: Path, ports: dict[str, str]) -> None:
-    """Run a tutorial and compare what each of its commands prints."""
+    """Run a tutorial, and compare the output of its commands with the page."""
     found = steps(page(name))
     clone = tmp_path / "clone"
     (clone / "scripts").mkdir(parents=True)
-    # Setting up is what scripts/test.sh has done for this run; a slow test does it from a clone.
+    # scripts/test.sh has run the setup already; a slow test below runs it in a fresh clone.
     (clone / "scripts" / "setup.sh").write_text("echo 'ready: sfpubsub 0 is in .venv'\n")
     home = tmp_path / "home"
     home.mkdir()
-    if (Path.home() / ".cache").exists():  # the jars of Delta, a download for who has none yet
+    if (Path.home() / ".cache").exists():  # so that Delta's jars need not be downloaded again
         (home / ".cache").symlink_to(Path.home() / ".cache")
     text = f"export SFPUBSUB_EMULATOR_URL=http://127.0.0.1:{ports['7012']}\n"
     text += script(found, clone, ports)
@@ -118,20 +118,21 @@ def run(name: str, tmp_path: Path, ports: dict[str, str]) -> None:
     ],
 )
 def test_a_tutorial_runs(name, tmp_path, free_ports):  # noqa: F811
-    """Every command of the page works as it stands there, and prints what the page shows."""
+    """Every command of the page works unchanged, and prints what the page shows."""
     run(name, tmp_path, free_ports)
 
 
 def test_every_tutorial_is_run():
-    """No page of the folder is left out above."""
+    """Every page in docs/tutorials is among the parameters of test_a_tutorial_runs."""
     (marked,) = (mark for mark in test_a_tutorial_runs.pytestmark if mark.name == "parametrize")
     named = {getattr(each, "values", (each,))[0] for each in marked.args[1]}
     assert named == {path.stem for path in (DOCS / "tutorials").glob("*.md")} - {"index"}
 
 
 def test_five_commands_lead_from_a_clone_to_a_table():
-    """The first five commands of the page, each a single one, have an output each; the README
-    shows the same ones."""
+    """The page shows the output of each of its first five commands, and the README has the same
+    commands. The last one prints an event from the table.
+    """
     first = steps(page("first-table"))[:5]
     assert all(step.shown for step in first)
     assert first[-1].shown == "CREATE Acme Rome\n"
@@ -139,9 +140,9 @@ def test_five_commands_lead_from_a_clone_to_a_table():
     assert five == "".join(step.command for step in first)
 
 
-@pytest.mark.slow  # makes an environment with Spark in it
-def test_a_real_clone_needs_the_five_commands_and_no_other(tmp_path, free_ports):  # noqa: F811
-    """Set up by the first of them, in a clone that has nothing but what is committed."""
+@pytest.mark.slow  # creates an environment with Spark
+def test_the_five_commands_work_in_a_fresh_clone(tmp_path, free_ports):  # noqa: F811
+    """In a fresh clone, the tutorial's first five commands alone lead to an event in a table."""
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     text = f"export SFPUBSUB_EMULATOR_URL=http://127.0.0.1:{free_ports['7012']}\n"

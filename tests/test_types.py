@@ -1,4 +1,4 @@
-"""The values that layers hand to each other."""
+"""Tests of the shared value types: replay ids, start positions and deduplication keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ids = st.binary(min_size=1, max_size=24)
 
 @given(ids)
 def test_a_replay_id_survives_its_text_forms(value: bytes):
-    """Any bytes, of any length, come back from hex, base64 and pickle as they were (T1)."""
+    """A replay id of any bytes is unchanged after a round trip through hex, base64 or pickle."""
     replay_id = ReplayId(value)
     assert bytes(replay_id) == value
     assert ReplayId.from_hex(replay_id.hex()) == replay_id
@@ -24,8 +24,8 @@ def test_a_replay_id_survives_its_text_forms(value: bytes):
     assert hash(ReplayId(value)) == hash(replay_id)
 
 
-def test_replay_ids_have_no_order_and_are_no_numbers():
-    """Comparing or converting an opaque id is an error, not an answer."""
+def test_replay_ids_cannot_be_ordered_or_converted_to_numbers():
+    """Replay ids are opaque: ordering or converting them raises, and they never equal bytes."""
     one, other = ReplayId(b"\x01"), ReplayId(b"\x02")
     with pytest.raises(TypeError):
         _ = one < other
@@ -36,29 +36,32 @@ def test_replay_ids_have_no_order_and_are_no_numbers():
 
 
 @pytest.mark.parametrize("text", ["", "0", "zz", "01 02", "0x01", "01-02"])
-def test_what_is_not_hex_is_refused(text: str):
-    """A mangled id is an error that shows it."""
+def test_an_invalid_hex_replay_id_is_rejected(text: str):
+    """from_hex() raises for text that is not the plain hex of at least one byte."""
     with pytest.raises(ValueError, match="not a replay id"):
         ReplayId.from_hex(text)
 
 
 @pytest.mark.parametrize("text", ["", "!", "AAA"])
-def test_what_is_not_base64_is_refused(text: str):
-    """The same for the other form."""
+def test_an_invalid_base64_replay_id_is_rejected(text: str):
+    """from_base64() raises for text that is not valid base64 of at least one byte."""
     with pytest.raises(ValueError, match="not a replay id in base64"):
         ReplayId.from_base64(text)
 
 
-def test_an_empty_replay_id_or_a_number_is_refused():
-    """No bytes is the absence of an id; a number is not an id."""
+def test_an_empty_replay_id_or_a_number_is_rejected():
+    """A ReplayId cannot be made of a number, and needs at least one byte."""
     with pytest.raises(TypeError, match="not int"):
         ReplayId(8)
     with pytest.raises(ValueError, match="at least one byte"):
         ReplayId(b"")
 
 
-def test_a_start_position_is_what_it_says():
-    """Presets have no id, CUSTOM has one."""
+def test_start_positions_parse_from_all_accepted_forms():
+    """A start position can be given as a preset, a hex string or a ReplayId.
+
+    Only CUSTOM has an id, and needs one.
+    """
     assert start_position("latest") == StartPosition.latest()
     assert start_position("earliest") == StartPosition.earliest()
     assert start_position("0aff") == StartPosition.after(ReplayId(b"\x0a\xff"))
@@ -74,8 +77,8 @@ def test_a_start_position_is_what_it_says():
         start_position("Latest")
 
 
-def test_the_dedupe_key_of_an_event_with_an_id_is_that_of_the_id():
-    """A re-issue of the event under a new schema or payload encoding is the same event."""
+def test_the_dedupe_key_of_an_event_depends_only_on_its_id():
+    """An event that is sent again with another schema or payload encoding has the same key."""
     key = dedupe_key("5a7d8c1e", "schema", b"payload")
     assert len(key) == 16
     assert key == dedupe_key("5a7d8c1e", "other", b"other")
@@ -83,12 +86,14 @@ def test_the_dedupe_key_of_an_event_with_an_id_is_that_of_the_id():
 
 
 @given(st.text(max_size=8), st.binary(max_size=8), st.text(max_size=8), st.binary(max_size=8))
-def test_the_dedupe_key_without_an_id_is_total(s1: str, p1: bytes, s2: str, p2: bytes):
-    """Every event has a key; two are equal only if schema id and payload are."""
+def test_the_dedupe_key_without_an_id_uses_schema_and_payload(
+    s1: str, p1: bytes, s2: str, p2: bytes
+):
+    """Without an event id, two keys are equal only if schema id and payload are equal."""
     assert (dedupe_key("", s1, p1) == dedupe_key("", s2, p2)) == ((s1, p1) == (s2, p2))
 
 
 def test_the_dedupe_key_never_changes():
-    """Keys are stored in tables: these values are for good."""
+    """Keys are stored in tables, so the key of a given event must never change."""
     assert dedupe_key("e9a1", "x", b"y").hex() == "ea89ca8126523daec6889d27ab95cbb3"
     assert dedupe_key("", "schema", b"\x00\x01").hex() == "d0e3f9cdcb336799d7b41649c64027bf"

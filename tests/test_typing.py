@@ -1,4 +1,7 @@
-"""Programs of users are typed: two strict type checkers read `tests/typing`, as a user has them."""
+"""Tests that strict type checkers accept the programs in `tests/typing`.
+
+They see the package as a user's project does, as an installed library.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from pathlib import Path
 HERE = Path(__file__).parent / "typing"
 
 
-def test_mypy_is_content(tmp_path: Path):
-    """Strict, with warnings for ignores that are not needed, and without the project's settings."""
+def test_mypy_accepts_user_programs(tmp_path: Path):
+    """Strict mypy reports no error and no unused ignore, without this project's settings."""
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}"]
         + [str(path) for path in sorted(HERE.glob("*.py"))],
@@ -24,14 +27,14 @@ def test_mypy_is_content(tmp_path: Path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_pyright_is_content(tmp_path: Path):
-    """Strict, and for the installed package as any other library."""
-    for path in HERE.glob("*.py"):  # it takes no path outside its project
+def test_pyright_accepts_user_programs(tmp_path: Path):
+    """Strict pyright reports no error and no unused ignore."""
+    for path in HERE.glob("*.py"):  # pyright accepts no path outside its project
         shutil.copy(path, tmp_path)
     settings = {
         "typeCheckingMode": "strict",
         "reportUnnecessaryTypeIgnoreComment": True,
-        "enableTypeIgnoreComments": False,  # those are mypy's
+        "enableTypeIgnoreComments": False,  # those comments are for mypy
         "pythonVersion": "3.11",
     }
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))

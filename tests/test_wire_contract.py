@@ -1,4 +1,4 @@
-"""The wire contract against the service's own tables, and the generated code against the proto."""
+"""Tests that the generated protobuf code matches the Pub/Sub API's published contract."""
 
 from __future__ import annotations
 
@@ -63,6 +63,7 @@ _SCALARS = {9: S, 12: B, 8: BOOL, 5: I32, 3: I64}  # descriptor.proto, FieldDesc
 
 
 def type_name(field) -> str:
+    """Return the name of a field's type, in brackets if the field is repeated."""
     named = field.message_type or field.enum_type
     name = named.name if named else _SCALARS[field.type]
     return f"[{name}]" if field.is_repeated else name
@@ -70,13 +71,13 @@ def type_name(field) -> str:
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_message_has_the_services_fields(name: str):
-    """Field names, numbers and types are those of the service, none more and none less."""
+    """Each message has exactly the service's fields, with the same numbers and types."""
     fields = pb.DESCRIPTOR.message_types_by_name[name].fields
     assert [(field.number, field.name, type_name(field)) for field in fields] == MESSAGES[name]
 
 
 def test_there_are_no_other_messages_and_enums():
-    """Nothing of ours is on the wire."""
+    """The file defines only the service's messages and enums, with the same enum values."""
     assert set(pb.DESCRIPTOR.message_types_by_name) == set(MESSAGES)
     assert {
         name: dict(pb.DESCRIPTOR.enum_types_by_name[name].values_by_name)
@@ -89,7 +90,9 @@ def test_there_are_no_other_messages_and_enums():
 
 
 def test_the_service_has_its_six_methods():
-    """Method paths, messages and directions are those of the service."""
+    """Service name, method names, message types and streaming directions are those of
+    the service.
+    """
     service = pb.DESCRIPTOR.services_by_name["PubSub"]
     assert service.full_name == "eventbus.v1.PubSub"
     assert {
@@ -104,6 +107,9 @@ def test_the_service_has_its_six_methods():
 
 
 def test_the_file_keeps_the_name_that_other_packages_register():
-    """A process has one pool of descriptors: the same name with the same content coexists."""
+    """The file and Java package names are Salesforce's, so the code can coexist with other copies.
+
+    A process has one descriptor pool, which accepts a file twice only if name and content agree.
+    """
     assert pb.DESCRIPTOR.name == "pubsub_api.proto"
     assert pb.DESCRIPTOR.GetOptions().java_package == "com.salesforce.eventbus.protobuf"

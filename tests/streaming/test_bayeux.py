@@ -1,4 +1,4 @@
-"""What is read out of messages, and what an error of the service means."""
+"""Tests of how Bayeux messages are read, and of what each error of the service leads to."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ BUSY = "503::Server is too busy. Please try your request again later."
 
 
 def refusal(error, reconnect=None, reason=""):
+    """Return the BayeuxError of a refused connect with this error, advice and failureReason."""
     response = {"channel": "/meta/connect", "successful": False, "error": error}
     if reconnect is not None:
         response["advice"] = {"reconnect": reconnect}
@@ -34,21 +35,26 @@ def refusal(error, reconnect=None, reason=""):
         (None, None, [], ""),
     ],
 )
-def test_an_error_has_a_code_arguments_and_words(text, code, args, words):
-    """K3: three digits, what stands between the colons, the rest; anything else is kept whole."""
+def test_an_error_is_split_into_code_arguments_and_message(text, code, args, words):
+    """An error is split at its colons into a three-digit code, arguments and a message.
+
+    A text that does not have this form is kept whole as the message.
+    """
     found = refusal(text)
     assert (found.error_code, found.error_args, found.error_message) == (code, args, words)
 
 
 @pytest.mark.parametrize("ext", [None, [], {"sfdc": None}, {"sfdc": {"failureReason": 5}}])
-def test_an_odd_extension_is_no_reason(ext):
-    """What a server sends is believed only as far as it has the form."""
+def test_a_malformed_ext_is_not_used_as_the_reason(ext):
+    """If the ext of a response has no failureReason that is a string, the error itself is the
+    reason.
+    """
     found = BayeuxError({"error": "403::Handshake denied", "ext": ext})
     assert found.reason == "403::Handshake denied"
 
 
 MESSAGES = [
-    # the event's data -> its type, sobject, payload and date
+    # the data of the event, and the type, sobject, payload and date of its message
     (
         {
             "event": {"createdDate": "2026-01-01T00:00:00.000Z", "type": "created"},
@@ -67,15 +73,20 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize(("data", "found"), MESSAGES)
-def test_a_message_shows_what_each_kind_of_event_has(data, found):
-    """F10: PushTopic, generic, platform and change events; what is not there is None."""
+def test_a_message_exposes_the_fields_of_each_kind_of_event(data, found):
+    """A message exposes type, sobject, payload and date of PushTopic, generic, platform and change
+    events. A field that this kind of event does not have is None.
+    """
     message = StreamingMessage({"channel": "/topic/X?Name='a'", "data": data}, "/topic/X", 5, 1)
     assert (message.type, message.sobject, message.payload, message.created_date) == found
     assert (message.channel, message.data) == ("/topic/X", data)
 
 
-def test_advice_is_read_as_far_as_it_has_the_form():
-    """M7: times are milliseconds; what is odd is not believed, and names nothing."""
+def test_malformed_advice_is_ignored():
+    """The advised times are converted from milliseconds to seconds, and malformed ones are ignored.
+
+    An unknown `reconnect` counts as "none".
+    """
     given = {"reconnect": "retry", "interval": 3, "timeout": 110_000}
     found = {"reconnect": "retry", "interval": 0.003, "timeout": 110.0}
     assert advice_of({"advice": {**given, "hosts": []}}) == found
@@ -89,8 +100,8 @@ def test_advice_is_read_as_far_as_it_has_the_form():
 
 
 @pytest.mark.parametrize("answer", [{}, "text", None, 5, ["x"], [{}], [{"channel": 5}]])
-def test_what_is_no_list_of_messages_is_no_answer(answer):
-    """A proxy's JSON, or half an answer: worth another try, and nothing of it is believed."""
+def test_an_answer_that_is_no_list_of_messages_is_retryable(answer):
+    """JSON that is not a list of Bayeux messages, such as a proxy's, gives a retryable error."""
     found = sorted_out(answer)
     assert type(found) is errors.RemoteProtocolError
     assert found.retryable
@@ -134,8 +145,11 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("text", "name"), ERRORS)
-def test_each_documented_error_is_one_of_ours(text, name):
-    """K2: the type says what it is, the cause has the server's own words."""
+def test_each_documented_error_maps_to_one_of_our_types(text, name):
+    """Each documented error of the service becomes an exception of the fitting type.
+
+    Its cause keeps the server's own words, even after pickling.
+    """
     error = error_for("subscribing to /topic/X", refusal(text))
     assert type(error) is getattr(errors, name)
     assert "subscribing to /topic/X" in str(error)
@@ -148,8 +162,10 @@ def test_each_documented_error_is_one_of_ours(text, name):
     assert (kept.error_message, kept.error_args) == (cause.error_message, cause.error_args)
 
 
-def test_the_true_reason_goes_first():
-    """2.2: a denied handshake says why in its ext."""
+def test_the_failure_reason_decides_the_type_of_error():
+    """The failureReason of a denied handshake decides the type of the error, and comes first in its
+    text.
+    """
     denied = refusal("403::Handshake denied", "none", "401::Authentication invalid")
     error = error_for("the handshake", denied)
     assert type(error) is errors.SessionExpiredError
@@ -157,7 +173,7 @@ def test_the_true_reason_goes_first():
 
 
 TABLE = [
-    # error, reconnect, failureReason -> what to do
+    # error, reconnect, failureReason, and the expected next step
     ("503::busy", "retry", "", Next.BUSY),
     ("401::Authentication invalid", "none", BUSY, Next.BUSY),
     ("403::Unknown client", "handshake", "", Next.HANDSHAKE),
@@ -186,7 +202,9 @@ TABLE = [
 
 @pytest.mark.parametrize(("error", "reconnect", "reason", "step"), TABLE)
 def test_the_failure_table(error, reconnect, reason, step):
-    """2.7: advice first, code second, reason before error; only 401 means a new sign-in."""
+    """The advice decides the next step before the error code does, and a failureReason counts
+    before the error. A new sign-in is the next step only for a 401.
+    """
     assert what_next(refusal(error, reconnect, reason)) is step
 
 
@@ -202,6 +220,8 @@ def test_the_failure_table(error, reconnect, reason, step):
         ("400::The replayId {1} you provided was invalid", "retry", False),
     ],
 )
-def test_a_refused_subscribe_is_about_its_channel_or_about_the_session(error, reconnect, concerned):
-    """Only what the session is to blame for costs a session."""
+def test_a_refused_subscribe_concerns_its_channel_or_the_session(error, reconnect, concerned):
+    """A refused subscribe ends the session only if its error is about the session, not
+    the channel.
+    """
     assert concerns_session(refusal(error, reconnect)) is concerned

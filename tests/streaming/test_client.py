@@ -1,4 +1,7 @@
-"""What both faces do besides reading: arguments, lifecycle, settings, pushing, secrets."""
+"""Tests of the synchronous and the asyncio client apart from reading events.
+
+They cover arguments, lifecycle, settings, pushing, and that secrets are not shown.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +44,18 @@ from .faces import QUICK, Current, session_of
 
 
 def org(emulator):
+    """Return a REST client for the emulator's org."""
     return OrgClient(CurrentSession(StaticSession(session_of(emulator))), HttpClient())
 
 
-# Faces and names.
+# Interfaces and names.
 
 
-def test_the_faces_say_the_same_words():
-    """Same names in the same order, same arguments and defaults; what waits is a coroutine."""
+def test_the_sync_and_the_asyncio_client_have_the_same_interface():
+    """Both clients have the same members in the same order, with the same arguments and defaults.
+
+    Exactly the methods of the asyncio client that can wait are coroutines.
+    """
     assert [spelled(name, AsyncStreamingClient) for name in members(StreamingClient)] == members(
         AsyncStreamingClient
     )
@@ -65,15 +72,20 @@ def test_the_faces_say_the_same_words():
 
 @pytest.mark.parametrize("name", sfpubsub.streaming.__all__)
 def test_every_public_name_resolves(name):
-    """And nothing else does."""
+    """Every name in `__all__` can be imported lazily and is listed by dir(); a misspelled one
+    raises.
+    """
     assert getattr(sfpubsub.streaming, name) is not None
     assert name in dir(sfpubsub.streaming)
     with pytest.raises(AttributeError, match="StreamingClinet"):
         _ = sfpubsub.streaming.StreamingClinet
 
 
-def test_it_needs_neither_grpc_nor_spark():
-    """Who reads PushTopics loads what that needs."""
+def test_the_package_imports_neither_grpc_nor_spark():
+    """The streaming clients load without grpc, fastavro, pyspark and pyarrow.
+
+    Importing the package alone does not even load requests.
+    """
     code = (
         "import sys, sfpubsub.streaming as s; lazy = 'requests' not in sys.modules;"
         "s.StreamingClient, s.AsyncStreamingClient;"
@@ -102,26 +114,33 @@ def test_it_needs_neither_grpc_nor_spark():
         {"ca_file": "/no/such/file"},
     ],
 )
-def test_wrong_arguments_are_refused(emulator, arguments):
-    """A3: by a ConfigurationError, before anything is asked of a server."""
+def test_invalid_arguments_are_rejected(emulator, arguments):
+    """Both clients reject an invalid argument with a ConfigurationError when they are
+    constructed.
+    """
     for kind in (StreamingClient, AsyncStreamingClient):
         with pytest.raises(ConfigurationError):
             kind(session_of(emulator), **arguments)
 
 
-def test_positions_of_the_other_api_are_refused():
-    """Ten bytes are a position of the Pub/Sub API; nothing is guessed from them."""
+def test_positions_of_the_pubsub_api_are_rejected():
+    """A position of ten bytes belongs to the Pub/Sub API and is rejected; eight bytes
+    are a number.
+    """
     eight, ten = ReplayId(bytes(7) + b"\x05"), ReplayId(bytes(9) + b"\x05")
     assert as_number(eight) == as_number(StartPosition.after(eight)) == 5
     with pytest.raises(ConfigurationError, match="is not a position of the Streaming API"):
         as_number(ten, TOPIC)
 
 
-# Life.
+# Lifecycle.
 
 
-def test_what_needs_an_open_client_says_so(face, emulator):
-    """C1, C2, C4, D1: before open and after close; twice is once."""
+def test_methods_raise_unless_the_client_is_open(face, emulator):
+    """Methods that need an open client raise before it is open, and so does opening it twice.
+
+    Closing it twice, and unsubscribing from an unknown channel, do nothing.
+    """
     client = face(emulator, is_open=False)
     assert client.closed
     assert (client.subscriptions, client.pending_count) == (set(), 0)
@@ -146,8 +165,8 @@ def test_what_needs_an_open_client_says_so(face, emulator):
     assert "closed" in repr(client.client)
 
 
-def test_the_block_closes_and_lets_errors_out(emulator):
-    """C3: on both faces."""
+def test_a_with_block_closes_the_client_and_does_not_hide_errors(emulator):
+    """An error inside the `with` or `async with` block of a client is raised to the caller."""
     with pytest.raises(KeyError), StreamingClient(session_of(emulator)) as client:
         raise KeyError
     assert client.closed
@@ -160,8 +179,10 @@ def test_the_block_closes_and_lets_errors_out(emulator):
         asyncio.run(fail())
 
 
-def test_a_wait_can_be_cancelled(emulator):
-    """E5: receive() under a timeout of the caller's; the next message is not lost."""
+def test_a_cancelled_receive_loses_no_message(emulator):
+    """If a receive() is cancelled by its caller's timeout, the next receive() returns the next
+    message.
+    """
 
     async def read() -> int | None:
         async with AsyncStreamingClient(session_of(emulator), replay={}) as client:
@@ -176,8 +197,8 @@ def test_a_wait_can_be_cancelled(emulator):
     assert asyncio.run(read()) == 1
 
 
-def test_an_opening_that_is_cancelled_leaves_nothing_behind(emulator):
-    """No thread goes on polling for a client that nobody holds."""
+def test_a_cancelled_open_leaves_no_threads_behind(emulator):
+    """If open() is cancelled, the client closes and its threads end."""
     emulator.faults.add(Fault("drip_answer", rpc="/meta/handshake", seconds=1.0))
 
     async def cancel() -> AsyncStreamingClient:
@@ -191,8 +212,8 @@ def test_an_opening_that_is_cancelled_leaves_nothing_behind(emulator):
     until(lambda: not threads_of_clients())
 
 
-def test_a_subscribe_that_is_cancelled_is_taken_back(emulator):
-    """Its caller does not want the channel any more, and may ask for it again at once."""
+def test_a_cancelled_subscribe_is_undone(emulator):
+    """A subscribe that is cancelled leaves no subscription, and can be repeated at once."""
 
     async def cancel() -> set[str]:
         async with AsyncStreamingClient(session_of(emulator), pace=QUICK) as client:
@@ -208,8 +229,10 @@ def test_a_subscribe_that_is_cancelled_is_taken_back(emulator):
     assert asyncio.run(cancel()) == set()
 
 
-def test_opening_again_while_the_store_is_asked(emulator):
-    """The subscribe goes to the connection of now, not to the one that it began with."""
+def test_a_subscribe_survives_a_reopen_while_the_store_is_read(emulator):
+    """If the client is closed and opened again while the store is read, subscribe() uses the new
+    connection.
+    """
 
     class Slow(AsyncReplayStore):
         async def get(self, topic):
@@ -235,12 +258,13 @@ def test_opening_again_while_the_store_is_asked(emulator):
 
 
 def threads_of_clients() -> list[str]:
+    """Return the names of the live threads that belong to streaming clients."""
     names = ("sfpubsub-poll", "sfpubsub-ask", "sfpubsub-streaming")
     return [thread.name for thread in threading.enumerate() if thread.name in names]
 
 
-def test_a_hook_that_fails_at_the_start_leaves_nothing_behind(face, emulator):
-    """The client can be closed, and opened again."""
+def test_a_client_can_be_reopened_after_a_hook_failed_in_open(face, emulator):
+    """If a JSON hook raises during open(), the client is closed, and can be opened again."""
     hooks = [ZeroDivisionError, None]
 
     def dumps(value):
@@ -259,8 +283,8 @@ def test_a_hook_that_fails_at_the_start_leaves_nothing_behind(face, emulator):
 
 
 @pytest.mark.parametrize("how", ["receive", "iterate"])
-def test_other_tasks_have_their_turn_while_messages_are_there(emulator, how):
-    """A full queue is no reason to keep the loop for oneself."""
+def test_reading_a_full_queue_lets_other_tasks_run(emulator, how):
+    """Other asyncio tasks run while a task reads a long queue, even though no read has to wait."""
 
     async def read() -> int:
         async with AsyncStreamingClient(session_of(emulator), replay=-2) as client:
@@ -289,8 +313,8 @@ def test_other_tasks_have_their_turn_while_messages_are_there(emulator, how):
     assert asyncio.run(read()) >= 2
 
 
-def test_a_store_that_waits_does_not_stop_the_loop(emulator):
-    """`may_wait`: asyncio applications go on while a position is flushed to a disk."""
+def test_a_slow_store_does_not_block_the_event_loop(emulator):
+    """The event loop keeps running while a synchronous store writes a position slowly."""
     at_work, go_on = threading.Event(), threading.Event()
 
     class Slow(ReplayStore):
@@ -315,8 +339,11 @@ def test_a_store_that_waits_does_not_stop_the_loop(emulator):
     assert asyncio.run(asyncio.wait_for(read(), 2 * PATIENCE))
 
 
-def test_messages_are_numbered_over_the_whole_life_of_a_client(face, emulator):
-    """An older message that is acked after a close and open does not hold newer positions back."""
+def test_message_numbers_continue_after_a_reopen(face, emulator):
+    """The numbering of messages continues after a close and open.
+
+    Acking an old message therefore does not keep newer positions from being stored.
+    """
     replay: dict = {}
     client = face(emulator, TOPIC, replay=replay, replay_policy="manual")
     emulator.publish_streaming(TOPIC, numbered(3))
@@ -332,8 +359,10 @@ def test_messages_are_numbered_over_the_whole_life_of_a_client(face, emulator):
     assert replay == {TOPIC: found.to_bytes(8, "big")}
 
 
-def test_an_event_without_an_id_does_not_stop_a_client_that_keeps_positions(face, emulator):
-    """There is nothing to keep of it, and the next one has an id again."""
+def test_an_event_without_an_id_does_not_stop_a_client_with_a_store(face, emulator):
+    """An event without a replay id is delivered, no position is stored for it, and reading
+    continues.
+    """
     replay: dict = {}
     client = face(emulator, TOPIC, replay=replay)
     bare = {"channel": TOPIC, "data": "text"}
@@ -345,7 +374,11 @@ def test_an_event_without_an_id_does_not_stop_a_client_that_keeps_positions(face
 
 
 def test_opening_fails_with_the_reason(face, emulator):
-    """C1: the wrong token, nobody there, a sign-in that fails."""
+    """open() raises an error that names the reason for which it failed.
+
+    The reasons are a wrong token, a refused connection, plain HTTP to a remote host, a failed
+    sign-in and an HTTP error.
+    """
     wrong = Session("wrong", emulator.instance_url, emulator.tenant_id)
     with pytest.raises(AuthenticationError):
         face(StaticSession(wrong))
@@ -367,8 +400,10 @@ def test_opening_fails_with_the_reason(face, emulator):
         face(emulator)
 
 
-def test_a_refused_channel_raises_the_kind_of_error(face, emulator):
-    """D1: what the server says decides."""
+def test_a_refused_channel_raises_the_matching_error(face, emulator):
+    """A channel that is missing, restricted, or subscribed with another filter raises its own
+    error. The server refuses the first two, and the client the third.
+    """
     client = face(emulator)
     with pytest.raises(TopicNotFoundError, match="does not exist"):
         client.subscribe("/topic/None")
@@ -385,7 +420,9 @@ def test_a_refused_channel_raises_the_kind_of_error(face, emulator):
 
 
 def test_a_failing_callback_does_not_hang_the_reader(face, emulator, caplog):
-    """on_gap is anyone's code: the reader is told, and the client is closed."""
+    """If the application's on_gap callback raises, the reader gets an error and the client is
+    closed.
+    """
 
     def broken(gap):
         raise ZeroDivisionError
@@ -399,7 +436,9 @@ def test_a_failing_callback_does_not_hang_the_reader(face, emulator, caplog):
 
 
 def test_channels_of_the_pubsub_api_are_pointed_out(face, emulator, caplog):
-    """A log line for those that it carries, none for the others."""
+    """Subscribing to a channel that the Pub/Sub API also carries logs a hint; other channels do
+    not.
+    """
     caplog.set_level(logging.INFO, "sfpubsub.streaming")
     client = face(emulator, TOPIC)
     assert "Pub/Sub API" not in caplog.text
@@ -407,8 +446,8 @@ def test_channels_of_the_pubsub_api_are_pointed_out(face, emulator, caplog):
     assert "/event/Order_Event__e can be read through the Pub/Sub API" in caplog.text
 
 
-def test_the_log_says_what_happens(face, emulator, caplog):
-    """L1: connecting, subscribing and retrying at INFO, a position that is given up at WARNING."""
+def test_connection_events_are_logged_at_their_levels(face, emulator, caplog):
+    """Connecting, subscribing and retrying are logged at INFO, and a lost position at WARNING."""
     (old,) = emulator.publish_streaming(TOPIC, numbered(1))
     emulator.bus.age_out()
     caplog.set_level(logging.INFO, "sfpubsub.streaming")
@@ -426,8 +465,8 @@ def test_the_log_says_what_happens(face, emulator, caplog):
         assert found == {level}, text
 
 
-def test_the_token_is_nowhere(face, emulator, caplog):
-    """Not in logs, not in errors, even where the server repeats it."""
+def test_the_token_is_in_no_log_or_error(face, emulator, caplog):
+    """The token is in no log line, error or repr, even if the server repeats it in an error."""
     caplog.set_level(logging.DEBUG)
     client = face(emulator, TOPIC)
     echo = Fault(
@@ -442,7 +481,7 @@ def test_the_token_is_nowhere(face, emulator, caplog):
 
 
 def test_it_works_over_tls(face, run_emulator, tmp_path):
-    """With the authority that is named, and not without."""
+    """The client works over TLS if it is given the certificate authority, and fails without it."""
     emulator = run_emulator(tls=True)
     with pytest.raises(StreamUnavailableError, match="SFPUBSUB_CA_FILE"):
         face(emulator)
@@ -452,8 +491,10 @@ def test_it_works_over_tls(face, run_emulator, tmp_path):
     client.close()
 
 
-def test_it_goes_through_a_proxy(face, run_emulator, monkeypatch):
-    """Both lanes, TLS end to end; the setting goes before the environment."""
+def test_requests_go_through_the_configured_proxy(face, run_emulator, monkeypatch):
+    """Handshake, poll and subscribe all reach the TLS endpoint through the proxy in the
+    settings.
+    """
     for name in ("https_proxy", "http_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -470,8 +511,8 @@ def test_it_goes_through_a_proxy(face, run_emulator, monkeypatch):
     assert {asked.rpartition(":")[2] for asked in proxy.asked} == {port}
 
 
-def test_from_env_takes_the_settings(emulator, monkeypatch):
-    """The same as for the gRPC client, and the API version."""
+def test_from_env_reads_the_settings(emulator, monkeypatch):
+    """from_env() reads the org's settings and the API version, and rejects a version below 37.0."""
     point_at(emulator, monkeypatch, SFPUBSUB_STREAMING_API_VERSION="60.0")
     with StreamingClient.from_env(replay=-2) as client:
         client.subscribe(TOPIC)
@@ -480,11 +521,14 @@ def test_from_env_takes_the_settings(emulator, monkeypatch):
         StreamingClient.from_env({"streaming_api_version": "9.0"})
 
 
-# Records of the org.
+# PushTopics and generic channels as records of the org.
 
 
 def test_pushing_to_a_generic_channel(face, emulator):
-    """To everybody, or to a list; the count says how many."""
+    """A push to everybody returns -1, and a push to named users the number that it reached.
+
+    A missing channel and invalid arguments raise.
+    """
     emulator.publish_streaming("/u/News", [{"payload": "first"}])
     client = face(emulator, "/u/News")
     assert client.push("/u/News", "to all") == -1
@@ -502,8 +546,11 @@ def test_pushing_to_a_generic_channel(face, emulator):
             client.push(channel, payload, users)
 
 
-def test_pushtopics_are_administered(emulator):
-    """Create, list, show, delete."""
+def test_pushtopics_can_be_created_listed_shown_and_deleted(emulator):
+    """A PushTopic has the attributes it was created with until it is deleted.
+
+    Looking up an unknown or an invalid name raises an error.
+    """
     topics = PushTopics(org(emulator), "67.0")
     made = topics.create("Leads", "SELECT Id, Name FROM Lead", operations=["create", "delete"])
     assert (made.name, made.api_version, made.is_active) == ("Leads", 67.0, True)
@@ -520,14 +567,14 @@ def test_pushtopics_are_administered(emulator):
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"records": [1]}, {"records": [], "done": False}])
-def test_an_odd_answer_of_the_org_is_an_error(answer):
-    """It is believed only as far as it has the documented form."""
+def test_a_malformed_query_response_is_an_error(answer):
+    """A query response that does not have the documented form raises a RemoteProtocolError."""
     with pytest.raises(RemoteProtocolError):
         rows_of(answer)
 
 
-class Odd:
-    """An org that answers oddly."""
+class MalformedOrg:
+    """An org whose query returns the given record, and whose POST returns the given answer."""
 
     def __init__(self, row, posted=None):
         self.row, self.posted = row, posted
@@ -539,21 +586,23 @@ class Odd:
         return self.posted
 
 
-def test_odd_records_are_errors():
-    """Without an id, without a field, without a count."""
+def test_malformed_records_are_errors():
+    """A record with an invalid id or a missing field, or a push without a count, raises
+    an error.
+    """
     from sfpubsub.tooling.pushtopics import GenericChannels
 
     good = "0M6000000000001AAA"
     for row, posted in (({"Id": "../x"}, None), ({"Id": good}, None), ({"Id": good}, [{}])):
         with pytest.raises(RemoteProtocolError):
-            GenericChannels(Odd(row, posted), "67.0").push("/u/News", "x")
+            GenericChannels(MalformedOrg(row, posted), "67.0").push("/u/News", "x")
     with pytest.raises(RemoteProtocolError, match="PushTopic with a missing or malformed field"):
-        PushTopics(Odd({"Id": good}), "67.0").show("Leads")
+        PushTopics(MalformedOrg({"Id": good}), "67.0").show("Leads")
 
 
-def test_the_session_is_shared(run_emulator):
-    """One sign-in for this client and the other, and one renewal."""
-    # A poll that is held does not notice the revocation: the next one does.
+def test_clients_share_one_session_and_its_renewal(run_emulator):
+    """Two clients that share a session renew a revoked token only once."""
+    # The server checks the token only at the start of a poll, so polls have to be short.
     emulator = run_emulator(settings=Settings(streaming_timeout_s=0.2))
     emulator.publish_streaming(TOPIC, numbered(1))
     provider = Current(emulator)

@@ -1,4 +1,4 @@
-"""What the two pages show is executed, and their commands parse."""
+"""Tests that run the Python examples of the two streaming pages and parse their commands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGES = [page("streaming"), page("migrating-from-aiosfstream")]
     ],
 )
 def test_a_python_example_runs(code, emulator, monkeypatch, tmp_path):
-    """Every block runs as it stands there, up to what it prints first."""
+    """Every Python block of the pages runs unchanged until it prints something other than None."""
     point_at(emulator, monkeypatch)
     monkeypatch.chdir(tmp_path)
     emulator.publish_streaming(TOPIC, records("Ada", "Bob"))
@@ -37,15 +37,18 @@ def test_a_python_example_runs(code, emulator, monkeypatch, tmp_path):
 
     def show(*values):
         printed.append(values)
-        raise EnoughError  # loops are endless: here a test can step out
+        raise EnoughError  # the examples loop forever, so the test leaves them at the first print
 
     with pytest.raises(EnoughError):
         exec(compile(code, "example", "exec"), {"__name__": "example", "print": show})
     assert all(value is not None for value in printed[0])
 
 
-def test_the_peers_half_is_marked_as_not_run():
-    """Each of its blocks has a sentence that says so, and none is taken for ours."""
+def test_code_of_the_other_client_is_marked_as_not_run():
+    """Each aiosfstream block of the migration page is marked as not run.
+
+    No block of ours mentions aiosfstream.
+    """
     text = PAGES[1].read_text()
     assert text.count("Before (not run):") == len(blocks(PAGES[1], "py")) == 3
     for code in blocks(PAGES[1], "python"):
@@ -54,7 +57,7 @@ def test_the_peers_half_is_marked_as_not_run():
 
 
 def test_the_commands_parse():
-    """Every command and option of the page exists."""
+    """Every command in the streaming page exists and accepts its options."""
     lines = [line for block in blocks(PAGES[0], "sh") for line in block.splitlines()]
     assert len(lines) == 5
     for line in lines:
@@ -64,8 +67,8 @@ def test_the_commands_parse():
             found.make_context(command, arguments, parent=context).close()
 
 
-def test_the_evidence_exists():
-    """The tests that the promises point to are there."""
+def test_the_files_named_as_evidence_exist():
+    """Every test file that the streaming page names as evidence exists."""
     found = re.findall(r"`(tests/[\w/]+\.py)`", PAGES[0].read_text())
     assert found
     for path in found:

@@ -1,7 +1,8 @@
-"""Others judge: our client on CometD's own servers, and others' clients on our emulator.
+"""Interoperability tests with other implementations of CometD, in both directions.
 
-Run with `-m foreign`. The packages are fetched by npm and Maven, at pinned versions, into a cache
-directory outside of the tree, once.
+Our clients read from CometD's own servers, and other projects' clients read from our emulator. Run
+with `-m foreign`. The packages are downloaded once by npm and Maven, at pinned versions, into a
+cache directory outside the repository.
 """
 
 from __future__ import annotations
@@ -33,18 +34,21 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sfpubs
 CHANNEL = "/u/News"
 DOWNLOAD_S = 600.0
 START_S = 60.0
-EXPIRED_S = 6.0  # both servers forget a session after 3 s, and look for those every few seconds
+EXPIRED_S = 6.0  # both servers expire sessions after 3 s, but check only every few seconds
 
 needs_node = pytest.mark.skipif(
-    not (shutil.which("node") and shutil.which("npm")), reason="node and npm are not there"
+    not (shutil.which("node") and shutil.which("npm")), reason="node and npm are not installed"
 )
 needs_java = pytest.mark.skipif(
-    not (shutil.which("java") and shutil.which("mvn")), reason="java and mvn are not there"
+    not (shutil.which("java") and shutil.which("mvn")), reason="java and mvn are not installed"
 )
 
 
 def fetched(name: str, *command: str, of: Path = HERE) -> Path:
-    """Return the directory with the packages that a file of versions names."""
+    """Return the cache directory of the packages that the file `name` lists.
+
+    The command installs them there, unless this has been done for the same contents of the file.
+    """
     directory = CACHE / name.partition(".")[0]
     wanted = (of / name).read_text()
     done = directory / "done"
@@ -58,16 +62,18 @@ def fetched(name: str, *command: str, of: Path = HERE) -> Path:
 
 
 def node_packages() -> Path:
+    """Install the pinned npm packages if necessary, and return their directory."""
     return fetched("package.json", "npm", "install", "--silent", "--no-audit", "--no-fund")
 
 
 def java_packages() -> Path:
+    """Fetch the pinned Java packages if necessary, and return their directory."""
     copy = ["dependency:copy-dependencies", "-DoutputDirectory=lib"]
     return fetched("pom.xml", "mvn", "-q", "-B", *copy)
 
 
-class Judge:
-    """A foreign server as a process that takes commands."""
+class ForeignServer:
+    """A CometD server in a child process that takes commands on its standard input."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -86,11 +92,13 @@ class Judge:
             self._lines.put(line)
 
     def ask(self, command: str) -> list[int]:
+        """Send a command to the server, and return its answer: the replay ids it published."""
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         return json.loads(self._lines.get(timeout=START_S))
 
     def stop(self) -> None:
+        """Stop the server, and kill it if it does not end within 10 s."""
         self.process.stdin.close()
         try:
             self.process.wait(10)
@@ -100,14 +108,16 @@ class Judge:
         self.process.stdout.close()
 
 
-def start_node() -> Judge:
+def start_node() -> ForeignServer:
+    """Start the Node.js server of the CometD project."""
     modules = str(node_packages() / "node_modules")
-    return Judge(["node", str(HERE / "judge.cjs")], {"NODE_PATH": modules})
+    return ForeignServer(["node", str(HERE / "judge.cjs")], {"NODE_PATH": modules})
 
 
-def start_java() -> Judge:
+def start_java() -> ForeignServer:
+    """Start the Java server of the CometD project."""
     lib = java_packages() / "lib"
-    return Judge(["java", "-cp", f"{lib}/*", str(HERE / "Judge.java")], {})
+    return ForeignServer(["java", "-cp", f"{lib}/*", str(HERE / "Judge.java")], {})
 
 
 @pytest.fixture(
@@ -116,7 +126,8 @@ def start_java() -> Judge:
         pytest.param(start_java, marks=needs_java, id="cometd-java-server"),
     ]
 )
-def judge(request: pytest.FixtureRequest) -> Iterator[Judge]:
+def foreign_server(request: pytest.FixtureRequest) -> Iterator[ForeignServer]:
+    """Start one of CometD's own servers, and stop it after the test."""
     server = request.param()
     try:
         yield server
@@ -124,45 +135,55 @@ def judge(request: pytest.FixtureRequest) -> Iterator[Judge]:
         server.stop()
 
 
-def test_our_client_on_the_servers_of_the_project(face: Callable[..., Any], judge: Judge):
-    """Handshake, subscribe, hold, events; the server ends sessions; each event once; goodbye."""
-    session = StaticSession(Session("token", judge.url, "00D000000000001AAA"))
+def test_our_client_reads_from_cometds_own_servers(
+    face: Callable[..., Any], foreign_server: ForeignServer
+):
+    """Our client gets every event once from CometD's own servers, even if the server ends the
+    session.
+    """
+    session = StaticSession(Session("token", foreign_server.url, "00D000000000001AAA"))
     gaps: list = []
     client = face(session, pace=QUICK, on_gap=gaps.append)
-    found = judge.ask(f"publish {CHANNEL} 5")
+    found = foreign_server.ask(f"publish {CHANNEL} 5")
     client.subscribe(CHANNEL, -2)
     assert client.ids(5) == found
-    judge.ask("goodbye")
-    found = judge.ask(f"publish {CHANNEL} 5")
+    foreign_server.ask("goodbye")
+    found = foreign_server.ask(f"publish {CHANNEL} 5")
     assert client.ids(5) == found
     assert client.rest() == []
     assert gaps == []
     client.subscribe("/u/Other")
     assert client.subscriptions == {CHANNEL, "/u/Other"}
     client.unsubscribe(CHANNEL)
-    judge.ask(f"publish {CHANNEL} 2")
-    found = judge.ask("publish /u/Other 2")
+    foreign_server.ask(f"publish {CHANNEL} 2")
+    found = foreign_server.ask("publish /u/Other 2")
     assert client.ids(2) == found
     client.close()
 
 
-def test_a_session_that_expired_while_the_queue_was_full(face: Callable[..., Any], judge: Judge):
-    """Nobody polls for longer than the server keeps the session: unknown client, replay."""
-    session = StaticSession(Session("token", judge.url, "00D000000000001AAA"))
+def test_our_client_resumes_after_its_session_expired_unpolled(
+    face: Callable[..., Any], foreign_server: ForeignServer
+):
+    """A full queue stops polling until the server's session expires; then each event still comes
+    once.
+    """
+    session = StaticSession(Session("token", foreign_server.url, "00D000000000001AAA"))
     client = face(session, pace=QUICK, max_pending_count=1)
     client.subscribe(CHANNEL, -2)
-    found = judge.ask(f"publish {CHANNEL} 3")
+    found = foreign_server.ask(f"publish {CHANNEL} 3")
     until(lambda: client.pending_count)
     time.sleep(EXPIRED_S)
-    found += judge.ask(f"publish {CHANNEL} 3")
+    found += foreign_server.ask(f"publish {CHANNEL} 3")
     assert client.ids(6) == found
     assert client.rest() == []
 
 
 @needs_node
 @pytest.mark.parametrize("script", ["cometd_client.cjs", "jsforce_client.cjs"])
-def test_others_clients_on_our_emulator(emulator: Any, script: str):
-    """They shake hands, replay, poll, and survive the end of their session."""
+def test_other_clients_replay_and_reconnect_on_our_emulator(emulator: Any, script: str):
+    """Other projects' clients replay events from our emulator, and resume when it ends their
+    session.
+    """
     found = emulator.publish_streaming(TOPIC, numbered(4))
     arguments = [emulator.http_url, emulator.access_token, TOPIC, str(found[0]), "5"]
     process = subprocess.Popen(

@@ -1,7 +1,7 @@
-"""The fifteen known defects of the asyncio client that this one replaces, M1 to M15, done better.
+"""Tests of the fifteen known defects, M1 to M15, of the asyncio client that this one replaces.
 
-Each test shows our behaviour where the peer's was seen to fail. What a server is needed for runs on
-the emulator, the rest on the core.
+Each test shows that our client works where the other one ("the peer") was seen to fail. Tests that
+need a server run on the emulator, the others on the protocol core without I/O.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ DEFECTS = range(1, 16)
 
 
 def test_each_defect_has_its_test():
-    """M1 to M15."""
+    """Each of the defects M1 to M15 has exactly one test function, named after its number."""
     assert [sum(name.startswith(f"test_m{n:02}_") for name in globals()) for n in DEFECTS] == [
         1
     ] * len(DEFECTS)
 
 
-def test_m01_it_opens_on_this_python(emulator):
-    """The peer cannot on Python 3.10 and newer."""
+def test_m01_the_client_opens_on_this_python(emulator):
+    """The asyncio client opens and receives an event; the peer cannot on Python 3.10 or newer."""
 
     async def first() -> StreamingMessage | None:
         async with AsyncStreamingClient(session_of(emulator), replay=-2, pace=QUICK) as client:
@@ -55,8 +55,10 @@ def test_m01_it_opens_on_this_python(emulator):
 
 
 @pytest.mark.parametrize("timeout", [3.0, 10.0])
-def test_m02_the_connection_timeout_is_kept_to(timeout):
-    """The fork raises after 0.0 s, whatever was asked for."""
+def test_m02_the_connection_timeout_is_respected(timeout):
+    """An outage is reported after connection_timeout, whereas a fork of the peer reports it at
+    once.
+    """
     script = Script(connection_timeout=timeout).connected(TOPIC)
     begun = script.now
     script.fail(POLL)
@@ -67,8 +69,11 @@ def test_m02_the_connection_timeout_is_kept_to(timeout):
     assert script.now - begun == pytest.approx(timeout)
 
 
-def test_m03_a_refused_resumption_is_no_silent_loss():
-    """The peer drops the channel without a word, whatever fallback there is."""
+def test_m03_a_rejected_position_on_resume_is_reported():
+    """A position that is rejected on resuming causes an error, or a Gap if there is a fallback.
+
+    The peer drops the channel silently.
+    """
     for fallback in (None, -2):
         script = Script(fallback=fallback).connected(TOPIC)
         script.well(POLL, event(7))
@@ -82,8 +87,11 @@ def test_m03_a_refused_resumption_is_no_silent_loss():
             assert script.positions == {TOPIC: -2}
 
 
-def test_m04_prefetched_messages_do_not_come_twice(face, emulator):
-    """The peer resumes after the last message that was read, and keeps its queue."""
+def test_m04_prefetched_messages_are_not_delivered_twice(face, emulator):
+    """After a reconnect, messages that were queued but not read come once.
+
+    The peer resumes after the last message read, but keeps its queue.
+    """
     store: dict = {}
     found = emulator.publish_streaming(TOPIC, numbered(4))
     client = face(emulator, replay=store)
@@ -98,8 +106,11 @@ def test_m04_prefetched_messages_do_not_come_twice(face, emulator):
     assert store[TOPIC] == new.to_bytes(8, "big")
 
 
-def test_m05_all_events_means_all_once():
-    """The peer replays everything at each transparent reconnect."""
+def test_m05_a_reconnect_does_not_replay_all_events_again():
+    """A subscription from -2 resumes after its last event.
+
+    The peer replays all retained events at each reconnect.
+    """
     script = Script().connected(TOPIC, start=-2)
     script.well(POLL, event(1), event(2))
     script.fail(POLL)
@@ -107,24 +118,30 @@ def test_m05_all_events_means_all_once():
     assert script.positions == {TOPIC: 2}
 
 
-def test_m06_a_gap_without_a_known_id_is_told():
-    """The peer loses what came meanwhile, and says nothing."""
+def test_m06_a_reconnect_without_a_known_id_reports_a_gap():
+    """If no event has arrived before a reconnect, a Gap is reported.
+
+    The peer silently loses the events published meanwhile.
+    """
     script = Script().connected(TOPIC)
     script.fail(POLL)
     script.reconnect()
     assert script.gaps == [("unanchored", TOPIC)]
 
 
-def test_m07_the_interval_is_milliseconds():
-    """The peer waits a thousand times as long."""
+def test_m07_the_advised_interval_is_in_milliseconds():
+    """An advised interval of 3 means 3 ms; the peer waits 3 s."""
     script = Script().connected()
     script.well(POLL, advice={"reconnect": "retry", "interval": 3})
     assert script.protocol.deadline == pytest.approx(script.now + 0.003)
 
 
 @pytest.mark.parametrize("kind", [SyncFace, AsyncFace])
-def test_m08_close_wakes_who_waits(kind, emulator, caplog):
-    """The peer leaves `async for` hanging, and logs a callback's exception."""
+def test_m08_close_ends_a_waiting_iteration(kind, emulator, caplog):
+    """Closing ends an iteration that waits, and logs no error.
+
+    The peer leaves `async for` hanging, and logs a callback's exception.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     client = kind(session_of(emulator))
@@ -139,8 +156,8 @@ def test_m08_close_wakes_who_waits(kind, emulator, caplog):
     assert not [record for record in caplog.records if record.levelno >= 40]
 
 
-def test_m09_a_failed_sign_in_is_not_hidden():
-    """The peer shows a timeout only."""
+def test_m09_a_failed_sign_in_is_reported():
+    """The reader gets the error of a failed sign-in; the peer reports only a timeout."""
     script = Script().connected(TOPIC)
     script.no(POLL, "401::Authentication invalid", "none")
     refused = AuthenticationError("invalid_grant: the user is locked out")
@@ -148,8 +165,11 @@ def test_m09_a_failed_sign_in_is_not_hidden():
     assert script.errors == [refused]
 
 
-def test_m10_advice_is_merged():
-    """With the peer, an answer that names the interval makes it forget the timeout."""
+def test_m10_new_advice_is_merged_with_earlier_advice():
+    """An advised timeout stays in force when later advice names only the interval.
+
+    The peer forgets it.
+    """
     script = Script().connected()
     script.well(POLL, advice={"timeout": 110_000})
     script.well(POLL, advice={"reconnect": "retry", "interval": 0})
@@ -157,7 +177,10 @@ def test_m10_advice_is_merged():
 
 
 def test_m11_every_channel_has_its_own_fallback():
-    """The peer has one slot: the first subscribe that passes uses it up."""
+    """A channel's fallback still works after another channel was subscribed.
+
+    In the peer, the first successful subscribe uses up the only fallback.
+    """
     script = Script(fallback=-2).connected()
     script.subscribe("/u/first", 7)
     script.subscribe(TOPIC, 7)
@@ -167,7 +190,10 @@ def test_m11_every_channel_has_its_own_fallback():
 
 
 def test_m12_an_event_without_a_date_or_an_id_raises_our_errors_only(face, emulator):
-    """The peer raises an AttributeError about a str."""
+    """An event without a date is acked normally, and acking one without an id raises our own error.
+
+    The peer raises an AttributeError.
+    """
     client = face(emulator, replay={}, replay_policy="manual")
     bare = {"channel": "/u/News", "data": {"event": {"replayId": 5}, "payload": "text"}}
     message = StreamingMessage(bare, "/u/News", 5, 1)
@@ -178,8 +204,11 @@ def test_m12_an_event_without_a_date_or_an_id_raises_our_errors_only(face, emula
         client.ack(StreamingMessage({"channel": "/u/News", "data": ""}, "/u/News", None, 2))
 
 
-def test_m13_the_filter_is_no_part_of_the_position(face, emulator):
-    """The peer sends the position under the name with its filter, where no server looks."""
+def test_m13_a_filtered_subscription_resumes_from_its_position(face, emulator):
+    """A subscription with a filter resumes from its stored position.
+
+    The peer sends the position under the name with the filter, where no server looks.
+    """
     store: dict = {}
     name = f"{TOPIC}?Name='1'&Name='3'"
     found = emulator.publish_streaming(TOPIC, numbered(5))
@@ -191,7 +220,10 @@ def test_m13_the_filter_is_no_part_of_the_position(face, emulator):
 
 
 def test_m14_opening_does_not_wait_for_a_poll(run_emulator):
-    """The peer holds `open` for a whole poll on servers that hold the first connect."""
+    """The first connect asks the server to answer at once, so open() returns quickly.
+
+    With the peer, open() lasts a whole poll on servers that hold the first connect.
+    """
     script = Script()
     script.open()
     script.well(ASK)
@@ -205,7 +237,9 @@ def test_m14_opening_does_not_wait_for_a_poll(run_emulator):
 
 
 def test_m15_a_subscribe_that_times_out_raises_our_error():
-    """The peer lets an asyncio.TimeoutError escape."""
+    """A subscribe that times out ends with StreamUnavailableError; the peer lets asyncio's
+    TimeoutError escape.
+    """
     script = Script(connection_timeout=0.5).connected()
     script.subscribe(TOPIC)
     script.wait()

@@ -1,4 +1,4 @@
-"""The queue between the driver and the application."""
+"""Tests of the queue between the driver's threads and the application."""
 
 from __future__ import annotations
 
@@ -17,25 +17,34 @@ from tests.streaming.script import TOPIC, event
 
 
 class Queue(RuleBasedStateMachine):
-    """What comes out is what went in, however it is taken, and room is always reported."""
+    """A model of the queue under random operations.
+
+    Items come out in the order they went in, whether by receive or by iteration, and free room in a
+    full queue is always reported.
+    """
 
     @initialize(limit=st.integers(-1, 6))
-    def made(self, limit):
+    def create(self, limit):
+        """Create a queue; a limit below 1 means that it is unbounded."""
         self.limit = limit
         self.pending = Pending(itertools.count(1), limit)
         self.pending.on_room = self.look
-        self.waiting = []  # replay ids and errors, as they have to come out
+        self.waiting = []  # replay ids and errors, in the order they must come out
         self.ids = itertools.count(1)
         self.last = 0
         self.iterator = iter(())
-        self.awaits_room = False  # as the driver does after it has seen a full queue
-        self.is_mixed = False  # whether there was a `take` in the middle of an iteration
+        self.awaits_room = False  # true while the driver would wait for room in a full queue
+        self.is_mixed = False  # whether `receive` was called during an iteration
 
     def look(self):
+        """Record, as the driver does, whether the queue is full, so that its room must
+        be reported.
+        """
         self.awaits_room = self.pending.is_full
 
     @rule(count=st.integers(1, 12))
     def arrive(self, count):
+        """Append events, as the driver does after a response."""
         ids = list(itertools.islice(self.ids, count))
         assert self.pending.put(TOPIC, [event(each) for each in ids]) == ids[-1]
         self.waiting += ids
@@ -43,6 +52,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule()
     def fail(self):
+        """Append an error, which `receive` has to raise."""
         error = StreamUnavailableError("no connection")
         self.pending.fail(error)
         self.waiting.append(error)
@@ -51,10 +61,11 @@ class Queue(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(looks=st.integers(1, 2))
     def receive(self, looks):
+        """Look at the first item once or twice, and take it."""
         for _ in range(looks):
             item = self.pending.head()
         if isinstance(item, StreamingMessage):
-            self.came(item)
+            self.check_message(item)
         else:
             assert item is self.waiting.pop(0)
         self.is_mixed = True
@@ -62,36 +73,43 @@ class Queue(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 8), anew=st.booleans())
     def iterate(self, count, anew):
-        """One iteration goes on where others have taken messages in between."""
+        """Take up to `count` items from a new iteration, or from the last one if `anew` is false.
+
+        That one continues correctly even if `receive` has taken messages in between.
+        """
         if anew:
             self.iterator, self.is_mixed = self.pending.messages(), False
         for item in itertools.islice(self.iterator, count):
-            self.came(item)
+            self.check_message(item)
 
-    def came(self, item):
+    def check_message(self, item):
+        """Check that the message is the next expected one, with a higher sequence number."""
         assert item.replay_id == self.waiting.pop(0)
         assert item.delivery_seq > self.last
         self.last = item.delivery_seq
 
     @invariant()
-    def holds(self):
+    def check_state(self):
+        """Check length, errors and fullness, and that nobody waits for room while there is some."""
         assert len(self.pending) == len(self.waiting)
         assert self.pending.errors == [
             item for item in self.waiting if isinstance(item, SfPubSubError)
         ]
         assert self.pending.is_full == (0 < self.limit <= len(self.waiting))
         if self.is_mixed and not self.waiting:
-            self.pending.report_room()  # as before each wait
+            self.pending.report_room()  # as the reader does before each wait
         if not self.is_mixed or not self.waiting:
-            assert not self.awaits_room or self.pending.is_full, "nobody was told of the room"
+            assert not self.awaits_room or self.pending.is_full, "room was not reported"
 
 
 TestQueue = Queue.TestCase
 TestQueue.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
-def test_an_iteration_ends_at_an_error_and_leaves_it():
-    """`receive` raises it, so an iteration must not skip it."""
+def test_an_iteration_stops_before_an_error():
+    """An iteration stops before an error and leaves it in the queue, so that `receive`
+    raises it.
+    """
     pending = Pending(itertools.count(1), 100)
     pending.put(TOPIC, [event(1)])
     pending.fail(StreamUnavailableError("no connection"))
@@ -104,7 +122,7 @@ def test_an_iteration_ends_at_an_error_and_leaves_it():
 
 
 class Interrupted(Pending):
-    """Another thread comes in between as soon as the length was looked at."""
+    """A queue whose length check runs `hook` once, like another thread that interrupts it."""
 
     hook = None
 
@@ -117,8 +135,10 @@ class Interrupted(Pending):
 
 
 @pytest.mark.parametrize("before", [2, 3])
-def test_an_append_between_the_look_and_the_report_does_not_hide_the_next_room(before):
-    """The queue gets full again just then; that there is room must be told again."""
+def test_room_is_reported_again_after_a_concurrent_append(before):
+    """If another thread refills the queue while room is being reported, later room is reported as
+    well.
+    """
     pending, told = Interrupted(itertools.count(1), 2), []
     pending.on_room = lambda: told.append(len(pending))
     pending.put(TOPIC, [event(each) for each in range(before)])
@@ -134,16 +154,18 @@ def test_an_append_between_the_look_and_the_report_does_not_hide_the_next_room(b
 
 
 @pytest.mark.parametrize("limit", [1, 3])
-def test_room_is_reported_whatever_another_thread_does(limit):
-    """The driver's thread waits for room before it appends: it must never wait for nothing."""
+def test_room_is_reported_despite_concurrent_appends(limit):
+    """A thread that waits for room before each append is always woken, while another
+    thread reads.
+    """
     pending = Pending(itertools.count(1), limit)
     room, rounds = threading.Event(), 200
 
     def append():
         for number in range(rounds):
-            room.clear()  # before the look, as the driver's lock has it
+            room.clear()  # before the check; in the driver, its lock guarantees that order
             while pending.is_full:
-                assert room.wait(30), f"nobody reported room after {number} appends"
+                assert room.wait(30), f"room was not reported after {number} appends"
                 room.clear()
             pending.put(TOPIC, [event(2 * number), event(2 * number + 1)])
 

@@ -1,4 +1,8 @@
-"""The core: what is sent, what is delivered, what happens after each kind of failure."""
+"""Tests of the streaming protocol's core: requests, deliveries, and the reaction to each failure.
+
+A Script plays the server, without I/O or a clock. ASK is the lane (connection) for all requests but
+the polls, and POLL the one for the held /meta/connect.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,10 @@ OTHER = "/u/News"
 # Opening.
 
 
-def test_opening_shakes_hands_and_gets_a_first_connect_over():
-    """M14: the handshake goes alone, and the first connect asks not to be held."""
+def test_opening_does_a_handshake_and_a_first_connect():
+    """open() succeeds after a handshake and a first connect, which asks the server not
+    to hold it.
+    """
     script = Script()
     script.open()
     ((handshake,),) = script.sent
@@ -77,7 +83,7 @@ def test_opening_shakes_hands_and_gets_a_first_connect_over():
     ],
 )
 def test_opening_fails_at_once(speak, kind):
-    """A wrong host or a denied handshake is an error now, and no silent wait."""
+    """Any failure while opening ends open() with the matching error at once, without a retry."""
     script = Script()
     script.open()
     speak(script)
@@ -87,7 +93,9 @@ def test_opening_fails_at_once(speak, kind):
 
 
 def test_opening_renews_a_token_that_has_expired_once():
-    """The first token may be an old one; a second refusal is an error."""
+    """If the first token is refused while opening, it is renewed once; a second refusal is an
+    error.
+    """
     script = Script()
     script.open()
     script.no(ASK, "403::Handshake denied", "none", "401::Authentication invalid")
@@ -100,8 +108,10 @@ def test_opening_renews_a_token_that_has_expired_once():
 # Polling.
 
 
-def test_the_advised_times_are_kept_to():
-    """M7, H5: the interval is in milliseconds, and a poll may take 1.2 times the timeout."""
+def test_the_advised_times_are_respected():
+    """The advised interval is in milliseconds, and a poll may take 1.2 times the
+    advised timeout.
+    """
     script = Script()
     script.open()
     script.well(ASK)
@@ -115,7 +125,10 @@ def test_the_advised_times_are_kept_to():
 
 
 def test_there_is_never_more_than_one_connect_in_flight():
-    """2.1: whatever happens meanwhile. (The script checks it at every request.)"""
+    """After an unsubscribe and a lost connection, exactly one connect is in flight again.
+
+    The Script checks at every request that its lane is free.
+    """
     script = Script().connected(TOPIC)
     script.wait(1.0)
     script.unsubscribe()
@@ -125,8 +138,10 @@ def test_there_is_never_more_than_one_connect_in_flight():
     assert POLL in script.flying
 
 
-def test_several_clients_of_one_browser_are_polled_slowly(caplog):
-    """2.7: with "multiple-clients" no connect is held, there is a pause between, and a warning."""
+def test_multiple_clients_advice_suspends_long_polling(caplog):
+    """With the advice "multiple-clients", connects are not held but sent at intervals of 1 s, with
+    one warning. Later advice without it restores long polling.
+    """
     script = Script().connected()
     for _ in range(2):
         script.well(POLL, advice={"multiple-clients": True, "interval": 0})
@@ -139,11 +154,11 @@ def test_several_clients_of_one_browser_are_polled_slowly(caplog):
     assert script.now == pytest.approx(before + 1.0)
     assert script.sent[-1][0]["advice"] == {"timeout": 0}
     script.well(POLL, advice={"reconnect": "retry", "interval": 0, "timeout": 110_000})
-    assert "advice" not in script.sent[-1][0], "the other client has gone"
+    assert "advice" not in script.sent[-1][0], "the advice no longer mentions multiple clients"
 
 
-def test_events_are_recognised_by_their_data():
-    """2.5: wherever they stand, whatever id they carry, whatever else is in them."""
+def test_events_are_recognized_by_their_data():
+    """A message with data is an event, wherever it is in an answer and whatever id it carries."""
     script = Script().connected(TOPIC)
     script.answer(
         POLL,
@@ -161,8 +176,10 @@ def test_events_are_recognised_by_their_data():
 
 
 @pytest.mark.parametrize("wrong", [None, "5", True, 1.5])
-def test_an_event_without_a_number_is_delivered_without_one(wrong):
-    """Servers without replay have none; the position stays where it was."""
+def test_an_event_without_a_replay_id_is_delivered(wrong):
+    """An event without a valid replay id is delivered without one, and leaves the position
+    unchanged.
+    """
     script = Script().connected(TOPIC)
     bare = {"channel": TOPIC, "data": "text"}
     script.well(POLL, event(4), event(wrong), bare, event(5, "/topic/Other"))
@@ -172,15 +189,15 @@ def test_an_event_without_a_number_is_delivered_without_one(wrong):
     assert script.positions == {TOPIC: 4}
 
 
-def test_an_event_of_a_channel_without_a_name_is_delivered():
-    """Nothing is made of it, and nothing breaks."""
+def test_an_event_with_an_empty_channel_name_is_delivered():
+    """An event whose channel name is empty is delivered like any other."""
     script = Script().connected(TOPIC)
     script.well(POLL, event(4, ""), event(5))
     assert script.ids == [4, 5]
 
 
-def test_answers_to_nobody_are_ignored():
-    """A reply is the one with the channel and the id of the request; all others change nothing."""
+def test_replies_that_match_no_request_are_ignored():
+    """A reply whose channel and id match no request changes nothing, and polling continues."""
     script = Script().connected(TOPIC)
     (connect,) = script.messages(POLL)
     strangers = [
@@ -196,8 +213,10 @@ def test_answers_to_nobody_are_ignored():
 # Subscribing.
 
 
-def test_a_subscribe_carries_the_position_of_the_path():
-    """M13: the filter goes with the subscription, and not with the position."""
+def test_a_filter_is_part_of_the_subscription_but_not_of_the_position():
+    """The subscription is sent with its filter, and its position under the channel without the
+    filter.
+    """
     script = Script().connected()
     script.subscribe(f"{TOPIC}?Name='a'", 7)
     (message,) = script.sent[-1]
@@ -210,21 +229,26 @@ def test_a_subscribe_carries_the_position_of_the_path():
 
 
 @pytest.mark.parametrize("name", ["", "topic/X", "/", "/meta/x", "/service/x"])
-def test_what_is_no_channel_is_refused(name):
-    """Before anything is sent."""
+def test_an_invalid_channel_name_is_rejected(name):
+    """An empty, a relative, a /meta and a /service name each raise LocalProtocolError."""
     with pytest.raises(LocalProtocolError, match="not a channel"):
         Script().connected().subscribe(name)
 
 
-def test_two_filters_on_one_channel_are_refused():
-    """Their positions would be one."""
+def test_two_filters_on_one_channel_are_rejected():
+    """Subscribing to a channel with a second filter raises, because both would share
+    one position.
+    """
     script = Script().connected(TOPIC)
     with pytest.raises(LocalProtocolError, match="another client"):
         script.subscribe(f"{TOPIC}?Name='a'")
 
 
 def test_a_channel_is_subscribed_once():
-    """D3: again is fine and sends nothing; from another position, or at once, is a mistake."""
+    """Repeating a completed subscribe sends nothing and succeeds.
+
+    A subscribe with another position, or one while the first is in flight, raises.
+    """
     script = Script().connected(TOPIC)
     count = len(script.sent)
     script.subscribe(TOPIC, waiter="again")
@@ -238,7 +262,9 @@ def test_a_channel_is_subscribed_once():
 
 
 def test_channels_of_the_pubsub_api_are_pointed_out(caplog):
-    """A log line when one is subscribed, and none for the others."""
+    """Subscribing to a channel that the Pub/Sub API also carries logs a hint; other channels do
+    not.
+    """
     caplog.set_level("INFO", "sfpubsub.streaming")
     script = Script().connected(TOPIC)
     assert "Pub/Sub API" not in caplog.text
@@ -246,8 +272,11 @@ def test_channels_of_the_pubsub_api_are_pointed_out(caplog):
     assert "/event/Order__e can be read through the Pub/Sub API" in caplog.text
 
 
-def test_requests_stay_below_the_limit():
-    """2.1: many channels are split over requests; a filter that can never fit is refused."""
+def test_subscribes_are_split_into_requests_below_the_size_limit():
+    """Many subscribes are split into requests below the size limit.
+
+    A filter that is too long for any request is rejected.
+    """
     script = Script().connected()
     script.subscribe("/u/first")
     names = [f"/u/{number}?{'x' * 9_000}" for number in range(10)]
@@ -261,20 +290,24 @@ def test_requests_stay_below_the_limit():
     assert script.protocol.channels.names == {"/u/first", *names}
 
 
-def test_events_that_overtake_the_answer_wait_for_it():
-    """Two lanes: the subscribe's own events are the older ones."""
+def test_events_that_overtake_a_subscribe_reply_wait_for_it():
+    """Events that a poll brings before the reply to their subscribe are queued after the reply's
+    older events.
+    """
     script = Script().connected()
     script.subscribe(TOPIC, -2)
     script.well(POLL, event(3), event(4))
     assert script.ids == []
-    assert POLL not in script.flying, "what waits outside of the queue has no bound"
+    assert POLL not in script.flying, "events that wait outside the queue are not bounded"
     script.well(ASK, event(1), event(2))
     assert script.ids == [1, 2, 3, 4]
     assert POLL in script.flying
 
 
-def test_events_that_overtook_a_lost_answer_come_again():
-    """The answer that got lost may have carried older ones."""
+def test_events_that_overtook_a_lost_subscribe_reply_are_replayed():
+    """If a subscribe's reply is lost, events that came before it are dropped and replayed, because
+    it may have carried older ones.
+    """
     script = Script().connected()
     script.subscribe(TOPIC, -2)
     script.well(POLL, event(3))
@@ -286,8 +319,10 @@ def test_events_that_overtook_a_lost_answer_come_again():
     assert script.ids == [1, 3]
 
 
-def test_early_events_of_a_subscribe_that_fails_do_not_stop_the_polls():
-    """Its caller has given up, and the server refuses it: nobody waits for them any more."""
+def test_polling_continues_after_an_abandoned_subscribe_is_refused():
+    """If a subscribe is abandoned and then refused, the events that waited for it are dropped and
+    polling continues.
+    """
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     script.well(POLL, event(3, OTHER))
@@ -306,8 +341,11 @@ def test_early_events_of_a_subscribe_that_fails_do_not_stop_the_polls():
         ("403::Subscription limit exceeded for this topic", QuotaExceededError),
     ],
 )
-def test_a_refused_subscribe_is_told_to_its_caller(error, kind):
-    """D1, B8: no sign-in is wasted on it, and the channel is not subscribed."""
+def test_a_refused_subscribe_raises_in_its_caller(error, kind):
+    """A refused subscribe raises the matching error in its caller.
+
+    It does not renew the token or subscribe the channel.
+    """
     script = Script().connected()
     script.subscribe(TOPIC, 7)
     script.no(ASK, error)
@@ -321,8 +359,10 @@ def test_a_refused_subscribe_is_told_to_its_caller(error, kind):
         assert (gap.subscription, gap.error_code) == (TOPIC, "400")
 
 
-def test_unsubscribing():
-    """D2: confirmed by the server; what is not subscribed needs nothing."""
+def test_an_unsubscribe_waits_for_the_servers_reply():
+    """An unsubscribe succeeds when the server confirms it, and at once if the channel is not
+    subscribed. A refused one raises and leaves the channel subscribed.
+    """
     script = Script().connected(TOPIC)
     script.unsubscribe()
     with pytest.raises(LocalProtocolError, match="wait"):
@@ -339,8 +379,10 @@ def test_unsubscribing():
     assert script.protocol.channels.names == {TOPIC}
 
 
-def test_an_event_that_comes_after_the_unsubscribe_is_delivered():
-    """A poll was in flight: the event has its channel's name, and polling goes on."""
+def test_an_event_that_arrives_after_an_unsubscribe_is_delivered():
+    """An event that a poll brings after the unsubscribe is delivered under the
+    subscription's name.
+    """
     name = f"{TOPIC}?Name='a'"
     script = Script().connected(name)
     script.unsubscribe(name)
@@ -351,8 +393,10 @@ def test_an_event_that_comes_after_the_unsubscribe_is_delivered():
 
 
 @pytest.mark.parametrize("stage", ["between", "flying", "queued"])
-def test_what_leaves_while_the_session_is_lost_is_not_resumed(stage):
-    """It is gone with the session, which is what was wanted."""
+def test_a_channel_left_during_an_outage_is_not_resumed(stage):
+    """An unsubscribe succeeds although the session is lost, and its channel is not subscribed
+    again.
+    """
     script = Script().connected(TOPIC, OTHER)
     if stage == "queued":
         script.subscribe("/u/third")
@@ -368,13 +412,17 @@ def test_what_leaves_while_the_session_is_lost_is_not_resumed(stage):
     assert OTHER in script.positions
 
 
-def kinds(script: Script) -> list[str]:
+def channels_of_last_request(script: Script) -> list[str]:
+    """Return the channels of the messages in the last request, such as ["/meta/unsubscribe"]."""
     return [message["channel"] for message in script.sent[-1]]
 
 
 @pytest.mark.parametrize("answer", ["yes", "no", "lost"])
 def test_unsubscribing_while_the_resubscribe_is_in_flight(answer):
-    """The server must not go on sending a channel that the caller was told is gone."""
+    """An unsubscribe during a resubscribe takes effect, whatever the answer to the resubscribe is.
+
+    If the server accepted the resubscribe, an unsubscribe is sent after it.
+    """
     script = Script().connected(TOPIC)
     script.well(POLL, event(5))
     script.fail(POLL)
@@ -383,7 +431,7 @@ def test_unsubscribing_while_the_resubscribe_is_in_flight(answer):
     assert script.outcome("left") is None
     if answer == "yes":
         script.well(ASK)
-        assert kinds(script) == ["/meta/unsubscribe"]
+        assert channels_of_last_request(script) == ["/meta/unsubscribe"]
         assert script.outcome("left") is None
         script.well(ASK)
     elif answer == "no":
@@ -395,8 +443,10 @@ def test_unsubscribing_while_the_resubscribe_is_in_flight(answer):
     assert script.protocol.channels.names == set()
 
 
-def test_a_subscribe_that_was_given_up_is_taken_back():
-    """Its caller was told that it failed: the yes that comes later is answered by a goodbye."""
+def test_a_subscribe_confirmed_after_its_timeout_is_unsubscribed():
+    """If the server confirms a subscribe after its caller was told that it failed, it is
+    unsubscribed.
+    """
     script = Script(connection_timeout=5.0).connected(TOPIC)
     script.no(POLL, "500::oops", "retry")
     script.subscribe(OTHER)
@@ -404,13 +454,15 @@ def test_a_subscribe_that_was_given_up_is_taken_back():
     script.wait(0.0)
     assert type(script.outcome(OTHER)) is StreamUnavailableError
     script.well(ASK)
-    assert kinds(script) == ["/meta/unsubscribe"]
+    assert channels_of_last_request(script) == ["/meta/unsubscribe"]
     script.well(ASK)
     assert script.protocol.channels.names == {TOPIC}
 
 
-def test_a_subscribe_that_was_given_up_can_be_asked_for_again():
-    """The new one is sent when the old one was answered, and has its own start."""
+def test_a_subscribe_can_be_repeated_after_its_timeout():
+    """A subscribe that is repeated after a timeout is sent once the first one is answered, with its
+    own start.
+    """
     script = Script(connection_timeout=5.0).connected(TOPIC)
     script.no(POLL, "500::oops", "retry")
     script.subscribe(OTHER)
@@ -424,14 +476,16 @@ def test_a_subscribe_that_was_given_up_can_be_asked_for_again():
     assert script.outcome("again") == "done"
 
 
-def test_what_an_interrupted_caller_asked_for_is_taken_back():
-    """A subscribe is unsubscribed when the yes comes, an unsubscribe is done, an opening ends."""
+def test_requests_of_an_interrupted_caller_are_undone():
+    """If a caller is interrupted, its subscribe is undone, its open() ends, and its unsubscribe is
+    completed.
+    """
     script = Script().connected(TOPIC)
     script.subscribe(OTHER, waiter="other")
     script.tick(lambda: script.protocol.abandon(script.calls["other"]))
     assert script.protocol.channels.names == {TOPIC}
     script.well(ASK)
-    assert kinds(script) == ["/meta/unsubscribe"]
+    assert channels_of_last_request(script) == ["/meta/unsubscribe"]
     script.well(ASK)
     script.unsubscribe(TOPIC)
     script.tick(lambda: script.protocol.abandon(script.calls["left"]))
@@ -447,8 +501,11 @@ def test_what_an_interrupted_caller_asked_for_is_taken_back():
     ("name", "resumes", "position"),
     [(TOPIC, True, 6), (TOPIC, False, -2), (f"{TOPIC}?Name='a'", True, -2)],
 )
-def test_a_channel_that_was_left_continues_if_a_store_keeps_its_position(name, resumes, position):
-    """The store knows what was read, not what is queued; a fixed start stays, as another filter."""
+def test_a_channel_resubscribed_after_leaving_resumes_if_stored(name, resumes, position):
+    """A channel subscribed again resumes after its last queued event if a store keeps its position.
+
+    A subscription with a fixed start or another filter begins at its start.
+    """
     script = Script().connected(TOPIC, start=-2)
     script.well(POLL, event(5))
     script.unsubscribe()
@@ -466,7 +523,9 @@ def test_a_channel_that_was_left_continues_if_a_store_keeps_its_position(name, r
 
 
 def test_a_channel_resumes_after_its_last_queued_event():
-    """M4, M5: neither what is unread nor all retained events come again."""
+    """After a reconnect, a channel resumes after its last queued event, even if that is not read
+    yet. One without any event starts where it first did.
+    """
     script = Script().connected(TOPIC, OTHER, start=-2)
     script.well(POLL, event(103), event(105))
     script.no(POLL, UNKNOWN, "handshake")
@@ -476,8 +535,10 @@ def test_a_channel_resumes_after_its_last_queued_event():
     assert script.renewals == 0
 
 
-def test_without_any_id_the_gap_is_told():
-    """M6: a channel that started with new events and has seen none has nothing to go on from."""
+def test_a_reconnect_before_any_event_reports_a_gap():
+    """A channel from -1 that has seen no event reports a Gap at a reconnect; after an event it
+    resumes.
+    """
     script = Script().connected(TOPIC)
     script.fail(POLL)
     script.reconnect()
@@ -490,8 +551,10 @@ def test_without_any_id_the_gap_is_told():
     assert script.positions == {TOPIC: 5}
 
 
-def test_a_server_without_replay_leaves_a_gap_each_time():
-    """Its handshake says that it has none; then an id is of no use."""
+def test_a_server_without_replay_reports_a_gap_at_a_reconnect():
+    """If the server's handshake does not offer replay, a reconnect reports a Gap despite a known
+    id.
+    """
     script = Script().connected(TOPIC)
     script.well(POLL, event(5))
     script.fail(POLL)
@@ -502,8 +565,10 @@ def test_a_server_without_replay_leaves_a_gap_each_time():
     assert script.gaps == [("unanchored", TOPIC)]
 
 
-def test_a_subscribe_that_was_never_answered_is_no_gap():
-    """Nothing was promised yet."""
+def test_a_subscribe_that_was_never_answered_reports_no_gap():
+    """If a subscribe is retried in a new session without ever having been confirmed, no Gap is
+    reported.
+    """
     script = Script().connected()
     script.subscribe(TOPIC)
     script.fail(ASK)
@@ -514,7 +579,10 @@ def test_a_subscribe_that_was_never_answered_is_no_gap():
 
 
 def test_the_fallback_is_used_at_every_subscribe():
-    """M3, M11, G1: at the start and after a reconnect, each channel for itself, with a Gap."""
+    """The fallback replaces a rejected position in the first subscribe and after every reconnect.
+
+    It applies to each channel separately, with a Gap each time.
+    """
     script = Script(fallback=-2).connected()
     script.subscribe(TOPIC, 7)
     script.subscribe(OTHER, 9)
@@ -533,7 +601,7 @@ def test_the_fallback_is_used_at_every_subscribe():
 
 
 def test_a_refused_fallback_is_an_error():
-    """It is tried once."""
+    """If the server rejects the fallback too, the subscribe raises ReplayIdRejectedError."""
     script = Script(fallback=-2).connected()
     script.subscribe(TOPIC, 7)
     script.no(ASK, INVALID)
@@ -541,8 +609,10 @@ def test_a_refused_fallback_is_an_error():
     assert type(script.outcome(TOPIC)) is ReplayIdRejectedError
 
 
-def test_without_a_fallback_a_refused_resumption_is_told_to_the_reader():
-    """M3: no silent loss; the channel is not subscribed, the others go on."""
+def test_a_rejected_position_without_a_fallback_is_reported():
+    """Without a fallback, a position rejected at a reconnect raises in the reader and ends its
+    channel. The other channels continue.
+    """
     script = Script().connected(TOPIC, OTHER)
     script.well(POLL, event(5), event(6, OTHER))
     script.no(POLL, UNKNOWN, "handshake")
@@ -575,8 +645,10 @@ def test_without_a_fallback_a_refused_resumption_is_told_to_the_reader():
     ],
     ids=["broken", "empty", "nonsense", "late", "ask", "unanswered", "goodbye", "end", "advice"],
 )
-def test_a_session_in_doubt_is_given_up(speak):
-    """An answer that may be lost had events that the server has forgotten: they come by replay."""
+def test_a_session_that_may_have_lost_an_answer_is_replaced(speak):
+    """If an answer may have been lost, a new session resumes each channel from its last queued
+    event. Neither is the token renewed nor an error reported.
+    """
     script = Script().connected(TOPIC, OTHER)
     script.well(POLL, event(5), event(6, OTHER))
     speak(script)
@@ -590,8 +662,10 @@ def test_a_session_in_doubt_is_given_up(speak):
 
 
 @pytest.mark.parametrize("speak", [lambda s: s.answer(ASK), lambda s: s.no(ASK, UNKNOWN)])
-def test_a_request_of_many_messages_fails_once(speak):
-    """Two channels are resubscribed in one request: its failure is one, and so is the delay."""
+def test_a_failed_request_of_many_messages_counts_as_one_failure(speak):
+    """A request that resubscribes two channels counts as one failure, so the delay is
+    doubled once.
+    """
     script = Script(connection_timeout=None).connected(TOPIC, OTHER)
     script.fail(POLL)
     script.reconnect()
@@ -600,8 +674,10 @@ def test_a_request_of_many_messages_fails_once(speak):
     assert script.protocol._next_at == pytest.approx(script.now + 2.0)
 
 
-def test_what_is_still_in_flight_is_cut_first():
-    """No second connect while the first may still be held; its events still count."""
+def test_a_held_connect_is_cancelled_before_a_new_session():
+    """When a session is lost, its held connect is cancelled, and the new session waits until that
+    has ended. Events that the connect still brings are delivered.
+    """
     script = Script(connection_timeout=None).connected(TOPIC)
     script.unsubscribe("/u/none")
     script.subscribe(OTHER)
@@ -617,8 +693,10 @@ def test_what_is_still_in_flight_is_cut_first():
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_events_of_an_unanswered_subscribe_do_not_move_its_position(late):
-    """A poll brings a newer event while the answer with the older ones is lost: all come again."""
+def test_events_before_a_lost_subscribe_reply_do_not_move_the_position(late):
+    """A poll's newer event does not move the position while the subscribe's reply with older ones
+    is lost. All of them are replayed.
+    """
     script = Script(connection_timeout=None).connected()
     script.subscribe(TOPIC, -2)
     if late:
@@ -637,8 +715,10 @@ def test_events_of_an_unanswered_subscribe_do_not_move_its_position(late):
     assert script.ids == [1, 3]
 
 
-def test_nonsense_for_a_request_that_was_given_up_is_ignored():
-    """It was cut already; another failure would double the delay."""
+def test_an_invalid_answer_to_a_cancelled_request_is_ignored():
+    """An invalid answer to a cancelled request is not another failure, which would double the
+    delay.
+    """
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     script.fail(ASK)
@@ -647,8 +727,8 @@ def test_nonsense_for_a_request_that_was_given_up_is_ignored():
     assert script.protocol._next_at == before
 
 
-def test_a_slow_sign_in_is_not_a_slow_server():
-    """A session may take a minute to fetch; only then the time of the handshake begins."""
+def test_a_sign_in_may_take_longer_than_a_request():
+    """The request timeout of the handshake begins only after the time allowed for the sign-in."""
     script = Script()
     script.open()
     assert script.flying[ASK].timeout == Pace().request
@@ -658,16 +738,19 @@ def test_a_slow_sign_in_is_not_a_slow_server():
     assert type(script.outcome("open")) is StreamUnavailableError
 
 
-def test_a_renewal_that_takes_long_is_an_outage():
-    """H3: the application hears of it after connection_timeout, as of every other."""
+def test_a_slow_token_renewal_is_reported_as_an_outage():
+    """A token renewal that takes longer than connection_timeout is reported to the application."""
     script = Script(connection_timeout=10.0).connected(TOPIC)
     script.no(POLL, "401::Authentication invalid", "none")
     script.wait(10.0)
     assert [type(error) for error in script.errors] == [StreamUnavailableError]
 
 
-def test_the_delay_doubles_and_is_half_chance():
-    """2.7: 1, 2, 4 … 60 s; nobody comes back in step."""
+def test_the_retry_delay_doubles_and_is_half_random():
+    """The retry delay doubles from 1 s to 60 s, and half of it is random.
+
+    A completed reconnect resets it.
+    """
     script = Script(connection_timeout=None).connected(TOPIC)
     script.chance = 0.0
     script.fail(POLL)
@@ -687,8 +770,11 @@ def test_the_delay_doubles_and_is_half_chance():
     assert script.protocol.deadline == pytest.approx(script.now + 1.0)
 
 
-def test_an_unknown_client_is_not_shaken_hands_with_in_a_loop():
-    """At once after a session that has lived for a second, with delays when it goes on."""
+def test_an_unknown_client_does_not_cause_a_handshake_loop():
+    """A session that is lost after at least a second is replaced at once.
+
+    One that is lost immediately is replaced only after a delay.
+    """
     script = Script().connected(TOPIC)
     script.now += 1.0
     script.no(POLL, UNKNOWN, "handshake")
@@ -708,8 +794,10 @@ def test_an_unknown_client_is_not_shaken_hands_with_in_a_loop():
     ],
     ids=["goodbye", "advice", "unknown"],
 )
-def test_a_server_that_ends_every_session_is_not_asked_in_a_loop(speak):
-    """All goes well until the first poll, and again: at most one session a second."""
+def test_sessions_that_end_at_once_are_replaced_slowly(speak):
+    """If the server ends each session at its first poll, new ones are opened with a pause of half a
+    second or more.
+    """
     script = Script().connected(TOPIC)
     for _ in range(20):
         begun = script.now
@@ -722,8 +810,8 @@ def test_a_server_that_ends_every_session_is_not_asked_in_a_loop(speak):
     assert ASK in script.flying
 
 
-def test_a_connect_is_sent_again_in_the_same_session_if_the_server_says_so():
-    """2.7: "retry" keeps the session, after a delay."""
+def test_retry_advice_repeats_the_connect_in_the_same_session():
+    """If the server advises "retry", the connect is repeated in the same session after a delay."""
     script = Script().connected(TOPIC)
     script.no(POLL, "500::oops", "retry")
     assert POLL not in script.flying
@@ -733,16 +821,22 @@ def test_a_connect_is_sent_again_in_the_same_session_if_the_server_says_so():
     assert script.protocol.deadline == script.now + Pace().held * Pace().held_factor
 
 
-def test_a_server_that_is_too_busy_is_left_alone():
-    """2.7: whatever the error beside it says; no sign-in is wasted."""
+def test_a_busy_server_is_retried_after_the_busy_delay():
+    """A server that is too busy is retried after the delay for busy servers. The token is not
+    renewed, even if the error is a 401.
+    """
     script = Script(connection_timeout=None).connected(TOPIC)
     script.no(POLL, "401::Authentication invalid", "none", "503::Server is too busy")
     assert script.renewals == 0
     assert script.protocol.deadline == pytest.approx(script.now + Pace().busy)
 
 
-def test_a_limit_of_the_org_is_waited_for_as_long_as_the_application_likes():
-    """2.7: a handshake denied by a limit is tried again after minutes; the timeout tells of it."""
+def test_a_handshake_denied_by_a_limit_is_retried():
+    """A handshake that a limit of the org denies is retried after the delay for busy servers.
+
+    After connection_timeout an error is reported, with the limit as its cause. A later attempt
+    still succeeds.
+    """
     script = Script(connection_timeout=300.0).connected(TOPIC)
     script.fail(POLL)
     script.wait()
@@ -763,7 +857,9 @@ def test_a_limit_of_the_org_is_waited_for_as_long_as_the_application_likes():
 
 
 def test_a_revoked_token_is_renewed_once():
-    """H4, B8: then a new session, and every channel goes on."""
+    """After a revoked token is renewed, all channels resume; a refusal right after it
+    is an error.
+    """
     script = Script().connected(TOPIC)
     script.well(POLL, event(5))
     script.no(POLL, "401::Authentication invalid", "none")
@@ -780,8 +876,10 @@ def test_a_revoked_token_is_renewed_once():
 
 
 @pytest.mark.parametrize("use", ["poll", "time"])
-def test_a_token_that_was_of_use_is_renewed_again(use):
-    """A session that is refused much later, or after a held connect, is another matter."""
+def test_a_token_that_worked_is_renewed_again(use):
+    """A token that worked for a minute or for one held connect is renewed again when it
+    is refused.
+    """
     script = Script(connection_timeout=None).connected(TOPIC)
     for number in (1, 2):
         script.no(POLL, "401::Authentication invalid", "none")
@@ -795,8 +893,10 @@ def test_a_token_that_was_of_use_is_renewed_again(use):
             script.now += 61.0
 
 
-def test_a_refused_subscribe_about_the_token_is_renewed_as_well():
-    """Every form of an authentication error: here on a subscribe."""
+def test_a_subscribe_refused_for_its_token_renews_the_token():
+    """A subscribe that is refused because of the token renews it and then succeeds from its
+    position.
+    """
     script = Script().connected()
     script.subscribe(TOPIC, 7)
     script.no(ASK, "401::Authentication invalid")
@@ -809,8 +909,10 @@ def test_a_refused_subscribe_about_the_token_is_renewed_as_well():
     assert script.outcome(TOPIC) == "done"
 
 
-def test_a_failed_sign_in_is_told():
-    """M9: the error itself; one that may pass is tried again."""
+def test_a_failed_sign_in_is_reported():
+    """A sign-in that fails for good reports its own error; one that may succeed later
+    is retried.
+    """
     script = Script(connection_timeout=None).connected(TOPIC)
     script.no(POLL, "401::Authentication invalid", "none")
     script.fail(ASK, StreamUnavailableError("the login host is down"))
@@ -823,8 +925,11 @@ def test_a_failed_sign_in_is_told():
     assert script.protocol.over
 
 
-def test_an_end_that_the_server_wants_is_told():
-    """E4: "none" without a token to blame, at a refusal and at a success."""
+def test_advice_not_to_reconnect_is_reported():
+    """If the server advises "none" and the token is not the cause, the client stops with one error.
+
+    That holds for a refused and for a successful connect.
+    """
     for speak in (
         lambda s: s.no(POLL, "403::Organization says no", "none"),
         lambda s: s.well(POLL, advice={"reconnect": "none"}),
@@ -835,8 +940,8 @@ def test_an_end_that_the_server_wants_is_told():
         assert script.protocol.over
 
 
-def test_an_error_that_no_retry_cures_ends_it():
-    """A certificate that is not accepted stays so."""
+def test_an_error_that_is_not_retryable_stops_the_client():
+    """An error that no retry can cure, such as an untrusted certificate, ends all waiting calls."""
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     script.fail(POLL, StreamUnavailableError("certificate", retryable=False))
@@ -848,8 +953,10 @@ def test_an_error_that_no_retry_cures_ends_it():
 # The outage.
 
 
-def test_the_application_is_told_of_an_outage_and_told_again():
-    """H3, E3, M2: after connection_timeout seconds, not before; the client goes on trying."""
+def test_an_outage_is_reported_after_each_connection_timeout():
+    """The application gets an error each time connection_timeout has passed, and none after the
+    reconnect.
+    """
     script = Script(connection_timeout=10.0).connected(TOPIC)
     script.well(POLL, event(5))
     begun = script.now
@@ -872,7 +979,7 @@ def test_the_application_is_told_of_an_outage_and_told_again():
 
 
 def test_an_outage_lasts_until_all_channels_are_subscribed_again():
-    """H3: a server that answers all but the subscribes is as good as none."""
+    """A server that answers all requests but the subscribes still counts as an outage."""
     script = Script(connection_timeout=10.0).connected(TOPIC)
     begun = script.now
     script.fail(POLL)
@@ -888,8 +995,10 @@ def test_an_outage_lasts_until_all_channels_are_subscribed_again():
     assert script.now == pytest.approx(begun + 10.0)
 
 
-def test_an_outage_does_not_fill_the_queue_of_an_application_that_does_not_read():
-    """I1: memory is bounded, however long the outage is."""
+def test_an_outage_queues_only_one_error_while_none_is_read():
+    """However long an outage lasts, at most one unread error is in the queue, so memory
+    is bounded.
+    """
     script = Script(connection_timeout=1.0).connected(TOPIC)
     script.fail(POLL)
     for _ in range(50):
@@ -900,8 +1009,8 @@ def test_an_outage_does_not_fill_the_queue_of_an_application_that_does_not_read(
 
 
 @pytest.mark.parametrize("timeout", [None, 0])
-def test_without_a_timeout_nothing_is_told(timeout):
-    """H3: None and 0 are for ever."""
+def test_without_a_timeout_no_outage_is_reported(timeout):
+    """With a connection_timeout of None or 0, an outage is never reported."""
     script = Script(connection_timeout=timeout).connected(TOPIC)
     script.fail(POLL)
     for _ in range(20):
@@ -910,8 +1019,8 @@ def test_without_a_timeout_nothing_is_told(timeout):
     assert script.errors == []
 
 
-def test_a_subscribe_does_not_outlast_the_timeout():
-    """M15: it ends with one of our errors, and the channel is not subscribed later."""
+def test_a_subscribe_ends_at_the_connection_timeout():
+    """After connection_timeout a subscribe raises, and its channel is not subscribed later."""
     script = Script(connection_timeout=1.5).connected()
     script.subscribe(TOPIC)
     script.fail(ASK)
@@ -927,8 +1036,11 @@ def test_a_subscribe_does_not_outlast_the_timeout():
 # The queue.
 
 
-def test_polling_rests_while_the_queue_is_full():
-    """I2: no connect is sent until there is room; the bound is the limit and one answer."""
+def test_polling_pauses_while_the_queue_is_full():
+    """No connect is sent while the queue is full.
+
+    With a limit of 5, polling resumes when 4 events are left.
+    """
     script = Script(max_pending_count=5).connected(TOPIC)
     script.well(POLL, *map(event, range(6)))
     assert POLL not in script.flying
@@ -939,8 +1051,10 @@ def test_polling_rests_while_the_queue_is_full():
     assert POLL in script.flying
 
 
-def test_a_session_that_died_during_the_rest_is_replaced():
-    """The queue is full for longer than the session lives: it goes on after the last queued id."""
+def test_a_session_that_expired_during_a_pause_is_replaced():
+    """If the session expires while the queue is full, the new one resumes after the last queued
+    event.
+    """
     script = Script(max_pending_count=1).connected(TOPIC)
     script.well(POLL, event(1), event(2))
     script.now += 3600.0
@@ -950,8 +1064,10 @@ def test_a_session_that_died_during_the_rest_is_replaced():
     assert script.positions == {TOPIC: 2}
 
 
-def test_a_channel_without_any_id_tells_of_its_gap_after_the_rest_as_well():
-    """Another channel has filled the queue: what came on this one meanwhile is lost, and told."""
+def test_a_channel_without_events_reports_a_gap_after_a_pause():
+    """If the session expires while another channel fills the queue, a channel without events
+    reports a Gap.
+    """
     script = Script(max_pending_count=1).connected(TOPIC, OTHER)
     script.well(POLL, event(1))
     script.now += 3600.0
@@ -963,8 +1079,8 @@ def test_a_channel_without_any_id_tells_of_its_gap_after_the_rest_as_well():
 
 
 @pytest.mark.parametrize("most", [0, -1])
-def test_the_queue_can_be_without_a_bound(most):
-    """I1: 0 and less."""
+def test_the_queue_can_be_unbounded(most):
+    """With a max_pending_count of 0 or less, polling continues however many events are queued."""
     script = Script(max_pending_count=most).connected(TOPIC)
     script.well(POLL, *map(event, range(10_000)))
     assert POLL in script.flying
@@ -973,8 +1089,11 @@ def test_the_queue_can_be_without_a_bound(most):
 # Closing.
 
 
-def test_closing_says_goodbye():
-    """C2: it is over, with a disconnect as the last request; a connect that is held is cut."""
+def test_closing_sends_a_disconnect():
+    """Closing sends a disconnect as the last request and cancels the held connect.
+
+    Closing again sends nothing.
+    """
     script = Script().connected(TOPIC)
     script.close()
     assert script.sent[-1] == [
@@ -990,8 +1109,8 @@ def test_closing_says_goodbye():
     assert len(script.sent) == count
 
 
-def test_what_was_cut_is_not_cut_again():
-    """Closing while the connect of the lost session has not landed yet."""
+def test_a_cancelled_request_is_not_cancelled_again():
+    """Closing does not cancel a connect again that was cancelled when the session was lost."""
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     script.fail(ASK)
@@ -1000,35 +1119,37 @@ def test_what_was_cut_is_not_cut_again():
     assert script.protocol.over
 
 
-def test_closing_cuts_the_request_before_it():
-    """A subscribe in flight is not awaited: its caller hears that the client was closed."""
+def test_closing_cancels_a_subscribe_in_flight():
+    """Closing cancels a subscribe that is in flight, and its caller gets an error."""
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     script.close()
     assert [cut.request.lane for cut in script.of(Cut)] == [POLL, ASK]
-    assert isinstance(script.out[-1], Send), "it would be cut with the others"
+    assert isinstance(script.out[-1], Send), "the disconnect comes after the cancellations"
     assert script.sent[-1][0]["channel"] == "/meta/disconnect"
     assert type(script.outcome(OTHER)) is LocalProtocolError
 
 
-def test_events_that_were_fetched_before_the_goodbye_are_kept():
-    """C5: they can be read."""
+def test_events_fetched_before_the_close_are_kept():
+    """Events that were queued before the close can still be read."""
     script = Script().connected(TOPIC)
     script.well(POLL, event(5))
     script.close()
     assert script.ids == [5]
 
 
-def test_closing_without_a_session_is_at_once():
-    """Nobody is there to say goodbye to."""
+def test_closing_without_a_session_is_immediate():
+    """Without a session there is nothing to disconnect, and closing is over at once."""
     script = Script().connected(TOPIC)
     script.fail(POLL)
     script.close()
     assert script.protocol.over
 
 
-def test_a_bug_of_the_driver_ends_it():
-    """Everybody who waits is told; nothing is sent any more."""
+def test_a_bug_in_the_driver_stops_the_protocol():
+    """If the driver fails, the reader and each waiting caller get its error, and nothing more is
+    sent.
+    """
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     bug = StreamUnavailableError("a bug", retryable=False)
@@ -1041,11 +1162,11 @@ def test_a_bug_of_the_driver_ends_it():
     assert script.tick() == []
 
 
-# A walk.
+# Random failures.
 
 
-def test_a_server_that_does_anything_loses_and_repeats_nothing():
-    """0 lost, 0 repeated, in order, whatever fails: a server with a log, and a random walk."""
+def test_random_failures_lose_and_repeat_no_event():
+    """Against a server that fails at random, the client receives each event once and in order."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -1054,10 +1175,11 @@ def test_a_server_that_does_anything_loses_and_repeats_nothing():
 
 
 def walk(chance: random.Random) -> None:
+    """Run 200 random steps against a server with a log, and check what the client received."""
     script = Script(connection_timeout=None, max_pending_count=0)
     script.connected()
     log: list[int] = []
-    sent = 0  # how far this session has been sent the log; None after the subscribe's start
+    sent = 0  # number of events that the client had received before this step
     script.subscribe(TOPIC, -2)
     position: int | None = None
     for _ in range(200):
@@ -1075,7 +1197,7 @@ def walk(chance: random.Random) -> None:
         elif kind == "/meta/connect":
             found = [] if position is None else [i for i in log if i > position]
             if found:
-                position = found[-1]  # forgotten by the server, however the answer fares
+                position = found[-1]  # the server never repeats them, even if the answer is lost
             events = [event(i) for i in found]
             if luck < 0.1:
                 script.fail(lane)

@@ -1,7 +1,7 @@
-"""0 lost and 0 repeated, whatever happens to the connection, on both faces.
+"""Tests that no event is lost or repeated when the connection fails, with both clients.
 
-Each scenario publishes before, during and after what happens, and reads everything: in order, each
-event once.
+The scenarios publish before, during and after a failure, and read everything: each event must come
+once, in order. Each runs with the synchronous and with the asyncio client.
 """
 
 from __future__ import annotations
@@ -57,8 +57,11 @@ EVERYTHING = {
 
 
 @pytest.mark.parametrize("what", EVERYTHING)
-def test_nothing_is_lost_and_nothing_repeated(face, emulator, what):
-    """Session killed, token revoked, goodbye, HTML, resets, refusals: all events, each once."""
+def test_no_event_is_lost_or_repeated(face, emulator, what):
+    """Each event comes once, without a Gap, if a session, token, connection or answer fails.
+
+    Only a revoked or expired token leads to a new sign-in, and only to one.
+    """
     gaps: list = []
     provider = Current(emulator)
     client = face(provider, on_gap=gaps.append)
@@ -69,7 +72,7 @@ def test_nothing_is_lost_and_nothing_repeated(face, emulator, what):
     found = []
     for _ in range(4):
         found += emulator.publish_streaming(TOPIC, numbered(2))
-        time.sleep(0.01)  # over several answers of the server
+        time.sleep(0.01)  # spreads the events over several answers of the server
     assert client.ids(8) == found
     assert client.rest() == []
     assert gaps == []
@@ -80,8 +83,11 @@ def test_nothing_is_lost_and_nothing_repeated(face, emulator, what):
 
 
 @pytest.mark.parametrize("kind", ["cut_poll", "end_cometd_session"])
-def test_a_slow_consumer_gets_everything_once(face, emulator, kind):
-    """The queue is full when the session is lost, for longer than the session would have lived."""
+def test_a_slow_consumer_receives_each_event_once(face, emulator, kind):
+    """If the session is lost while the queue is full, the reader still gets each event once.
+
+    The queue stays full for longer than a session lives.
+    """
     found = emulator.publish_streaming(TOPIC, numbered(30))
     client = face(emulator, TOPIC, replay=-2, max_pending_count=5)
     until(lambda: client.pending_count >= 5)
@@ -93,7 +99,10 @@ def test_a_slow_consumer_gets_everything_once(face, emulator, kind):
 
 
 def test_the_queue_is_bounded_by_its_limit_and_one_answer(face, run_emulator):
-    """Nothing more is fetched until there is room; then at once, not when a timer ends."""
+    """The queue never holds more events than its limit and one answer of the server.
+
+    Polling resumes as soon as there is room, without waiting for a timer.
+    """
     emulator = run_emulator(settings=Settings(streaming_reply_events=4))
     found = emulator.publish_streaming(TOPIC, numbered(40))
     pace = Pace(request=600.0)
@@ -109,8 +118,10 @@ def test_the_queue_is_bounded_by_its_limit_and_one_answer(face, run_emulator):
 
 
 @pytest.mark.parametrize("policy", ["automatic", "manual"])
-def test_unsubscribing_with_a_full_queue_and_coming_back(face, emulator, policy):
-    """What was fetched before is delivered, and does not come again with the new subscribe."""
+def test_a_channel_left_with_a_full_queue_resumes_without_repeats(face, emulator, policy):
+    """Events queued before an unsubscribe are delivered, and do not come again after the next
+    subscribe.
+    """
     found = emulator.publish_streaming(TOPIC, numbered(8))
     store = {TOPIC: as_replay_id(found[0])}
     client = face(emulator, TOPIC, replay=store, replay_policy=policy, max_pending_count=3)
@@ -125,8 +136,10 @@ def test_unsubscribing_with_a_full_queue_and_coming_back(face, emulator, policy)
     assert client.rest() == []
 
 
-def test_unsubscribing_after_the_session_ended_with_a_full_queue(face, emulator):
-    """The server knows the session no longer: the channel is gone, which is what was wanted."""
+def test_unsubscribe_succeeds_after_the_session_has_expired(face, emulator):
+    """An unsubscribe succeeds after the server's session has expired, and no later events are
+    delivered.
+    """
     client = face(emulator, TOPIC, replay=-1, max_pending_count=1)
     found = emulator.publish_streaming(TOPIC, numbered(2))
     until(lambda: client.pending_count)
@@ -138,8 +151,8 @@ def test_unsubscribing_after_the_session_ended_with_a_full_queue(face, emulator)
     assert seen == found[: len(seen)]
 
 
-def test_two_channels_go_on_each_from_its_own_place(face, emulator):
-    """One queue, two positions."""
+def test_two_channels_resume_from_their_own_positions(face, emulator):
+    """After a lost connection, two channels with one queue each resume from their own position."""
     client = face(emulator, TOPIC, replay=-2)
     client.subscribe("/event/Order_Event__e")
     emulator.publish("/event/Order_Event__e", [{"Order_Number__c": "1"}])
@@ -155,9 +168,10 @@ def test_two_channels_go_on_each_from_its_own_place(face, emulator):
 
 
 def down_for(tmp_path, face, seconds, timeout):
-    """Stop the emulator under a client; return the client, what starts it again, and since when.
+    """Stop the emulator under a client; return the client, a function and a monotonic time.
 
-    The time is from before the end of the connection.
+    The function waits for `seconds`, and then starts the emulator again. The time is from before
+    the connection ended.
     """
     with EmulatorServer(tmp_path) as emulator:
         port = int(emulator.http_url.rpartition(":")[2])
@@ -174,8 +188,8 @@ def down_for(tmp_path, face, seconds, timeout):
     return client, back, begun
 
 
-def test_the_server_is_down_for_less_than_the_timeout(tmp_path, face):
-    """M2: it rides over it, and nothing is lost."""
+def test_an_outage_shorter_than_the_timeout_is_not_reported(tmp_path, face):
+    """If the server returns within connection_timeout, no error is raised and no event is lost."""
     client, back, _ = down_for(tmp_path, face, 0.6, 60.0)
     with back() as emulator:
         found = emulator.publish_streaming(TOPIC, numbered(3))
@@ -184,8 +198,11 @@ def test_the_server_is_down_for_less_than_the_timeout(tmp_path, face):
         client.stop()
 
 
-def test_the_server_is_down_for_more_than_the_timeout(tmp_path, face):
-    """H3, E3: told after that time and not before, and again; then it goes on. M2 has the time."""
+def test_an_outage_longer_than_the_timeout_is_reported_repeatedly(tmp_path, face):
+    """An outage is reported after each further connection_timeout, never earlier.
+
+    The client stays open and gets every event once the server is back.
+    """
     client, back, begun = down_for(tmp_path, face, 0.0, 0.5)
     for number in (1, 2):
         with pytest.raises(StreamUnavailableError, match=r"no connection for 0\.5 s"):
@@ -204,8 +221,8 @@ def test_the_server_is_down_for_more_than_the_timeout(tmp_path, face):
         client.stop()
 
 
-def test_a_poll_that_is_swallowed_is_given_up(face, emulator):
-    """A network that swallows answers: no sign of life for longer than the server may hold."""
+def test_a_subscribe_that_gets_no_answer_is_retried(face, emulator):
+    """A subscribe whose answer does not arrive in time is retried, and the events then come."""
     pace = Pace(request=0.2, backoff_initial=0.02, backoff_max=0.1, close=1.0)
     found = emulator.publish_streaming(TOPIC, numbered(1))
     client = face(emulator, TOPIC, replay=-2, pace=pace)
@@ -216,8 +233,10 @@ def test_a_poll_that_is_swallowed_is_given_up(face, emulator):
     assert client.collect(1)[0].payload == "x"
 
 
-def test_a_token_that_nobody_can_renew_is_an_error(face, emulator):
-    """M9: the reader sees why, the client is closed, iteration ends."""
+def test_an_expired_token_without_renewal_closes_the_client(face, emulator):
+    """If an expired token cannot be renewed, the reader gets the reason and the client
+    is closed.
+    """
     client = face(StaticSession(session_of(emulator)), TOPIC)
     emulator.faults.add(Fault("expire_token"))
     with pytest.raises(SessionExpiredError, match="no longer accepts"):
@@ -226,8 +245,10 @@ def test_a_token_that_nobody_can_renew_is_an_error(face, emulator):
     assert client.iterate() == []
 
 
-def test_a_token_that_is_refused_right_after_its_renewal_is_an_error(face, emulator):
-    """Sign-ins without end would lock the user out."""
+def test_a_token_rejected_right_after_its_renewal_is_an_error(face, emulator):
+    """A token that is rejected right after its renewal is an error, because endless sign-ins would
+    lock the user out.
+    """
     provider = Current(emulator)
     client = face(provider, TOPIC)
     refused = Fault(
@@ -248,8 +269,10 @@ def test_a_token_that_is_refused_right_after_its_renewal_is_an_error(face, emula
 
 
 @pytest.mark.parametrize("fallback", [None, -2])
-def test_a_position_that_has_aged_out_meanwhile(face, emulator, fallback):
-    """M3: an error, or the fallback with a Gap; never silence. A fallback to -2 may repeat."""
+def test_a_position_that_expired_during_an_outage_is_reported(face, emulator, fallback):
+    """If the position is no longer retained at a reconnect, the reader gets an error, or a Gap if
+    there is a fallback. Events published afterwards are received in both cases.
+    """
     gaps: list = []
     found = emulator.publish_streaming(TOPIC, numbered(2))
     client = face(emulator, TOPIC, replay=-2, replay_fallback=fallback, on_gap=gaps.append)
@@ -267,8 +290,10 @@ def test_a_position_that_has_aged_out_meanwhile(face, emulator, fallback):
     assert [gap.reason for gap in gaps] == ([] if fallback is None else ["rejected"])
 
 
-def test_a_channel_without_any_id_tells_of_its_gap(face, emulator, caplog):
-    """M6: new events were asked for, none has come, and the session is lost."""
+def test_a_session_lost_before_any_event_reports_a_gap(face, emulator, caplog):
+    """If the session is lost before the first event of a channel, a Gap "unanchored" is reported
+    and logged.
+    """
     gaps: list = []
     client = face(emulator, TOPIC, on_gap=gaps.append)
     emulator.faults.add(Fault("end_cometd_session"))
@@ -278,8 +303,10 @@ def test_a_channel_without_any_id_tells_of_its_gap(face, emulator, caplog):
     until(lambda: client.subscriptions and emulator.cometd.sessions.count() == 1)
 
 
-def test_closing_in_the_middle_of_a_poll_loses_nothing(face, emulator):
-    """What is published before, while and after it closes comes when it is opened again, once."""
+def test_closing_during_a_poll_loses_nothing(face, emulator):
+    """Events published before, during and after a close each come once, some of them only after the
+    client is opened again.
+    """
     client = face(emulator, TOPIC, replay={})
     found = emulator.publish_streaming(TOPIC, numbered(1))
     seen = client.ids(1)
@@ -298,9 +325,12 @@ def test_closing_in_the_middle_of_a_poll_loses_nothing(face, emulator):
 
 
 @pytest.mark.parametrize("how", ["poll", "outage", "idle"])
-def test_closing_in_the_middle_is_quick_and_silent(face, emulator, caplog, how):
-    """M8: iteration ends, nothing is logged as an error, the server's session is over."""
-    # A poll takes 110 s, a goodbye that is not answered 60.
+def test_closing_is_quick_and_logs_no_error(face, emulator, caplog, how):
+    """Closing during a poll, during an outage or while idle is quick and logs no error.
+
+    A waiting iteration ends, and the server's session is over unless it is unreachable.
+    """
+    # Waiting for the poll would take 110 s; for a disconnect without an answer, 60 s.
     pace = replace(QUICK, close=60.0)
     client = face(emulator, TOPIC, connection_timeout=None, pace=pace)
     if how == "outage":
@@ -311,7 +341,7 @@ def test_closing_in_the_middle_is_quick_and_silent(face, emulator, caplog, how):
     reader = threading.Thread(target=lambda: seen.append(client.iterate()))
     if how != "idle":
         reader.start()
-        time.sleep(0.02)  # into the poll; a shorter one would only make the test easier
+        time.sleep(0.02)  # lets the poll begin; if it has not, the test is only easier
     begun = time.monotonic()
     client.close()
     assert time.monotonic() - begun < 30.0
@@ -331,8 +361,11 @@ def test_closing_in_the_middle_is_quick_and_silent(face, emulator, caplog, how):
     ],
     ids=["page", "slow"],
 )
-def test_a_goodbye_that_fails_is_ignored(face, emulator, caplog, fault):
-    """2.6: the errors of a disconnect matter to nobody, and closing has a limit."""
+def test_a_failed_disconnect_is_ignored(face, emulator, caplog, fault):
+    """A disconnect that fails or is not answered in time raises and logs no error.
+
+    Closing stays within its time limit.
+    """
     client = face(emulator, TOPIC, pace=QUICK)
     emulator.faults.add(fault)
     begun = time.monotonic()

@@ -1,4 +1,8 @@
-"""The seed "Advanced Usage" of the asyncio client, sentence by sentence, on both faces."""
+"""Tests of each promise of the page "Advanced Usage" of the asyncio client that ours replaces.
+
+The page is one of the documents ("seeds") that this project started from. Most tests run with the
+synchronous and with the asyncio client.
+"""
 
 from __future__ import annotations
 
@@ -30,70 +34,82 @@ from ..cli.test_cli import point_at
 from ..conftest import until
 from .conftest import TOPIC, numbered
 
-# Sentence of the seed -> the test that shows it; "module: test" where it is another file's.
+# The sentences of the page, each with its test: "module: test" if that is in another file.
 SENTENCES = {
     "Salesforce stores events for 24 hours. Events outside the 24-hour retention period are "
-    "discarded.": "test_seed_durability: test_the_retention_window",
+    "discarded.": "test_seed_durability: test_events_outside_the_retention_window_are_discarded",
     "A subscriber can choose which events to receive, such as all events within the retention "
-    "window or starting after a particular event.": "test_seed_durability: test_replay_id",
+    "window or starting after a particular event.": (
+        "test_seed_durability: test_a_replay_id_delivers_the_events_after_it"
+    ),
     "Salesforce extends the event messages with replayId and createdDate fields": (
-        "test_seed_durability: test_notifications"
+        "test_seed_durability: test_a_notification_has_the_documented_fields"
     ),
     "The default is to receive only the new events sent after subscribing, the default replay "
-    "parameter is ReplayOption.NEW_EVENTS": "test_seed_durability: test_the_default",
+    "parameter is ReplayOption.NEW_EVENTS": (
+        "test_seed_durability: test_only_new_events_are_delivered_by_default"
+    ),
     "If you want to receive all events within the retention window every time the Client "
     "connects, before receiving new events, then the ReplayOption.ALL_EVENTS value should be "
-    "passed to the Client.": "test_all_events_every_time_the_client_is_opened",
+    "passed to the Client.": "test_minus_2_replays_all_events_each_time_the_client_is_opened",
     "being able to continue to process event messages from the point where the client left "
-    "off": "test_a_mapping_continues",
+    "off": "test_a_client_resumes_from_a_position_in_a_mapping",
     "all you have to do is to pass an object capable of storing the most recent ReplayMarker for "
-    "every channel": "test_a_store_of_ones_own",
+    "every channel": "test_a_user_defined_store_is_read_and_written",
     "The simplest way is to pass an object for the replay parameter that inherits from "
     "collections.abc.MutableMapping. This can be a simple dict, OrderedDict or if you want to use "
-    "persistent storage then a Shelf object": "test_a_mapping_continues",
+    "persistent storage then a Shelf object": "test_a_client_resumes_from_a_position_in_a_mapping",
     "the client on the first connection will receive only new events, and on reconnection will "
-    "continue from the last unretrieved message": "test_a_mapping_continues",
+    "continue from the last unretrieved message": (
+        "test_a_client_resumes_from_a_position_in_a_mapping"
+    ),
     "If you want to receive all events from the retention window before continuing with new "
     "events, combined with the advantage of continuation on the next reconnect, then you can pass "
-    "a DefaultMappingStorage object": "test_a_default_for_the_first_run",
+    "a DefaultMappingStorage object": "test_a_store_with_a_default_start_replays_all_events_first",
     "If you want complete control over how ReplayMarkers are stored and retrieved […] then you can "
-    "provide your own ReplayMarkerStorage implementation.": "test_a_store_of_ones_own",
+    "provide your own ReplayMarkerStorage implementation.": (
+        "test_a_user_defined_store_is_read_and_written"
+    ),
     "Since Salesforce no longer has the event message that the client would try to retrieve, it "
-    "would raise ServerError.": "test_a_position_that_is_too_old",
+    "would raise ServerError.": "test_a_position_that_is_too_old_is_rejected",
     "The above code would print the following message, if the client would request an event "
-    "outside the retention window": "test_a_position_that_is_too_old",
+    "outside the retention window": "test_a_position_that_is_too_old_is_rejected",
     "To recover from an error like the above, you would have to discard the ReplayMarker for the "
-    "problematic channel, and try to subscribe again.": "test_a_position_that_is_too_old",
+    "problematic channel, and try to subscribe again.": (
+        "test_a_position_that_is_too_old_is_rejected"
+    ),
     "you can pass a ReplayOption for the replay_fallback parameter. If a subscription error "
     "occurs, then Client will try to resubscribe using the specified "
-    "ReplayOption.": "test_the_fallback",
+    "ReplayOption.": "test_the_fallback_replaces_a_rejected_position",
     "it will try to maintain a continuous connection in the background with the server. If any "
     "network failures happen while waiting to receive() messages, the client will reconnect to "
     "the server transparently, it will resubscribe to the subscribed channels, and continue to "
-    "wait for incoming messages.": "test_reconnects: test_nothing_is_lost_and_nothing_repeated",
+    "wait for incoming messages.": "test_reconnects: test_no_event_is_lost_or_repeated",
     "a connection_timeout can be passed to the Client, to limit how many seconds the client "
     "object should wait before raising a TransportTimeoutError if it can't reconnect to the "
-    "server.": "test_reconnects: test_the_server_is_down_for_more_than_the_timeout",
+    "server.": "test_reconnects: test_an_outage_longer_than_the_timeout_is_reported_repeatedly",
     "The default value is 10 seconds. If you pass None as the connection_timeout value, then the "
-    "client will keep on trying indefinitely.": "test_the_defaults",
+    "client will keep on trying indefinitely.": "test_the_documented_defaults",
     "It will start to fetch messages from the server as soon as it's connected, even before "
-    "receive() is called.": "test_prefetching",
+    "receive() is called.": "test_messages_are_prefetched_and_counted",
     "incoming messages will wait in a buffer for users to consume them when receive() is called, "
-    "without any delay": "test_prefetching",
+    "without any delay": "test_messages_are_prefetched_and_counted",
     "the number of prefetched messages can be limited with the max_pending_count parameter of the "
     "Client. The default value is 100.": (
         "test_reconnects: test_the_queue_is_bounded_by_its_limit_and_one_answer"
     ),
     "The current number of messages waiting to be consumed can be obtained from the "
-    "Client.pending_count attribute.": "test_prefetching",
-    # Parameters of the client, for the JSON that it handles itself: sign-ins are not among it.
+    "Client.pending_count attribute.": "test_messages_are_prefetched_and_counted",
+    # In our client the hooks handle its own JSON only, not that of a sign-in.
     "you can specify the callable to use for serialization with the json_dumps and the callable "
-    "for deserialization with the json_loads parameters of the Client.": "test_json_hooks",
+    "for deserialization with the json_loads parameters of the Client.": (
+        "test_json_hooks_handle_every_request_and_answer"
+    ),
 }
 
 
-def test_every_sentence_has_its_test():
-    """A promise of the seed without a test is not kept."""
+def test_every_sentence_of_the_page_has_a_test():
+    """Every test that the table of the page's sentences names exists, here or in another module."""
     from . import test_reconnects, test_seed_durability
 
     homes = {
@@ -105,8 +121,10 @@ def test_every_sentence_has_its_test():
         assert hasattr(homes[home], name) if home else name in globals(), test
 
 
-def test_the_defaults(face, emulator):
-    """New events, 10 seconds, 100 messages, positions kept when messages are handed out."""
+def test_the_documented_defaults(face, emulator):
+    """By default, a client reads new events, waits for 10 seconds, prefetches 100 messages and
+    keeps no positions.
+    """
     client = face(emulator, is_open=False).client
     defaults = {
         name: parameter.default
@@ -117,8 +135,10 @@ def test_the_defaults(face, emulator):
     assert (defaults["replay"], client.replay_store) == (ReplayOption.NEW_EVENTS, None)
 
 
-def test_all_events_every_time_the_client_is_opened(face, emulator):
-    """-2 stores nothing: opened again, it begins again."""
+def test_minus_2_replays_all_events_each_time_the_client_is_opened(face, emulator):
+    """With ReplayOption.ALL_EVENTS no position is stored, so a reopened client gets all events
+    again.
+    """
     found = emulator.publish_streaming(TOPIC, numbered(2))
     client = face(emulator, is_open=False, replay=ReplayOption.ALL_EVENTS)
     for _ in range(2):
@@ -129,15 +149,19 @@ def test_all_events_every_time_the_client_is_opened(face, emulator):
 
 
 def shelf(path):
-    """A shelf that any thread may use: the tests' event loop has one of its own, and since Python
-    3.13 `shelve.open` makes a SQLite database, which only the thread that opened it may use.
+    """Return a shelf that any thread may use.
+
+    The tests' event loop has a thread of its own, and since Python 3.13 `shelve.open` creates a
+    SQLite database, which only the thread that opened it may use.
     """
     return shelve.Shelf(dbm.dumb.open(str(path)))
 
 
 @pytest.mark.parametrize("kind", [dict, collections.OrderedDict, "shelf"])
-def test_a_mapping_continues(face, emulator, tmp_path, kind):
-    """The first run reads new events; the next one goes on after the last that was received."""
+def test_a_client_resumes_from_a_position_in_a_mapping(face, emulator, tmp_path, kind):
+    """With a mapping as store, the first run reads new events, and the next one resumes after the
+    last event received.
+    """
     mapping = None if kind == "shelf" else kind()
     emulator.publish_streaming(TOPIC, numbered(2))
     seen = []
@@ -155,8 +179,10 @@ def test_a_mapping_continues(face, emulator, tmp_path, kind):
     assert seen == published
 
 
-def test_a_default_for_the_first_run(face, emulator, tmp_path):
-    """All events at first, then on from the last one; in a mapping, or in a durable file."""
+def test_a_store_with_a_default_start_replays_all_events_first(face, emulator, tmp_path):
+    """A store with a default reads all events in its first run, and resumes after the last one
+    later. This holds for a mapping and for a durable file.
+    """
     for replay in (
         DefaultMappingReplayStore({}, ReplayOption.ALL_EVENTS),
         FileReplayStore(tmp_path / "positions.json", default="earliest"),
@@ -175,7 +201,7 @@ def test_a_default_for_the_first_run(face, emulator, tmp_path):
 
 
 class OwnStore(ReplayStore):
-    """Numbers in a list, and what was called."""
+    """A user's store that keeps every position it was given, as a list of numbers."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -188,7 +214,7 @@ class OwnStore(ReplayStore):
 
 
 class OwnAsyncStore(AsyncReplayStore):
-    """The same with coroutines."""
+    """The asynchronous version of OwnStore, with coroutines."""
 
     def __init__(self) -> None:
         self.store = OwnStore()
@@ -200,8 +226,11 @@ class OwnAsyncStore(AsyncReplayStore):
         self.store.set(topic, replay_id)
 
 
-def test_a_store_of_ones_own(face, emulator):
-    """Two methods; awaited ones with the asyncio face."""
+def test_a_user_defined_store_is_read_and_written(face, emulator):
+    """A user's store needs only `get` and `set`; the asyncio client also takes one with coroutines.
+
+    The synchronous client rejects that one.
+    """
     own = OwnStore()
     found = emulator.publish_streaming(TOPIC, numbered(3))
     own.numbers.append(found[0])
@@ -219,8 +248,11 @@ def test_a_store_of_ones_own(face, emulator):
     assert awaited.store.numbers == found
 
 
-def test_a_position_that_is_too_old(face, emulator):
-    """An error with the server's sentence; discard the position, and subscribe again."""
+def test_a_position_that_is_too_old_is_rejected(face, emulator):
+    """A stored position that is too old raises an error with the server's own sentence.
+
+    Once the position is deleted, the channel can be subscribed.
+    """
     (old,) = emulator.publish_streaming(TOPIC, numbered(1))
     emulator.bus.age_out()
     replay = {TOPIC: as_replay_id(old)}
@@ -237,8 +269,10 @@ def test_a_position_that_is_too_old(face, emulator):
     assert client.subscriptions == {TOPIC}
 
 
-def test_the_fallback(face, emulator):
-    """Subscribes from there, with a Gap; the stored position is replaced by the next message."""
+def test_the_fallback_replaces_a_rejected_position(face, emulator):
+    """With replay_fallback, a rejected position leads to a Gap and a subscription from the
+    fallback. The next message then replaces the stored position.
+    """
     (old,) = emulator.publish_streaming(TOPIC, numbered(1))
     emulator.bus.age_out()
     found = emulator.publish_streaming(TOPIC, numbered(2))
@@ -254,8 +288,10 @@ def test_the_fallback(face, emulator):
     assert (gap.reason, gap.after, gap.error_code) == ("rejected", as_replay_id(old), "400")
 
 
-def test_prefetching(face, emulator):
-    """Messages are there before anybody asks, are counted, and can be read after the end."""
+def test_messages_are_prefetched_and_counted(face, emulator):
+    """Messages are fetched before anybody asks for them and counted, and can be read after the
+    close.
+    """
     client = face(emulator, TOPIC)
     assert (client.pending_count, client.has_pending_messages) == (0, False)
     found = emulator.publish_streaming(TOPIC, numbered(3))
@@ -271,8 +307,10 @@ def test_prefetching(face, emulator):
         client.receive()
 
 
-def test_json_hooks(face, emulator):
-    """Every request and every answer goes through them."""
+def test_json_hooks_handle_every_request_and_answer(face, emulator):
+    """Requests and answers pass through json_dumps and json_loads; an error in a hook
+    is reported.
+    """
     calls = collections.Counter()
 
     def dumps(value):
@@ -297,7 +335,7 @@ def test_json_hooks(face, emulator):
 
 
 def test_json_hooks_get_no_secret(emulator, monkeypatch):
-    """They are the client's own: the answer of a sign-in, with its token, is not theirs to see."""
+    """The JSON hooks never see the response of a sign-in, which contains the token."""
     point_at(emulator, monkeypatch)
     seen = []
 
@@ -311,8 +349,10 @@ def test_json_hooks_get_no_secret(emulator, monkeypatch):
     assert not [text for text in seen if "access_token" in text or emulator.access_token in text]
 
 
-def test_the_manual_policy(face, emulator):
-    """Nothing is kept until the message is handled; an error in the block keeps nothing."""
+def test_the_manual_policy_stores_only_acked_positions(face, emulator):
+    """With replay_policy="manual", a position is stored only when a message has been handled
+    without an error, or acked. Acking an older message moves nothing back.
+    """
     replay: dict = {}
     client = face(emulator, TOPIC, replay=replay, replay_policy="manual")
     found = emulator.publish_streaming(TOPIC, numbered(3))
@@ -323,14 +363,14 @@ def test_the_manual_policy(face, emulator):
     assert replay == {}
     client.handled(messages[1])
     assert replay == {TOPIC: bytes(as_replay_id(found[1]))}
-    client.ack(messages[0])  # an older one moves nothing back
+    client.ack(messages[0])  # older than the stored position, so it changes nothing
     assert replay == {TOPIC: bytes(as_replay_id(found[1]))}
     client.ack(messages[2])
     assert replay == {TOPIC: bytes(as_replay_id(found[2]))}
 
 
-def test_a_store_that_fails_costs_no_message(face, emulator):
-    """The position is kept first; the message is still there when that did not work."""
+def test_a_failing_store_loses_no_message(face, emulator):
+    """If the store fails, receive() raises, and the next receive() returns the same message."""
 
     class Full(OwnStore):
         is_full = True

@@ -1,4 +1,8 @@
-"""The seed "Message Durability", sentence by sentence, against the emulator on both faces."""
+"""Tests of each sentence of Salesforce's page "Message Durability" against the emulator.
+
+The page is one of the documents ("seeds") that this project started from. Most tests run with the
+synchronous and with the asyncio client.
+"""
 
 from __future__ import annotations
 
@@ -17,51 +21,73 @@ from sfpubsub.types import ReplayOption
 from .conftest import TOPIC, numbered
 from .faces import SyncFace, session_of
 
-# Sentence of the seed -> the test that shows it.
+# The sentences of the page, each with the test that shows it.
 SENTENCES = {
     "Salesforce stores events for 24 hours, so you can retrieve stored events during that "
-    "retention window.": "test_the_retention_window",
+    "retention window.": "test_events_outside_the_retention_window_are_discarded",
     "A subscriber can retrieve events at any time and isn't restricted to listening to events at "
-    "the time they're sent.": "test_minus_2",
-    "IDs are incremented and not guaranteed to be contiguous for consecutive events.": "test_gaps",
-    "For example, the event following the event with ID 999 can have an ID of 1,025.": "test_gaps",
-    "Each ID is guaranteed to be higher than the ID of the previous event.": "test_gaps",
-    "The ID is unique for the org and the channel.": "test_ids_are_of_their_channel",
-    "The IDs of deleted events aren't reused.": "test_ids_are_not_reused",
-    "The ID is added in the replayId field of the notification message.": "test_notifications",
-    "The time portion now ends with a Z suffix instead of +0000.": "test_notifications",
+    "the time they're sent.": "test_minus_2_delivers_all_retained_events",
+    "IDs are incremented and not guaranteed to be contiguous for consecutive events.": (
+        "test_ids_grow_but_are_not_contiguous"
+    ),
+    "For example, the event following the event with ID 999 can have an ID of 1,025.": (
+        "test_ids_grow_but_are_not_contiguous"
+    ),
+    "Each ID is guaranteed to be higher than the ID of the previous event.": (
+        "test_ids_grow_but_are_not_contiguous"
+    ),
+    "The ID is unique for the org and the channel.": "test_each_channel_has_its_own_position",
+    "The IDs of deleted events aren't reused.": "test_ids_of_deleted_events_are_not_reused",
+    "The ID is added in the replayId field of the notification message.": (
+        "test_a_notification_has_the_documented_fields"
+    ),
+    "The time portion now ends with a Z suffix instead of +0000.": (
+        "test_a_notification_has_the_documented_fields"
+    ),
     "Both suffixes denote a UTC time zone.": "test_both_suffixes_are_utc",
     "A subscriber can choose which events to receive, such as all events within the retention "
-    "window or starting after a particular event.": "test_replay_id",
-    "The default is to receive only the new events sent after subscribing.": "test_the_default",
-    "Events outside the 24-hour retention period are discarded.": "test_the_retention_window",
+    "window or starting after a particular event.": "test_a_replay_id_delivers_the_events_after_it",
+    "The default is to receive only the new events sent after subscribing.": (
+        "test_only_new_events_are_delivered_by_default"
+    ),
+    "Events outside the 24-hour retention period are discarded.": (
+        "test_events_outside_the_retention_window_are_discarded"
+    ),
     "Replay ID: Subscriber receives all events after the event specified by its replayId "
-    "value.": "test_replay_id",
+    "value.": "test_a_replay_id_delivers_the_events_after_it",
     "-1: Subscriber receives new events that are broadcast after the client "
-    "subscribes.": "test_minus_1",
+    "subscribes.": "test_minus_1_delivers_only_new_events",
     "-2: Subscriber receives all events, including past events that are within the 24-hour "
-    "retention window and new events sent after subscription.": "test_minus_2",
-    "To replay events, use the Streaming API endpoint.": "test_the_endpoint",
+    "retention window and new events sent after subscription.": (
+        "test_minus_2_delivers_all_retained_events"
+    ),
+    "To replay events, use the Streaming API endpoint.": (
+        "test_the_api_version_of_the_endpoint_is_37_or_later"
+    ),
     "Durable streaming is supported at this endpoint starting with API version 37.0.": (
-        "test_the_endpoint"
+        "test_the_api_version_of_the_endpoint_is_37_or_later"
     ),
     "However, we recommend you upgrade to version 37.0 and use the main Streaming API endpoint.": (
-        "test_the_endpoint"
+        "test_the_api_version_of_the_endpoint_is_37_or_later"
     ),
     "After calling the setReplay() function on the extension, the events that the subscriber "
-    "receives depend on the replay value parameter passed to setReplay().": "test_replay_id",
+    "receives depend on the replay value parameter passed to setReplay().": (
+        "test_a_replay_id_delivers_the_events_after_it"
+    ),
     "If the setReplay() function isn't called, or the CometD extension isn't registered, only new "
-    "events are sent to the subscriber (same as the -1 option).": "test_the_default",
+    "events are sent to the subscriber (same as the -1 option).": (
+        "test_only_new_events_are_delivered_by_default"
+    ),
 }
 
 
-def test_every_sentence_has_its_test():
-    """A promise of the seed without a test is not kept."""
+def test_every_sentence_of_the_page_has_a_test():
+    """Every test that the table of the page's sentences names exists."""
     assert set(SENTENCES.values()) <= set(globals())
 
 
-def test_minus_1(face, emulator):
-    """-1: new events that are broadcast after the client subscribes, and no others."""
+def test_minus_1_delivers_only_new_events(face, emulator):
+    """A subscription from -1 gets the events published after it subscribed, and no others."""
     emulator.publish_streaming(TOPIC, numbered(3))
     client = face(emulator, TOPIC, replay=-1)
     new = emulator.publish_streaming(TOPIC, numbered(3))
@@ -69,8 +95,8 @@ def test_minus_1(face, emulator):
     assert client.rest() == []
 
 
-def test_minus_2(face, emulator):
-    """-2: all retained events, and the new ones after them, in order."""
+def test_minus_2_delivers_all_retained_events(face, emulator):
+    """A subscription from -2 gets all retained events first, and then the new ones, in order."""
     past = emulator.publish_streaming(TOPIC, numbered(3))
     client = face(emulator, TOPIC, replay=-2)
     assert client.ids(3) == past
@@ -89,12 +115,14 @@ def test_minus_2(face, emulator):
     ],
 )
 def test_a_start_has_several_spellings(number, replay):
-    """All of them are the numbers of the table."""
+    """A start given as a number, a word, a ReplayOption or a ReplayId means the same number."""
     assert as_number(replay) == as_number(number) == number
 
 
-def test_replay_id(face, emulator):
-    """An id: all events after it; the event of the id itself is not among them."""
+def test_a_replay_id_delivers_the_events_after_it(face, emulator):
+    """A subscription from a replay id gets all events after the one with that id, and
+    not that one.
+    """
     past = emulator.publish_streaming(TOPIC, numbered(5))
     client = face(emulator, is_open=True)
     client.subscribe(TOPIC, past[1])
@@ -102,8 +130,10 @@ def test_replay_id(face, emulator):
     assert client.rest() == []
 
 
-def test_gaps(face, emulator):
-    """Ids grow and are not contiguous: nothing waits for one that never comes."""
+def test_ids_grow_but_are_not_contiguous(face, emulator):
+    """Ids grow in irregular steps, and the client does not wait for the numbers that
+    are left out.
+    """
     past = emulator.publish_streaming(TOPIC, numbered(12))
     steps = {after - before for before, after in itertools.pairwise(past)}
     assert min(steps) >= 1
@@ -111,8 +141,11 @@ def test_gaps(face, emulator):
     assert face(emulator, TOPIC, replay=-2).ids(12) == past
 
 
-def test_the_retention_window(face, run_emulator):
-    """Outside of it events are discarded: -2 begins later, and an old id is refused."""
+def test_events_outside_the_retention_window_are_discarded(face, run_emulator):
+    """After the retention window, -2 starts with the oldest event that is still retained.
+
+    A position at an older event is rejected.
+    """
     clock = ManualClock()
     emulator = run_emulator(clock=clock, settings=Settings())
     (old,) = emulator.publish_streaming(TOPIC, numbered(1))
@@ -130,23 +163,23 @@ def test_the_retention_window(face, run_emulator):
 
 
 @pytest.mark.parametrize("replay", [5, 10**9])
-def test_an_id_that_was_never_given_out(face, emulator, replay):
-    """Refused, as one that is too old; an id is not made up from another."""
+def test_an_id_that_was_never_assigned_is_rejected(face, emulator, replay):
+    """An id that no event ever had is rejected like one that is too old."""
     emulator.bus.age_out()
     with pytest.raises(ReplayIdRejectedError):
         face(emulator, TOPIC, replay=replay if replay > 5 else emulator.bus.tip() + 5)
 
 
-def test_the_default(face, emulator):
-    """Without a replay: only new events."""
+def test_only_new_events_are_delivered_by_default(face, emulator):
+    """Without a `replay` argument, a subscription gets only new events."""
     emulator.publish_streaming(TOPIC, numbered(3))
     client = face(emulator, TOPIC)
     new = emulator.publish_streaming(TOPIC, numbered(1))
     assert client.ids(1) == new
 
 
-def test_ids_are_of_their_channel(face, emulator):
-    """Two channels of one client have positions of their own."""
+def test_each_channel_has_its_own_position(face, emulator):
+    """Two channels of one client are replayed from different positions."""
     topics = emulator.publish_streaming(TOPIC, numbered(3))
     news = emulator.publish_streaming("/u/News", [{"payload": str(i)} for i in range(3)])
     client = face(emulator)
@@ -156,8 +189,8 @@ def test_ids_are_of_their_channel(face, emulator):
     assert found == {(TOPIC, topics[2]), ("/u/News", news[1]), ("/u/News", news[2])}
 
 
-def test_ids_are_not_reused(face, emulator):
-    """After all events are gone, the next id is higher."""
+def test_ids_of_deleted_events_are_not_reused(face, emulator):
+    """After all events have been deleted, the next event gets a higher id than any before."""
     past = emulator.publish_streaming(TOPIC, numbered(3))
     emulator.bus.age_out()
     client = face(emulator, TOPIC, replay=-2)
@@ -166,8 +199,8 @@ def test_ids_are_not_reused(face, emulator):
     assert client.ids(1) == [new]
 
 
-def test_notifications(face, emulator):
-    """A PushTopic event and a generic one, with what the seed shows of them."""
+def test_a_notification_has_the_documented_fields(face, emulator):
+    """A PushTopic event and a generic event have the fields that the page shows for them."""
     emulator.publish_streaming("/u/News", [{"payload": "This is a message."}])
     client = face(emulator, TOPIC, "/u/News", replay=-2)
     (news,) = client.collect(1)
@@ -185,15 +218,15 @@ def test_notifications(face, emulator):
 
 @pytest.mark.parametrize("suffix", ["Z", "+0000"])
 def test_both_suffixes_are_utc(suffix):
-    """The date is handed on as it came, in a form that Python reads, and means the same."""
+    """A date is passed on in the server's form, and both "Z" and "+0000" parse as UTC."""
     event = {"event": {"createdDate": f"2016-03-29T19:05:28.334{suffix}", "replayId": 55}}
     message = StreamingMessage({"channel": TOPIC, "data": event}, TOPIC, 55, 1)
     found = datetime.fromisoformat(message.created_date)
     assert found == datetime(2016, 3, 29, 19, 5, 28, 334_000, tzinfo=UTC)
 
 
-def test_the_endpoint(emulator):
-    """/cometd/VERSION, 37.0 or later; the version is a setting."""
+def test_the_api_version_of_the_endpoint_is_37_or_later(emulator):
+    """API version 37.0 works, and an earlier or malformed version is rejected."""
     with SyncFace(session_of(emulator), api_version="37.0").client as client:
         client.subscribe(TOPIC)
     for wrong in ("36.0", "37", "latest", "37.5"):

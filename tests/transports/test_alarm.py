@@ -1,4 +1,4 @@
-"""One thread, many deadlines."""
+"""Tests of the AlarmClock, one timer thread for the deadlines of many owners."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ..conftest import PATIENCE
 
 @pytest.fixture
 def alarm():
+    """Create an AlarmClock, and close it after the test."""
     clock = AlarmClock(time.monotonic)
     yield clock
     clock.close()
 
 
-def test_deadlines_ring_in_order(alarm):
-    """The earliest rings first, whoever set it first."""
+def test_callbacks_run_in_the_order_of_their_deadlines(alarm):
+    """The callback with the earlier deadline runs first, although it was set later."""
     rung: list[str] = []
     done = threading.Event()
     now = time.monotonic()
@@ -31,7 +32,7 @@ def test_deadlines_ring_in_order(alarm):
 
 
 def test_an_owner_has_one_deadline(alarm):
-    """A new one replaces the old; None removes it."""
+    """A new deadline replaces the owner's previous one, and None removes it."""
     rung: list[str] = []
     done = threading.Event()
     now = time.monotonic()
@@ -45,14 +46,14 @@ def test_an_owner_has_one_deadline(alarm):
 
 
 def test_a_callback_may_set_the_next_deadline(alarm):
-    """That is how a driver re-arms."""
+    """A callback can set its owner's next deadline, which then runs; drivers rely on that."""
     done = threading.Event()
     alarm.set("a", 0.0, lambda: alarm.set("a", 0.0, done.set))
     assert done.wait(PATIENCE)
 
 
-def test_a_callback_that_raises_does_not_silence_the_others(alarm, caplog):
-    """One owner's fault must not stop the deadlines of all."""
+def test_a_callback_that_raises_does_not_stop_the_others(alarm, caplog):
+    """An exception in a callback is logged, and the callbacks of other owners still run."""
     done = threading.Event()
     alarm.set("broken", 0.0, lambda: 1 / 0)
     alarm.set("sound", time.monotonic() + 0.02, done.set)
@@ -60,16 +61,16 @@ def test_a_callback_that_raises_does_not_silence_the_others(alarm, caplog):
     assert "internal error in a timer callback" in caplog.text
 
 
-def test_a_deadline_that_never_comes_is_no_error(alarm):
-    """Infinite times are allowed."""
+def test_an_infinite_deadline_is_allowed(alarm):
+    """An infinite deadline does not prevent another owner's callback from running."""
     done = threading.Event()
     alarm.set("never", float("inf"), done.set)
     alarm.set("soon", time.monotonic() + 0.01, done.set)
     assert done.wait(PATIENCE)
 
 
-def test_nothing_rings_after_close():
-    """Closing ends the thread and forgets the deadlines."""
+def test_no_callback_runs_after_close():
+    """Closing ends the thread, drops the deadlines, and ignores those set later."""
     alarm = AlarmClock(time.monotonic)
     rung: list[int] = []
     alarm.set("a", time.monotonic() + 3600, lambda: rung.append(1))

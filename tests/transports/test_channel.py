@@ -1,4 +1,4 @@
-"""Channels: TLS by default, plaintext only where it cannot be overheard, proxies, pings."""
+"""Tests of gRPC channels: TLS and plaintext, proxies, and keepalive pings."""
 
 from __future__ import annotations
 
@@ -19,53 +19,56 @@ TOPIC = "/event/Order_Event__e"
 
 
 @pytest.fixture(autouse=True)
-def _no_proxy_of_the_machine(monkeypatch):
+def _without_proxy_variables(monkeypatch):
+    """Remove the machine's own proxy variables from the environment."""
     for name in ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:1", "127.0.0.1:1", "127.8.9.1:1", "[::1]:1"])
-def test_plaintext_goes_to_loopback(endpoint):
-    """SFPUBSUB_INSECURE=1 is enough for an emulator on this machine."""
+def test_plaintext_is_allowed_to_loopback(endpoint):
+    """insecure="1" is enough for a plaintext channel to a loopback address."""
     open_channel(endpoint, insecure="1").close()
 
 
 @pytest.mark.parametrize("endpoint", ["10.0.0.1:1", "example.org:1", "localhost.example.org:1"])
-def test_plaintext_to_elsewhere_needs_insisting(endpoint):
-    """A token is not shown to a network by mistake."""
+def test_plaintext_to_another_host_needs_force(endpoint):
+    """A plaintext channel to another host needs insecure="force", so that no token is exposed by
+    mistake.
+    """
     with pytest.raises(ConfigurationError, match="plaintext to"):
         open_channel(endpoint, insecure="1")
     open_channel(endpoint, insecure="force").close()
 
 
 @pytest.mark.parametrize("endpoint", ["host", "host:", ":443", "host:https", ""])
-def test_an_endpoint_is_host_and_port(endpoint):
-    """A wrong endpoint is an error now, and not a name that is looked up for ever."""
+def test_an_invalid_endpoint_is_rejected(endpoint):
+    """An endpoint without a host or a valid port raises, instead of being looked up forever."""
     with pytest.raises(ConfigurationError, match="host:port"):
         open_channel(endpoint)
 
 
 @pytest.mark.parametrize("port", [443, 7443])
-def test_the_service_listens_on_two_ports(port):
-    """Both are taken as they are."""
+def test_both_ports_of_the_service_are_accepted(port):
+    """A channel can be opened to either port of Salesforce's service."""
     open_channel(f"api.pubsub.salesforce.com:{port}").close()
 
 
-def test_other_values_of_insecure_are_refused():
-    """'yes' does not silently mean TLS."""
+def test_an_invalid_value_of_insecure_is_rejected():
+    """A value such as "yes" raises; it does not silently mean TLS."""
     with pytest.raises(ConfigurationError, match="1 or force"):
         open_channel("localhost:1", insecure="yes")
 
 
 def test_an_unreadable_ca_file_is_named(tmp_path):
-    """The error says which file."""
+    """The error for a CA file that cannot be read contains its path."""
     with pytest.raises(ConfigurationError, match=r"nowhere\.pem"):
         open_channel("localhost:1", ca_file=str(tmp_path / "nowhere.pem"))
 
 
-def test_tls_with_an_authority_of_ones_own(run_emulator, connect):
-    """The emulator's authority is trusted when it is named, and only then."""
+def test_tls_with_a_private_certificate_authority(run_emulator, connect):
+    """A private certificate authority is trusted if it is set as ca_file, and only then."""
     emulator = run_emulator(tls=True)
     client = connect(emulator, insecure="", ca_file=str(emulator.ca_file))
     assert client.get_topic(TOPIC).can_subscribe
@@ -74,15 +77,15 @@ def test_tls_with_an_authority_of_ones_own(run_emulator, connect):
         distrusting.get_topic(TOPIC)
 
 
-def test_tls_with_the_roots_of_the_system(run_emulator, connect, monkeypatch):
-    """What the machine trusts is trusted without a setting."""
+def test_tls_with_the_systems_trusted_roots(run_emulator, connect, monkeypatch):
+    """Without ca_file, the authorities in SSL_CERT_FILE are trusted."""
     emulator = run_emulator(tls=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(emulator.ca_file))
     assert connect(emulator, insecure="").get_topic(TOPIC).can_subscribe
 
 
-def test_an_unreachable_service_is_said_in_bounded_time():
-    """connect gives up and says what to check."""
+def test_connecting_to_an_unreachable_service_raises():
+    """connect() raises StreamUnavailableError after its timeout if nothing answers."""
     transport = GrpcTransport(open_channel("127.0.0.1:9", insecure="1"), "127.0.0.1:9", lambda: ())
     with pytest.raises(StreamUnavailableError, match="could not be reached"):
         transport.connect(0.2)
@@ -92,8 +95,8 @@ def test_an_unreachable_service_is_said_in_bounded_time():
 @pytest.mark.parametrize(
     ("endpoint", "is_named"), [("127.0.0.1:9", True), ("api.pubsub.salesforce.com:7443", False)]
 )
-def test_plaintext_is_suggested_for_loopback_alone(endpoint, is_named):
-    """Whoever runs the emulator hears of SFPUBSUB_INSECURE; nobody does of the real service."""
+def test_plaintext_is_suggested_only_for_loopback(endpoint, is_named):
+    """The error of a failed connection suggests SFPUBSUB_INSECURE only for a loopback endpoint."""
     transport = GrpcTransport(open_channel("127.0.0.1:9", insecure="1"), endpoint, lambda: ())
     with pytest.raises(StreamUnavailableError, match="TLS") as caught:
         transport.connect(0.1)
@@ -105,7 +108,7 @@ def test_plaintext_is_suggested_for_loopback_alone(endpoint, is_named):
 
 
 def test_calls_go_through_the_proxy(run_emulator, connect):
-    """TLS end to end: the proxy learns a name and a port."""
+    """Calls go through the configured proxy with TLS end to end; it gets only a host and a port."""
     emulator = run_emulator(tls=True)
     with connect_proxy() as proxy:
         client = connect(emulator, insecure="", ca_file=str(emulator.ca_file), proxy=proxy.url)
@@ -114,8 +117,8 @@ def test_calls_go_through_the_proxy(run_emulator, connect):
         client.close()
 
 
-def test_a_proxy_with_a_password(run_emulator, connect):
-    """It is sent to the proxy."""
+def test_the_proxys_credentials_are_sent_to_it(run_emulator, connect):
+    """The user name and password in the proxy's URL are sent to the proxy."""
     emulator = run_emulator(tls=True)
     with connect_proxy() as proxy:
         url = proxy.url.replace("http://", "http://me:hush@")
@@ -126,8 +129,12 @@ def test_a_proxy_with_a_password(run_emulator, connect):
 
 
 @pytest.mark.parametrize("name", ["https_proxy", "HTTPS_PROXY"])
-def test_the_proxy_of_the_environment(run_emulator, connect, monkeypatch, name):
-    """https_proxy holds without a setting, and no_proxy excepts from both."""
+def test_the_proxy_variable_is_used_and_no_proxy_overrides_it(
+    run_emulator, connect, monkeypatch, name
+):
+    """https_proxy applies without a setting, and no_proxy exempts hosts even from a configured
+    proxy.
+    """
     emulator = run_emulator(tls=True)
     options = {"insecure": "", "ca_file": str(emulator.ca_file)}
     with connect_proxy() as proxy:
@@ -138,14 +145,14 @@ def test_the_proxy_of_the_environment(run_emulator, connect, monkeypatch, name):
         client.close()
         proxy.asked.clear()
         monkeypatch.setenv("no_proxy", "127.0.0.1")
-        # A target of its own: gRPC shares connections between channels that look alike.
+        # gRPC shares connections between equal channels, but this one has no proxy.
         local = connect(emulator, proxy=proxy.url, **options)
         assert local.get_topic(TOPIC).can_subscribe
         assert proxy.asked == []
 
 
-def test_a_proxy_for_other_things_is_not_taken(run_emulator, connect, monkeypatch):
-    """What HTTP does not go through, gRPC does not either."""
+def test_http_proxy_and_grpc_proxy_are_ignored(run_emulator, connect, monkeypatch):
+    """Calls over TLS ignore http_proxy and grpc_proxy, as the client's HTTPS requests do."""
     emulator = run_emulator(tls=True)
     with connect_proxy() as proxy:
         for name in ("http_proxy", "grpc_proxy"):
@@ -157,7 +164,7 @@ def test_a_proxy_for_other_things_is_not_taken(run_emulator, connect, monkeypatc
 
 
 def test_plaintext_to_loopback_goes_through_no_proxy(run_emulator, connect, monkeypatch):
-    """It would leave the machine, token and all."""
+    """Plaintext calls to loopback bypass every proxy, so the token does not leave the machine."""
     emulator = run_emulator()
     with connect_proxy() as proxy:
         for name in ("grpc_proxy", "https_proxy", "http_proxy"):
@@ -168,8 +175,8 @@ def test_plaintext_to_loopback_goes_through_no_proxy(run_emulator, connect, monk
 
 
 @pytest.mark.parametrize("proxy", ["proxy:3128", "socks5://proxy:1", "http://proxy", "http://:1"])
-def test_a_proxy_that_is_none(proxy):
-    """An error now, and not a name that is looked up for ever."""
+def test_an_invalid_proxy_url_is_rejected(proxy):
+    """A proxy without http://, a host or a port raises, instead of being looked up forever."""
     with pytest.raises(ConfigurationError, match="http://host:port"):
         open_channel("host:443", proxy=proxy)
 
@@ -177,8 +184,10 @@ def test_a_proxy_that_is_none(proxy):
 # Pings.
 
 
-def test_a_connection_that_has_died_unseen_is_noticed_by_pings(run_emulator, tmp_path):
-    """The peer acknowledges bytes and says nothing: only a ping tells that it is gone."""
+def test_pings_detect_a_dead_connection(run_emulator, tmp_path):
+    """If a connection accepts bytes but never answers, pings end the call before its
+    own timeout.
+    """
     emulator = run_emulator(tls=True)
     frozen = threading.Event()
     with connect_proxy(frozen) as proxy:
@@ -195,10 +204,10 @@ def test_a_connection_that_has_died_unseen_is_noticed_by_pings(run_emulator, tmp
             begun = time.monotonic()
             with pytest.raises(StreamUnavailableError):
                 client.get_topic(TOPIC)
-            assert time.monotonic() - begun < 25.0  # by itself the call waits for 30
+            assert time.monotonic() - begun < 25.0  # the call's own timeout is 30 s
 
 
 def test_pings_can_be_switched_off(run_emulator, connect):
-    """For what stands in between and does not like them."""
+    """With a ping_interval of 0 calls work; some proxies do not accept pings."""
     client = connect(run_emulator(), timings=Timings(ping_interval=0))
     assert client.get_topic(TOPIC).can_subscribe

@@ -1,4 +1,7 @@
-"""Calls that are read in grpc's own thread, against a real server; and as grpc documents it."""
+"""Tests of reading calls directly in grpc's own thread, and in the documented way.
+
+Both ways run against a real server.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +28,19 @@ TARGET = Target("/event/Order_Event__e", managed=False)
 OPENING = OpenStream(1, 100, StartPosition.earliest())
 WAYS = {"direct": True, "documented": False}
 
-# What a server does with a call: takes its requests and its context, and yields messages.
+# A server's behavior in a call: takes the requests and the context, and yields messages.
 Script = Callable[[Iterator[bytes], Any], Iterator[bytes]]
 
 
 def message(number: int) -> bytes:
+    """Return a serialized response with one event, whose id is "e" and this number."""
     event = pb.ProducerEvent(id=f"e{number}", schema_id="s", payload=b"x")
     item = pb.ConsumerEvent(event=event, replay_id=number.to_bytes(8, "big"))
     return pb.FetchResponse(events=[item], pending_num_requested=99).SerializeToString()
 
 
 class Reading:
-    """What a call brought."""
+    """A call that is read in a thread, with the responses it brought and how it ended."""
 
     def __init__(self, transport: GrpcTransport) -> None:
         self.responses: list[Response] = []
@@ -63,6 +67,7 @@ class Reading:
         return [event.id for response in self.responses for event in response.events]
 
     def wait(self) -> Failure | None:
+        """Wait for the end of the call, and return its failure, or None if it ended well."""
         assert self.over.wait(PATIENCE)
         self.thread.join(PATIENCE)
         assert len(self.ends) == 1
@@ -71,7 +76,10 @@ class Reading:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., GrpcTransport]]:
-    """Start a server that does the script with each Subscribe call; return a transport to it."""
+    """Return a function that starts a server and returns a transport to it.
+
+    The server runs the given script for each Subscribe call.
+    """
     closing: list[Callable[[], Any]] = []
 
     def start(script: Script, *interceptors: Any) -> GrpcTransport:
@@ -96,15 +104,16 @@ def serve() -> Iterator[Callable[..., GrpcTransport]]:
 
 @pytest.fixture(params=WAYS)
 def way(request: Any, monkeypatch: Any) -> str:
-    """Read calls in one way, then in the other."""
+    """Select how calls are read: directly in grpc's thread, or in the documented way."""
     monkeypatch.setattr(direct, "_IS_TRIED", WAYS[request.param])
     return str(request.param)
 
 
-def test_the_tried_versions_of_grpcio_include_the_one_that_is_tested() -> None:
-    """Whoever pins a newer one sees that its calls are to be looked at; others read as documented.
+def test_the_installed_grpcio_is_among_the_tried_versions() -> None:
+    """Direct reading is used only with the range of grpcio versions that it was tried with.
 
-    The bounds are in `direct.TRIED`; run this file with the new version, then move them.
+    The installed version is in that range, `direct.TRIED`. To move it, run this file with the new
+    version first.
     """
     assert direct.is_tried(grpc.__version__)
     assert direct.is_tried("1.78.0rc1")
@@ -112,13 +121,15 @@ def test_the_tried_versions_of_grpcio_include_the_one_that_is_tested() -> None:
     assert not direct.is_tried("2.0.0")
 
 
-def test_an_interceptors_call_is_read_as_documented() -> None:
-    """What is not grpc's own call has not what is used of it."""
+def test_an_interceptors_call_is_not_read_directly() -> None:
+    """A call that is not grpc's own type, such as an interceptor's, is read in the
+    documented way.
+    """
     assert direct.open_direct(object(), lambda: None) is None
 
 
 class _Wrapped:
-    """A call as an interceptor may return it: what it raises is an error of its own."""
+    """A call as an interceptor may return it, which raises an error of another type."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -135,12 +146,17 @@ class _Wrapped:
 
 
 class _Interceptor(grpc.StreamStreamClientInterceptor):
+    """An interceptor that wraps every streaming call."""
+
     def intercept_stream_stream(self, method: Any, details: Any, requests: Any) -> Any:
         return _Wrapped(method(details, requests))
 
 
-def test_an_interceptors_error_is_the_reason_of_the_end(serve: Any) -> None:
-    """What was raised says why the call ended: its call need not be able to say so."""
+def test_an_error_raised_by_an_interceptors_call_is_classified(serve: Any) -> None:
+    """If an interceptor's call raises, the failure is classified from that error.
+
+    Events before it are kept.
+    """
 
     def script(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         next(requests)
@@ -155,7 +171,10 @@ def test_an_interceptors_error_is_the_reason_of_the_end(serve: Any) -> None:
 
 
 def test_messages_come_in_order_and_then_the_end(serve: Any, way: str) -> None:
-    """In grpc's own thread, which leaves no thread of ours waiting; or in the caller's."""
+    """All messages come in order before the end.
+
+    Direct reading delivers them in a thread of grpc.
+    """
 
     def script(requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
         next(requests)
@@ -167,8 +186,10 @@ def test_messages_come_in_order_and_then_the_end(serve: Any, way: str) -> None:
     assert (reading.threads == {"test-reader"}) == (way == "documented")
 
 
-def test_every_message_comes_before_a_failure(serve: Any, way: str) -> None:
-    """Also where requests are sent while the service ends the stream: its tail and status count."""
+def test_all_messages_are_delivered_before_a_failure(serve: Any, way: str) -> None:
+    """If the service ends a stream while requests are sent, its last messages and its status still
+    arrive.
+    """
 
     def script(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         next(requests)
@@ -177,7 +198,7 @@ def test_every_message_comes_before_a_failure(serve: Any, way: str) -> None:
         context.abort(grpc.StatusCode.UNAVAILABLE, "maintenance")
 
     transport = serve(script)
-    # The documented way takes a second each: its iterator of requests waits for its turn.
+    # The documented way takes a second per call, because its iterator of requests has to wait.
     for _ in range(30 if way == "direct" else 5):
         reading = Reading(transport)
         while not reading.over.is_set():
@@ -187,11 +208,11 @@ def test_every_message_comes_before_a_failure(serve: Any, way: str) -> None:
         assert failure is not None
         assert failure.kind is FailureKind.RETRY
         assert failure.error.rpc_id == "r1"
-        reading.call.send(SendRequest(1, 1))  # after the end it goes nowhere
+        reading.call.send(SendRequest(1, 1))  # ignored, because the call has ended
 
 
-def test_requests_go_in_order_and_before_the_half_close(serve: Any, way: str) -> None:
-    """However fast they come: core takes one at a time."""
+def test_requests_are_sent_in_order_before_the_half_close(serve: Any, way: str) -> None:
+    """500 requests in quick succession arrive in order, and all before the half-close."""
     seen: list[int] = []
 
     def script(requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
@@ -207,7 +228,9 @@ def test_requests_go_in_order_and_before_the_half_close(serve: Any, way: str) ->
 
 
 def test_a_call_that_is_cancelled_ends_once(serve: Any, way: str) -> None:
-    """From another thread, in the middle of messages; the channel can then be closed."""
+    """A call that another thread cancels between messages ends exactly once, with a retryable
+    failure.
+    """
 
     def script(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         next(requests)
@@ -231,10 +254,13 @@ def test_a_call_that_is_cancelled_ends_once(serve: Any, way: str) -> None:
         (b"\xff\xff\xff", FailureKind.RETRY),
     ],
 )
-def test_a_message_that_is_not_valid_ends_the_call(
+def test_an_invalid_message_ends_its_call(
     serve: Any, way: str, broken: bytes, kind: FailureKind
 ) -> None:
-    """What came before is kept, what follows is not read, and grpc's thread goes on."""
+    """An invalid message ends its call: earlier events are kept and later ones are not read.
+
+    Later calls on the same channel still work.
+    """
 
     def script(requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
         next(requests)
@@ -251,10 +277,12 @@ def test_a_message_that_is_not_valid_ends_the_call(
         assert failure.kind is kind
 
 
-def test_a_fault_of_ours_ends_the_call_and_not_grpcs_thread(
+def test_an_internal_error_ends_its_call_but_not_grpcs_thread(
     serve: Any, monkeypatch: Any, caplog: Any
 ) -> None:
-    """The thread that receives serves every call of the channel: one that follows is read."""
+    """A bug in our reading code ends only its call; the next call on the channel is
+    read normally.
+    """
 
     def script(requests: Iterator[bytes], _context: Any) -> Iterator[bytes]:
         next(requests)

@@ -1,4 +1,4 @@
-"""The driver: threads, queue and waiting, against a service that does what the test says."""
+"""Tests of the driver's threads, queue and waiting, with a service played by the test."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ DOWN = Failure(FailureKind.RETRY, StreamUnavailableError("down"))
 
 
 def events(first: int, count: int) -> tuple[RawEvent, ...]:
+    """Return consecutive events with the ids id0, id1 and so on."""
     return tuple(
         RawEvent(f"id{index}", "schema", b"xx", ReplayId(b"\x00%d" % index))
         for index in range(first, first + count)
@@ -41,7 +42,7 @@ def events(first: int, count: int) -> tuple[RawEvent, ...]:
 
 
 class Harness:
-    """A driver over a MemoryTransport."""
+    """A driver over a MemoryTransport, with the gaps and renewals it reported."""
 
     def __init__(
         self,
@@ -74,7 +75,10 @@ class Harness:
         self.call = self.transport.next_call()
 
     def next(self, timeout: float = PATIENCE) -> Arrival | None:
-        """Wait for the next arrival as a face does; raise what ended the subscription."""
+        """Wait for the next arrival as a subscription does, without accepting it.
+
+        Return None after the timeout or a normal end; raise the error that ended the subscription.
+        """
         deadline = time.monotonic() + timeout
         while True:
             changes, over = self.driver.changes, self.driver.over
@@ -90,6 +94,7 @@ class Harness:
             self.driver.wait(changes, rest)
 
     def take(self) -> list[str]:
+        """Accept the next arrival, and return the ids of its events."""
         arrival = self.next()
         assert arrival is not None
         self.driver.accept(arrival)
@@ -99,6 +104,7 @@ class Harness:
 
 @pytest.fixture
 def harness():
+    """Return a function that creates a Harness, and stop its driver after the test."""
     made = []
 
     def make(**options):
@@ -113,7 +119,10 @@ def harness():
 
 
 def test_responses_reach_the_application_in_order(harness):
-    """One queue item a response; credit goes back while nobody has read yet."""
+    """Each response becomes one batch, in order.
+
+    More events are requested before any batch is read.
+    """
     h = harness()
     for first in (0, 50):
         h.call.respond(Response(events(first, 50), pending=50 - first // 2))
@@ -122,8 +131,10 @@ def test_responses_reach_the_application_in_order(harness):
     assert h.take()[0] == "id50"
 
 
-def test_a_full_queue_stops_the_credit_until_it_is_read(harness):
-    """Back-pressure reaches the stream, and reading releases it."""
+def test_no_events_are_requested_while_the_queue_is_full(harness):
+    """No more events are requested while the queue is full; reading a batch resumes the
+    requests.
+    """
     h = harness(limits=Limits(max_pending_count=60))
     h.call.respond(Response(events(0, 100), pending=0))
     with pytest.raises(queue.Empty):
@@ -133,14 +144,16 @@ def test_a_full_queue_stops_the_credit_until_it_is_read(harness):
 
 
 def test_waiting_returns_none_after_its_timeout(harness):
-    """Waiting is bounded by the caller."""
+    """Waiting for a batch ends after the caller's timeout, and the subscription continues."""
     h = harness()
     assert h.next(0.01) is None
     assert not h.driver.over
 
 
 def test_a_batch_stays_the_next_one_until_it_is_accepted(harness):
-    """Whoever is interrupted between looking and taking loses nothing, and takes it once."""
+    """A batch stays first in the queue until it is accepted, so an interrupted reader loses
+    nothing. Accepting it twice counts once.
+    """
     h = harness()
     h.call.respond(Response(events(0, 3), pending=97))
     first = h.next()
@@ -152,8 +165,10 @@ def test_a_batch_stays_the_next_one_until_it_is_accepted(harness):
     assert h.driver.peek() is None
 
 
-def test_a_callback_that_raises_takes_no_thread_with_it(harness, caplog):
-    """on_gap is the application's: its mistake is logged, and the stream goes on."""
+def test_an_on_gap_callback_that_raises_does_not_end_the_stream(harness, caplog):
+    """If the application's on_gap callback raises, the error is logged and events continue to
+    arrive.
+    """
     h = harness(managed=False, on_gap=lambda gap: 1 / 0, start=StartPosition.latest())
     h.call.end(DOWN)
     second = h.transport.next_call()
@@ -162,8 +177,10 @@ def test_a_callback_that_raises_takes_no_thread_with_it(harness, caplog):
     assert "the on_gap callback of Orders raised" in caplog.text
 
 
-def test_what_was_received_is_handed_out_before_the_failure(harness):
-    """A failure does not swallow events that had arrived, where their position is ours to keep."""
+def test_received_events_are_delivered_before_a_failure(harness):
+    """In a subscription that is not managed, events that arrived before a failure are delivered
+    before it is raised.
+    """
     h = harness(managed=False)
     h.call.respond(Response(events(0, 1), pending=99))
     h.call.end(Failure(FailureKind.STOP, StreamError("the end")))
@@ -173,8 +190,10 @@ def test_what_was_received_is_handed_out_before_the_failure(harness):
         h.next()
 
 
-def test_a_broken_stream_is_opened_again(harness):
-    """The alarm opens the next stream; responses of the old one no longer count."""
+def test_a_broken_stream_is_reopened(harness):
+    """After a broken stream, a new one is opened, and an event that comes again is counted as
+    redelivered.
+    """
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     h.call.end(DOWN)
@@ -187,7 +206,7 @@ def test_a_broken_stream_is_opened_again(harness):
 
 
 class CountedAlarm(AlarmClock):
-    """Counts how often a deadline is set."""
+    """An AlarmClock that counts how often a deadline is set."""
 
     sets = 0
 
@@ -196,8 +215,11 @@ class CountedAlarm(AlarmClock):
         super().set(*deadline)
 
 
-def test_a_deadline_that_moves_back_with_each_response_costs_no_alarm(harness):
-    """Its lock, and the thread that it wakes, are not for each response."""
+def test_a_response_that_postpones_a_deadline_does_not_set_the_alarm(harness):
+    """Each response postpones the silence deadline without setting the alarm again.
+
+    That would cost a lock, and perhaps a wake-up, for each response.
+    """
     h = harness(alarm=CountedAlarm(time.monotonic), start=StartPosition.earliest(), managed=False)
     h.call.respond(Response(events(0, 1), pending=99))
     h.take()
@@ -208,9 +230,9 @@ def test_a_deadline_that_moves_back_with_each_response_costs_no_alarm(harness):
     assert h.alarm.sets == before
 
 
-def test_a_deadline_that_has_moved_back_is_kept_all_the_same(harness):
-    """The alarm that was set first rings in vain, and is set again for the silence that counts."""
-    silence = 2.5  # so long that a busy machine does not make it by itself
+def test_a_postponed_deadline_is_met(harness):
+    """The stream is reopened only when the full silence has passed since the last response."""
+    silence = 2.5  # long enough not to pass by chance on a busy machine
     timings = replace(QUICK, keepalive=silence, keepalive_margin=0.0)
     h = harness(timings=timings, managed=False)
     for first in range(3):
@@ -223,8 +245,8 @@ def test_a_deadline_that_has_moved_back_is_kept_all_the_same(harness):
     until(lambda: h.call.cancelled)
 
 
-def test_an_expired_session_is_renewed_and_the_stream_goes_on(harness):
-    """The renewal runs beside the stream, never under the lock."""
+def test_an_expired_session_is_renewed_and_the_stream_resumes(harness):
+    """An expired session is renewed once, and the next stream delivers events."""
     h = harness()
     h.call.end(EXPIRED)
     second = h.transport.next_call()
@@ -234,7 +256,7 @@ def test_an_expired_session_is_renewed_and_the_stream_goes_on(harness):
 
 
 def test_a_session_that_cannot_be_renewed_ends_the_subscription(harness):
-    """The application reads why."""
+    """If a session cannot be renewed, the application gets the error of the renewal."""
 
     def renew(_headers):
         raise AuthenticationError("no credentials")
@@ -245,10 +267,12 @@ def test_a_session_that_cannot_be_renewed_ends_the_subscription(harness):
         h.next()
 
 
-def test_a_fault_of_ours_ends_the_subscription_instead_of_silencing_it(harness, caplog):
-    """U2: a thread that dies takes the subscription with it, loudly."""
+def test_an_internal_error_ends_the_subscription_visibly(harness, caplog):
+    """If a thread of the driver fails because of a bug, the reader gets an error and it
+    is logged.
+    """
     h = harness()
-    h.transport.open_stream = None  # the next stream cannot even be called
+    h.transport.open_stream = None  # opening the next stream fails with a TypeError
     h.call.end(DOWN)
     with pytest.raises(StreamError, match="internal error"):
         h.next()
@@ -256,7 +280,7 @@ def test_a_fault_of_ours_ends_the_subscription_instead_of_silencing_it(harness, 
 
 
 def test_a_commit_waits_for_its_answer(harness):
-    """And gets what the service said."""
+    """commit() returns a receipt with the contents of the service's answer."""
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     h.take()
@@ -271,7 +295,7 @@ def test_a_commit_waits_for_its_answer(harness):
 
 
 def test_an_unanswered_commit_is_an_error_for_its_caller_only(harness):
-    """The caller's timeout passes; the subscription goes on."""
+    """If a commit is not answered in time, commit() raises, but the subscription continues."""
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     h.take()
@@ -282,7 +306,10 @@ def test_an_unanswered_commit_is_an_error_for_its_caller_only(harness):
 
 
 def test_a_drain_half_closes_and_waits_for_the_end(harness):
-    """In order: half-close, the service's end, then the end for everyone who waits."""
+    """drain() half-closes the stream and waits for the service to end it.
+
+    Then the subscription is over for every waiter.
+    """
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     until(lambda: h.driver.health().state == "streaming")
@@ -296,15 +323,15 @@ def test_a_drain_half_closes_and_waits_for_the_end(harness):
     assert h.next() is None
 
 
-def test_a_drain_before_the_first_response_ends_as_well(harness):
-    """A service that never answers cannot hold the application."""
+def test_a_drain_ends_without_any_response(harness):
+    """drain() ends after close_timeout even if the service never answers."""
     h = harness(timings=Timings(close_timeout=0.05))
     h.driver.drain()
     assert h.call.cancelled or h.call.next_request() is None
 
 
-def test_an_abort_wakes_everyone(harness):
-    """A thread that waits for events, and one that waits for a commit, are let go."""
+def test_an_abort_wakes_all_waiting_threads(harness):
+    """abort() ends a thread that waits for events, and one that waits for a commit."""
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     h.take()
@@ -334,8 +361,8 @@ def test_an_abort_wakes_everyone(harness):
     }
 
 
-def test_acks_after_the_end_change_nothing(harness):
-    """Workers may finish late."""
+def test_acks_after_the_end_are_ignored(harness):
+    """Workers may ack events after the subscription has ended; that raises nothing."""
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     h.take()
@@ -343,8 +370,8 @@ def test_acks_after_the_end_change_nothing(harness):
     h.driver.ack(1, 1)
 
 
-def test_nothing_of_a_subscription_stays_behind(harness):
-    """Threads of ended calls end."""
+def test_an_aborted_subscription_leaves_no_threads(harness):
+    """No reader thread is left after abort() and join()."""
     h = harness()
     h.driver.abort()
     h.driver.join(PATIENCE)
@@ -353,7 +380,11 @@ def test_nothing_of_a_subscription_stays_behind(harness):
 
 
 class CountedClock:
-    """Steady time that counts how often it was asked: once for each turn of the recipe."""
+    """A monotonic clock that counts its calls.
+
+    The driver calls it once whenever it takes its lock to look for due deadlines and for messages
+    to send.
+    """
 
     asked = 0
 
@@ -363,10 +394,10 @@ class CountedClock:
 
 
 @pytest.mark.parametrize("managed", [False, True])
-def test_a_response_takes_two_turns_of_the_recipe_and_no_wake_up(harness, managed):
-    """One when it comes and one when it is taken, one more for its ack; nobody waits, so no bell.
+def test_a_response_takes_the_drivers_lock_at_most_three_times(harness, managed):
+    """The driver takes its lock once to receive a response, once to deliver it, once for its ack.
 
-    A turn is a lock, a look for deadlines and for what to send; a wake-up is a switch of threads.
+    If no thread waits, none is woken: a wake-up would cost a switch of threads.
     """
     clock = CountedClock()
     h = harness(managed=managed, clock=clock, start=None if managed else StartPosition.earliest())

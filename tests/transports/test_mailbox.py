@@ -1,4 +1,4 @@
-"""Between threads: who is woken, and who is not."""
+"""Tests of the Mailbox, the queue between the driver's and the application's threads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from ..conftest import PATIENCE, until
 
 
 def arrival(seq: int) -> Arrival:
+    """Return a response without events that has this sequence number."""
     return Arrival(Deliver((), seq, "rpc", 0), 0.0)
 
 
-def test_what_came_before_the_wait_is_not_waited_for():
-    """Who noted the count, looked, and then waits misses nothing."""
+def test_a_response_between_the_check_and_the_wait_is_not_missed():
+    """A waiter that noted the count first does not wait if a response has come since."""
     mailbox = Mailbox()
     seen = mailbox.count
     mailbox.put(arrival(1))
@@ -35,8 +36,8 @@ def test_what_came_before_the_wait_is_not_waited_for():
         lambda mailbox: mailbox.wake(),
     ],
 )
-def test_everybody_who_waits_is_woken_by_any_news(news):
-    """One iterates, another one drains."""
+def test_every_change_wakes_all_waiters(news):
+    """A response, a discard, a close and a wake each wake all threads that wait."""
     mailbox = Mailbox()
     threads = [threading.Thread(target=mailbox.wait, args=(0, None)) for _ in range(3)]
     for thread in threads:
@@ -49,8 +50,8 @@ def test_everybody_who_waits_is_woken_by_any_news(news):
     assert mailbox._waiting == []
 
 
-def test_a_wait_ends_with_its_time_and_leaves_nothing_behind():
-    """Polling does not pile up."""
+def test_a_wait_ends_at_its_timeout_and_leaves_no_waiter():
+    """A wait ends at its timeout and removes its entry, so repeated waits do not pile up."""
     mailbox = Mailbox()
     began = time.monotonic()
     for timeout in (0.0, -1.0, 0.02):
@@ -60,7 +61,7 @@ def test_a_wait_ends_with_its_time_and_leaves_nothing_behind():
 
 
 def test_a_response_is_taken_once_and_only_from_the_front():
-    """Looking leaves it where it is."""
+    """peek() leaves a response in the queue. pop() removes it once, and only if it is the first."""
     mailbox = Mailbox()
     first, second = arrival(1), arrival(2)
     assert mailbox.peek() is None

@@ -1,6 +1,7 @@
-"""The exact requests of a subscription, in their order, on grpc's own testing channel and clock.
+"""Tests of the exact requests of a subscription, on grpc's testing channel and clock.
 
-Only requests and the usual course: a testing channel drops responses that wait when a call breaks.
+They cover only requests and streams without failures, because a testing channel drops waiting
+responses when a call breaks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ NAME = "Orders"
 
 
 class FakeAlarm:
-    """Holds the driver's deadline, on the testing clock; `pass_time` rings."""
+    """Holds the driver's deadline on the testing clock; `pass_time` runs its callback."""
 
     def __init__(self) -> None:
         self.set_for: tuple[float, Callable[[], None]] | None = None
@@ -38,8 +39,8 @@ class FakeAlarm:
         self.set_for = None if deadline is None else (deadline, callback)
 
 
-class Played:
-    """A driver on a testing channel, of which the test plays the service."""
+class PlayedSubscription:
+    """A subscription's driver on a testing channel; the test plays the service."""
 
     def __init__(
         self, target: Target, start: StartPosition | None, limits: Limits | None = None
@@ -71,7 +72,11 @@ class Played:
         return self._pool.submit(self.rpc.take_request).result(PATIENCE)
 
     def respond(self, *numbers: int, pending: int, **fields: Any) -> None:
-        """Send events, and let the application take them; a keepalive without any."""
+        """Send a response and let the application accept it.
+
+        It has events with these numbers, or is a keepalive if there are none. Its latest replay id
+        is `tip`, by default the last number.
+        """
         tip = fields.pop("tip", numbers[-1] if numbers else 0)
         events = [
             pb.ConsumerEvent(event=pb.ProducerEvent(id=f"e{n}", payload=b"x"), replay_id=rid(n))
@@ -90,13 +95,13 @@ class Played:
             self.driver.accept(arrival)
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass; what is due then rings, and once."""
+        """Advance the clock by `seconds`, and run the alarm's callback once if it is due."""
         self.clock.sleep_for(seconds)
         if self.alarm.set_for is not None and self.alarm.set_for[0] <= self.clock.time():
             self.alarm.set_for[1]()
 
     def answer(self, request: Any) -> None:
-        """Confirm a commit."""
+        """Confirm the commit in this request."""
         commit = request.commit_replay_id_request
         self.respond(
             pending=0,
@@ -112,15 +117,17 @@ class Played:
 
 
 def rid(number: int) -> bytes:
+    """Return a replay id of ten bytes."""
     return number.to_bytes(8, "big") + b"\x00\x00"
 
 
 @pytest.fixture
-def play() -> Iterator[Callable[..., Played]]:
-    made: list[Played] = []
+def play() -> Iterator[Callable[..., PlayedSubscription]]:
+    """Return a function that creates a PlayedSubscription, and close it after the test."""
+    made: list[PlayedSubscription] = []
 
-    def begin(*arguments: Any, **options: Any) -> Played:
-        made.append(Played(*arguments, **options))
+    def begin(*arguments: Any, **options: Any) -> PlayedSubscription:
+        made.append(PlayedSubscription(*arguments, **options))
         return made[-1]
 
     yield begin
@@ -128,8 +135,10 @@ def play() -> Iterator[Callable[..., Played]]:
         each.close()
 
 
-def test_what_a_plain_subscription_asks_for(play: Callable[..., Played]) -> None:
-    """Ten, the whole window at the first event, fifty at a time, and one to keep the stream."""
+def test_the_requests_of_a_plain_subscription(play: Callable[..., PlayedSubscription]) -> None:
+    """A plain subscription requests 10 events, fills its window of 100, and then requests 50 or
+    more. Unacked events limit that. After 50 s, one event is requested to keep the stream open.
+    """
     start = StartPosition.after(ReplayId(rid(7)))
     played = play(Target(TOPIC, managed=False), start, limits=Limits(max_unacked=250))
     assert ("accesstoken", "t") in played.metadata
@@ -148,8 +157,11 @@ def test_what_a_plain_subscription_asks_for(play: Callable[..., Played]) -> None
     assert played.request() == pb.FetchRequest(topic_name=TOPIC, num_requested=1)
 
 
-def test_what_a_managed_subscription_asks_for(play: Callable[..., Played]) -> None:
-    """Its name once; commits with the credit that is due, one at a time, spaced, and again."""
+def test_the_requests_of_a_managed_subscription(play: Callable[..., PlayedSubscription]) -> None:
+    """A managed subscription sends its name once, and commits one at a time, with pauses between.
+
+    A position that stays the same is committed again after a while.
+    """
     played = play(Target(NAME, managed=True), None, limits=Limits(max_unacked=4))
     assert played.request() == pb.ManagedFetchRequest(developer_name=NAME, num_requested=4)
     played.respond(1, 2, 3, 4, pending=0)
@@ -160,7 +172,7 @@ def test_what_a_managed_subscription_asks_for(play: Callable[..., Played]) -> No
     assert first.developer_name == ""
     played.driver.ack(4, 4)
     played.answer(first)
-    played.pass_time(Timings().commit_pause)  # the distance between two commits
+    played.pass_time(Timings().commit_pause)  # the pause between two commits
     second = played.request()
     assert second.commit_replay_id_request.replay_id == rid(4)
     assert second.commit_replay_id_request.commit_request_id not in (
@@ -178,8 +190,12 @@ def test_what_a_managed_subscription_asks_for(play: Callable[..., Played]) -> No
     assert repeated.commit_replay_id_request.replay_id == rid(4)
 
 
-def test_a_drain_commits_and_closes_the_requests(play: Callable[..., Played]) -> None:
-    """The last commit is answered before the stream is half-closed, and then ends with OK."""
+def test_a_drain_waits_for_its_commit_before_the_half_close(
+    play: Callable[..., PlayedSubscription],
+) -> None:
+    """A drain waits for the answer to the last commit, half-closes the stream, and ends without an
+    error.
+    """
     played = play(Target(NAME, managed=True), None)
     played.request()
     played.respond(1, pending=9)

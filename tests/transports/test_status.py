@@ -1,4 +1,4 @@
-"""A gRPC status with its trailers to a typed error and what to do about it: row by row."""
+"""Tests that each gRPC status and error code leads to the right error and reaction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sfpubsub.transports.status import BY_CODE, BY_STATUS, PREFIX, classify
 
 
 class Refusal(grpc.RpcError, grpc.Call):
-    """What a stub raises."""
+    """A gRPC error as a stub raises it."""
 
     def __init__(self, status, details="", trailers=()):
         self._status, self._details, self._trailers = status, details, trailers
@@ -63,7 +63,7 @@ RETRY, RENEW, REJECTED, HELD, AWAY, STOP = (
     FailureKind.STOP,
 )
 
-# Suffix of the code, what to do, which error: the fact sheet's table, written down a second time.
+# Suffix of the error code, reaction and exception: an independent copy of the documented table.
 CODES = [
     ("service.unavailable", RETRY, StreamUnavailableError),
     ("service.auth.error", RENEW, SessionExpiredError),
@@ -96,8 +96,8 @@ CODES = [
 
 
 @pytest.mark.parametrize(("suffix", "kind", "error"), CODES)
-def test_an_error_code_decides(suffix, kind, error):
-    """The code counts, not the coarse status beside it."""
+def test_the_error_code_decides_the_error_and_the_reaction(suffix, kind, error):
+    """The error code decides the type of the error and the reaction, whatever the status."""
     trailers = (("error-code", PREFIX + suffix), ("rpc-id", "abc"), ("type", "Subscribe"))
     failure = classify("Orders", Refusal(grpc.StatusCode.UNKNOWN, "Why. rpcId: abc", trailers))
     assert failure.kind is kind
@@ -109,7 +109,7 @@ def test_an_error_code_decides(suffix, kind, error):
 
 
 def test_only_the_replay_codes_reject_a_position():
-    """T5: no other failure makes a client give up its position."""
+    """Only the two codes for invalid replay ids make the client give up its position."""
     rejecting = {suffix for suffix, rule in BY_CODE.items() if rule.kind is REJECTED}
     assert rejecting == {
         "subscription.fetch.replayid.corrupted",
@@ -118,8 +118,8 @@ def test_only_the_replay_codes_reject_a_position():
     assert all(rule.kind is not REJECTED for rule in BY_STATUS.values())
 
 
-def test_what_the_client_did_wrong_is_not_tried_again():
-    """Codes that only a fault of this library can bring end the stream and ask for a report."""
+def test_codes_that_only_a_bug_can_cause_are_not_retried():
+    """Codes that only a bug in this library can cause stop the stream and ask for a report."""
     for suffix in (
         "subscription.fetch.requested.events.invalid",
         "managed.subscription.fetch.request.commit.request.restricted",
@@ -130,7 +130,9 @@ def test_what_the_client_did_wrong_is_not_tried_again():
 
 @pytest.mark.parametrize("status", [s for s in grpc.StatusCode if s is not grpc.StatusCode.OK])
 def test_every_status_without_a_code_has_a_rule(status):
-    """Whatever a proxy or the network makes of a call, it is classified."""
+    """Every gRPC status is classified even without an error code, as from a proxy or
+    the network.
+    """
     failure = classify("Orders", Refusal(status))
     assert failure.kind is BY_STATUS[status].kind
     assert status.name in str(failure.error)
@@ -143,20 +145,22 @@ def test_every_status_without_a_code_has_a_rule(status):
      ("NOT_FOUND", AWAY), ("PERMISSION_DENIED", AWAY), ("FAILED_PRECONDITION", AWAY),
      ("UNIMPLEMENTED", AWAY), ("INVALID_ARGUMENT", STOP), ("OUT_OF_RANGE", STOP)],
 )  # fmt: skip
-def test_the_network_is_retried_and_a_refusal_is_not(status, kind):
-    """Infrastructure failures carry no code and are transient, unless nothing has worked yet."""
+def test_network_failures_are_retried_and_refusals_are_not(status, kind):
+    """Statuses of network failures are retried, while those of refusals lead to another
+    reaction.
+    """
     assert classify("Orders", Refusal(grpc.StatusCode[status])).kind is kind
 
 
-def test_an_unknown_code_is_judged_by_its_status():
-    """A code that the service may add one day does not break the client."""
+def test_an_unknown_code_is_classified_by_its_status():
+    """An error code that this client does not know is kept, and the status decides the error."""
     failure = classify(
         "Orders", Refusal(grpc.StatusCode.NOT_FOUND, "x", (("error-code", PREFIX + "new.thing"),))
     )
     assert type(failure.error) is TopicNotFoundError
     assert failure.error.error_code == PREFIX + "new.thing"
     assert isinstance(failure.error, StreamError)
-    assert failure.kind is STOP, "the service's own word is final"
+    assert failure.kind is STOP, "a refusal with an error code is final"
 
 
 @pytest.mark.parametrize(
@@ -164,12 +168,12 @@ def test_an_unknown_code_is_judged_by_its_status():
     [
         ("", True, SubscriptionNotFoundError),
         ("new.thing", True, SubscriptionNotFoundError),
-        ("topic.not.found", True, TopicNotFoundError),  # of the subscription: it was deleted
+        ("topic.not.found", True, TopicNotFoundError),  # the subscription's topic was deleted
         ("", False, TopicNotFoundError),
     ],
 )
-def test_what_was_not_found_is_said_by_type(suffix, managed, error):
-    """A managed subscription is no topic: whoever handles one of the two must not catch both."""
+def test_not_found_errors_differ_for_topics_and_subscriptions(suffix, managed, error):
+    """A missing managed subscription and a missing topic raise different, unrelated exceptions."""
     trailers = (("error-code", PREFIX + suffix),) if suffix else ()
     refusal = Refusal(grpc.StatusCode.NOT_FOUND, "no", trailers)
     failure = classify("Orders", refusal, managed=managed)
@@ -178,21 +182,24 @@ def test_what_was_not_found_is_said_by_type(suffix, managed, error):
     assert not issubclass(SubscriptionNotFoundError, TopicNotFoundError)
 
 
-def test_the_rpc_id_is_found_in_the_text_alone():
-    """Trailers may be lost on the way; the text ends with the id as well."""
+def test_the_rpc_id_is_also_found_in_the_details():
+    """If the trailers have been lost, the rpc id is taken from the end of the details."""
     failure = classify("Orders", Refusal(grpc.StatusCode.INTERNAL, "Broken. rpcId: 1234-5"))
     assert failure.error.rpc_id == "1234-5"
     assert "Broken (INTERNAL, rpc id 1234-5)" in str(failure.error)
 
 
-def test_trailers_of_bytes_are_read():
-    """Binary trailers do not crash the translator."""
+def test_binary_trailers_are_read():
+    """An error code in a binary trailer is decoded and classified."""
     trailers = (("error-code", b"sfdc.platform.eventbus.grpc.service.unavailable"),)
     assert classify("x", Refusal(grpc.StatusCode.INTERNAL, "d", trailers)).kind is RETRY
 
 
-def test_the_cure_is_for_the_thing_that_failed():
-    """Change data capture is a word for its topics only; a stopped subscription is named."""
+def test_the_advice_in_an_error_fits_what_failed():
+    """The advice in an error mentions change data capture only for its topics.
+
+    For a stopped subscription it contains the command that starts it.
+    """
 
     def said(what: str, suffix: str) -> str:
         trailers = (("error-code", PREFIX + suffix),)

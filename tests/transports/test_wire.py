@@ -1,4 +1,4 @@
-"""Values of the protocol to messages and back: nothing added, nothing lost."""
+"""Tests of the conversion between the protocol's values and protobuf messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RAW = b"\x00\xff\xfe\n\x00"
 
 
 def test_the_first_request_carries_the_start_position():
-    """Preset and id as asked for; the id as raw bytes."""
+    """The first request contains the preset that was asked for, and a replay id as raw bytes."""
     request = wire.fetch_opening(TOPIC, OpenStream(1, 100, StartPosition.after(ReplayId(RAW))))
     assert request == pb.FetchRequest(
         topic_name="/event/X__e", replay_preset=pb.CUSTOM, replay_id=RAW, num_requested=100
@@ -35,8 +35,10 @@ def test_the_first_request_carries_the_start_position():
         assert wire.fetch_opening(TOPIC, OpenStream(1, 1, start)).replay_preset == preset
 
 
-def test_a_forgotten_start_is_not_latest():
-    """The wire's own default would skip events without a word."""
+def test_a_missing_start_is_rejected():
+    """An opening without a start raises, because the wire's default LATEST would silently skip
+    events.
+    """
     with pytest.raises(LocalProtocolError, match="without a start"):
         wire.fetch_opening(TOPIC, OpenStream(1, 1, None))
 
@@ -52,14 +54,18 @@ def test_a_forgotten_start_is_not_latest():
     ],
 )
 def test_exactly_one_name_of_a_managed_subscription_is_sent(name, field):
-    """A record id goes as an id, everything else as a developer name; never both."""
+    """A managed subscription's record id is sent as an id and any other name as a developer name,
+    never both.
+    """
     request = wire.managed_opening(Target(name, managed=True), OpenStream(1, 100, None))
     assert {f.name for f, _ in request.ListFields()} == {field, "num_requested"}
     assert getattr(request, field) == name
 
 
-def test_a_commit_may_travel_with_credit_or_alone():
-    """num_requested of 0 is legal beside a commit."""
+def test_a_commit_can_be_sent_without_requesting_events():
+    """A request may contain a commit without asking for events, or ask for events
+    without a commit.
+    """
     request = wire.managed_request(NAMED, SendRequest(1, 0, CommitRequest("1-1", ReplayId(RAW))))
     assert request.commit_replay_id_request.replay_id == RAW
     assert request.commit_replay_id_request.commit_request_id == "1-1"
@@ -68,8 +74,8 @@ def test_a_commit_may_travel_with_credit_or_alone():
     assert wire.fetch_request(TOPIC, SendRequest(1, 50)).num_requested == 50
 
 
-def test_a_response_keeps_everything():
-    """Events, headers, tip, figure and ids arrive as they were sent."""
+def test_a_response_keeps_all_fields():
+    """A converted response has the events, headers, ids and numbers of the message."""
     event = pb.ProducerEvent(
         id="e1", schema_id="s", payload=b"\x00", headers=[pb.EventHeader(key="k", value=b"v")]
     )
@@ -87,8 +93,8 @@ def test_a_response_keeps_everything():
     assert (response.pending, response.rpc_id, response.commit) == (3, "r", None)
 
 
-def test_an_absent_tip_is_none():
-    """T4b: a commit answer may come without latest_replay_id."""
+def test_a_missing_latest_replay_id_is_none():
+    """An answer to a commit may lack latest_replay_id, which is then None."""
     message = pb.ManagedFetchResponse(
         commit_response=pb.CommitReplayResponse(
             commit_request_id="1-1", replay_id=RAW, process_time=7
@@ -103,15 +109,17 @@ def test_an_absent_tip_is_none():
 
 @pytest.mark.parametrize(("msg", "text"), [("too old", "too old"), ("", "COMMIT")])
 def test_a_commit_error_has_a_text(msg, text):
-    """An error without words is still an error."""
+    """A commit error without a message gets the name of its code as text."""
     message = pb.ManagedFetchResponse(
         commit_response=pb.CommitReplayResponse(error=pb.Error(code=pb.COMMIT, msg=msg))
     )
     assert wire.response(message).commit.error == text
 
 
-def test_an_event_without_a_position_breaks_the_contract():
-    """There would be nothing to resume from: that is the service's fault, and is said so."""
+def test_an_event_without_a_replay_id_is_a_protocol_error():
+    """An event without a replay id raises RemoteProtocolError, because nothing could resume from
+    it.
+    """
     message = pb.FetchResponse(events=[pb.ConsumerEvent(event=pb.ProducerEvent(id="e"))])
     with pytest.raises(RemoteProtocolError, match="without a replay id"):
         wire.response(message)
@@ -123,6 +131,7 @@ POSITIONS = st.binary(min_size=1, max_size=9)
 
 
 def rarely(usual: Any, rare: Any) -> Any:
+    """Return a strategy that draws from `rare` in one of ten cases, and else from `usual`."""
     return st.integers(0, 9).flatmap(lambda number: usual if number else rare)
 
 
@@ -147,7 +156,8 @@ MESSAGES = st.builds(
     pending_num_requested=rarely(st.integers(0, 100), st.integers(-(2**31), 2**31 - 1)),
     commit_response=rarely(st.none(), COMMITS),
 ).map(pb.ManagedFetchResponse.SerializeToString)
-# Cut off, joined (fields occur twice), with one byte changed, and not a message at all.
+# Messages that are truncated, joined (so fields occur twice) or have one byte changed, and random
+# bytes.
 DAMAGED = st.one_of(
     st.tuples(MESSAGES, st.integers(0, 400)).map(lambda pair: pair[0][: pair[1]]),
     st.lists(MESSAGES, min_size=2, max_size=2).map(b"".join),
@@ -159,6 +169,7 @@ DAMAGED = st.one_of(
 
 
 def outcome(form: wire.Form, data: bytes) -> Any:
+    """Return the parsed response, or the type and text of the error."""
     try:
         return wire.parsed(form, data)
     except (DecodeError, RemoteProtocolError) as error:
@@ -178,7 +189,7 @@ def outcome(form: wire.Form, data: bytes) -> Any:
 @example(data=b"\n\r\n\x08\x8a\x80\x80\x80\x80\x00\x01e\x12\x01p")  # the tag of an event's id
 @example(data=b"\n\r\n\x08\n\x81\x80\x80\x80\x80\x00e\x12\x01p")  # its length
 def test_both_parsers_have_the_same_result(form, data):
-    """Whatever the bytes are: the same response, or the same error."""
+    """For any bytes, the compiled parser gives the same response or error as Protobuf's parser."""
     compiled = wire._compiled
     found = outcome(form, data)
     try:
@@ -194,8 +205,8 @@ def test_both_parsers_have_the_same_result(form, data):
 
 
 @pytest.mark.skipif(not native.is_installed(), reason="sfpubsub-native is not installed")
-def test_a_usual_message_is_not_left_to_protobuf():
-    """Several events of two schemas, and a keepalive."""
+def test_the_compiled_parser_handles_usual_messages():
+    """The compiled parser itself parses events of two schemas and a keepalive."""
     events = [
         pb.ConsumerEvent(
             event=pb.ProducerEvent(id=f"e{number}", schema_id=f"s{number % 2}", payload=RAW),
@@ -211,8 +222,11 @@ def test_a_usual_message_is_not_left_to_protobuf():
         assert wire.response(message)[:4] == found
 
 
-def test_publishing():
-    """Requests keep order, ids and headers; results keep errors, and say which may pass."""
+def test_publish_requests_and_results_are_converted():
+    """Publish requests keep order, ids and headers.
+
+    Results keep errors, and say which ones can be retried.
+    """
     events = [ProducerEvent("s", b"1", "a"), ProducerEvent("s", b"2", "b", (("key", b"value"),))]
     request = wire.publish_request("/event/X__e", events)
     assert request.topic_name == "/event/X__e"

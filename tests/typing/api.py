@@ -62,6 +62,7 @@ class Provider:
 
 
 def sync_face(ack: AckMode) -> HealthState:
+    """State the expected types of the synchronous client's results."""
     assert_type(MyClient.from_env(), MyClient)
     with PubSubClient(Provider(), endpoint="localhost:7011", insecure="1") as client:
         assert_type(client, PubSubClient)
@@ -87,6 +88,7 @@ def sync_face(ack: AckMode) -> HealthState:
 
 
 async def async_face() -> None:
+    """State the expected types of the asyncio client's results."""
     async with AsyncPubSubClient.from_env() as client:
         assert_type(client, AsyncPubSubClient)
         assert_type(await client.get_topic("/event/X__e"), TopicInfo)
@@ -101,7 +103,8 @@ async def async_face() -> None:
             await managed.aclose()
 
 
-def refused(client: PubSubClient) -> None:
+def rejected(client: PubSubClient) -> None:
+    """Call subscribe() with arguments that type checkers have to reject."""
     client.subscribe("/event/X__e", ack="bad")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     client.subscribe("/event/X__e", on_undecodable="drop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     client.subscribe("/event/X__e", fields=5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -16,11 +16,13 @@ from sfpubsub import (
 )
 
 
-def tell(gap: Gap) -> None:
+def print_gap(gap: Gap) -> None:
+    """Print why and after which position events were lost."""
     print(gap.reason == "rejected", gap.after.hex() if gap.after else "the start")
 
 
 def phones(event: Event) -> Iterator[tuple[str, str]]:
+    """Yield a record id and phone number for each record whose phone has changed."""
     change = event.change_event
     if change is not None and not change.is_gap:
         field = change.change("Phone")
@@ -29,6 +31,7 @@ def phones(event: Event) -> Iterator[tuple[str, str]]:
 
 
 def follow(topic: str) -> dict[str, str]:
+    """Read the events of a topic without end, and collect the phone number of each record."""
     found: dict[str, str] = {}
     with (
         PubSubClient.from_env(datetimes=True) as client,
@@ -37,7 +40,7 @@ def follow(topic: str) -> dict[str, str]:
             topic,
             replay="earliest",
             replay_store=store,
-            on_gap=tell,
+            on_gap=print_gap,
             on_undecodable="quarantine",
             quarantine=FileQuarantine("kept"),
         ) as subscription,
@@ -48,6 +51,7 @@ def follow(topic: str) -> dict[str, str]:
 
 
 def commit(name: str, timeout: float) -> bytes | None:
+    """Read a batch, commit it, and return the committed position; None if that fails."""
     with PubSubClient.from_env() as client, client.subscribe_managed(name) as subscription:
         batch = subscription.next_batch(timeout)
         if batch is None or subscription.health().state == "waiting":
