@@ -79,7 +79,7 @@ class RequestLimit:
             self._socket = connection.dup()
 
     def adapter(self) -> Any:
-        """Return a transport adapter of the library ``requests``, for one request at a time.
+        """Return a transport adapter for the ``requests`` library, for one request at a time.
 
         `expire` shuts down its connections.
         """

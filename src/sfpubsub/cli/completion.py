@@ -20,7 +20,7 @@ SHELLS = ("bash", "zsh", "fish")
 shell_option = click.option(
     "--shell",
     type=click.Choice(SHELLS),
-    help="Shell to use.  [default: taken from the variable SHELL]",
+    help="Shell to use.  [default: from the environment variable SHELL]",
 )
 
 

@@ -61,7 +61,7 @@ _GRACE = 3.0
 @click.option(
     "--channel",
     metavar="CHANNEL",
-    help="Streaming API channel to read: /topic/NAME for a PushTopic, or /u/NAME.",
+    help="Streaming API channel to read: /topic/NAME (PushTopic) or /u/NAME (generic channel).",
 )
 @click.option("--max-events", type=click.IntRange(min=1), metavar="N", help="Stop after N events.")
 @click.option(

@@ -134,7 +134,7 @@ def deliver_in(
     loop: asyncio.AbstractEventLoop,
     outcomes: Sequence[tuple[asyncio.Future[PublishResult], PublishResult]],
 ) -> None:
-    """Set results on futures that belong to *loop*. Thread-safe."""
+    """Set the result of each future in *outcomes*. The futures belong to *loop*. Thread-safe."""
 
     def deliver() -> None:
         for receipt, result in outcomes:

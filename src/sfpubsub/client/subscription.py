@@ -187,7 +187,7 @@ class ManagedSubscription(Subscription):
 
         Raises:
             CommitError: The commit was refused or not confirmed in time.
-            LocalProtocolError: Nothing was acked yet, or the subscription is closed.
+            LocalProtocolError: Nothing has been acked yet, or the subscription is closed.
         """
         self._delivery.ack_in_hand()
         return self._delivery.driver.commit(timeout)

@@ -231,7 +231,8 @@ class Monitor:
                 self.update()
             except Exception:  # a failing monitor must not end the command that it monitors
                 logging.getLogger("sfpubsub.monitoring").exception(
-                    "the monitor failed: plots and the check for stuck steps stop until a restart"
+                    "the monitor failed: until the program is restarted, plots are not updated and "
+                    "stuck steps are not detected"
                 )
                 return
 

@@ -170,8 +170,8 @@ class Commits:
     def began_after_receipt(self) -> None:
         """Record that a stream began at the last confirmed position.
 
-        The stream may also have begun at a later keepalive whose commit was not answered. The two
-        cases cannot be distinguished.
+        It may also have begun at the position of a later keepalive, if the commit of that position
+        was not answered. The two cases cannot be distinguished.
         """
         self._is_at_receipt = not any(sent.order for sent in self.in_doubt)
 

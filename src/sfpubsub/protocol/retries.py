@@ -70,7 +70,7 @@ class Retries:
         self.recovered()
 
     def recovered(self) -> None:
-        """Reset all retry budgets, because the stream works."""
+        """Reset all retry budgets, as after the end of an outage."""
         self._backoff.reset()
         self._slot.reset()
         self._last = None

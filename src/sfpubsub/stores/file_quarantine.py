@@ -194,7 +194,7 @@ class FileQuarantine(Quarantine):
             ) from error
 
     def _sweep(self) -> None:
-        """Remove the temporary files of crashed processes, in the first call only."""
+        """Remove the temporary files of crashed processes, on the first call only."""
         if self._is_swept:
             return
         for path in self._directory.glob("*.tmp"):

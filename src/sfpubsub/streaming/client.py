@@ -57,7 +57,7 @@ class StreamingClient(StreamingBase):
             LocalProtocolError: The client is already open.
             AuthenticationError: The credentials or the token were refused.
             StreamUnavailableError: The server cannot be reached, or is too busy.
-            SfPubSubError: The server refused for another reason.
+            SfPubSubError: The server refused the connection for another reason.
         """
         _finished(self._open())
 
@@ -99,7 +99,7 @@ class StreamingClient(StreamingBase):
         Raises:
             LocalProtocolError: The channel is not valid, is subscribed with another filter, or is
                 being subscribed or unsubscribed by another call; or the client is closed.
-            SfPubSubError: The server refused, or there was no connection for
+            SfPubSubError: The server refused the request, or there was no connection for
                 ``connection_timeout``.
         """
         _finished(self._unsubscribe(channel))

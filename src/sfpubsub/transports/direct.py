@@ -70,8 +70,9 @@ class DirectCall:
     # Requests.
 
     def send(self, message: bytes) -> None:
-        """Send a message in order, without blocking. Messages after the end of the call are
-        discarded.
+        """Send a message after all earlier ones, without blocking.
+
+        If the gRPC call has ended, the message is discarded.
         """
         with self._state.condition:
             self._unsent.append(message)
@@ -154,7 +155,7 @@ class DirectCall:
         try:
             return bool(self._call.operate((operation,), handler))
         except ValueError:  # rejected by gRPC core: end the call, but keep gRPC's thread running
-            logger.exception("internal error: gRPC core rejected an operation")
+            logger.exception("internal error: gRPC core rejected an operation; cancelling the call")
             self._rpc.cancel()
             return False
 

@@ -159,7 +159,9 @@ class ChannelBatch(EventBatch):
 
 
 class JsonCodec(NoCodec):
-    """Placeholder codec for events without a schema, named after their channel.
+    """Placeholder codec for the events of a channel, which have no schema.
+
+    Its `name` is the last part of the channel's path.
 
     Args:
         channel: The channel of the events.

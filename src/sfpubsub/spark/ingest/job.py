@@ -94,7 +94,7 @@ class SidecarStore(Protocol):
         ...
 
     def keep_commit(self, commit: Commit) -> None:
-        """Add a commit to the log of commits. It may be written later, by `flush_due`."""
+        """Add a commit to the commit log. It may be written later, by `flush_due`."""
         ...
 
     def flush_due(self) -> None:
@@ -128,8 +128,8 @@ class IngestJob:
         batch_seconds: A batch is also written this many seconds after its first event.
         max_events: Stop after exactly this many received events, including duplicates; None means
             no limit. Further events of the last response are not acked and will be redelivered.
-        idle_timeout: Stop when the open stream has received nothing for this many seconds; None for
-            no timeout.
+        idle_timeout: Stop when the stream has been open for this many seconds without an event;
+            None for no timeout.
         until_caught_up: Stop when a keepalive from the service shows that no events are left.
         on_progress: Called in the thread of `run` after each write, once its events are acked.
         on_acked: Called after *on_progress* with the last response of the write, and how many of
@@ -403,7 +403,7 @@ class IngestJob:
             _log.warning("%s", second)
 
     def _note_confirmed(self, health: Health) -> None:
-        """Add the writes that became safe (`Unconfirmed`) to the commit log, as one commit."""
+        """Add the writes that became safe (see `Unconfirmed`) to the commit log, as one commit."""
         commit = self._unconfirmed.confirmed(health.confirmed, health.committed)
         if commit is not None and self._sidecars is not None:
             self._sidecars.keep_commit(commit)

@@ -95,7 +95,11 @@ class KnownEvents:
         self._window.add(keys, marks, now, self._table.next_seq - 1)
 
     def record_time(self, service_time: float) -> None:
-        """Record the service's time, in seconds since the epoch, to check the clock against it."""
+        """Record the service's time, to check the local clock against it.
+
+        Args:
+            service_time: Seconds since the epoch.
+        """
         self._time.record(service_time)
 
     def _recover(self, now: float) -> None:

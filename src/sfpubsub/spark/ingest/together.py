@@ -191,7 +191,7 @@ class Together:
         self._flush(older_than=0.0)
 
     def is_awaited(self, source: str) -> bool:
-        """Return whether other sources are collecting a write that *source* has not joined yet."""
+        """Return whether a write is waiting for other sources to join it, such as *source*."""
         with self._changed:
             return self._is_gathering and not self._is_waiting(source)
 
@@ -252,7 +252,7 @@ class Together:
         return any(waiting.part.source == source for waiting in self._waiting)
 
     def _is_complete(self) -> bool:
-        """Return whether the write is large enough, or has a part of every running source."""
+        """Return whether the write is large enough, or has a part from every running source."""
         if self._running <= {waiting.part.source for waiting in self._waiting}:
             return True
         return self._has(self._waiting, self._max_events)

@@ -143,7 +143,8 @@ def rows_without(rows: pa.Table, merging: Merging) -> pa.Table | None:
 
     Returns:
         A table with the columns of the object's table. Columns and struct fields that *rows* lacks
-        are null. The result is None if a column has another type in *rows*.
+        are null. The result is None if another column or struct field does not have the same type
+        in *rows* as in the object's table.
     """
     made = row_without(merging)
     if made is None:  # such rows are skipped

@@ -196,7 +196,7 @@ class _Sides:
         )
 
     def live(self) -> DataFrame:
-        """Return the current table rows that are not deleted."""
+        """Return the table's current rows, without those of deleted records."""
         return self._open().where("NOT _is_deleted")
 
     def rows_of(self, frame: DataFrame) -> dict[str, dict[str, Any]]:

@@ -119,7 +119,8 @@ def check_rows(rows: pa.Table) -> pa.Table:
     lengths = set(pc.unique(pc.binary_length(rows["dedupe_key"])).to_pylist())
     if not lengths <= {KEY_BYTES}:
         raise LocalProtocolError(
-            f"a dedupe_key must have {KEY_BYTES} bytes: do not change the column's values"
+            f"the rows have a dedupe_key that is not {KEY_BYTES} bytes long: do not change the "
+            "values of this column"
         )
     return rows
 

@@ -80,7 +80,7 @@ def find_java_home(environ: Mapping[str, str] | None = None) -> Path:
         return _shim_for(packaged)
     found = "; ".join(seen) or "none found"
     raise ConfigurationError(
-        f"spark needs Java {MINIMUM_JAVA} or newer ({found}): install it and set JAVA_HOME to its "
+        f"Spark needs Java {MINIMUM_JAVA} or newer ({found}): install it and set JAVA_HOME to its "
         f"directory, or run pip install 'sfpubsub[java]'"
     )
 

@@ -69,7 +69,7 @@ class TopicReader:
         schemas: Store with the schemas of the received events.
         connected: Returns the client, which it opens on the first call. This reader does not close
             it.
-        share: Maximum numbers of events and bytes to receive ahead.
+        share: Limits on the events and bytes that the stream buffers.
     """
 
     def __init__(
@@ -363,7 +363,7 @@ class TopicReader:
         Raises:
             ReplayIdRejectedError: Some of its events are lost, and option failOnDataLoss is true.
         """
-        _log.info("reading the unfinished batch up to %s again", end.json())
+        _log.info("rereading the unfinished batch that ends at %s", end.json())
         moved = end.first is not None or not start.is_anchored
         feed = self._open(start, StartPosition.earliest() if moved else start.resume)
         found = find(

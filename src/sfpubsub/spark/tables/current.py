@@ -173,8 +173,8 @@ class RecordTables:
         if number > 1:
             missing = "history" if there else "current"
             raise ConfigurationError(
-                f"{self._target.place} has no {missing} tables, which must be built from the "
-                f"first event: rebuild all tables with sfpubsub tables rebuild --{missing}"
+                f"{self._target.place} has no {missing} tables, and they can only be built from "
+                f"the first event on: rebuild all tables with sfpubsub tables rebuild --{missing}"
             )
         self._queue.make(with_history=self._with_history)
 

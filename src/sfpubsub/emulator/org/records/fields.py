@@ -342,7 +342,10 @@ def _one(of: str, row: Mapping[str, Any]) -> list[Field]:
             " underscores, beginning with a letter"
         )
     if row.get("type") not in TYPES or row["type"] == "id":
-        raise ValueError(f"{of}.{name}: type must be one of {', '.join(TYPES)}")
+        raise ValueError(
+            f"{of}.{name}: type must be one of {', '.join(TYPES)}"
+            " (id only for the predefined field Id)"
+        )
     if not 0 <= row.get("length", 0) <= _LONGEST:
         raise ValueError(f"{of}.{name}: length must be from 0 to {_LONGEST}, not {row['length']}")
     if not 0 <= row.get("scale", 0) <= _MOST_SCALE:
