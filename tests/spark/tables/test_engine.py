@@ -316,7 +316,7 @@ def test_a_directory_belongs_to_one_raw_table(spark, raw, tmp_path):
     """Tables of two raw tables are never mixed, and nobody's files are touched."""
     raw.write((ORDER, 1, 0))
     raw.make()
-    with pytest.raises(ConfigurationError, match="are built from all objects"):
+    with pytest.raises(ConfigurationError, match="are built for all objects"):
         raw.make(objects=["Account"])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")

@@ -22,7 +22,7 @@ from sfpubsub.spark.raw.schema import SCHEMA
 
 @dataclass(frozen=True)
 class Part:
-    """One source's events in a write."""
+    """The events of one source, before screening."""
 
     source: str
     """Name of the source."""
@@ -121,7 +121,7 @@ def _part(
 
 
 def _share(verdict: Verdict, start: int, count: int) -> Verdict:
-    """Return the part of *verdict* for *count* rows from *start*, with indexes counted from 0."""
+    """Return the part of *verdict* for *count* rows from *start*; its indexes begin at 0."""
     end = start + count
     return Verdict(
         [index - start for index in verdict.new if start <= index < end],

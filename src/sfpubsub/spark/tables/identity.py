@@ -82,7 +82,7 @@ class Identity:
         if now.objects != self.objects and not grown:
             was = ", ".join(self.objects) or "all objects"
             raise ConfigurationError(
-                f"these tables are built from {was}: specify the same objects, or choose another "
+                f"these tables are built for {was}: specify the same objects, or choose another "
                 f"target"
             )
         same_id = now.id == self.id
