@@ -43,7 +43,7 @@ class ScreenedPart:
 
 @dataclass(frozen=True)
 class Screened:
-    """The result of `screen`: the rows of each `Part` to write, and the conflicts to store."""
+    """The result of `screen`: for each `Part`, the rows to write or an error; and the conflicts."""
 
     now: float
     """The time of the write, in seconds since the epoch."""
@@ -57,6 +57,9 @@ class Screened:
 
 def screen(parts: Sequence[Part], known: KnownEvents, undecodable: Undecodable) -> Screened:
     """Select the rows of *parts* to write, and apply the policy for undecodable events.
+
+    With the policy ``fail``, a part with a new undecodable event is excluded: the result contains
+    the error instead of its rows.
 
     Raises:
         WriteError: The table could not be read, or the quarantine could not be written.
