@@ -48,7 +48,7 @@ class PublishProtocol:
 
     Args:
         topic: Full path of the topic.
-        schema_id: Schema that events are initially encoded with.
+        schema_id: Id of the schema with which events are initially encoded.
         timeout: Seconds that an event may take from `submit` to its result.
         limits: Limits of the publisher.
         timings: Intervals, delays and timeouts; see `Timings`.

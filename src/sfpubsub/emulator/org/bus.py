@@ -112,7 +112,7 @@ class Bus(Positions):
         return [row[0] for row in rows]
 
     def remove_channel(self, name: str) -> None:
-        """Delete a channel and its log; streams that read it end."""
+        """Delete a channel and its log, which ends the streams that read the channel."""
         topic = self.topic(name)
         with self._lock, self._store.transaction():
             # Its number may be reused by another topic, so nothing may remain.
@@ -243,7 +243,7 @@ class Bus(Positions):
     @contextlib.contextmanager
     def together(self) -> Iterator[Batch]:
         """Run the body of a `with` statement in one transaction. The transaction covers the events
-        that the body adds to the yielded batch, and all other changes of the body to the store.
+        that the body adds to the yielded batch, and all other changes it makes to the store.
 
         An exception rolls back everything. Streams are notified after the commit.
         """
