@@ -206,7 +206,7 @@ BROKEN = {
     "org": ("[org]\nid='123'", "begin with 00D"),
     "org key": ("[org]\nname='x'", "may contain only the key id"),
     "setting": ("[settings]\nkeepalive=1", "unknown setting keepalive"),
-    "setting type": ("[settings]\nkeepalive_s='1'", "keepalive_s: '1' is not a valid value"),
+    "setting type": ("[settings]\nkeepalive_s='1'", "keepalive_s: '1' has the wrong type"),
     "setting range": ("[settings]\nkeepalive_s=1000", "at most 270"),
     "settings": ("settings=1", r"write \[settings\]"),
 }

@@ -63,7 +63,7 @@ def _patched_lines(old: list[str], diff: list[str]) -> list[str] | None:
 
 
 def _new_lines(lines: Iterator[str], olds: int, news: int) -> Iterator[str]:
-    """Yield the new lines of one hunk, up to the line counts in its header."""
+    """Yield the new lines of one hunk, whose length is given by the line counts in its header."""
     while olds > 0 or news > 0:
         line = next(lines, None)
         if line is None:

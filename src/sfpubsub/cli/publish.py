@@ -131,10 +131,10 @@ def publish(
     is used. The optional key "_event" is not a field: it sets the event's id and headers, as in
     {"_event": {"id": "…", "headers": {"a": "b"}}}.
 
-    Events are sent in the order of the lines, one request at a time. With --stream several requests
-    are in flight, and the service may publish the events in any order. If there is no response,
-    events are resent with the same id. The command stops reading at an invalid line, or after
-    Ctrl-C. A second Ctrl-C exits immediately.
+    Events are sent in the order of the lines, one request at a time. With --stream, several
+    requests are in flight, and the service may publish the events in any order. If there is no
+    response, events are resent with the same id. The command stops reading at an invalid line, or
+    after Ctrl-C. A second Ctrl-C exits immediately.
     """
     stop = StopRequest()
     with (

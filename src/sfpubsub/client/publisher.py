@@ -1,4 +1,4 @@
-"""The synchronous publisher, and a function that publishes all given events in one call."""
+"""The synchronous publisher, and a function that publishes events and waits for the results."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Facts:
         return max(known, default=None)
 
     def lag(self, now: float) -> float | None:
-        """Return how far processing is behind the events, in seconds; None if unknown.
+        """Return how many seconds processing lags behind the events; None if unknown.
 
         Args:
             now: Seconds since the epoch.

@@ -124,7 +124,10 @@ class Ledger:
         self._firsts.append(run.first_seq)
 
     def is_known(self, event: RawEvent) -> bool:
-        """Return whether *event* is a redelivery; if so, mark its entry as seen on this stream."""
+        """Return whether *event* is a redelivery.
+
+        If so, its entry is marked as seen on this stream, unless a newer one was seen before.
+        """
         return self._is_known(*event_keys((event,)))
 
     def _is_known(self, key: EventKey) -> bool:

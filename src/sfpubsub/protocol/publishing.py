@@ -48,7 +48,7 @@ class PublishProtocol:
 
     Args:
         topic: Full path of the topic.
-        schema_id: Schema that events are initially encoded with.
+        schema_id: Id of the schema with which events are initially encoded.
         timeout: Seconds that an event may take from `submit` to its result.
         limits: Limits of the publisher.
         timings: Intervals, delays and timeouts; see `Timings`.
@@ -197,7 +197,7 @@ class PublishProtocol:
         return self._apply_verdict(self._retries.judge(failure, now, jitter), now)
 
     def session_renewed(self, now: float) -> list[Command]:
-        """Record that a session was fetched. Send queued events unless a retry delay is running."""
+        """Record the session's renewal, and send queued events unless a retry delay is running."""
         self._renewing = False
         self._retries.renewed()
         return self._send(now)
@@ -228,7 +228,7 @@ class PublishProtocol:
         return min(times, default=None)
 
     def timer(self, now: float, jitter: float) -> list[Command]:
-        """Handle all timers due at *now*: of events, retries, late responses and idle streams."""
+        """Handle what is due at *now*: event timeouts, retries, overdue responses, idle streams."""
         out: list[Command] = []
         expired = self._events.expired(now)
         if expired:

@@ -27,7 +27,7 @@ _LOOK_S = 0.01
 
 
 class EmulatorRun:
-    """Creates the directory of a pytest run's emulator, and ends the emulator with the run.
+    """Creates the directory of a pytest run's emulator, and stops the emulator when the run ends.
 
     Only the process that owns the run creates an instance.
 

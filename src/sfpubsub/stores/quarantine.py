@@ -1,4 +1,4 @@
-"""The quarantine: stores events that could not be decoded or handled, for processing them later.
+"""The quarantine: stores events that could not be decoded or handled, for later processing.
 
 An entry contains everything that was received, so it can be processed once the schema, decoder or
 handler is fixed. It is durable before the event's position can be committed: the event is acked

@@ -58,7 +58,7 @@ class Channel:
     """
 
     def gap(self, reason: GapReason, error_code: str | None = None) -> Gap:
-        """Return the `Gap` to report if the channel cannot continue from its position."""
+        """Return a `Gap` which reports that the channel cannot continue from its position."""
         after = as_replay_id(self.position) if self.position >= 0 else None
         return Gap(reason, self.name, after=after, error_code=error_code)
 
@@ -147,7 +147,7 @@ class Subscriptions:
                     f"the filter of {path[:100]} is too long for a request: use a shorter one"
                 )
             if path.startswith(("/event/", "/data/")):
-                logger.info("%s can be read through the Pub/Sub API: see PubSubClient", path)
+                logger.info("%s can be read through the Pub/Sub API, with PubSubClient", path)
             left = channel.position if resumes else NEW_EVENTS
             self._by_path[path] = Channel(name, start if left < 0 else left, call, is_wanted=True)
         elif rewind:

@@ -55,7 +55,7 @@ class AlarmClock:
     def close(self) -> None:
         """End the thread, and wait until it has ended. No callback starts after that.
 
-        If a callback calls this method, it does not wait.
+        When called from a callback, this method does not wait.
         """
         with self._lock:
             self._closed = True

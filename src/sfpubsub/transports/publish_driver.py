@@ -78,7 +78,7 @@ class PublishDriver(CallDriver[OpenPublish]):
     # For the application's threads.
 
     def offer(self, events: Sequence[ProducerEvent], taken: Callable[[list[int]], None]) -> bool:
-        """Submit *events* unless pending events reach a limit; return whether they were submitted.
+        """Submit *events* and return True; return False if pending events have reached a limit.
 
         Args:
             events: Events with their ids.

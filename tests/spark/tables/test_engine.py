@@ -316,7 +316,7 @@ def test_unsuitable_sources_and_targets_are_rejected(spark, raw, tmp_path):
     """The error says what to specify, and no directory is created or changed."""
     raw.write((ORDER, 1, 0))
     raw.make()
-    with pytest.raises(ConfigurationError, match="are built from all objects"):
+    with pytest.raises(ConfigurationError, match="are built for all objects"):
         raw.make(objects=["Account"])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")

@@ -179,7 +179,7 @@ class PubSubServicer(pb_grpc.PubSubServicer):
     @contextlib.contextmanager
     def _stream(self, rpc: str, context: grpc.ServicerContext) -> Iterator[None]:
         """Run the body of a `with` statement as a streaming call, or refuse the call if too many
-        are open. Each one occupies a thread; the limit leaves threads for unary calls.
+        are open. Each open call occupies a thread, and the limit leaves threads for unary calls.
         """
         with self._lock:
             full = self._streams >= self._world.settings.max_streams

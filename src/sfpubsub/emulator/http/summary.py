@@ -20,8 +20,8 @@ def problem(status: HTTPStatus, text: str) -> Answer:
 
 
 def health(world: World) -> dict[str, Any]:
-    """Return the content of /health: topics and managed subscriptions, with their counts. Tests and
-    the demo rely on its keys.
+    """Return the content of /health: the counters of each topic, and the state and counters of
+    each managed subscription. Tests and the demo rely on its keys.
     """
     bus = world.bus
     topics = {}

@@ -112,7 +112,7 @@ class Bus(Positions):
         return [row[0] for row in rows]
 
     def remove_channel(self, name: str) -> None:
-        """Delete a channel and its log; streams that read it end."""
+        """Delete a channel and its log, which ends the streams that read the channel."""
         topic = self.topic(name)
         with self._lock, self._store.transaction():
             # Its number may be reused by another topic, so nothing may remain.
@@ -243,7 +243,7 @@ class Bus(Positions):
     @contextlib.contextmanager
     def together(self) -> Iterator[Batch]:
         """Run the body of a `with` statement in one transaction. The transaction covers the events
-        that the body adds to the yielded batch, and all other changes of the body to the store.
+        that the body adds to the yielded batch, and all other changes it makes to the store.
 
         An exception rolls back everything. Streams are notified after the commit.
         """
@@ -339,9 +339,8 @@ class Bus(Positions):
             return self._store.newest_events(topic.number, limit)
 
     def times_after(self, topic: Topic, position: int, limit: int) -> list[tuple[int, float]]:
-        """Return the last `limit` events of a topic after `position`, in order.
-
-        Each is a tuple of its position and its publication time in seconds since the epoch.
+        """Return the position and the publication time (in seconds since the epoch) of each of the
+        last `limit` events of a topic after `position`, in order.
         """
         return self._store.times_after(topic.number, position, limit)
 
@@ -359,8 +358,8 @@ class Bus(Positions):
             return self._tip
 
     def position_at(self, at: float) -> int | None:
-        """Return the newest retained position that was created before `at` (seconds since 1970
-        UTC), or None if there is no such position.
+        """Return the newest retained position that was created before `at` (seconds since the
+        epoch), or None if there is no such position.
         """
         return self._store.newest_before(at)
 

@@ -318,7 +318,9 @@ class Settings:
                     f"unknown setting {name}; valid names are {', '.join(sorted(known))}"
                 )
             if not _fits(value, types[name]):
-                raise ValueError(f"setting {name}: {value!r} is not a valid value")
+                raise ValueError(
+                    f"setting {name}: {value!r} has the wrong type or is not an allowed value"
+                )
         return cls(**values)
 
 

@@ -22,7 +22,7 @@ from sfpubsub.spark.raw.schema import SCHEMA
 
 @dataclass(frozen=True)
 class Part:
-    """One source's events in a write."""
+    """The events of one source, before screening."""
 
     source: str
     """Name of the source."""
@@ -43,7 +43,7 @@ class ScreenedPart:
 
 @dataclass(frozen=True)
 class Screened:
-    """The result of `screen`: the rows of each `Part` to write, and the conflicts to store."""
+    """The result of `screen`: for each `Part`, the rows to write or an error; and the conflicts."""
 
     now: float
     """The time of the write, in seconds since the epoch."""
@@ -57,6 +57,9 @@ class Screened:
 
 def screen(parts: Sequence[Part], known: KnownEvents, undecodable: Undecodable) -> Screened:
     """Select the rows of *parts* to write, and apply the policy for undecodable events.
+
+    With the policy ``fail``, a part with a new undecodable event is excluded: the result contains
+    the error instead of its rows.
 
     Raises:
         WriteError: The table could not be read, or the quarantine could not be written.
@@ -121,7 +124,7 @@ def _part(
 
 
 def _share(verdict: Verdict, start: int, count: int) -> Verdict:
-    """Return the part of *verdict* for *count* rows from *start*, with indexes counted from 0."""
+    """Return the part of *verdict* for *count* rows from *start*; its indexes begin at 0."""
     end = start + count
     return Verdict(
         [index - start for index in verdict.new if start <= index < end],

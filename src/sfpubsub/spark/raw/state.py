@@ -61,15 +61,15 @@ class State:
         return cls(sources, writer, uuid.uuid4().hex, 0, layout=layout)
 
     def taken_by(self, writer: str, sources: tuple[Source, ...]) -> State:
-        """Return the state of an empty transaction that fences off writers older than *writer*."""
+        """Return the state after an empty transaction in which *writer* fences off earlier ones."""
         return replace(self._next(), writer=writer, sources=sources)
 
     def moved(self, positions: Mapping[str, ReplayId]) -> State:
-        """Return the state of a transaction with positions but no rows."""
+        """Return the state after a transaction with positions but no rows."""
         return replace(self._next(), positions={**self.positions, **positions})
 
     def upgraded(self) -> State:
-        """Return the state of a transaction that upgrades the table to the newest layout."""
+        """Return the state after a transaction that upgrades the table to the newest layout."""
         return replace(self._next(), layout=NEWEST)
 
     def grown(
@@ -80,7 +80,7 @@ class State:
         now: float,
         name: str | None,
     ) -> State:
-        """Return the state of a transaction that appends a batch and updates *positions*."""
+        """Return the state after a transaction that appends a batch and updates *positions*."""
         return replace(
             self._next(),
             next_seq=self.next_seq + rows,

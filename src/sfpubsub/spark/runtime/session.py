@@ -128,13 +128,13 @@ def spark_session(
         reason = _without_secrets(first_line(error), wanted)
         if "spark.jars.packages" in wanted:
             raise ConfigurationError(
-                f"spark did not start (master {master}): {reason}; check that the jars of "
+                f"Spark did not start (master {master}): {reason}; check that the jars of "
                 f"{wanted['spark.jars.packages']} can be downloaded: they are fetched once from "
                 f"Maven Central and cached in {wanted.get('spark.jars.ivy', 'the Ivy cache')}"
             ) from error
         java = environment.get("JAVA_HOME", "spark-submit's")
         raise ConfigurationError(
-            f"spark did not start (master {master}, java {java}): {reason}"
+            f"Spark did not start (master {master}, Java {java}): {reason}"
         ) from error
     try:
         if format != "parquet":
@@ -234,7 +234,7 @@ def _stop(spark: SparkSession) -> None:
         spark.stop()
     except SPARK_ERRORS:
         # The JVM has exited. Its failure was already raised where it was used.
-        logging.getLogger("sfpubsub.spark").debug("spark had exited before it was stopped")
+        logging.getLogger("sfpubsub.spark").debug("Spark had exited before it was stopped")
 
 
 # Settings of our own sessions. Persisted frames get a number of partitions that depends on their

@@ -298,6 +298,8 @@ class EventTables:
     ) -> Iterator[StepReport]:
         """Perform steps until there is nothing left to do or, with *follow*, until stopped.
 
+        Unless it is stopped, this does not end while rows are waiting for their schemas.
+
         Args:
             follow: Whether to keep processing new batches of the raw table.
             stopping: Event that another thread or a signal handler sets to stop after the current

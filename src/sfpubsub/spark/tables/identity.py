@@ -1,4 +1,4 @@
-"""The identity of a target: the raw table and the objects from which its tables are built."""
+"""The identity of a target: its raw table, and the objects that its tables are built for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LAYOUT = 1
 
 @dataclass(frozen=True)
 class Identity:
-    """The raw table and the objects from which a target's tables are built."""
+    """The raw table that a target's tables are built from, and the objects they are built for."""
 
     format: str
     """Format of the raw table."""
@@ -82,7 +82,7 @@ class Identity:
         if now.objects != self.objects and not grown:
             was = ", ".join(self.objects) or "all objects"
             raise ConfigurationError(
-                f"these tables are built from {was}: specify the same objects, or choose another "
+                f"these tables are built for {was}: specify the same objects, or choose another "
                 f"target"
             )
         same_id = now.id == self.id

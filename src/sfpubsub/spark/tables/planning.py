@@ -144,8 +144,8 @@ class Planner:
         if not self._target.can_merge:
             raise ConfigurationError(
                 f"the raw table was restored to an earlier version, and {len(gone)} of the "
-                f"removed batches are in {self._target.place}, whose format cannot remove them: "
-                f"rebuild the tables with sfpubsub tables rebuild"
+                f"removed batches are in {self._target.place}, whose format does not support "
+                f"removing them: rebuild the tables with sfpubsub tables rebuild"
             )
         self._missing = None
         return StepPlan(

@@ -75,11 +75,11 @@ class Queue:
         self._table.make(QUEUE, _facts(with_history=with_history, epochs=[]))
 
     def clear(self, step: int) -> None:
-        """Remove all rows from the queue, with *step* as the number of the change."""
+        """Remove all rows from the queue, as part of step number *step*."""
         self._table.delete("true", step)
 
     def add(self, cues: Sequence[dict[str, Any]], step: int) -> None:
-        """Add the rows of a step, unless the queue already has the step."""
+        """Add the rows of a step to the queue, unless they have already been added."""
         # Without cues, no commit is needed. A repeated step, which skips finished objects, produces
         # no cues for them.
         if cues:

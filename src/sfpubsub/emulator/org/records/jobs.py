@@ -209,7 +209,7 @@ class Jobs:
         """
         with self._changed:
             if job.state not in (*ENDED, "UploadComplete"):
-                raise _wrong_state(f"a job that is {job.state} cannot be deleted: abort it first")
+                raise _wrong_state(f"a job in state {job.state} cannot be deleted: abort it first")
             job.stopped.set()
             self._store.run("DELETE FROM jobs WHERE id = ?", job.job_id)
             self._jobs.pop(job.job_id, None)
@@ -233,7 +233,7 @@ class Jobs:
 
     def unprocessed(self, job: Job, columns: list[str]) -> ResultFile:
         """Return a file with the unprocessed rows of an ingest job that has ended. If the worker
-        thread is still running the job, wait for it. The first call writes the file.
+        thread has not finished with the job yet, wait for it. The first call writes the file.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._current is not job)
@@ -309,7 +309,7 @@ class Jobs:
         except RecordProblem as problem:
             ended = {"state": "Failed", "errorMessage": f"{problem.code} : {problem.text}"}
         except Exception as error:  # noqa: BLE001 - a bug in the emulator must not end the thread
-            _log.exception("Bulk API job %s failed: internal error of the emulator", job.job_id)
+            _log.exception("Bulk API job %s failed: internal error in the emulator", job.job_id)
             ended = {"state": "Failed", "errorMessage": f"emulator error, see its log: {error}"}
         with self._changed:
             if not job.stopped.is_set():  # by an abort, a deletion, or the end of the emulator
