@@ -56,8 +56,8 @@ class Signal:
     """A signal to a running mirror."""
 
     kind: Kind
-    """What to do: ``reread`` records of an object, ``pause`` or ``resume`` all work, ``add`` an
-    object.
+    """What to do: ``reread`` records of an object, ``add`` an object, or ``pause`` or ``resume``
+    reads and merges. During a pause, events are still written to the raw table.
     """
     entity: str | None = None
     """For ``reread`` and ``add``: the object; otherwise None."""
