@@ -20,9 +20,9 @@ from sfpubsub.client.client import PubSubClient
 from sfpubsub.config import Settings
 from sfpubsub.emulator.faults import Fault
 from sfpubsub.emulator.org.settings import Settings as EmulatorSettings
-from sfpubsub.errors import AuthenticationError, SessionExpiredError
+from sfpubsub.errors import AuthenticationError, SessionExpiredError, StreamUnavailableError
 
-from ..client.test_managed import NAME, TOPIC, numbers, orders
+from ..client.test_managed import NAME, TOPIC, committed, numbers, orders
 from ..conftest import PATIENCE, QUICK
 
 APP = {"client_id": "emulator", "client_secret": "emulator-secret"}
@@ -164,7 +164,10 @@ def test_a_salesforce_object_signs_in_over_tls(run_emulator):
 
 
 def test_from_env_signs_in(run_emulator, monkeypatch):
-    """Both clients that `from_env` returns sign in with settings from environment variables."""
+    """Both clients that `from_env` returns sign in with settings from environment variables.
+
+    They ask the login host for nothing before the first call.
+    """
     emulator = run_emulator(tls=True)
     settings = client_credentials(emulator)
     for name in ("endpoint", "ca_file", "auth", "login_url", "client_id", "client_secret"):
@@ -177,6 +180,13 @@ def test_from_env_signs_in(run_emulator, monkeypatch):
             return (await client.get_topic(TOPIC)).can_subscribe
 
     assert asyncio.run(main())
+    nowhere = {"login_url": "https://127.0.0.1:1"}
+    asyncio.run(AsyncPubSubClient.from_env(nowhere).close())
+    with (
+        PubSubClient.from_env(nowhere) as client,
+        pytest.raises(StreamUnavailableError, match="the connection was refused"),
+    ):
+        client.get_topic(TOPIC)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +225,7 @@ def test_expired_tokens_leave_no_gap_in_a_stream(way, rotating, run_emulator, tm
 
 def test_a_managed_stream_survives_expired_tokens(run_emulator):
     """A managed subscription whose token expires twice still delivers each event once and in
-    order.
+    order, and commits the last one.
     """
     emulator = run_emulator(tls=True, settings=EmulatorSettings(events_per_response=5))
     with (
@@ -228,9 +238,12 @@ def test_a_managed_stream_survives_expired_tokens(run_emulator):
             while len(seen) < start + 20:
                 seen += numbers([subscription.next_batch(PATIENCE)])
             emulator.faults.add(Fault("expire_token"))
-        emulator.publish(TOPIC, orders(1, 40))
+        (last,) = emulator.publish(TOPIC, orders(1, 40))
         seen += numbers([subscription.next_batch(PATIENCE)])
+        subscription.next_batch(0)  # acks the last batch
     assert seen == list(range(41))
+    assert committed(emulator) == last.replay_id
+    emulator.faults.assert_consumed()
 
 
 def test_many_streams_share_one_renewal(run_emulator):

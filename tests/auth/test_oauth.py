@@ -407,35 +407,35 @@ def test_an_invalid_instance_url_gets_no_token(host, http, instance_url):
 
 SHAPES = [
     b"",
-    b"<html>maintenance</html>",
+    b"<html>TopSecret</html>",
     b"null",
     b"[]",
-    b'"text"',
+    b'"TopSecret"',
     b"12",
-    b'{"access_token": "x"',
+    b'{"access_token": "TopSecret"',
     b"[" * 100_000,
-    b"\xff\xfe\x00",
+    b"\xff\xfe\x00TopSecret",
     b'{"access_token": null}',
     b'{"access_token": 5}',
-    b'{"access_token": ["x"]}',
+    b'{"access_token": ["TopSecret"]}',
     b'{"access_token": ""}',
-    b'{"access_token": "with space\\n", "instance_url": "https://x"}',
-    b'{"access_token": "x", "token_type": "mac", "instance_url": "https://x"}',
-    b'{"access_token": "x", "instance_url": {}}',
-    b'{"access_token": "x", "instance_url": "https://x", "id": 7}',
-    json.dumps({"access_token": "x" * 9000, "instance_url": "https://x"}).encode(),
+    b'{"access_token": "TopSecret with space\\n", "instance_url": "https://x"}',
+    b'{"access_token": "TopSecret", "token_type": "mac", "instance_url": "https://x"}',
+    b'{"access_token": "TopSecret", "instance_url": {"TopSecret": 1}}',
+    b'{"access_token": "TopSecret", "instance_url": "https://x", "id": 7}',
+    json.dumps({"access_token": "TopSecret" * 1000, "instance_url": "https://x"}).encode(),
 ]
 
 
 @pytest.mark.parametrize("body", SHAPES, ids=range(len(SHAPES)))
 def test_an_invalid_token_response_raises(host, http, body):
-    """The error names the host, can't be retried, isn't chained, and doesn't quote an HTML page."""
+    """The error names the host, can't be retried, isn't chained, and quotes no text of the body."""
     host.answer = lambda _request: Reply(200, body)
     with pytest.raises(RemoteProtocolError, match=r"127\.0\.0\.1") as caught:
         credentials(host, http).get_session(None)
     assert not caught.value.retryable
     assert caught.value.__context__ is None
-    assert "maintenance" not in str(caught.value)
+    assert "TopSecret" not in str(caught.value)
 
 
 def test_a_response_that_is_too_large_raises(host, http):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import signal
+import subprocess
 import sys
 import time
 
@@ -180,7 +182,17 @@ def test_sf_signed_in_to_another_org_raises(sf):
 
 
 def test_an_sf_that_hangs_times_out(tmp_path, monkeypatch):
-    """If ``sf`` doesn't finish within its time limit, an error with this limit is raised."""
+    """If ``sf`` doesn't finish within its time limit, an error with this limit is raised, and its
+    process is killed.
+    """
+    started = []
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
     program = tmp_path / "sf"
     program.write_text(f"#!{sys.executable}\nimport signal\nsignal.pause()\n")
     program.chmod(0o755)
@@ -190,6 +202,7 @@ def test_an_sf_that_hangs_times_out(tmp_path, monkeypatch):
     with pytest.raises(AuthenticationError, match=r"within 0\.3 s") as caught:
         SfCliLogin().get_session(None)
     assert time.monotonic() - begun < 30.0
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
     assert caught.value.__context__ is None
 
 

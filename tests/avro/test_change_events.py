@@ -359,15 +359,17 @@ def test_a_schema_is_parsed_once_per_id_and_text():
 
 
 def test_threads_share_a_schema():
-    """Four threads that overflow the cache of one schema all get the right number of names."""
-    schema = ChangeSchema("acc", ACCOUNT)
+    """Four threads that overflow the cache of one schema all get the right names."""
+    alone, schema = ChangeSchema("acc", ACCOUNT), ChangeSchema("acc", ACCOUNT)
+    entries = [[f"0x{bits:04X}", "6-0x01"] for bits in range(300 + 2 * MAX_BITMAPS)]
+    names = [alone.expand(each) for each in entries]
     wrong: list[object] = []
 
     def work(start: int) -> None:
         for bits in range(start, start + 2 * MAX_BITMAPS):
-            names = schema.expand([f"0x{bits:04X}", "6-0x01"])
-            if len(names) != bits.bit_count() + 1:
-                wrong.append((bits, names))
+            found = schema.expand(entries[bits])
+            if found != names[bits]:
+                wrong.append((bits, found))
 
     threads = [threading.Thread(target=work, args=(100 * number,)) for number in range(4)]
     for thread in threads:

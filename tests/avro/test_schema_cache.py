@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -44,6 +45,50 @@ def test_many_threads_share_one_fetch():
     assert calls == ["a"]
 
 
+@pytest.fixture
+def waiting(monkeypatch) -> list[str]:
+    """Return a list that grows when a thread begins to wait for the fetch of another one."""
+    threads: list[str] = []
+
+    class Watched(Future):
+        def result(self, timeout=None):
+            threads.append(threading.current_thread().name)
+            return super().result(timeout)
+
+    monkeypatch.setattr("sfpubsub.avro.schema_cache.Future", Watched)
+    return threads
+
+
+def test_a_failed_fetch_fails_for_all_that_wait_for_it(waiting):
+    """Eight threads that need the same schema at once get the error of the one call."""
+    gate, calls = threading.Event(), []
+    down = StreamUnavailableError("down")
+
+    def fetch(schema_id):
+        calls.append(schema_id)
+        assert gate.wait(PATIENCE)
+        raise down
+
+    cache = SchemaCache(fetch)
+    outcomes = []
+
+    def ask():
+        try:
+            outcomes.append(cache.get("a"))
+        except StreamUnavailableError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(waiting) == 7, "seven threads that wait for the eighth")
+    gate.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert outcomes == [down] * 8
+    assert calls == ["a"]
+
+
 def test_a_failed_fetch_is_not_cached():
     """After a failed fetch, the next request fetches the schema again."""
     answers = [StreamUnavailableError("down"), SchemaInfo("a", ORDER)]
@@ -61,15 +106,18 @@ def test_a_failed_fetch_is_not_cached():
 
 
 def test_an_unknown_or_broken_schema_raises_a_typed_error():
-    """A schema that is unknown or can't be parsed raises an error, and a broken one is not
-    cached.
-    """
+    """A schema that is unknown or can't be parsed raises an error, and is not cached."""
+    calls = []
 
     def missing(schema_id):
+        calls.append(schema_id)
         raise SchemaNotFoundError(schema_id)
 
-    with pytest.raises(SchemaNotFoundError):
-        SchemaCache(missing).get("a")
+    unknown = SchemaCache(missing)
+    for _ in range(2):
+        with pytest.raises(SchemaNotFoundError):
+            unknown.get("a")
+    assert (calls, len(unknown)) == (["a", "a"], 0)
     broken = SchemaCache(lambda id_: SchemaInfo(id_, "{"))
     with pytest.raises(SchemaError):
         broken.get("a")
@@ -86,9 +134,9 @@ def test_the_cache_drops_the_least_recently_used_schema():
     assert calls == ["a", "b", "c", "b"]
 
 
-def test_an_interrupted_fetch_can_be_retried_by_other_threads():
-    """If Ctrl-C interrupts a fetch, another thread gets an error that can be retried, or fetches
-    by itself.
+def test_an_interrupted_fetch_can_be_retried_by_other_threads(waiting):
+    """If Ctrl-C interrupts a fetch, only its own thread is interrupted; another that waits for it
+    gets an error that can be retried.
     """
     gate, asked = threading.Event(), threading.Event()
 
@@ -110,11 +158,9 @@ def test_an_interrupted_fetch_can_be_retried_by_other_threads():
     first.start()
     assert asked.wait(PATIENCE)
     second.start()
+    until(lambda: waiting, "the second thread")
     gate.set()
     first.join(PATIENCE)
     second.join(PATIENCE)
-    assert sum(isinstance(error, KeyboardInterrupt) for error in outcomes) >= 1
-    assert all(
-        isinstance(error, KeyboardInterrupt) or getattr(error, "retryable", False)
-        for error in outcomes
-    )
+    assert {type(error) for error in outcomes} == {KeyboardInterrupt, SchemaError}
+    assert all(error.retryable for error in outcomes if isinstance(error, SchemaError))

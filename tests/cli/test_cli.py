@@ -112,14 +112,17 @@ def test_a_replay_store_lets_a_topic_resume(emulator, tmp_path, capsys):
 
 
 def test_a_fallback_resumes_from_a_rejected_position(emulator, capsys):
-    """If the replay id is rejected, the events from the fallback position are printed, and the
-    exit code is 0.
+    """If the replay id is rejected, the events from the fallback position are printed, a warning
+    says that events may be missing, and the exit code is 0.
     """
     emulator.publish(TOPIC, orders(2))
     options = ["--replay", "00ff", "--fallback", "earliest", "--max-events", "2"]
     assert run(["subscribe", "--topic", TOPIC, *options]) == 0
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 2
+    (warning,) = [line for line in captured.err.splitlines() if line.startswith("WARNING")]
+    assert f"position lost on {TOPIC} (rejected): events between 00ff and" in warning
+    assert warning.endswith("may be missing")
 
 
 def test_subscribe_prints_events_soon_after_they_are_published(emulator):

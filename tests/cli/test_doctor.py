@@ -18,6 +18,7 @@ from sfpubsub.cli.certificate import certificate_of
 from sfpubsub.cli.main import run
 from sfpubsub.cli.probes import Way
 from sfpubsub.config import Settings
+from sfpubsub.emulator.faults import Fault
 
 from ..auth.servers import Authority, Reply, connect_proxy, https_host, raw_host
 from ..client.test_managed import NAME, TOPIC
@@ -114,6 +115,25 @@ def test_an_untrusted_certificate_is_described(run_emulator, monkeypatch, capsys
     assert checks["Pub/Sub API"]["result"] == "skipped"
 
 
+# By the check that fails: the results of the checks after it.
+AFTER_FAILURE = {
+    "settings": {"network": "skipped", "sign-in": "skipped", "Pub/Sub API": "skipped"},
+    "endpoint": {"sign-in": "ok", "organisation": "ok", "Pub/Sub API": "skipped"},
+    "port 1": {
+        "TLS": "skipped",
+        "sign-in": "ok",
+        "organisation": "ok",
+        "Pub/Sub API": "skipped",
+    },
+    "TLS": {"sign-in": "ok", "organisation": "ok", "Pub/Sub API": "skipped"},
+    "sign-in": {"organisation": "skipped", "Pub/Sub API": "skipped"},
+    "organisation": {"Pub/Sub API": "failed"},  # the API rejects a wrong organisation, too
+    "Pub/Sub API": {},
+    "topic": {},
+    "managed subscription": {},
+}
+
+
 @pytest.mark.parametrize(
     ("changed", "options", "check", "says", "cure"),
     [
@@ -140,12 +160,16 @@ def test_each_failure_is_found_at_its_own_step(
 ):
     """The failed check has a line of its own that says what is wrong and how to fix it.
 
-    The exit code is 3.
+    Later checks that need it are skipped, the others are made. The exit code is 3.
     """
     point_at(emulator, monkeypatch, **changed)
     code, checks, _ = examine(capsys, *options)
     assert code == 3
     assert checks[check]["result"] == "failed", checks
+    names = list(checks)
+    before, after = names[: names.index(check)], names[names.index(check) + 1 :]
+    assert all(checks[name]["result"] != "failed" for name in before)
+    assert {name: checks[name]["result"] for name in after} == AFTER_FAILURE[check]
     assert says in checks[check]["detail"]
     assert cure in checks[check]["cure"]
 
@@ -219,14 +243,13 @@ def test_missing_setup_permission_skips_the_subscription_check(emulator, monkeyp
 
 
 def test_doctor_does_not_take_the_slot(emulator, capsys):
-    """The check of a managed subscription doesn't take its slot, which another client may be
-    using.
+    """The checks open no stream, so a managed subscription's slot stays free for the client that
+    uses it.
     """
-    taken = []
-    acquire = emulator.managed.acquire
-    emulator.managed.acquire = lambda *arguments: (taken.append(1), acquire(*arguments))
+    for rpc in ("Subscribe", "ManagedSubscribe"):  # counts the calls, and delays none
+        emulator.faults.add(Fault("delay_call", rpc=rpc, seconds=0.0))
     assert examine(capsys, "--topic", TOPIC, "--managed", NAME)[0] == 0
-    assert not taken
+    assert [fault["happened"] for fault in emulator.faults.report()] == [0, 0]
 
 
 def test_no_secret_is_printed(emulator, monkeypatch, tmp_path, capsys):
@@ -316,6 +339,22 @@ def test_an_unknown_host_and_a_dns_timeout_are_reported(monkeypatch):
             probes.resolve("slow.example.com")
     finally:
         over.set()
+
+
+def test_a_port_that_never_answers_is_an_error_after_the_timeout(monkeypatch):
+    """The connection gets the time limit of a step, and the error names the port and this limit."""
+    limits = []
+
+    def connect(_address: tuple[str, int], timeout: float) -> None:
+        limits.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr(probes.socket, "create_connection", connect)
+    with pytest.raises(
+        probes.ProbeError, match=r"192\.0\.2\.1:7443 cannot be reached: no response within 0\.5 s"
+    ):
+        probes.connect(Way("192.0.2.1", 7443, ""))
+    assert limits == [probes.STEP]
 
 
 def test_both_ports_of_the_service_are_tried(monkeypatch, capsys):

@@ -147,6 +147,14 @@ def test_commit_answer_counts_as_a_response(emulator, connect):
         until(lambda: subscription.health().responses > before, "the commit's answer")
 
 
+def test_keepalive_counts_as_a_response(run_emulator, connect):
+    """The keepalives of a topic without events are counted in `health`."""
+    emulator = run_emulator(settings=EmulatorSettings(keepalive_s=0.05))
+    with connect(emulator).subscribe(TOPIC) as subscription:
+        until(lambda: subscription.health().responses >= 2, "two keepalives")
+        assert subscription.health().delivered == 0
+
+
 def test_file_is_written_at_most_once_a_second(state, monkeypatch):
     """A thousand refreshes at one moment write the file only once more after the run's start.
 

@@ -83,7 +83,9 @@ def test_plain_messages_become_json_lines():
 
 
 def test_all_of_stderr_is_json(run_emulator, monkeypatch, capsys):
-    """With --log-format json, successful and failed runs print nothing but JSON to stderr."""
+    """With --log-format json, successful and failed runs and the usage error of a command print
+    nothing but JSON to stderr.
+    """
     monkeypatch.setattr(sys, "stderr", sys.stderr)  # restored later: a run replaces it
     emulator = run_emulator()
     point_at(emulator, monkeypatch)
@@ -91,11 +93,13 @@ def test_all_of_stderr_is_json(run_emulator, monkeypatch, capsys):
     start = ["--log-format", "json", "-v"]
     assert run([*start, "subscribe", "--managed", NAME, "--max-events", "2"]) == 0
     assert run([*start, "topic", "/event/Nope__e"]) != 0
+    assert run([*start, "subscribe", "--max-events", "many"]) == 2
     click.echo("two\nlines", err=True)
     printed = capsys.readouterr()
     lines = [json.loads(line) for line in printed.err.splitlines()]
     assert {"2 events", "two", "lines"} <= {line["message"] for line in lines}
     assert {line["logger"] for line in lines} >= {"sfpubsub.cli", "sfpubsub.transport"}
-    (failed,) = [line for line in lines if line["level"] == "error"]
+    failed, misused = [line for line in lines if line["level"] == "error"]
     assert failed["rpc_id"] in failed["message"]
+    assert "sfpubsub subscribe --help" in misused["message"]
     assert len(printed.out.splitlines()) == 2, "stdout is as it was"

@@ -15,6 +15,7 @@ from sfpubsub import FileQuarantine, FileSchemaStore, QuarantinedEvent
 from sfpubsub.avro.codec import Codec
 from sfpubsub.avro.schema_cache import schema_id_of
 from sfpubsub.cli.main import run
+from sfpubsub.cli.quarantine import quarantine
 from sfpubsub.emulator.org.bus import Draft
 from sfpubsub.spark.raw.ownership import claim_table
 from sfpubsub.spark.raw.sources import Source
@@ -301,18 +302,25 @@ def test_schemas_are_stored_next_to_the_replay_store(emulator, tmp_path, capsys)
 
 @pytest.mark.parametrize("command", ["list", "show", "redrive"])
 def test_every_subcommand_has_help(command, capsys):
-    """`--help` shows the option --dir, and a directory that does not exist is a usage error."""
+    """`--help` explains each option, and a directory that does not exist is a usage error."""
     assert run(["quarantine", command, "--help"]) == 0
     out = capsys.readouterr().out
     assert "--dir DIR" in out
+    options = [item for item in quarantine.commands[command].params if item.opts[0][:1] == "-"]
+    assert options
+    assert all(option.help and option.opts[0] in out for option in options)
     assert run(["quarantine", command, "--dir", "/nowhere", "x"]) == 2
     assert os.path.sep in capsys.readouterr().err
 
 
-def test_list_and_redrive_need_no_settings(kept, monkeypatch):
-    """Listing and redriving work without a service, settings or credentials."""
+def test_list_and_redrive_need_no_settings(kept, monkeypatch, capsys):
+    """Listing and redriving work without a service, settings or credentials; only `--fetch` needs
+    them.
+    """
     for name in [name for name in os.environ if name.startswith("SFPUBSUB_")]:
         monkeypatch.delenv(name)
     put(kept, 1, schema_json=SCHEMA)
     assert run_quarantine(kept, "list") == 0
+    assert run_quarantine(kept, "redrive", "--fetch") == 1
+    assert "SFPUBSUB_" in capsys.readouterr().err
     assert run_quarantine(kept, "redrive") == 0

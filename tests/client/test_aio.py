@@ -847,6 +847,32 @@ def test_cancelled_store_calls_are_repeated(run_emulator):
     run(main())
 
 
+@pytest.mark.parametrize("make", [AsyncDictStore, DictStore])
+def test_position_that_could_not_be_stored_is_stored_later(run_emulator, make):
+    """`next_batch` raises the error of the store, and the drain stores the acked position."""
+    emulator = run_emulator()
+    results = emulator.publish(TOPIC, orders(3))
+    store = make(StartPosition.earliest())
+    whole = store.set
+
+    def fail(_topic, _replay_id):
+        store.set = whole
+        raise OSError("disk full")
+
+    async def main():
+        async with client_of(emulator) as client:
+            subscription = client.subscribe(TOPIC, replay=store)
+            assert await collect(subscription, 3) == [0, 1, 2]
+            store.set = fail
+            with pytest.raises(OSError, match="disk full"):
+                await subscription.next_batch(PATIENCE)
+            assert store.positions == {}
+            await subscription.drain()
+            assert bytes(store.positions[TOPIC]) == results[2].replay_id
+
+    run(main())
+
+
 def test_async_store_gets_one_call_at_a_time(run_emulator):
     """A drain waits for the store call of an iterating task, and the newest position is kept."""
     emulator = run_emulator()

@@ -222,13 +222,17 @@ def test_slot_that_stays_held_is_an_error_after_the_timeout(run_emulator, connec
 
 
 def test_unknown_name_is_an_error_and_not_retried(run_emulator, connect):
-    """A name that the service does not know raises an error that contains the name."""
-    emulator = run_emulator()
+    """A name that the service does not know raises an error that contains the name, after one
+    call.
+    """
+    plan = FaultPlan([Fault("delay_call", rpc="ManagedSubscribe", seconds=0.0, times=2)])
+    emulator = run_emulator(faults=plan)
     with (
         pytest.raises(SubscriptionNotFoundError, match="Nobody"),
         connect(emulator).subscribe_managed("Nobody") as subscription,
     ):
         subscription.next_batch(PATIENCE)
+    assert [fault["happened"] for fault in plan.report()] == [1]
 
 
 def test_subscription_can_be_opened_by_its_record_id(run_emulator, connect):

@@ -17,6 +17,7 @@ from .test_aio import client_of
 from .test_managed import TOPIC
 
 USER = "005000000000001AAA"
+GOOD = '{"CreatedDate": 1, "CreatedById": "x"}\n'
 
 
 def publish(face: str, emulator, connect, events, topic=TOPIC, **options):
@@ -101,14 +102,19 @@ def test_command_reports_that_a_topic_takes_no_events(run_emulator, monkeypatch,
 def test_command_names_the_line_that_could_not_be_encoded(
     run_emulator, monkeypatch, tmp_path, capsys
 ):
-    """The error has the number of the line in the file, where blank lines count, too."""
-    point_at(run_emulator(), monkeypatch)
+    """The error has the number of the line in the file, where blank lines count, too.
+
+    The lines before it are published, and none after it.
+    """
+    emulator = run_emulator()
+    point_at(emulator, monkeypatch)
     file = tmp_path / "events.jsonl"
-    for text, lines in (
-        ('\n{"Nope": 1}\n', "line 2 of"),
-        ('{"Nope": 1}\n\n{}', "line 1 of"),
-        ('{"CreatedDate": 1, "CreatedById": "x"}\n' * 200 + '{"Nope": 1}', "line 201 of"),
+    for text, lines, published in (
+        ('\n{"Nope": 1}\n', "line 2 of", 0),
+        ('{"Nope": 1}\n\n' + GOOD, "line 1 of", 0),
+        (GOOD * 250 + '{"Nope": 1}\n' + GOOD, "line 251 of", 250),
     ):
         file.write_text(text)
         assert run_cli(["publish", TOPIC, "--file", str(file)]) == 1
         assert f"error: {lines} {file} could not be published: " in capsys.readouterr().err
+        assert emulator.bus.tip() == published

@@ -15,7 +15,7 @@ import pytest
 from sfpubsub.auth.session import Session
 from sfpubsub.client.aio import AsyncPubSubClient
 from sfpubsub.client.client import PubSubClient
-from sfpubsub.config import LARGEST_EVENT, Timings
+from sfpubsub.config import LARGEST_EVENT, MAX_PUBLISH_EVENTS, Timings
 from sfpubsub.emulator.org.clock import ManualClock
 from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import (
@@ -206,19 +206,27 @@ def test_events_that_expire_during_a_schema_fetch_fail_alone(run_emulator, conne
 
 @FACES
 def test_added_field_can_be_set_at_once(face, run_emulator, connect):
-    """A value that does not fit the cached schema makes the publisher fetch the current one."""
+    """A value that does not fit the cached schema makes the publisher fetch the current one, once.
+
+    The topic is fetched again for each value that does not fit.
+    """
     emulator = run_emulator()
 
     async def scenario():
-        async with publisher_of(face, emulator) as publisher:
+        async with publisher_of(face, emulator, ordered=True) as publisher:
             await publisher.send({"City__c": "Bern"})
             change_schema(emulator)
+            for rpc in ("GetTopic", "GetSchema"):  # counts the calls, and delays none
+                emulator.faults.add(Fault("delay_call", rpc=rpc, seconds=0.0, times=9))
             await publisher.send({"New__c": "x"})
+            await publisher.send({"New__c": "y"})
             with pytest.raises(EncodeError, match="Nope"):
                 await publisher.send({"Nope": 1})
+            assert [fault["happened"] for fault in emulator.faults.report()] == [2, 1]
 
     run(scenario())
-    assert [value.get("New__c") for _, value in on_the_bus(emulator, connect)] == [None, "x"]
+    found = [value.get("New__c") for _, value in on_the_bus(emulator, connect)]
+    assert found == [None, "x", "y"]
 
 
 def change_schema(emulator) -> None:
@@ -395,17 +403,26 @@ def reading(topic: str) -> bool:
 
 
 def test_publish_call_resends_unanswered_events(run_emulator, connect):
-    """Unanswered events are sent again under their id, and results keep the order of the events."""
+    """Only unanswered and temporarily refused events are sent again, under their id.
+
+    Results keep the order of the events.
+    """
     emulator = run_emulator()
     emulator.faults.add(Fault("lose_answer", rpc="Publish"))
-    emulator.faults.add(Fault("refuse_event", rpc="Publish"))
+    emulator.faults.add(Fault("refuse_event", rpc="Publish", times=2))
     events = [{"Amount__c": float(n)} for n in range(300)]
     results = connect(emulator).publish(TOPIC, events, created_by=USER)
     emulator.faults.assert_consumed()
     found = on_the_bus(emulator, connect)
     by_id = {name: value["Amount__c"] for name, value in found}
     assert [by_id[result.correlation_key] for result in results] == list(range(300))
-    assert len(by_id) == 300 < len(found)
+    # The first answer is lost, with a refusal of the first event in it; the second one refuses
+    # this event again, and no other is sent a third time.
+    first = MAX_PUBLISH_EVENTS
+    times = Counter(name for name, _ in found)
+    assert [times[result.correlation_key] for result in results] == (
+        [1] + [2] * (first - 1) + [1] * (300 - first)
+    )
 
 
 def test_publish_call_reports_every_result(run_emulator, connect):
@@ -425,8 +442,11 @@ def test_publish_call_reports_every_result(run_emulator, connect):
 
 
 def test_publishing_an_empty_list_returns_no_results(run_emulator, connect):
-    """An empty list of events is not an error."""
-    assert connect(run_emulator()).publish(TOPIC, []) == []
+    """An empty list of events is not an error, and no Publish call is made for it."""
+    emulator = run_emulator()
+    emulator.faults.add(Fault("delay_call", rpc="Publish", seconds=0.0))
+    assert connect(emulator).publish(TOPIC, []) == []
+    assert [fault["happened"] for fault in emulator.faults.report()] == [0]
 
 
 def test_topic_and_schema_are_fetched_once(run_emulator, connect):

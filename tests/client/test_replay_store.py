@@ -21,9 +21,10 @@ from sfpubsub import (
     ReplayOption,
     StartPosition,
 )
+from sfpubsub.emulator.org.settings import Settings
 from sfpubsub.errors import ConfigurationError
 
-from ..conftest import PATIENCE
+from ..conftest import PATIENCE, until
 from .test_managed import TOPIC, collect, orders
 from .test_plain import MemoryStore
 
@@ -179,8 +180,6 @@ def test_file_that_cannot_be_written_is_an_error(tmp_path):
 @pytest.mark.parametrize("form", ["dict", "file", "shelve"])
 def test_each_run_resumes_after_the_acked_events(run_emulator, connect, tmp_path, form):
     """Three runs get ten new events each, whether the store is a dict, a file or a shelve."""
-    from sfpubsub.emulator.org.settings import Settings
-
     emulator = run_emulator(settings=Settings(events_per_response=5))
     emulator.publish(TOPIC, orders(30))
     client = connect(emulator)
@@ -200,6 +199,21 @@ def test_each_run_resumes_after_the_acked_events(run_emulator, connect, tmp_path
             subscription.next_batch(0)  # acks what was taken
         close()
     assert seen == list(range(30))
+
+
+def test_empty_dict_starts_at_latest(run_emulator, connect):
+    """Without a position in the dict, only events published after the start are delivered; then
+    the dict holds the position of the last one.
+    """
+    emulator = run_emulator(settings=Settings(keepalive_s=0.05))
+    emulator.publish(TOPIC, orders(1))
+    kept: dict = {}
+    with connect(emulator).subscribe(TOPIC, replay=kept) as subscription:
+        until(lambda: subscription.health().responses, "a keepalive, so the stream has its start")
+        (last,) = emulator.publish(TOPIC, orders(1, first=1))
+        assert collect(subscription, 1) == [1]
+        subscription.next_batch(0)
+    assert kept == {TOPIC: last.replay_id}
 
 
 def test_plain_dict_is_accepted_as_a_store(run_emulator, connect):

@@ -515,6 +515,19 @@ def test_stop_ends_a_run_that_waits_for_a_retry(start: Start):
     assert service.committed() is None
 
 
+def test_stop_ends_a_run_that_waits_for_events(start: Start):
+    """The run ends without waiting for a further event."""
+    service, face = start()
+    service.publish(1)
+    handler = Handler()
+    held = face.managed(NAME)
+    run = handler.begin(held)
+    until(lambda: service.committed() == 0, "the commit of the only event")
+    held.stop()  # the next keepalive would come after 120 s
+    assert run.result(PATIENCE) == RunSummary(1, 0, 0)
+    assert handler.seen == [0]
+
+
 def test_handler_cannot_drain_its_own_subscription(start: Start):
     """The drain would wait for this handler for ever, so it raises an error."""
     service, face = start()
@@ -533,7 +546,7 @@ def test_handler_cannot_drain_its_own_subscription(start: Start):
 
 
 def test_abort_lets_running_handlers_finish_and_commits_nothing(start: Start):
-    """Their events count as handled in the summary, although they will be redelivered."""
+    """Their events count as handled in the summary, although the next run gets them again."""
     service, face = start()
     service.publish(20)
     go = threading.Event()
@@ -545,6 +558,9 @@ def test_abort_lets_running_handlers_finish_and_commits_nothing(start: Start):
     go.set()
     assert run.result(PATIENCE).handled == 2
     assert service.committed() is None
+    again = Handler(20)
+    again.begin(face.managed(NAME)).result(PATIENCE)
+    assert sorted(again.seen) == list(range(20))
 
 
 def test_failed_subscription_ends_the_run_with_its_error(start: Start):
