@@ -110,8 +110,10 @@ def post(emulator, path, body, token=None):
 
 
 def test_admin_expires_and_renews_the_token(emulator, client):
-    """An expired token still authorizes `/admin/token`, which returns a new one. The `expire_token`
-    fault counts as soon as a call was refused, and its report contains neither token."""
+    """An expired token still authorizes `/admin/token`, which returns a new one.
+
+    The fault is counted once a call has been refused, and its report contains neither token.
+    """
     old = emulator.access_token
     status, answer = post(emulator, "/admin/faults", {"kind": "expire_token"})
     assert (status, answer) == (200, {"number": 0})

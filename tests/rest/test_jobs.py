@@ -174,8 +174,11 @@ def test_deleted_records_are_read_only_with_all_rows(org, file):
 
 
 def test_missing_job_raises_read_expired_error(org, file):
-    """Every use of a job that no longer exists raises `ReadExpiredError`, which says to start the
-    read again; deleting it again is no error."""
+    """Any use of a job that no longer exists raises `ReadExpiredError`, which says to start the
+    read again.
+
+    Deleting the job again succeeds.
+    """
     reader = reader_of(org)
     job = complete(reader, "SELECT Id FROM Contact LIMIT 1")
     reader.jobs.delete(job.id)
@@ -218,7 +221,7 @@ def test_job_can_be_aborted(told):
 
 
 def answer_job(state, **more):
-    """Return the org's reply for a job in the given state, with more fields if given."""
+    """Return the org's response for a job in the given state, with any additional fields."""
     found = {"id": JOB, "object": "Account", "state": state, "createdDate": "2026-01-01T00:00:00"}
     return Reply(200, {**found, **more})
 
@@ -278,8 +281,9 @@ def test_later_pages_may_lack_the_header_line(told, file):
 
 
 def test_page_with_other_columns_is_rejected(told, file):
-    """A page whose header differs from the requested columns raises an error, so that no value gets
-    into a wrong column."""
+    """A page whose header differs from the requested columns raises an error, so that no value ends
+    up in the wrong column.
+    """
     _, reader = told(lambda request: page_of('"Name","Id"\n"x","1"\n', 1))
     with pytest.raises(RemoteProtocolError, match="do not match the requested columns Id, Name"):
         reader.jobs.results(JOB, file, columns=["Id", "Name"])
@@ -309,7 +313,7 @@ def test_truncated_page_is_fetched_again(told, file, cut):
         (Reply(409, [{"errorCode": "X", "message": "other version"}]), RequestRefusedError, "409"),
     ],
 )
-def test_response_that_is_no_page_raises(told, file, reply, error, words):
+def test_response_that_is_not_a_page_raises(told, file, reply, error, words):
     """A response that is not a page raises an error rather than counting as an empty page, and is
     not requested again."""
     host, reader = told(lambda request: reply)
@@ -338,7 +342,7 @@ def test_invalid_csv_raises(told, file, body):
     "body",
     [{}, [], None, 5, {"id": JOB}, {"id": JOB, "object": "A", "state": "Odd", "createdDate": "x"}],
 )
-def test_response_that_is_no_job_raises(told, body):
+def test_response_that_is_not_a_job_raises(told, body):
     """A response without the fields of a job, or with an unknown state, raises an error."""
     _, reader = told(lambda request: Reply(200, json.dumps(body)))
     with pytest.raises(RemoteProtocolError):
@@ -371,8 +375,10 @@ class NoSeek(io.RawIOBase):
 
 
 def test_line_counter_ignores_how_data_is_split():
-    """Line ends within quotes don't count, wherever the data is split; the data is random, and the
-    seed is printed."""
+    """Line breaks within quotes are not counted, wherever the data is split.
+
+    The data is random, and the seed is printed.
+    """
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
