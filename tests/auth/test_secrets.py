@@ -279,8 +279,8 @@ def test_nothing_that_holds_a_secret_is_pickled(key_file):
     ],
 )
 def test_scrub_redacts_tokens_in_foreign_text(text):
-    """Text from elsewhere loses everything that looks like a token, and every secret that was
-    sent.
+    """Everything that looks like a token, and every secret that was sent, is redacted in text from
+    elsewhere.
     """
     assert_clean(scrub(text, [CLIENT_SECRET]), "the text")
 

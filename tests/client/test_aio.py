@@ -450,7 +450,7 @@ def test_errors_keep_their_type_and_gaps_are_reported_in_the_loop(run_emulator):
 def test_batches_received_before_a_failure_are_delivered_first():
     """Batches that arrived before the stream failed are delivered.
 
-    After them each call raises the failure.
+    After them, each call raises the failure.
     """
     script = Script()
 

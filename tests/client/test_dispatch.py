@@ -97,7 +97,7 @@ class Model:
 
 
 class Walk:
-    """One random run: steps come in a random order, and the model checks each of them."""
+    """One random run: steps are taken in random order, and the model checks each of them."""
 
     def __init__(self, seed: int) -> None:
         self.random = rng = random.Random(seed)

@@ -42,7 +42,7 @@ def members(cls: type) -> list[str]:
 
 
 def dunders() -> list[str]:
-    """Return the special methods that are compared as well."""
+    """Return the special methods that the tests also compare."""
     return [*SPELLED.values(), "__init__", "__repr__", "__del__"]
 
 
@@ -60,7 +60,7 @@ def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
 
 
 def callables(cls: type) -> dict[str, Callable[..., Any]]:
-    """Return the methods that a user calls, including the constructor only for clients."""
+    """Return the methods that users call; for clients only, these include the constructor."""
     skipped = set() if "Client" in cls.__name__ else {"__init__"}
     return {
         name: getattr(cls, name)

@@ -121,7 +121,7 @@ def test_file_has_one_owner(tmp_path):
     ],
 )
 def test_damaged_file_is_rejected_and_left_unchanged(tmp_path, text):
-    """Starting with an empty store would lose or repeat events."""
+    """A damaged file does not count as an empty store, which would lose or repeat events."""
     path = tmp_path / "positions.json"
     path.write_text(text)
     for _ in range(2):  # the refusal leaves no lock behind

@@ -156,7 +156,7 @@ def test_t5_a_rejected_position_raises_an_error_with_the_gap(start: Open):
 
 
 @pytest.mark.parametrize("fallback", ["earliest", "latest"])
-def test_t5_a_fallback_is_followed_and_reported(start: Open, fallback: str):
+def test_t5_a_fallback_is_used_and_reported(start: Open, fallback: str):
     """After a rejected position, the subscription starts at `replay_fallback` and reports a gap."""
     target, face = start()
     target.publish(3)
@@ -186,7 +186,7 @@ def test_t6_a_failure_within_a_batch_resumes_at_the_failed_event(start: Open):
     assert numbers(again.batch()) == list(range(3, 10))
 
 
-def test_t7_events_of_failed_work_are_delivered_again(start: Open):
+def test_t7_events_of_failed_work_are_redelivered(start: Open):
     """If a sink raises, the events that it did not store are delivered to the next subscription."""
     target, face = start(events_per_response=5)
     target.publish(15)
@@ -201,7 +201,7 @@ def test_t7_events_of_failed_work_are_delivered_again(start: Open):
     assert written == list(range(15))
 
 
-def test_t9_skipping_an_event_loses_no_other(start: Open):
+def test_t9_skipping_an_event_does_not_lose_others(start: Open):
     """A handler that skips an event, such as its own change, still receives the
     rest of the batch.
     """
@@ -216,7 +216,7 @@ def test_t9_skipping_an_event_loses_no_other(start: Open):
 
 
 def test_t14_every_event_of_every_response_is_delivered(start: Open):
-    """A thousand events arrive completely and in order, three per response."""
+    """A thousand events, sent three per response, are all delivered in order."""
     target, face = start(events_per_response=3)
     target.publish(1000)
     held = face.plain(TOPIC, replay="earliest")

@@ -57,7 +57,7 @@ def test_a_stream_beyond_max_streams_is_rejected_at_once(start):
 def test_unary_calls_work_while_all_streams_are_delayed(start):
     """A stream counts against `max_streams` from its start, even while a fault delays it.
 
-    Unary calls still work then.
+    Unary calls still work.
     """
     emulator, client = start(settings=Settings(max_streams=2), clock=ManualClock())
     for _ in range(2):

@@ -59,8 +59,8 @@ def test_credit_for_large_events_fits_into_memory() -> None:
 
 
 def test_credit_is_renewed_on_receipt() -> None:
-    """While there is room, receiving events requests as many again at once, even before
-    they are read.
+    """On receiving events, the client at once requests as many again if there is room, even
+    before they are read.
     """
     script = streaming(EARLIEST)
     script.respond(events(2, pending=9))
@@ -143,7 +143,7 @@ def test_stream_without_credit_is_not_considered_silent() -> None:
     assert script.protocol.state is State.STREAMING
 
 
-def test_stream_pauses_while_twice_the_byte_limit_waits() -> None:
+def test_stream_pauses_at_twice_the_byte_limit() -> None:
     """If waiting events reach twice `max_bytes`, the stream is closed until reading has made room,
     and then resumes after the last position."""
     script = streaming(EARLIEST, limits=Limits(max_bytes=10))

@@ -12,7 +12,7 @@ from tests.spark.sample_events import MANAGED, batch_of
 
 
 class Clock:
-    """A clock whose time advances only when a fake waits, in seconds."""
+    """A clock, in seconds, that advances only when a fake waits."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -26,7 +26,7 @@ def headers(emulator, topic):
 
 
 @pytest.fixture
-def make(tmp_path, clock):
+def start_org(tmp_path, clock):
     """Return a function that starts an org with the given settings, and returns the
     org and a user.
     """
@@ -140,9 +140,9 @@ def test_formulas_are_not_in_events(org, user):
     assert org.records.query("SELECT Total__c FROM Order__c", user).rows == [{"Total__c": 6}]
 
 
-def test_a_setting_adds_formulas_to_events(make):
+def test_a_setting_adds_formulas_to_events(start_org):
     """With `change_event_formulas`, a change event contains a formula's value if it has changed."""
-    org, user = make(change_event_formulas=True)
+    org, user = start_org(change_event_formulas=True)
     record = org.records.create("Order__c", {"Name": "1", "Quantity__c": 2, "Price__c": 3}, user)
     org.records.update("Order__c", record, {"Quantity__c": 4}, user)
     org.records.update("Order__c", record, {"Name": "2"}, user)
@@ -250,9 +250,9 @@ def test_removing_a_field_deletes_its_values(org, user):
     assert org.records.get("Order__c", record, ["Size__c"]) == {"Size__c": 6}
 
 
-def test_the_same_change_of_several_records_is_one_event(make):
+def test_the_same_change_of_several_records_is_one_event(start_org):
     """Equal changes in a transaction share an event with up to `change_event_records` ids."""
-    org, user = make(change_event_records=2)
+    org, user = start_org(change_event_records=2)
     with org.records.transaction(user) as changing:
         for name in ("a", "b", "a", "a"):
             changing.create("Order__c", {"Name": name})
@@ -261,12 +261,12 @@ def test_the_same_change_of_several_records_is_one_event(make):
     assert [header["sequenceNumber"] for header in found] == [1, 2, 3]
 
 
-def test_changes_beyond_the_limit_of_a_transaction_overflow(make):
+def test_changes_beyond_the_limit_of_a_transaction_overflow(start_org):
     """Beyond `overflow_changes`, one overflow event per object replaces a transaction's events.
 
     It names no records. An update counts once per changed field.
     """
-    org, user = make(overflow_changes=3, change_event_records=1)
+    org, user = start_org(overflow_changes=3, change_event_records=1)
     with org.records.transaction(user) as changing:
         ids = [changing.create("Order__c", {"Name": str(n)}) for n in range(5)]
         changing.create("Account", {"Name": "A"})
@@ -283,12 +283,12 @@ def test_changes_beyond_the_limit_of_a_transaction_overflow(make):
     ]
 
 
-def test_an_oversized_event_is_sent_as_a_gap_event(make):
+def test_an_oversized_event_is_sent_as_a_gap_event(start_org):
     """A change whose event would be too large is sent as a gap event without values.
 
     The stored record contains the values.
     """
-    org, user = make(event_bytes=2000)
+    org, user = start_org(event_bytes=2000)
     record = org.records.create("Order__c", {"Name": "1", "Notes__c": "x" * 3000}, user)
     (event,) = events(org, ORDERS)
     assert event["ChangeEventHeader"]["changeType"] == "GAP_CREATE"
@@ -320,7 +320,7 @@ def test_a_small_change_of_a_large_text_is_sent_as_a_diff(org, user):
 # Which objects have change events, and in which channels.
 
 
-def test_objects_are_selected_by_members_of_channels(tmp_path, clock):
+def test_objects_are_selected_by_channel_members(tmp_path, clock):
     """An object has change events while a channel member selects it, and none before or after."""
     org = EmulatorServer(tmp_path, clock=clock)
     user = org.accounts.user("user@example.com")
@@ -473,12 +473,12 @@ def test_push_topics_report_selected_changes(org, user, fields, types):
         assert found[-2]["sobject"] == {"Id": record}
 
 
-def test_reads_can_lag_behind_the_events(make, clock):
+def test_reads_can_lag_behind_the_events(start_org, clock):
     """With `rest_lag_s`, reads and queries return the state from that many seconds earlier.
 
     Updates see the current state.
     """
-    org, user = make(rest_lag_s=3.0)
+    org, user = start_org(rest_lag_s=3.0)
     query = "SELECT Name FROM Order__c"
 
     def names():

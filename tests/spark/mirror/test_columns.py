@@ -128,9 +128,9 @@ def test_compound_fields_become_structs_of_their_parts():
     assert {"SystemModstamp", "IsDeleted"}.isdisjoint(columns.selected)
 
 
-def test_person_names_are_structs_and_company_names_strings():
-    """In an org with person accounts, an account can be a person or a company, so its name is a
-    struct of both the whole name and the parts.
+def test_account_names_are_strings_or_structs():
+    """An account's name is a string, a struct of its parts or, in an org with person accounts, a
+    struct of both.
     """
     own = field("Name", compound_field_name="Name")  # as observed in an org
     parts = [field(part, compound_field_name="Name") for part in ("FirstName", "LastName")]

@@ -70,7 +70,7 @@ def test_options_are_checked_before_a_job_starts(options, says):
         SinkOptions.parse(options)
 
 
-def test_only_mode_append_and_an_existing_id_column_are_accepted():
+def test_only_append_mode_and_an_existing_id_column_are_accepted():
     """Published events cannot be overwritten, and the column in idColumn must exist."""
     source = PubSubDataSource({"topic": TOPIC})
     schema = type("Schema", (), {"names": ["a"]})()

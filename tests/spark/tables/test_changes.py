@@ -259,7 +259,7 @@ def test_changes_after_an_org_move_are_ordered_by_time(spark):
             assert (state["is_deleted"], state["commit_number"]) == (True, commit), name
 
 
-def test_a_late_change_is_applied_in_order_and_the_record_marked(spark):
+def test_a_late_change_is_applied_in_order_and_forces_a_reread(spark):
     """A late update does not overwrite newer values.
 
     Its order is known only from clocks, so the record must be reread until an event contains all of
@@ -413,7 +413,7 @@ def reference(events: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, A
 
 
 class Histories:
-    """Creates random change events of all kinds that the service may send."""
+    """Creates random change events of all kinds that the service can send."""
 
     def __init__(self, seed: int, suffix: str = "") -> None:
         self.rng = random.Random(seed)

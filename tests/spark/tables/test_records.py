@@ -1,4 +1,4 @@
-"""Folding change events into records gives what a reference computes, and what an org contains."""
+"""Folding change events into records yields what a reference computes and what the org contains."""
 
 from __future__ import annotations
 
