@@ -76,7 +76,7 @@ def test_a_message_has_the_services_fields(name: str):
     assert [(field.number, field.name, type_name(field)) for field in fields] == MESSAGES[name]
 
 
-def test_there_are_no_other_messages_and_enums():
+def test_there_are_no_other_messages_or_enums():
     """The file defines only the service's messages and enums, with the same enum values."""
     assert set(pb.DESCRIPTOR.message_types_by_name) == set(MESSAGES)
     assert {

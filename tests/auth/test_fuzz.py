@@ -129,9 +129,9 @@ def test_fields_of_any_type(host, fields, status):
 
 @FUZZ
 @given(hostile.map(lambda text: f"https://{text}") | hostile | values)
-def test_an_instance_url_of_any_form(host, instance_url):
-    """An instance URL is accepted only if it is an HTTPS host alone, and no request is sent to
-    it before.
+def test_only_https_hosts_are_accepted_as_instance_urls(host, instance_url):
+    """An instance URL is accepted only if it consists of ``https://`` and a host, and no request is
+    sent to check it.
     """
     answer = {
         "access_token": "t",
@@ -222,8 +222,8 @@ def test_any_bytes_instead_of_http(raw, sent):
 
 @FUZZ
 @given(st.integers(200, 599), values.map(lambda v: json.dumps(v).encode()) | st.binary())
-def test_any_response_of_an_org(host, status, body):
-    """Any response to a REST request is returned, or raises an error with a message of one line."""
+def test_any_response_to_a_rest_request(host, status, body):
+    """Any response to a REST request is returned, or raises an error with a one-line message."""
     host.answer = lambda _request: Reply(status, body)
     sessions = CurrentSession(StaticSession(Session("t", host.url, ORG)))
     org = OrgClient(sessions, HttpClient(timeout=30.0))
@@ -234,8 +234,8 @@ def test_any_response_of_an_org(host, status, body):
 @FUZZ
 @given(hostile)
 def test_no_path_redirects_the_token_to_another_host(host, path):
-    """Whatever path a server names for a next page, the request goes to the configured host, or
-    an error is raised.
+    """A request for any path, such as a next page named by a server, goes to the configured host or
+    raises an error.
     """
     asked = len(host.requests)
     host.answer = lambda _request: Reply(200, "{}")

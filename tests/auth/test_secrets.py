@@ -1,8 +1,8 @@
 """No secret is printed, logged, pickled or contained in an error.
 
-Each way to sign in is run through success and every kind of failure, with planted secrets, at a
-host that repeats in its responses whatever it was sent. Then everything that could be seen is
-searched for the secrets.
+Each way of signing in is tested with planted secrets, in success and in every kind of failure, at a
+host that echoes whatever it was sent. Then everything that could be seen is searched for the
+secrets.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def assert_clean(text: str, what: str) -> None:
 
 
 def visible_parts(error: BaseException) -> Iterator[str]:
-    """Yield all texts that an error shows, with its chain, its pickle and its frames' variables."""
+    """Yield all text that an error exposes, including its chain, its pickle and the variables
+    in its frames.
+    """
     waiting: list[BaseException] = [error]
     while waiting:
         one = waiting.pop()
@@ -94,8 +96,8 @@ def visible_parts(error: BaseException) -> Iterator[str]:
         yield repr(pickle.dumps(error))
 
 
-def ways(url: str, key_file: Path) -> dict[str, dict[str, str]]:
-    """Return the settings of each way to sign in, by its name."""
+def sign_in_settings(url: str, key_file: Path) -> dict[str, dict[str, str]]:
+    """Return the settings for each way of signing in, by its name."""
     app = {"client_id": "key", "client_secret": CLIENT_SECRET}
     return {
         "client-credentials": app,
@@ -108,7 +110,7 @@ def ways(url: str, key_file: Path) -> dict[str, dict[str, str]]:
 WAYS = ["client-credentials", "jwt", "refresh", "password"]
 
 
-def granted(url: str, **changed: Any) -> dict[str, Any]:
+def token_response(url: str, **changed: Any) -> dict[str, Any]:
     """Return a token response that contains planted tokens."""
     return {
         "access_token": ACCESS_TOKEN,
@@ -121,7 +123,7 @@ def granted(url: str, **changed: Any) -> dict[str, Any]:
 
 # By name: functions from a request and the host's URL to a response that repeats secrets.
 ANSWERS: dict[str, Callable[[Request, str], Reply]] = {
-    "granted": lambda _request, url: Reply(200, granted(url)),
+    "granted": lambda _request, url: Reply(200, token_response(url)),
     "refused": lambda request, _url: Reply(
         400, {"error": "invalid_grant", "error_description": " ".join(request.form.values())}
     ),
@@ -130,16 +132,20 @@ ANSWERS: dict[str, Callable[[Request, str], Reply]] = {
     ),
     "html": lambda request, _url: Reply(200, b"<html>" + request.body),
     "json": lambda request, _url: Reply(200, json.dumps([request.form, ACCESS_TOKEN])),
-    "broken json": lambda request, url: Reply(200, json.dumps(granted(url))[:-1]),
+    "broken json": lambda request, url: Reply(200, json.dumps(token_response(url))[:-1]),
     "down": lambda request, _url: Reply(503, request.body),
     "redirect": lambda request, url: Reply(
         302, headers={"Location": f"{url}/{ACCESS_TOKEN}?{request.body.decode()}"}
     ),
-    "other org": lambda _request, url: Reply(200, granted(url, id=f"{url}/id/{ORG[:14]}9/005x")),
-    "no token": lambda request, url: Reply(200, granted(url, access_token=[ACCESS_TOKEN])),
-    "bad token": lambda request, url: Reply(200, granted(url, access_token=ACCESS_TOKEN + "\n")),
+    "other org": lambda _request, url: Reply(
+        200, token_response(url, id=f"{url}/id/{ORG[:14]}9/005x")
+    ),
+    "no token": lambda request, url: Reply(200, token_response(url, access_token=[ACCESS_TOKEN])),
+    "bad token": lambda request, url: Reply(
+        200, token_response(url, access_token=ACCESS_TOKEN + "\n")
+    ),
     "bad instance": lambda request, url: Reply(
-        200, granted(url, instance_url=f"ftp://{ACCESS_TOKEN}")
+        200, token_response(url, instance_url=f"ftp://{ACCESS_TOKEN}")
     ),
     "too large": lambda request, url: Reply(200, (ACCESS_TOKEN * 200_000).encode()),
 }
@@ -159,7 +165,7 @@ def test_a_sign_in_shows_no_secret(way, how, authority, key_file, caplog, capfd)
             login_url=host.url,
             ca_file=host.ca_file,
             tenant_id=ORG,
-            **ways(host.url, key_file)[way],
+            **sign_in_settings(host.url, key_file)[way],
         )
         provider = session_provider(settings)
         try:
@@ -196,7 +202,7 @@ def test_a_broken_connection_shows_no_secret(way, authority, key_file, caplog):
             ("http://127.0.0.1:9", ""),
             (untrusted.url, f"http://me:{PROXY_PASSWORD}@127.0.0.1:9"),
         ):
-            values = ways(url, key_file)[way]
+            values = sign_in_settings(url, key_file)[way]
             settings = Settings(auth=way, login_url=url, proxy=proxy, **values)
             http = HttpClient(proxy=proxy, timeout=30.0)
             with pytest.raises(SfPubSubError) as caught:
@@ -253,7 +259,7 @@ def test_nothing_that_holds_a_secret_is_pickled(key_file):
         Answer(200, ACCESS_TOKEN.encode(), "x"),
     ]
     for way in WAYS:
-        given = ways("", key_file)[way]
+        given = sign_in_settings("", key_file)[way]
         settings = Settings(auth=way, login_url="https://acme.my.salesforce.com", **given)
         things.append(session_provider(settings))
     for thing in things:
@@ -273,8 +279,8 @@ def test_nothing_that_holds_a_secret_is_pickled(key_file):
     ],
 )
 def test_scrub_redacts_tokens_in_foreign_text(text):
-    """Text from elsewhere loses everything that looks like a token, and every secret that was
-    sent.
+    """Everything that looks like a token, and every secret that was sent, is redacted in text from
+    elsewhere.
     """
     assert_clean(scrub(text, [CLIENT_SECRET]), "the text")
 

@@ -163,7 +163,7 @@ def test_an_invalid_value_is_named_with_its_path(codec, value, says):
 
 
 def test_defaults_are_applied():
-    """Missing fields get the schema's default, also inside records."""
+    """Missing fields take the schema's default, even in nested records."""
     decoded = ALL.decode(ALL.encode({}))
     assert decoded["e"] == "RED"
     assert decoded["x"] == b"ab"
@@ -178,15 +178,15 @@ def test_defaults_are_applied():
 
 
 def test_integers_are_accepted_as_doubles():
-    """An integer can be the value of a double field, and an infinity that of a float field."""
+    """A double field accepts an integer, and a float field accepts infinity."""
     assert ORDERS.decode(ORDERS.encode({**VALUE, "Amount__c": 2}))["Amount__c"] == 2.0
     assert ALL.decode(ALL.encode({"f": float("inf"), "i": -(2**31)}))["f"] == float("inf")
 
 
-def test_created_is_filled_only_when_asked():
+def test_created_fields_are_filled_in_only_on_request():
     """CreatedDate and CreatedById are filled in if requested and missing.
 
-    A given value is kept, and a schema without them is no error.
+    A given value is kept, and a schema without these fields is accepted.
     """
     short = {"City__c": "Bern"}
     with pytest.raises(EncodeError, match="CreatedDate"):

@@ -23,7 +23,7 @@ from .schemas import CORPUS, golden, schema_text
 
 @pytest.fixture(params=["orjson", "json"])
 def json_library(request, monkeypatch):
-    """Run the test with each library that can make the JSON text."""
+    """Run the test with each supported JSON library."""
     if request.param == "json":
         monkeypatch.setattr(module, "_orjson", None)
     elif module._orjson is None:
@@ -31,8 +31,8 @@ def json_library(request, monkeypatch):
     return request.param
 
 
-def test_integers_keep_all_their_bits(json_library):
-    """A 64-bit commitNumber, or an even larger integer, is not rounded."""
+def test_integers_keep_full_precision(json_library):
+    """Integers of 64 bits or more, such as a commitNumber, are not rounded."""
     for number in (2**63 - 1, -(2**63), 2**64, -(2**90)):
         assert json.loads(to_json({"n": number})) == {"n": number}
 
@@ -47,7 +47,7 @@ def test_nan_and_infinities_become_strings(json_library):
 
 
 def test_a_nan_in_a_subclass_of_dict_becomes_a_string(json_library):
-    """NaN is also found if a user has replaced a dict of the value by an instance of a subclass."""
+    """NaN becomes a string even if a user has replaced a dict with an instance of a subclass."""
 
     class Mine(dict):
         pass
@@ -65,8 +65,8 @@ def test_text_is_one_readable_line(json_library):
     assert to_json({"t": "Zürich\n"}) == '{"t":"Zürich\\n"}'
 
 
-def test_half_a_surrogate_pair_is_escaped(json_library):
-    """The text can be encoded in UTF-8 even if a user's value contains half a surrogate pair."""
+def test_a_lone_surrogate_is_escaped(json_library):
+    """The text can be encoded in UTF-8 even if a user's value contains a lone surrogate."""
     text = to_json({"t": "ü\ud800"})
     text.encode()
     assert json.loads(text) == {"t": "ü\ud800"}
@@ -81,7 +81,7 @@ def test_keys_that_are_not_strings_are_converted(json_library):
 
 
 def test_datetimes_decimals_and_uuids_become_strings(json_library):
-    """Datetimes, and the values that fastavro makes of logical types, become strings."""
+    """Datetimes, and the values to which fastavro decodes logical types, become strings."""
     moment = datetime.datetime(2026, 2, 17, 4, 3, 15, 1000, tzinfo=datetime.UTC)
     value = {
         "a": moment,
@@ -99,9 +99,7 @@ def test_datetimes_decimals_and_uuids_become_strings(json_library):
 
 @pytest.mark.parametrize("value", [{"x": {1}}, {"x": object()}, {("a",): 1}])
 def test_a_value_without_a_json_form_raises(value, json_library):
-    """A value that Avro can't have decoded raises a TypeError instead of being converted
-    somehow.
-    """
+    """A value that Avro cannot have decoded raises a TypeError instead of being converted."""
     with pytest.raises(TypeError, match=r"set|object|tuple"):
         to_json(value)
 

@@ -1,4 +1,4 @@
-"""Tests of diffs of large texts, which are applied to the known text."""
+"""Tests of diffs of large texts, and of applying them to the known text."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def test_apply_returns_the_new_text():
             assert diff.apply(before) == after, f"seed {seed}"
 
 
-def test_apply_to_another_text_returns_none():
-    """If the known text isn't the one that the diff was made from, the result is None.
+def test_applying_a_diff_to_another_text_returns_none():
+    """`apply` returns None for any text other than the one that the diff was made from.
 
-    The diff's hash shows it even if the lines fit.
+    The diff's hash reveals the difference even if the lines fit.
     """
     diff = diff_of("a\nb\nc", "a\nB\nc")
     assert diff.apply("a\nb\nc") == "a\nB\nc"
@@ -61,8 +61,8 @@ def test_apply_to_another_text_returns_none():
         "@@ -2 +2 @@\n b\n@@ -1 +1 @@\n a",
     ],
 )
-def test_apply_of_a_broken_diff_returns_none(hunks):
-    """A diff with missing, invalid or unordered hunks returns None and raises no error."""
+def test_applying_a_broken_diff_returns_none(hunks):
+    """`apply` returns None, and raises no error, if hunks are missing, invalid or out of order."""
     diff = TextDiff.parse(f"--- \n+++ 00\n{hunks}")
     assert diff is not None
     assert diff.apply("a\nb") is None

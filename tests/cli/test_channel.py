@@ -127,10 +127,9 @@ def test_incompatible_options_are_usage_errors(emulator, arguments):
     assert run(["subscribe", *arguments]) == 2
 
 
-def test_a_rejected_channel_or_token_has_an_exit_code(emulator, capsys, monkeypatch):
-    """A channel that doesn't exist causes exit code 1.
-
-    A forbidden channel or a wrong token causes 3.
+def test_a_rejected_channel_or_token_sets_the_exit_code(emulator, capsys, monkeypatch):
+    """The exit code is 1 if a channel does not exist, and 3 if it is forbidden or the
+    token is wrong.
     """
     assert run(["subscribe", "--channel", "/topic/None"]) == 1
     emulator.faults.add(
@@ -162,7 +161,7 @@ def test_pushtopics_are_created_listed_shown_and_deleted(emulator, capsys):
 
 
 def test_push_sends_a_generic_event(emulator, capsys):
-    """``push`` sends to all subscribers, which it prints as a count of -1, or with ``--to`` to
+    """``push`` sends to all subscribers and prints a count of -1; with ``--to``, it sends to
     the given users.
     """
     emulator.publish_streaming(GENERIC, [{"payload": "first"}])

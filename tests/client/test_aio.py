@@ -137,7 +137,9 @@ class Script(MemoryTransport):
 
 
 def ticks(*values: int, pending: int = 90) -> Response:
-    """Return a response whose events hold *values*, each below 64 and so one byte of Avro."""
+    """Return a response with one event for each of *values*, which must fit into one byte of Avro,
+    and thus be below 64.
+    """
     events = tuple(
         RawEvent(f"id{value}", "tick", bytes([2 * value]), ReplayId(b"r%d" % value))
         for value in values
@@ -168,7 +170,7 @@ class DictStore(ReplayStore):
 
 
 class AsyncDictStore(AsyncReplayStore):
-    """The same store with coroutines, whose calls a test can hold up."""
+    """An async replay store in a dict, whose calls a test can hold up."""
 
     def __init__(self, start: StartPosition | None = None) -> None:
         self.start = start
@@ -250,7 +252,7 @@ def test_asking_for_the_next_batch_acks_the_previous_one(run_emulator):
 def test_manual_acks_and_commit(run_emulator):
     """Only the contiguous prefix of acked events is committed.
 
-    A commit before any ack is an error.
+    A commit before any ack raises an error.
     """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(10))
@@ -307,7 +309,7 @@ def test_slow_schema_fetch_does_not_block_the_loop():
 
 
 def test_ready_batches_do_not_starve_other_tasks(run_emulator):
-    """Other tasks of the loop get turns between batches, even while each next batch is ready."""
+    """Other tasks of the loop run between batches, even if the next batch is always ready."""
     emulator = run_emulator(settings=Settings(events_per_response=1))
     emulator.publish(TOPIC, orders(50))
 
@@ -359,9 +361,9 @@ def test_back_pressure_reaches_the_stream(run_emulator):
 
 
 def test_no_events_are_requested_while_the_limit_is_reached():
-    """While too many events wait, no more are requested.
+    """While too many events are waiting, no more are requested.
 
-    Taking the batches requests events again.
+    Once all batches have been read, requests resume.
     """
     script = Script()
 
@@ -386,7 +388,7 @@ def test_no_events_are_requested_while_the_limit_is_reached():
 
 
 def test_many_subscriptions_in_one_loop(run_emulator):
-    """Each of 64 subscriptions gets all events in order, and they share a small thread pool."""
+    """Each of 64 subscriptions receives all events in order, and they share a small thread pool."""
     emulator = run_emulator(settings=Settings(events_per_response=10))
     emulator.publish(TOPIC, orders(40))
 
@@ -448,7 +450,7 @@ def test_errors_keep_their_type_and_gaps_are_reported_in_the_loop(run_emulator):
 def test_batches_received_before_a_failure_are_delivered_first():
     """Batches that arrived before the stream failed are delivered.
 
-    After them each call raises the failure.
+    After them, each call raises the failure.
     """
     script = Script()
 
@@ -470,9 +472,9 @@ def test_batches_received_before_a_failure_are_delivered_first():
 
 
 def test_schema_fetch_is_retried_after_a_temporary_failure():
-    """A temporary failure of GetSchema is retried without an error.
+    """GetSchema is retried after a temporary failure, and no error is raised.
 
-    A schema that does not exist is an error at each call.
+    A missing schema raises an error on each call.
     """
     script = Script()
     script.errors = [StreamUnavailableError("down"), StreamUnavailableError("down")]
@@ -527,7 +529,7 @@ def test_sync_client_raises_stream_failure_while_a_schema_is_missing():
 
 
 def test_closing_the_sync_client_during_a_fetch_ends_iteration():
-    """The iterating thread ends normally and does not get the error of the closed channel."""
+    """The iterating thread ends normally, without raising the closed channel's error."""
     script = Script()
     script.may_answer.clear()
     script.errors = [StreamUnavailableError("channel closed")]
@@ -549,7 +551,9 @@ def test_closing_the_sync_client_during_a_fetch_ends_iteration():
 
 
 def test_a_cancelled_next_batch_loses_nothing(run_emulator):
-    """Each event is delivered once and in order, whenever calls of `next_batch` are cancelled."""
+    """Each event is delivered once and in order, no matter when calls of `next_batch`
+    are cancelled.
+    """
     emulator = run_emulator(settings=Settings(events_per_response=5))
 
     async def main():
@@ -595,7 +599,9 @@ def test_cancellation_after_arrival_keeps_the_batch():
 
 
 def test_cancellation_during_a_schema_fetch_keeps_the_batch():
-    """The next call returns the batch that waited for its schema, and makes no second fetch."""
+    """The next call returns the batch that was waiting for its schema, and does not fetch
+    the schema again.
+    """
     script = Script()
     script.may_answer.clear()
 
@@ -661,7 +667,7 @@ def test_a_cancelled_commit_leaves_no_waiter(run_emulator):
 
 
 def test_cancellation_commits_finished_batches_only(run_emulator):
-    """Leaving the block by cancellation commits the finished batches and not the current one."""
+    """Cancelling a task inside the block commits the finished batches, but not the current one."""
     settings = Settings(events_per_response=5, commit_answer_delay_s=0.1)
     emulator = run_emulator(settings=settings)
     results = emulator.publish(TOPIC, orders(20))
@@ -819,8 +825,8 @@ def test_async_store_is_read_once_by_concurrent_tasks(run_emulator):
     run(main())
 
 
-def test_cancelled_store_calls_are_repeated(run_emulator):
-    """The next call repeats a cancelled read, and the drain repeats a cancelled write."""
+def test_cancelled_store_calls_are_retried(run_emulator):
+    """The next call retries a cancelled read, and the drain retries a cancelled write."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(3))
     store = AsyncDictStore(StartPosition.earliest())
@@ -873,8 +879,8 @@ def test_position_that_could_not_be_stored_is_stored_later(run_emulator, make):
     run(main())
 
 
-def test_async_store_gets_one_call_at_a_time(run_emulator):
-    """A drain waits for the store call of an iterating task, and the newest position is kept."""
+def test_async_store_calls_never_overlap(run_emulator):
+    """A drain waits for a store call that is still running, and the newest position is stored."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(3))
     store = AsyncDictStore(StartPosition.earliest())
@@ -923,7 +929,7 @@ def test_acks_from_threads_reach_the_store_in_the_loop(run_emulator):
 
 
 def test_blocking_store_is_never_called_in_the_loops_thread(run_emulator):
-    """The loop does not wait for a disk, neither to read the start nor to store a position."""
+    """Neither reading nor storing a position blocks the event loop."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     store = DictStore(StartPosition.earliest())
@@ -942,8 +948,10 @@ def test_blocking_store_is_never_called_in_the_loops_thread(run_emulator):
     assert threading.get_ident() not in store.threads
 
 
-def test_store_that_does_not_wait_is_called_in_the_loops_thread(run_emulator):
-    """A mapping such as a shelve may only work in the thread that opened it."""
+def test_nonblocking_store_is_called_in_the_loops_thread(run_emulator):
+    """A store that never blocks may be a mapping such as a shelf, which works only in the thread
+    that opened it.
+    """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     store = DictStore(StartPosition.earliest())
@@ -990,7 +998,7 @@ class HalfAsyncStore(DictStore):
 
 @pytest.mark.parametrize("make", [AsyncDictStore, HalfAsyncStore])
 def test_sync_client_rejects_async_stores(run_emulator, connect, make):
-    """The sync client refuses a store with coroutines; the asyncio client awaits them."""
+    """The sync client rejects a store with coroutines; the asyncio client awaits them."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
     store = make(StartPosition.earliest())
@@ -1043,7 +1051,9 @@ def test_run_can_be_repeated_after_its_store_failed(run_emulator):
 
 
 def test_unary_calls(run_emulator):
-    """The sync client's calls can be awaited, and events may come from any iterable."""
+    """The sync client's unary calls can be awaited, and the events to publish can come
+    from any iterable.
+    """
     emulator = run_emulator()
 
     async def main():
@@ -1095,7 +1105,7 @@ def test_closing_the_client_ends_its_subscriptions(run_emulator):
 
 
 def test_closing_during_a_fetch_does_not_cancel_the_waiting_task():
-    """The task gets SubscriptionClosedError, neither a cancellation nor the channel's error."""
+    """The task receives SubscriptionClosedError, not a cancellation or the channel's error."""
     script = Script()
     script.may_answer.clear()
 
@@ -1144,7 +1154,7 @@ def test_a_session_is_fetched_in_a_thread(run_emulator):
 
 
 def test_cancelled_calls_do_not_delay_later_calls():
-    """Calls that already run finish in their threads; cancelled calls that wait are never made."""
+    """Running calls finish in their threads; queued calls that were cancelled are never made."""
     script = Script()
     script.may_answer.clear()
 
@@ -1161,8 +1171,10 @@ def test_cancelled_calls_do_not_delay_later_calls():
     run(main())
 
 
-def test_subscription_outlives_a_loop_that_is_closed_early(run_emulator):
-    """Its threads go on and reconnect without a loop, and another loop can close the client."""
+def test_subscription_survives_the_early_close_of_its_loop(run_emulator):
+    """The subscription's threads keep running and reconnect without a loop, and another loop can
+    close the client.
+    """
     plan = FaultPlan()
     emulator = run_emulator(faults=plan, settings=Settings(keepalive_s=0.05))
     held = []

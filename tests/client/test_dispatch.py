@@ -26,7 +26,9 @@ NO_LIMIT = QuarantineLimit(failures=10**6, last=10**6 + 1)
 
 
 def dispatcher(**options: Any) -> Dispatcher[Any]:
-    """Return a dispatcher with 4 workers, without retries and limit unless *options* set them."""
+    """Return a dispatcher with 4 workers, and no retries or failure limit unless
+    *options* set them.
+    """
     return Dispatcher(**{"workers": 4, "retry": None, "limit": None, "room": 100, **options})
 
 
@@ -95,7 +97,7 @@ class Model:
 
 
 class Walk:
-    """One random run: steps come in a random order, and the model checks each of them."""
+    """One random run: steps are taken in random order, and the model checks each of them."""
 
     def __init__(self, seed: int) -> None:
         self.random = rng = random.Random(seed)
@@ -126,7 +128,7 @@ class Walk:
         elif what == "time":
             self.now += self.random.choice([0.1, 1.0, 3.0])
         else:
-            self.look()
+            self.next_step()
 
     def arrive(self) -> None:
         keys = [self.key() for _ in range(self.random.choice([0, 1, 1, 1, 2, 3]))]
@@ -179,11 +181,11 @@ class Walk:
             assert self.work.failed_job.event == event
             assert self.work.failed_job.error is error
 
-    def look(self) -> Any:
-        """Ask the dispatcher for one step, and check it against the model."""
+    def next_step(self) -> Any:
+        """Get one step from the dispatcher, and check it against the model."""
         model, step = self.model, self.work.next(self.now)
         if not isinstance(step, Ack):
-            self.give_up_broken(step)
+            self.fail_events_without_keys(step)
         self.seen.append(type(step).__name__)
         if isinstance(step, Start):
             event = step.job.event
@@ -203,12 +205,14 @@ class Walk:
                 assert model.state[event] == "done", "acked twice, or not done"
                 model.state[event] = "acked"
         else:
-            self.judge_rest(step)
+            self.check_nothing_to_do(step)
         assert model.busy <= model.workers
         return step
 
-    def give_up_broken(self, step: Any) -> None:
-        """Fail the events without keys that the dispatcher gave up before it returned *step*."""
+    def fail_events_without_keys(self, step: Any) -> None:
+        """Record in the model that the dispatcher failed events without keys before it
+        returned *step*.
+        """
         model = self.model
         if model.stopped or model.busy >= model.workers:
             return
@@ -219,8 +223,8 @@ class Walk:
             self.failed(min(due), model.broken[min(due)])
             is_first = "failed" in model.state
 
-    def judge_rest(self, step: WaitUntil | Finish) -> None:
-        """Check that there was nothing else to do than to wait or to finish."""
+    def check_nothing_to_do(self, step: WaitUntil | Finish) -> None:
+        """Check that nothing was left to do but wait or finish."""
         model = self.model
         assert "done" not in model.state, "something is left to ack"
         if model.stopped:
@@ -253,9 +257,11 @@ class Walk:
         assert self.work.handled + self.work.quarantined == count
 
     def finish(self) -> None:
-        """Carry on to the end; more steps than any order can need mean a deadlock."""
+        """Run until the dispatcher finishes; needing more steps than any order can take
+        means a deadlock.
+        """
         for _ in range(100 * (len(self.model.state) + 10)):
-            step = self.look()
+            step = self.next_step()
             if isinstance(step, Finish):
                 return
             if isinstance(step, WaitUntil):
@@ -269,8 +275,8 @@ class Walk:
 
 
 @pytest.mark.parametrize("first", range(0, 400, 40))
-def test_random_interleavings_keep_the_rules(first: int):
-    """Keys keep their order, workers are not exceeded, and no run deadlocks.
+def test_random_interleavings_obey_the_rules(first: int):
+    """Each key's events stay in order, no run uses too many workers, and none deadlocks.
 
     Each finished event is acked once, unless the run is stopped.
     """
@@ -310,7 +316,9 @@ def test_an_event_with_several_keys_waits_for_all_of_them():
 
 
 def test_repeated_key_counts_once_and_exclusive_use_wins():
-    """An event that names a key several times, shared and unshared, never waits for itself."""
+    """An event that lists a key several times, both shared and exclusive, uses it exclusively and
+    does not wait for itself.
+    """
     work = dispatcher()
     work.arrived(0, ["a", Shared("a"), "a"])
     work.arrived(1, [Shared("a")])
@@ -323,7 +331,7 @@ def test_repeated_key_counts_once_and_exclusive_use_wins():
 def test_shared_and_exclusive_uses_of_a_key_wait_for_each_other():
     """Events that share a key run side by side.
 
-    One that uses it exclusively waits for them, and later ones wait for it.
+    An event that uses the key exclusively waits for them, and later events wait for it.
     """
     work = dispatcher()
     for event, key in enumerate([Shared("o"), Shared("o"), "o", Shared("o"), Shared("o")]):
@@ -378,8 +386,10 @@ def test_event_waiting_for_a_retry_blocks_its_key_but_no_worker():
     assert (work.handled, work.retried) == (2, 2)
 
 
-def test_last_retry_comes_at_the_end_of_the_budget():
-    """The budget counts seconds since the first failure, and is used up to its end."""
+def test_last_retry_is_at_the_end_of_the_budget():
+    """The budget is counted from the first failure, and the last delay is shortened
+    to end with it.
+    """
     work = dispatcher(retry=Retry(seconds=5, initial=4, maximum=100))
     work.arrived("x")
     job = started(work)["x"]
@@ -405,9 +415,8 @@ def test_last_retry_comes_at_the_end_of_the_budget():
     ids=lambda value: type(value).__name__,
 )
 def test_which_errors_are_retried(error: BaseException, again: bool):
-    """An error of this package that is final is not retried.
-
-    Neither are errors of decoding and exceptions that end programs.
+    """Errors are retried, except for final errors of this package, decoding errors, and exceptions
+    that end programs.
     """
     work = dispatcher(retry=Retry())
     work.arrived("x")
@@ -451,7 +460,7 @@ def test_first_failure_is_the_one_reported():
 
 
 def test_event_whose_keys_are_unknown_reaches_no_handler():
-    """Without its keys, nobody can tell what the event must wait for, so it is quarantined."""
+    """If an event's keys are unknown, so is what it must wait for, and it is quarantined."""
     work = dispatcher(limit=NO_LIMIT)
     work.arrived_broken("x", DecodeError("bad"))
     (step, wait) = steps(work)
@@ -526,7 +535,7 @@ def test_quarantine_limit_stops_a_broken_handler():
 
 
 def test_few_failures_among_many_events_are_within_the_limit():
-    """A failure no longer counts towards the limit once enough events have come after it."""
+    """A failure no longer counts towards the limit once enough events have followed it."""
     work = dispatcher(limit=QuarantineLimit(failures=1, last=5))
     for event in range(50):
         work.arrived(event)
@@ -540,7 +549,9 @@ def test_few_failures_among_many_events_are_within_the_limit():
 
 
 def test_room_opens_only_when_half_of_it_is_free():
-    """A full run does not ask for one event at a time."""
+    """A full run requests no more events until half of its room is free, so that it does not ask
+    for one at a time.
+    """
     work = dispatcher(room=4)
     for event in range(4):
         assert work.has_room

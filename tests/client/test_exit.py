@@ -1,4 +1,4 @@
-"""Programs that close nothing, and forked children, still end."""
+"""Programs that close nothing, and forked children, still exit."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ print(len(os.read(refused[0], 100)) // 2)
 
 
 def run(emulator, code: str, times: int) -> None:
-    """Run the program *times* times; each run must print "5" and end without an error."""
+    """Run the program *times* times; each run must print "5" and exit without an error."""
     for _ in range(times):
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", code],
@@ -94,17 +94,17 @@ def run(emulator, code: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("code", [SYNC, ASYNC], ids=["sync", "asyncio"])
-def test_a_program_that_closes_nothing_ends(run_emulator, code):
-    """A gRPC call that is alive when the interpreter exits can hang it.
+def test_a_program_that_closes_nothing_exits(run_emulator, code):
+    """A gRPC call that is still open can hang the interpreter at exit.
 
-    Those of a client must not.
+    A client's calls must not.
     """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(5))
     run(emulator, code, 10)
 
 
-def test_forked_child_ends(run_emulator):
+def test_forked_child_exits(run_emulator):
     """A forked child has none of the parent's threads, so it must not wait for them at exit."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(5))
@@ -118,8 +118,8 @@ def test_forked_child_cannot_use_the_clients(run_emulator):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", [SYNC, ASYNC], ids=["sync", "asyncio"])
-def test_five_hundred_programs_that_close_nothing_end(run_emulator, code):
-    """Many runs find a hang that happens in only one run of a hundred."""
+def test_five_hundred_programs_that_close_nothing_exit(run_emulator, code):
+    """It takes many runs to find a hang that occurs in only one run out of a hundred."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(5))
     run(emulator, code, 250)

@@ -42,12 +42,12 @@ def members(cls: type) -> list[str]:
 
 
 def dunders() -> list[str]:
-    """Return the special methods that are compared as well."""
+    """Return the special methods that the tests also compare."""
     return [*SPELLED.values(), "__init__", "__repr__", "__del__"]
 
 
-def spelled(member: str, asynchronous: type) -> str:
-    """Return the name that a member of a sync class has in the asyncio class."""
+def asyncio_name(member: str, asynchronous: type) -> str:
+    """Return the asyncio class's name for a member of the sync class."""
     return member if hasattr(asynchronous, member) else SPELLED.get(member, member)
 
 
@@ -60,7 +60,7 @@ def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
 
 
 def callables(cls: type) -> dict[str, Callable[..., Any]]:
-    """Return the methods that a user calls. The constructor is one of them for clients only."""
+    """Return the methods that users call; for clients only, these include the constructor."""
     skipped = set() if "Client" in cls.__name__ else {"__init__"}
     return {
         name: getattr(cls, name)
@@ -73,21 +73,21 @@ def callables(cls: type) -> dict[str, Callable[..., Any]]:
 def test_sync_and_asyncio_classes_have_the_same_members_in_order(name: str):
     """Neither class has a public member that the other lacks."""
     sync, asynchronous = getattr(sfpubsub, name), getattr(sfpubsub, f"Async{name}")
-    assert [spelled(member, asynchronous) for member in members(sync)] == members(asynchronous)
+    assert [asyncio_name(member, asynchronous) for member in members(sync)] == members(asynchronous)
 
 
 @pytest.mark.parametrize("name", FACES)
 def test_sync_and_asyncio_methods_have_the_same_parameters(name: str):
-    """Every argument and default can be carried over from one class to the other."""
+    """Every method takes the same arguments, with the same defaults, in both classes."""
     sync, asynchronous = getattr(sfpubsub, name), getattr(sfpubsub, f"Async{name}")
     for member, function in callables(sync).items():
-        other = getattr(asynchronous, spelled(member, asynchronous))
+        other = getattr(asynchronous, asyncio_name(member, asynchronous))
         assert parameters(function) == parameters(other), member
 
 
 @pytest.mark.parametrize("name", FACES)
-def test_exactly_the_waiting_methods_are_coroutines(name: str):
-    """The methods of an asyncio class that wait are coroutine functions, and no others are."""
+def test_only_methods_that_wait_are_coroutines(name: str):
+    """In an asyncio class, exactly the methods that wait are coroutine functions."""
     asynchronous = getattr(sfpubsub, f"Async{name}")
     waiting = {
         member

@@ -32,7 +32,7 @@ ONE, TWO = ReplayId(b"\x00\x01\xff\n"), ReplayId(b"\x02")
 
 
 def test_mapping_holds_bytes_under_the_topic():
-    """A dict, or anything like one, is a store; replay ids stay opaque bytes."""
+    """A mapping such as a dict serves as a store, and replay ids stay opaque bytes."""
     kept: dict = {}
     store = MappingReplayStore(kept)
     assert store.get(TOPIC) is None
@@ -43,13 +43,15 @@ def test_mapping_holds_bytes_under_the_topic():
 
 
 @pytest.mark.parametrize("value", [-1, -2, 17, "00ff", b"", 1.5])
-def test_mapping_with_an_invalid_position_is_an_error(value):
-    """A number from another client is rejected, so that no subscription starts somewhere else."""
+def test_mapping_with_an_invalid_position_is_rejected(value):
+    """An invalid position, such as a number stored by another client, is rejected, so that no
+    subscription starts at the wrong event.
+    """
     with pytest.raises(ConfigurationError, match=TOPIC):
         MappingReplayStore({TOPIC: value}).get(TOPIC)
 
 
-def test_default_position_is_for_the_first_run_only():
+def test_default_position_applies_only_to_the_first_run():
     """The default applies until a position is stored; then the stored one is used."""
     store = DefaultMappingReplayStore({}, ReplayOption.ALL_EVENTS)
     assert store.get(TOPIC) == StartPosition.earliest()
@@ -57,8 +59,8 @@ def test_default_position_is_for_the_first_run_only():
     assert store.get(TOPIC) == StartPosition.after(TWO)
 
 
-def test_file_keeps_positions_after_it_is_reopened(tmp_path):
-    """Each topic has its own position, and a topic without one returns None."""
+def test_positions_survive_reopening_the_file(tmp_path):
+    """A reopened file returns the latest position of each topic, and None for an unknown topic."""
     path = tmp_path / "positions.json"
     with FileReplayStore(path, default="earliest") as store:
         assert store.get(TOPIC) == StartPosition.earliest()
@@ -95,7 +97,9 @@ def test_forked_child_neither_writes_nor_unlocks_the_parents_file(tmp_path):
 
 
 def test_file_has_one_owner(tmp_path):
-    """A second store on the file is refused, because two consumers would corrupt one position."""
+    """A second store on the same file is rejected, because two consumers would
+    corrupt the position.
+    """
     path = tmp_path / "positions.json"
     with (
         FileReplayStore(path),
@@ -117,8 +121,8 @@ def test_file_has_one_owner(tmp_path):
         '{"positions": {"t": 1}}',
     ],
 )
-def test_damaged_file_is_an_error_and_not_an_empty_store(tmp_path, text):
-    """Starting over would lose or repeat events, so the file is left for a person to decide."""
+def test_damaged_file_is_rejected_and_left_unchanged(tmp_path, text):
+    """A damaged file does not count as an empty store, which would lose or repeat events."""
     path = tmp_path / "positions.json"
     path.write_text(text)
     for _ in range(2):  # the refusal leaves no lock behind
@@ -179,7 +183,7 @@ def test_file_that_cannot_be_written_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("form", ["dict", "file", "shelve"])
 def test_each_run_resumes_after_the_acked_events(run_emulator, connect, tmp_path, form):
-    """Three runs get ten new events each, whether the store is a dict, a file or a shelve."""
+    """Each of three runs receives ten new events, whether the store is a dict, a file or a shelf."""
     emulator = run_emulator(settings=Settings(events_per_response=5))
     emulator.publish(TOPIC, orders(30))
     client = connect(emulator)

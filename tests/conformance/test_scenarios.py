@@ -37,7 +37,9 @@ def face_kind(request: pytest.FixtureRequest) -> type[Face]:
 
 @pytest.fixture(params=[MemoryTarget, EmulatorTarget], ids=lambda target: target.name)
 def start(request: pytest.FixtureRequest, face_kind: type[Face], tmp_path: Any) -> Iterator[Open]:
-    """Return a function that starts a service with given settings, and creates a client of it."""
+    """Return a function that starts a service with the given settings and creates a
+    client for it.
+    """
     with contextlib.ExitStack() as stack:
 
         def make(timings: Timings = QUICK, **settings: Any) -> tuple[Target, Face]:
@@ -52,7 +54,7 @@ def start(request: pytest.FixtureRequest, face_kind: type[Face], tmp_path: Any) 
 
 @pytest.mark.parametrize("length", [8, 10, 12, 24])
 def test_t1_replay_ids_are_bytes(start: Open, length: int):
-    """A stream resumes exactly with replay ids of any length, whose byte order means nothing."""
+    """A stream resumes at exactly the right event, whatever the length of its replay ids."""
     target, face = start(replay_id_bytes=length, events_per_response=7)
     target.plan("drop_stream", times=3, after_responses=2)
     target.publish(100)
@@ -76,8 +78,10 @@ def test_t2_events_published_during_an_outage_are_delivered(start: Open):
     until(target.is_consumed, "every fault")
 
 
-def test_t3_a_managed_stream_has_no_end(start: Open):
-    """The client keeps requesting events on a managed stream: 500 arrive without a reconnect."""
+def test_t3_a_managed_stream_does_not_end(start: Open):
+    """A managed stream delivers 500 events without a reconnect, since the client keeps
+    requesting more.
+    """
     target, face = start()
     target.publish(250)
     held = face.managed(NAME)
@@ -152,8 +156,8 @@ def test_t5_a_rejected_position_raises_an_error_with_the_gap(start: Open):
 
 
 @pytest.mark.parametrize("fallback", ["earliest", "latest"])
-def test_t5_a_fallback_is_followed_and_reported(start: Open, fallback: str):
-    """After a rejected position the subscription starts at `replay_fallback`. It reports a gap."""
+def test_t5_a_fallback_is_used_and_reported(start: Open, fallback: str):
+    """After a rejected position, the subscription starts at `replay_fallback` and reports a gap."""
     target, face = start()
     target.publish(3)
     gaps: list[Any] = []
@@ -182,7 +186,7 @@ def test_t6_a_failure_within_a_batch_resumes_at_the_failed_event(start: Open):
     assert numbers(again.batch()) == list(range(3, 10))
 
 
-def test_t7_events_of_failed_work_are_delivered_again(start: Open):
+def test_t7_events_of_failed_work_are_redelivered(start: Open):
     """If a sink raises, the events that it did not store are delivered to the next subscription."""
     target, face = start(events_per_response=5)
     target.publish(15)
@@ -197,8 +201,10 @@ def test_t7_events_of_failed_work_are_delivered_again(start: Open):
     assert written == list(range(15))
 
 
-def test_t9_skipping_an_event_loses_no_other(start: Open):
-    """A handler that skips an event, such as its own change, still gets the rest of the batch."""
+def test_t9_skipping_an_event_does_not_lose_others(start: Open):
+    """A handler that skips an event, such as its own change, still receives the
+    rest of the batch.
+    """
     target, face = start(events_per_response=5)
     target.publish(10)
     held = face.managed(NAME)
@@ -210,17 +216,17 @@ def test_t9_skipping_an_event_loses_no_other(start: Open):
 
 
 def test_t14_every_event_of_every_response_is_delivered(start: Open):
-    """A thousand events arrive completely and in order, three per response."""
+    """A thousand events, sent three per response, are all delivered in order."""
     target, face = start(events_per_response=3)
     target.publish(1000)
     held = face.plain(TOPIC, replay="earliest")
     assert held.collect(1000) == list(range(1000))
 
 
-def test_redelivered_events_reach_the_application_once(start: Open):
-    """Reconnects before the first ack make the service send events again.
+def test_redelivered_events_reach_the_application_only_once(start: Open):
+    """If a stream reconnects before the first ack, the service sends events again.
 
-    The application gets each event once.
+    The application still receives each event only once.
     """
     target, face = start(events_per_response=10)
     target.plan("drop_stream", times=4, after_responses=3)
@@ -254,9 +260,9 @@ def test_acks_out_of_order_commit_the_prefix_only(start: Open):
 
 
 def test_a_failed_commit_raises_and_stores_nothing(start: Open):
-    """`commit` raises if its commit fails, and the committed position stays unchanged.
+    """`commit` raises an error if its commit fails, and the committed position stays unchanged.
 
-    If it returns, the position is committed; so a commit after the failures succeeds.
+    If it returns, the position is committed, so a commit after the failures succeeds.
     """
     target, face = start(commit_answer_delay_s=0.1)
     target.publish(4)
@@ -308,7 +314,9 @@ def test_stop_ends_the_subscription_with_its_reason(start: Open):
 
 
 def test_a_slow_application_keeps_its_stream(start: Open):
-    """A full queue keeps its stream beyond the service's idle limit, and no event is lost."""
+    """A stream with a full queue stays open beyond the service's idle limit, and no
+    event is lost.
+    """
     target, face = start(
         Timings(backoff_initial=0.02, backoff_max=0.1, reserve=0.25),
         idle_close_s=2.0,  # below the pause of 2.5 s, with a margin for a busy machine

@@ -1,4 +1,4 @@
-"""Tests of many concurrent calls and of silent ones: limits, and threads that end."""
+"""Tests of many concurrent calls and of silent calls: their limits, and when their threads end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def call_threads() -> int:
 
 
 def request_threads() -> int:
-    """Return how many threads of this process read the requests of streams."""
+    """Return the number of threads in this process that read requests from streams."""
     return sum(thread.name == "emulator-requests" for thread in threading.enumerate())
 
 
@@ -57,7 +57,7 @@ def test_a_stream_beyond_max_streams_is_rejected_at_once(start):
 def test_unary_calls_work_while_all_streams_are_delayed(start):
     """A stream counts against `max_streams` from its start, even while a fault delays it.
 
-    Unary calls still work then.
+    Unary calls still work.
     """
     emulator, client = start(settings=Settings(max_streams=2), clock=ManualClock())
     for _ in range(2):
@@ -69,7 +69,9 @@ def test_unary_calls_work_while_all_streams_are_delayed(start):
 
 
 def test_threads_end_when_their_streams_end(emulator):
-    """Each of 200 concurrent streams gets its event. After they end, almost no thread is left."""
+    """After 200 concurrent streams have each received an event and ended, almost none of their
+    threads remain.
+    """
     emulator.publish(ORDERS, [{}])
     before, readers = call_threads(), request_threads()
     with grpc.insecure_channel(emulator.grpc_target) as channel:
@@ -136,7 +138,7 @@ def test_a_stream_without_a_request_ends_when_its_token_expires(start):
 
 
 def test_response_headers_before_the_first_message(start, tmp_path):
-    """With `headers_at_once`, response headers are sent at once, otherwise with the first message.
+    """With `headers_at_once`, response headers are sent at once; otherwise, with the first message.
 
     The Rust library tonic behaves differently in the two cases.
     """

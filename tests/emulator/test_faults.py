@@ -224,7 +224,7 @@ def test_leave_commit_unanswered_omits_one_response(emulator, client):
 
 
 def test_coalesce_commits_answers_several_commits_at_once(emulator, client):
-    """Three commits get a single response, which has the values of the last one."""
+    """Three commits receive a single response, with the values of the last one."""
     published = emulator.publish(ORDERS, orders(3))
     emulator.faults.add(Fault("coalesce_commits", count=3, within_s=60))
     stream = client.managed()

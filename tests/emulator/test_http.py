@@ -92,7 +92,7 @@ def test_admin_adds_faults(emulator, client):
     assert json.loads(text)["faults"][0]["happened"] == 1
 
 
-def test_admin_jumps_the_clock(emulator, client):
+def test_admin_moves_the_clock_forward(emulator, client):
     """Moving the clock forward by 120 s over HTTP makes an open stream send a keepalive."""
     stream = client.subscribe()
     until(lambda: emulator.bus.bells.count(ORDERS))  # wait until the stream is open
@@ -110,8 +110,10 @@ def post(emulator, path, body, token=None):
 
 
 def test_admin_expires_and_renews_the_token(emulator, client):
-    """An expired token still authorizes `/admin/token`, which returns a new one. The `expire_token`
-    fault counts as soon as a call was refused, and its report contains neither token."""
+    """An expired token still authorizes `/admin/token`, which returns a new one.
+
+    The fault is counted once a call has been refused, and its report contains neither token.
+    """
     old = emulator.access_token
     status, answer = post(emulator, "/admin/faults", {"kind": "expire_token"})
     assert (status, answer) == (200, {"number": 0})
@@ -138,7 +140,7 @@ def test_admin_ages_out_a_replay_id(emulator, client):
     emulator.faults.assert_consumed()
 
 
-def test_admin_stops_runs_and_deletes_managed(emulator, client):
+def test_admin_stops_restarts_and_deletes_managed_subscriptions(emulator, client):
     """Stopping, restarting and deleting a managed subscription over HTTP affects its streams, and
     `/health` shows the new state."""
     refused = "managed.subscription."

@@ -66,7 +66,7 @@ class Killer:
         if self._who != "jvm":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def later(self, wait: Callable[[], None]) -> None:
+    def kill_after(self, wait: Callable[[], None]) -> None:
         """Start a thread that kills the processes when *wait* returns."""
 
         def run() -> None:
@@ -128,13 +128,13 @@ def install(moment: str, killer: Killer, delay: float, table_format: str) -> Non
 
     def after_delay(*_arguments: Any, empty: bool = False, **_options: Any) -> None:
         if not empty and killer.is_due():
-            killer.later(lambda: time.sleep(delay))
+            killer.kill_after(lambda: time.sleep(delay))
 
     def once_a_file_is_complete(self: Any, *_arguments: Any, empty: bool) -> None:
         if empty or not killer.is_due():
             return
         if self.place.local is None:  # in remote storage, complete files cannot be detected
-            killer.later(lambda: time.sleep(delay))
+            killer.kill_after(lambda: time.sleep(delay))
             return
         before = complete_files(self.place.local)
 
@@ -142,7 +142,7 @@ def install(moment: str, killer: Killer, delay: float, table_format: str) -> Non
             while not complete_files(self.place.local) - before:
                 time.sleep(_POLL_S)
 
-        killer.later(wait)
+        killer.kill_after(wait)
 
     if moment == "receive":
         _before(writer.EventWriter, "write_parts", now)

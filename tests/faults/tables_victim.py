@@ -73,7 +73,7 @@ def install(moment: str, killer: Killer, table_format: str) -> None:
 
         def after_delay(*_arguments: Any, **_options: Any) -> None:
             if killer.is_due():
-                killer.later(lambda: time.sleep(delay))
+                killer.kill_after(lambda: time.sleep(delay))
 
         _before(table, "merge", after_delay)
     elif moment == "finish":

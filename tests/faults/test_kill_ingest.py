@@ -1,5 +1,6 @@
-"""The guarantee of `sfpubsub ingest`: when it is killed at any moment, no event is lost or written
-twice."""
+"""The guarantee of `sfpubsub ingest`: even if it is killed at any moment, no event is lost or
+written twice.
+"""
 
 from __future__ import annotations
 

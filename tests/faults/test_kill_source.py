@@ -1,5 +1,6 @@
-"""The guarantee of the streaming source: when it is killed at any moment, no event is lost or
-delivered twice."""
+"""The guarantee of the streaming source: even if it is killed at any moment, no event is lost or
+delivered twice.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Helpers for the tests of monitoring: a manual clock, and a subscription with a set health."""
+"""Helpers for the tests of monitoring: a manual clock, and a subscription whose health
+the test sets.
+"""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_failure_of_the_monitor_is_only_logged(caplog):
 
 
 def test_latest_steps_are_kept_newest_first():
-    """Only as many finished steps are kept as the page displays, and the newest is first."""
+    """Only as many finished steps are kept as the page displays, newest first."""
     steps = Steps()
     for number in range(SHOWN + 5):
         steps.ended(Done("write", NOW + number, 0.1, str(number)))

@@ -139,7 +139,9 @@ class Service:
         return True
 
     def answer(self) -> None:
-        """Answer all waiting commits with the newest, or only the oldest, or lose the answers."""
+        """Answer all waiting commits with the newest, answer only the oldest, or
+        lose all answers.
+        """
         how = self.chance.random()
         if how < 0.1:
             self.answers.clear()
@@ -157,7 +159,7 @@ class Service:
             self.outbox.append(response)
 
     def check_idle(self, now: float) -> None:
-        """Check that the client requests events within 60 s of a call having none pending."""
+        """Check that the call has not been without requested events for more than 60 s."""
         idle = self.stream and not self.deaf and not self.outstanding
         assert not idle or now - self.told_at <= IDLE_LIMIT, "nothing was requested for 60 s"
 

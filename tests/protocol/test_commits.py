@@ -161,9 +161,8 @@ def test_commits_of_unknown_outcome_do_not_accumulate() -> None:
     assert [sent.order for sent in commits.in_doubt] == [1]
 
 
-def fail(commits: Commits, now: float, until: float) -> int:
-    """Reject commits, each sent as soon as it is due, until the time *until*; return their
-    number."""
+def reject_commits(commits: Commits, now: float, until: float) -> int:
+    """Send and reject each commit that becomes due until the time *until*; return their number."""
     count = 0
     now = max(now, commits.deadline(entry(1)) or 0.0)
     while now < until and commits.exhausted is None:
@@ -177,21 +176,21 @@ def test_commits_failing_for_too_long_end_in_an_error() -> None:
     """After about 900 s of failing commits, however few or many, the error that ends the
     subscription is set; it is retryable and includes the service's reason."""
     commits = fresh()
-    assert 10 < fail(commits, 0.0, 899.0) < 30
+    assert 10 < reject_commits(commits, 0.0, 899.0) < 30
     assert commits.exhausted is None
-    assert fail(commits, 899.0, 2000.0) <= 2
+    assert reject_commits(commits, 899.0, 2000.0) <= 2
 
     assert isinstance(commits.exhausted, CommitError)
     assert commits.exhausted.retryable
     assert "not delivered" in str(commits.exhausted)
 
 
-def test_success_resets_the_time_of_failing() -> None:
+def test_success_resets_the_failure_time() -> None:
     """Only the time since the last successful commit counts towards the limit."""
     commits = fresh()
-    fail(commits, 0.0, 899.0)
+    reject_commits(commits, 0.0, 899.0)
     commits.answered(ok(sent(commits, 50, now=1000.0)), 1000.0)
-    fail(commits, 1000.0, 1800.0)
+    reject_commits(commits, 1000.0, 1800.0)
 
     assert commits.exhausted is None
 
@@ -205,7 +204,7 @@ def test_time_between_streams_does_not_count_as_failing() -> None:
     commits.answered(refusal(sent(commits, 1, now=3600.0)), 3601.0)
 
     assert commits.exhausted is None
-    fail(commits, 3602.0, 3600.0 + 1000.0)
+    reject_commits(commits, 3602.0, 3600.0 + 1000.0)
     assert commits.exhausted is not None
 
 
@@ -224,7 +223,7 @@ def test_last_confirmed_position_is_committed_again() -> None:
     assert commits.answered(ok(again), 0.0) == 0
 
 
-def test_failed_repetition_is_retried_soon() -> None:
+def test_repeated_commit_is_retried_soon_after_a_timeout() -> None:
     """A repeated commit that times out is retried after the usual backoff, since the service would
     close the stream before the next interval ends."""
     commits = fresh()
@@ -236,9 +235,10 @@ def test_failed_repetition_is_retried_soon() -> None:
     assert commits.next_request(None, 1231.0) is not None
 
 
-def test_commit_is_repeated_only_if_the_service_is_at_it() -> None:
-    """On a new stream the last commit is repeated only once the stream has shown that it began at
-    that position; otherwise it could skip events."""
+def test_commit_is_repeated_only_if_the_stream_began_at_its_position() -> None:
+    """On a new stream, the last commit is repeated only once the stream has shown that it began at
+    that position; otherwise, a repeated commit could skip events.
+    """
     commits = fresh()
     commits.answered(ok(sent(commits, 1)), 0.0)
     commits.new_stream(2, 100.0)
@@ -318,9 +318,10 @@ def test_answer_with_any_error_is_a_rejection(error: str) -> None:
     assert commits.last_error is not None
 
 
-def test_ambiguous_start_of_a_stream_repeats_nothing() -> None:
+def test_commit_is_not_repeated_after_an_ambiguous_stream_start() -> None:
     """The last commit is not repeated while another commit is in doubt, because the stream could
-    also have begun at that one."""
+    also have begun at that one.
+    """
     commits = fresh()
     commits.answered(ok(sent(commits, 1)), 0.0)
     sent(commits, 2)
@@ -336,9 +337,10 @@ def test_ambiguous_start_of_a_stream_repeats_nothing() -> None:
     assert commits.deadline(None) == 1400.0
 
 
-def test_uncertain_start_of_a_stream_repeats_nothing() -> None:
-    """A commit confirmed only by a stream that began with an unknown event is not repeated: the
-    event may be an old one, sent by a service that moved back."""
+def test_commit_is_not_repeated_after_an_uncertain_stream_start() -> None:
+    """If a commit was confirmed only by a stream that began with an unknown event, it is not
+    repeated: the event may be an old one, because the service moved back.
+    """
     commits = fresh()
     sent(commits, 1)
     commits.new_stream(2, 100.0)

@@ -58,9 +58,10 @@ def test_credit_for_large_events_fits_into_memory() -> None:
     assert script.protocol.health().outstanding == 20
 
 
-def test_credit_is_returned_on_receipt() -> None:
-    """Received events are replaced by new credit at once, before they are read, while there is
-    room."""
+def test_credit_is_renewed_on_receipt() -> None:
+    """On receiving events, the client at once requests as many again if there is room, even
+    before they are read.
+    """
     script = streaming(EARLIEST)
     script.respond(events(2, pending=9))
 
@@ -69,8 +70,9 @@ def test_credit_is_returned_on_receipt() -> None:
 
 
 def test_credit_is_withheld_while_the_queue_is_full() -> None:
-    """No events are requested while as many as allowed wait to be read; reading them requests as
-    many again."""
+    """While the maximum number of events is waiting to be read, no more are requested; reading them
+    requests as many again.
+    """
     script = streaming(EARLIEST, limits=Limits(max_pending_count=60))
     assert credit(script.respond(events(*range(2, 62), pending=40))) == 0
 
@@ -104,8 +106,9 @@ def test_commit_answers_do_not_delay_the_single_credit() -> None:
 
 
 def test_silent_stream_is_reopened() -> None:
-    """A stream without any message for 300 s is cancelled as dead, with a reason, and another one
-    is opened."""
+    """A stream without any message for 300 s is cancelled, a reason is reported, and another
+    stream is opened.
+    """
     script = streaming(EARLIEST)
     script.wait(299.9)
     commands = script.wait(0.2)
@@ -126,8 +129,9 @@ def test_stream_without_a_first_response_is_reopened() -> None:
 
 
 def test_stream_without_credit_is_not_considered_silent() -> None:
-    """Without requested events the service sends nothing, so the time until a stream counts as
-    silent starts only with the single event requested to keep it open."""
+    """Without requested events the service sends nothing, so a stream can count as silent only
+    after the single event that keeps it open has been requested.
+    """
     script = streaming(EARLIEST, limits=Limits(max_pending_count=100))
     script.respond(events(*range(2, 102), pending=0))
     script.wait(50.0)
@@ -139,7 +143,7 @@ def test_stream_without_credit_is_not_considered_silent() -> None:
     assert script.protocol.state is State.STREAMING
 
 
-def test_stream_pauses_while_twice_the_byte_limit_waits() -> None:
+def test_stream_pauses_at_twice_the_byte_limit() -> None:
     """If waiting events reach twice `max_bytes`, the stream is closed until reading has made room,
     and then resumes after the last position."""
     script = streaming(EARLIEST, limits=Limits(max_bytes=10))
@@ -198,9 +202,10 @@ def test_commit_before_a_pause_skips_the_commit_pause() -> None:
     assert of(CancelStream, script.respond(answer(request))) == [CancelStream(1)]
 
 
-def test_paused_subscription_reopens_although_acks_are_missing() -> None:
-    """A subscription closed for lack of memory reopens as soon as everything is read, even while
-    `max_unacked` leaves no room."""
+def test_paused_subscription_reopens_despite_missing_acks() -> None:
+    """A subscription closed for lack of memory reopens as soon as everything has been read, even
+    while `max_unacked` leaves no room.
+    """
     script = streaming(limits=Limits(max_bytes=10, max_unacked=4))
     script.read(events(2))
     script.respond(events(3, 4, size=10))
@@ -237,9 +242,10 @@ def test_credit_is_limited_by_max_unacked() -> None:
     assert credit(script.ack(2, 3)) == 1 + 1
 
 
-def test_slow_handler_within_the_limit_is_no_stall() -> None:
-    """A handler that takes an hour for no more than `max_unacked` events neither stalls nor reopens
-    the stream."""
+def test_slow_handler_within_the_limit_does_not_stall() -> None:
+    """A handler that spends an hour on no more than `max_unacked` events neither counts as stalled
+    nor causes the stream to be reopened.
+    """
     script = streaming(EARLIEST, limits=Limits(max_unacked=4))
     script.read(events(2, 3, 4, 5, pending=0))
     for number in range(60):

@@ -64,7 +64,9 @@ def test_repeated_pause_and_resume_do_nothing() -> None:
 
 
 def test_commits_continue_while_paused() -> None:
-    """During a pause acked positions are committed, each after the answer to the one before."""
+    """Acked positions are committed during a pause, each after the answer to the
+    previous commit.
+    """
     script = streaming()
     script.read(events(2, 3))
     pause(script)
@@ -89,7 +91,7 @@ def test_paused_stream_is_reopened_with_one_credit() -> None:
 
 
 def test_error_takes_precedence_over_a_pause() -> None:
-    """The reason of a subscription that has ended is its error, even if it was paused."""
+    """A paused subscription that fails reports its error as the reason, not the pause."""
     script = streaming(EARLIEST, limits=Limits(max_bytes=10))
     script.read(events(2))
     script.respond(events(3, 4, size=10))

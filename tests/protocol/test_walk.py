@@ -62,7 +62,7 @@ WITHOUT_ALARM = {State.PAUSED, State.RENEWING, State.CLOSED}
 
 
 class Walk:
-    """One application, in one process after another, against one service.
+    """A random walk of one application, which may crash and restart, against one service.
 
     Args:
         seed: Seed of all random decisions.
@@ -126,9 +126,9 @@ class Walk:
         self.began = False  # whether an ended stream of this process may have begun
         self.owed = False  # whether lost events are not reported yet
         self.opened_at = self.now
-        self.do(self.protocol.start(self.now))
+        self.execute(self.protocol.start(self.now))
 
-    def do(self, commands: list[Command]) -> None:
+    def execute(self, commands: list[Command]) -> None:
         """Execute commands as a driver does."""
         assert self.finish is None or not commands
         for command in commands:
@@ -204,7 +204,7 @@ class Walk:
         while self.service.inbox:
             self.service.read(self.now)
         self.service.close()
-        self.do(self.protocol.ended(self.protocol._stream, None, self.now, 0.5))
+        self.execute(self.protocol.ended(self.protocol._stream, None, self.now, 0.5))
 
     def check_delivery(self, batch: Deliver) -> None:
         """Check that a batch continues where the last one ended, and queue it for reading."""
@@ -219,8 +219,9 @@ class Walk:
         self.queue.append(batch)
 
     def index(self, number: int, *, moved: bool) -> int:
-        """Return an event's index in the log; unless there was a gap or a move, it is at most the
-        next one."""
+        """Return an event's index in the log, and check that no event is skipped,
+        unless *moved*.
+        """
         log = self.service.log
         if self.frontier < len(log) and log[self.frontier] == number:
             return self.frontier
@@ -237,8 +238,9 @@ class Walk:
     # Actions, of which each step takes one.
 
     def step(self) -> None:
-        """Take one random action; if the process has finished, check its end and start another
-        first."""
+        """Take one random action; if the process has finished, first check how it ended and
+        start another.
+        """
         if self.finish is not None:
             self.check_finish()
             self.crash()
@@ -267,7 +269,7 @@ class Walk:
         """Transfer a response to the client."""
         if self.service.outbox:
             stream, response = self.service.stream, self.service.outbox.popleft()
-            self.do(self.protocol.response(stream, response, self.now))
+            self.execute(self.protocol.response(stream, response, self.now))
             assert not self.owed or response.position is None, "events were lost without a gap"
 
     def take(self) -> None:
@@ -276,7 +278,7 @@ class Walk:
             batch = self.queue.pop(0)
             for seq, raw in enumerate(batch.events, batch.first_seq):
                 self.held.append((seq, position(raw.replay_id)))
-            self.do(self.protocol.taken(len(batch.events), batch.size, self.now))
+            self.execute(self.protocol.taken(len(batch.events), batch.size, self.now))
 
     def ack(self) -> None:
         """Ack some read events: the oldest ones, or any."""
@@ -287,7 +289,7 @@ class Walk:
             self.open_positions[number] -= 1
             if not self.open_positions[number]:
                 del self.open_positions[number]
-            self.do(self.protocol.acked(seq, seq, self.now))
+            self.execute(self.protocol.acked(seq, seq, self.now))
         del self.held[:count]
 
     def commit(self) -> None:
@@ -298,7 +300,7 @@ class Walk:
         if ledger.newest_done is not None or receipt is not None:
             ticket, commands = self.protocol.commit(self.now)
             self.tickets.add(ticket)
-            self.do(commands)
+            self.execute(commands)
 
     def store(self) -> None:
         """Store the position that is available for storing, if any."""
@@ -322,29 +324,29 @@ class Walk:
         soon = self.now < self.opened_at + Timings().steady
         refused = kind is FailureKind.SLOT_HELD or (kind is FailureKind.REAUTHENTICATE and soon)
         self.began |= not (self.protocol.state is State.OPENING and refused)
-        self.do(self.protocol.ended(stream, failure, self.now, self.chance.random()))
+        self.execute(self.protocol.ended(stream, failure, self.now, self.chance.random()))
 
     def mute(self) -> None:
         """Let the network silently drop everything until the call ends."""
         self.service.deaf = bool(self.service.stream)
         self.service.outbox.clear()
 
-    def outside(self) -> None:
-        """Reject a position, or finish a sign-in with or without success."""
+    def external_step(self) -> None:
+        """Reject a position, or finish a sign-in, successfully or not."""
         if self.reject and self.service.stream:
             self.reject = False
             stream = self.service.stream
             self.service.expire(self.service.cursor)
             self.service.close()
             refused = Failure(FailureKind.POSITION_REJECTED, ReplayIdRejectedError("corrupted"))
-            self.do(self.protocol.ended(stream, refused, self.now, self.chance.random()))
+            self.execute(self.protocol.ended(stream, refused, self.now, self.chance.random()))
         elif self.renew:
             self.renew = False
             if self.chance.random() < 0.7:
-                self.do(self.protocol.session_renewed(self.now))
+                self.execute(self.protocol.session_renewed(self.now))
             else:
                 failure = Failure(FailureKind.RETRY, StreamUnavailableError("login is down"))
-                self.do(self.protocol.renewal_failed(failure, self.now, self.chance.random()))
+                self.execute(self.protocol.renewal_failed(failure, self.now, self.chance.random()))
 
     def pass_time(self) -> None:
         """Let some time pass, after everything in transit has arrived."""
@@ -357,13 +359,13 @@ class Walk:
                 due = self.protocol.deadline()
                 if due is None or due > self.now or self.finish is not None:
                     break
-                self.do(self.protocol.timer(self.now, self.chance.random()))
+                self.execute(self.protocol.timer(self.now, self.chance.random()))
             else:
                 raise AssertionError(f"the timer is due forever in state {self.protocol.state}")
             self.service.check_idle(self.now)
 
     def flush(self) -> None:
-        """Transfer and handle everything in transit, and maybe answer a commit."""
+        """Transfer and handle everything in transit, and sometimes answer a commit."""
         service = self.service
         while self.finish is None and (
             service.inbox or service.outbox or service.backlog or service.keepalive_due(self.now)
@@ -382,9 +384,9 @@ class Walk:
     def crash_or_drain(self) -> None:
         """Drain, abort or kill the process."""
         if self.chance.random() < 0.5:
-            self.do(self.protocol.drain(self.now))
+            self.execute(self.protocol.drain(self.now))
         elif self.chance.random() < 0.5:
-            self.do(self.protocol.abort())
+            self.execute(self.protocol.abort())
         else:
             self.crash()
 
@@ -423,7 +425,7 @@ class Walk:
             self.reject = False
             self.renew = False
             if self.protocol.state is State.RENEWING:
-                self.do(self.protocol.session_renewed(self.now))
+                self.execute(self.protocol.session_renewed(self.now))
             self.pass_time()
             while self.queue:
                 self.take()
@@ -447,10 +449,10 @@ class Walk:
             self.pass_time()
             self.renew = False
             if self.protocol.state is State.RENEWING:
-                self.do(self.protocol.session_renewed(self.now))
+                self.execute(self.protocol.session_renewed(self.now))
         if self.managed:
             assert not self.service.log or self.service.committed >= self.service.log[-1]
-        self.do(self.protocol.drain(self.now))
+        self.execute(self.protocol.drain(self.now))
 
 
 ACTIONS = [
@@ -463,7 +465,7 @@ ACTIONS = [
     Walk.store,
     Walk.drop,
     Walk.mute,
-    Walk.outside,
+    Walk.external_step,
     Walk.pass_time,
     Walk.crash_or_drain,
 ]
@@ -480,7 +482,7 @@ WALKS = [
 
 
 def walk(kind: str, moves: bool, *, steps: int) -> Walk:
-    """Run a random walk; return it."""
+    """Run a random walk, and return it."""
     print(f"SFPUBSUB_WALK_SEED={SEED}")
     walked = Walk(SEED, kind=kind, moves=moves)
     walked.run(steps)
@@ -500,5 +502,5 @@ def test_random_walk_breaks_no_rule(kind: str, moves: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "moves"), WALKS)
 def test_long_random_walk_breaks_no_rule(kind: str, moves: bool) -> None:
-    """A random walk of 100,000 steps breaks no rule of this module either."""
+    """A random walk of 100,000 steps breaks no rule of this module."""
     walk(kind, moves, steps=100_000)

@@ -41,8 +41,8 @@ RESULTS = b"/results?"
 GROWTH_MB = 10.0
 
 
-def complete(reader, soql=SOQL, **options):
-    """Create a job, and wait until it is complete; return it."""
+def completed_job(reader, soql=SOQL, **options):
+    """Create a job, wait until it is complete, and return it."""
     made = reader.jobs.create(soql, **options)
     return reader.jobs.wait(made.id, deadline=time.monotonic() + PATIENCE)
 
@@ -62,14 +62,14 @@ def file():
 @pytest.fixture(scope="module")
 def job(org):
     """A complete job of all orders, which no test may delete."""
-    return complete(reader_of(org))
+    return completed_job(reader_of(org))
 
 
 def test_reading_a_page_uses_constant_memory(org, file):
     """A page of 20,000 rows is stored in its file and read row by row, with at most 10 MB of
     additional memory."""
     reader = reader_of(org)
-    job = complete(reader)
+    job = completed_job(reader)
     assert (job.object, job.state, job.records_processed) == ("Order__c", "JobComplete", ORDERS)
     forget_peak()
     before = peak_mb()
@@ -148,13 +148,13 @@ def test_special_characters_in_values_are_preserved(org, file):
     for text in texts:
         org.records.create("Contact", {"LastName": "Texts", "Description": text}, user)
     where = "WHERE LastName = 'Texts'"
-    job = complete(reader, f"SELECT Id, Email, Description FROM Contact {where}")
+    job = completed_job(reader, f"SELECT Id, Email, Description FROM Contact {where}")
     page = reader.jobs.results(job.id, file, columns=["Id", "Email", "Description"])
     rows = list(page.rows())
     assert [row[2] for row in rows] == texts
     assert {row[1] for row in rows} == {""}
     assert page.records == len(texts)
-    empty = complete(reader, f"SELECT Id FROM Contact {where} AND Email = 'x@y.z'")
+    empty = completed_job(reader, f"SELECT Id FROM Contact {where} AND Email = 'x@y.z'")
     none = reader.jobs.results(empty.id, file, columns=["Id"])
     assert (list(none.rows()), none.records, none.next_locator) == ([], 0, None)
 
@@ -168,16 +168,19 @@ def test_deleted_records_are_read_only_with_all_rows(org, file):
     org.records.delete("Opportunity", gone, user)
     soql = "SELECT Id, IsDeleted FROM Opportunity WHERE Name = 'gone'"
     for every, rows in ((False, []), (True, [[gone, "true"]])):
-        job = complete(reader, soql, all_rows=every)
+        job = completed_job(reader, soql, all_rows=every)
         page = reader.jobs.results(job.id, file, columns=["Id", "IsDeleted"])
         assert list(page.rows()) == rows
 
 
 def test_missing_job_raises_read_expired_error(org, file):
-    """Every use of a job that no longer exists raises `ReadExpiredError`, which says to start the
-    read again; deleting it again is no error."""
+    """Any use of a job that no longer exists raises `ReadExpiredError`, which says to start the
+    read again.
+
+    Deleting the job again succeeds.
+    """
     reader = reader_of(org)
-    job = complete(reader, "SELECT Id FROM Contact LIMIT 1")
+    job = completed_job(reader, "SELECT Id FROM Contact LIMIT 1")
     reader.jobs.delete(job.id)
     for use in (
         lambda: reader.jobs.get(job.id),
@@ -197,7 +200,7 @@ def test_invalid_jobs_and_arguments_raise(org, reader, file):
     with pytest.raises(RequestRefusedError):
         reader.jobs.create("SELECT FROM")
     with pytest.raises(RequestRefusedError) as caught:  # the org may accept it, and then fail
-        complete(reader, "SELECT BillingAddress FROM Account")
+        completed_job(reader, "SELECT BillingAddress FROM Account")
     assert "ended as Failed" in str(caught.value) or caught.value.status == 400
     before = reader.calls
     with pytest.raises(LocalProtocolError, match="not a valid id for a job"):
@@ -209,7 +212,7 @@ def test_invalid_jobs_and_arguments_raise(org, reader, file):
 
 def test_job_can_be_aborted(told):
     """Aborting sends the state "Aborted", and waiting for an aborted job raises an error."""
-    host, reader = told(lambda request: answer_job("Aborted"))
+    host, reader = told(lambda request: job_response("Aborted"))
     assert reader.jobs.abort(JOB).has_ended
     (request,) = host.requests
     assert (request.method, request.body) == ("PATCH", b'{"state": "Aborted"}')
@@ -217,8 +220,8 @@ def test_job_can_be_aborted(told):
         reader.jobs.wait(JOB, deadline=0.0)
 
 
-def answer_job(state, **more):
-    """Return the org's reply for a job in the given state, with more fields if given."""
+def job_response(state, **more):
+    """Return the org's response for a job in the given state, with any additional fields."""
     found = {"id": JOB, "object": "Account", "state": state, "createdDate": "2026-01-01T00:00:00"}
     return Reply(200, {**found, **more})
 
@@ -235,7 +238,7 @@ def test_job_is_polled_with_growing_delays(told):
     states = iter(["UploadComplete", *["InProgress"] * 20])
     timings = RestTimings(poll_initial=1.0, poll_max=8.0)
     _, reader = told(
-        lambda request: answer_job(next(states), numberRecordsProcessed=7),
+        lambda request: job_response(next(states), numberRecordsProcessed=7),
         timings=timings,
         sleep=sleep,
     )
@@ -278,8 +281,9 @@ def test_later_pages_may_lack_the_header_line(told, file):
 
 
 def test_page_with_other_columns_is_rejected(told, file):
-    """A page whose header differs from the requested columns raises an error, so that no value gets
-    into a wrong column."""
+    """A page whose header differs from the requested columns raises an error, so that no value ends
+    up in the wrong column.
+    """
     _, reader = told(lambda request: page_of('"Name","Id"\n"x","1"\n', 1))
     with pytest.raises(RemoteProtocolError, match="do not match the requested columns Id, Name"):
         reader.jobs.results(JOB, file, columns=["Id", "Name"])
@@ -309,7 +313,7 @@ def test_truncated_page_is_fetched_again(told, file, cut):
         (Reply(409, [{"errorCode": "X", "message": "other version"}]), RequestRefusedError, "409"),
     ],
 )
-def test_response_that_is_no_page_raises(told, file, reply, error, words):
+def test_response_that_is_not_a_page_raises(told, file, reply, error, words):
     """A response that is not a page raises an error rather than counting as an empty page, and is
     not requested again."""
     host, reader = told(lambda request: reply)
@@ -338,7 +342,7 @@ def test_invalid_csv_raises(told, file, body):
     "body",
     [{}, [], None, 5, {"id": JOB}, {"id": JOB, "object": "A", "state": "Odd", "createdDate": "x"}],
 )
-def test_response_that_is_no_job_raises(told, body):
+def test_response_that_is_not_a_job_raises(told, body):
     """A response without the fields of a job, or with an unknown state, raises an error."""
     _, reader = told(lambda request: Reply(200, json.dumps(body)))
     with pytest.raises(RemoteProtocolError):
@@ -371,8 +375,10 @@ class NoSeek(io.RawIOBase):
 
 
 def test_line_counter_ignores_how_data_is_split():
-    """Line ends within quotes don't count, wherever the data is split; the data is random, and the
-    seed is printed."""
+    """Line breaks within quotes are not counted, wherever the data is split.
+
+    The data is random, and the seed is printed.
+    """
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)

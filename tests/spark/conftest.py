@@ -35,8 +35,10 @@ def lake_settings(directory: Path) -> dict[str, str]:
 
 
 def jobs_begun(spark: SparkSession) -> int:
-    """Return the number of jobs that Spark has started. Its status API would be incomplete and
-    delayed."""
+    """Return the number of jobs that Spark has started.
+
+    Spark's status API would be incomplete and delayed.
+    """
     return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
 
 

@@ -12,7 +12,7 @@ from tests.spark.sample_events import MANAGED, batch_of
 
 
 class Clock:
-    """A clock whose time advances only when a fake waits, in seconds."""
+    """A clock, in seconds, that advances only when a fake waits."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -22,7 +22,7 @@ class Clock:
 
 
 class FakeSubscription:
-    """Delivers what a script describes, and after that no more batches.
+    """Delivers what a script describes, and then no more batches.
 
     An int in the script delivers a batch of that size, a float waits for that many seconds, an
     exception is raised, and a function is called. A job that keeps waiting for more than *patience*

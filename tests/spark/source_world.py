@@ -1,4 +1,4 @@
-"""Use the streaming reader without Spark, by calling it like Spark does, with an emulator."""
+"""Runs the streaming reader without Spark, by calling it as Spark does, against an emulator."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Reader(EventStreamReader):
 
 
 class World:
-    """An emulator, and several readers of one query, like successive processes of Spark."""
+    """An emulator, and several readers of one query, which stand for successive Spark processes."""
 
     def __init__(self, emulator: Any, session: Any = None, **options: str) -> None:
         self.emulator = emulator
@@ -67,7 +67,7 @@ class World:
 
 
 def next_end(reader: Reader, start: dict, seq: int | None = None) -> dict:
-    """Wait until the reader reports a new end offset, or the one after *seq* events; return it."""
+    """Wait for the reader to report a new end offset, or the one after *seq* events; return it."""
 
     def moved() -> dict | None:
         end = reader.latestOffset(start, reader.getDefaultReadLimit())

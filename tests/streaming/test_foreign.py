@@ -44,10 +44,10 @@ needs_java = pytest.mark.skipif(
 )
 
 
-def fetched(name: str, *command: str, of: Path = HERE) -> Path:
-    """Return the cache directory of the packages that the file `name` lists.
+def fetch_packages(name: str, *command: str, of: Path = HERE) -> Path:
+    """Install the packages that the file `name` lists, and return their directory in the cache.
 
-    The command installs them there, unless this has been done for the same contents of the file.
+    The command is skipped if it has already been run for the same contents of the file.
     """
     directory = CACHE / name.partition(".")[0]
     wanted = (of / name).read_text()
@@ -63,13 +63,13 @@ def fetched(name: str, *command: str, of: Path = HERE) -> Path:
 
 def node_packages() -> Path:
     """Install the pinned npm packages if necessary, and return their directory."""
-    return fetched("package.json", "npm", "install", "--silent", "--no-audit", "--no-fund")
+    return fetch_packages("package.json", "npm", "install", "--silent", "--no-audit", "--no-fund")
 
 
 def java_packages() -> Path:
     """Fetch the pinned Java packages if necessary, and return their directory."""
     copy = ["dependency:copy-dependencies", "-DoutputDirectory=lib"]
-    return fetched("pom.xml", "mvn", "-q", "-B", *copy)
+    return fetch_packages("pom.xml", "mvn", "-q", "-B", *copy)
 
 
 class ForeignServer:
@@ -98,7 +98,7 @@ class ForeignServer:
         return json.loads(self._lines.get(timeout=START_S))
 
     def stop(self) -> None:
-        """Stop the server, and kill it if it does not end within 10 s."""
+        """Stop the server, and kill it if it does not exit within 10 s."""
         self.process.stdin.close()
         try:
             self.process.wait(10)
@@ -138,8 +138,8 @@ def foreign_server(request: pytest.FixtureRequest) -> Iterator[ForeignServer]:
 def test_our_client_reads_from_cometds_own_servers(
     face: Callable[..., Any], foreign_server: ForeignServer
 ):
-    """Our client gets every event once from CometD's own servers, even if the server ends the
-    session.
+    """Our client receives every event exactly once from CometD's own servers, even if a server
+    ends the session.
     """
     session = StaticSession(Session("token", foreign_server.url, "00D000000000001AAA"))
     gaps: list = []
@@ -161,11 +161,11 @@ def test_our_client_reads_from_cometds_own_servers(
     client.close()
 
 
-def test_our_client_resumes_after_its_session_expired_unpolled(
+def test_our_client_resumes_after_its_unpolled_session_expires(
     face: Callable[..., Any], foreign_server: ForeignServer
 ):
-    """A full queue stops polling until the server's session expires; then each event still comes
-    once.
+    """A full queue stops polling until the server's session expires, but each event is still
+    delivered exactly once.
     """
     session = StaticSession(Session("token", foreign_server.url, "00D000000000001AAA"))
     client = face(session, pace=QUICK, max_pending_count=1)

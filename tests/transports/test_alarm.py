@@ -45,8 +45,10 @@ def test_an_owner_has_one_deadline(alarm):
     assert rung == ["kept"]
 
 
-def test_a_callback_may_set_the_next_deadline(alarm):
-    """A callback can set its owner's next deadline, which then runs; drivers rely on that."""
+def test_a_callback_can_set_the_next_deadline(alarm):
+    """A callback can set its owner's next deadline, whose callback then runs;
+    drivers rely on this.
+    """
     done = threading.Event()
     alarm.set("a", 0.0, lambda: alarm.set("a", 0.0, done.set))
     assert done.wait(PATIENCE)

@@ -26,8 +26,10 @@ def headers(emulator, topic):
 
 
 @pytest.fixture
-def make(tmp_path, clock):
-    """Return a function that starts an org with given settings; it returns the org and a user."""
+def start_org(tmp_path, clock):
+    """Return a function that starts an org with the given settings, and returns the
+    org and a user.
+    """
     made = []
 
     def start(**settings):
@@ -104,8 +106,10 @@ def test_a_change_says_which_fields_changed(org, user, clock):
     }
 
 
-def test_an_update_that_changes_nothing_has_an_event(org, user, clock):
-    """An update that changes no value has an event that names only LastModifiedDate (field 23)."""
+def test_an_update_that_changes_nothing_sends_an_event(org, user, clock):
+    """An update that changes no value sends an event that names only
+    LastModifiedDate (field 23).
+    """
     record = org.records.create("Account", {"Name": "A"}, user)
     clock.jump(1)
     org.records.update("Account", record, {"Name": "A"}, user)
@@ -130,25 +134,25 @@ def test_a_persons_name_is_a_compound_field(org, user, clock):
 
 
 def test_formulas_are_not_in_events(org, user):
-    """Formula fields are in queries, but neither in change events nor in their schema."""
+    """Formula fields appear in queries, but not in change events or their schema."""
     org.records.create("Order__c", {"Name": "1", "Quantity__c": 2, "Price__c": 3}, user)
     assert "Total__c" not in events(org, ORDERS)[0]
     assert org.records.query("SELECT Total__c FROM Order__c", user).rows == [{"Total__c": 6}]
 
 
-def test_a_setting_adds_formulas_to_events(make):
-    """With `change_event_formulas`, change events have a formula's value whenever it changes."""
-    org, user = make(change_event_formulas=True)
+def test_a_setting_adds_formulas_to_events(start_org):
+    """With `change_event_formulas`, a change event contains a formula's value if it has changed."""
+    org, user = start_org(change_event_formulas=True)
     record = org.records.create("Order__c", {"Name": "1", "Quantity__c": 2, "Price__c": 3}, user)
     org.records.update("Order__c", record, {"Quantity__c": 4}, user)
     org.records.update("Order__c", record, {"Name": "2"}, user)
     assert [event["Total__c"] for event in events(org, ORDERS)] == [6.0, 12.0, None]
 
 
-def test_a_record_has_one_event_per_transaction(org, user):
-    """Several changes of a record in one transaction make one event with its final values.
+def test_a_transaction_sends_one_event_per_record(org, user):
+    """Several changes of a record in one transaction are sent as one event with its final values.
 
-    A record that is created and deleted in the transaction has no event.
+    A record that is created and deleted within the transaction is not reported.
     """
     kept = org.records.create("Order__c", {"Name": "kept"}, user)
     gone = org.records.create("Order__c", {"Name": "gone"}, user)
@@ -190,8 +194,10 @@ def test_an_event_describes_the_final_state_of_a_record(org, user):
     assert body(events(org, ORDERS)[3])["Quantity__c"] == 5.0
 
 
-def test_delete_events_have_no_values_and_undelete_events_all(org, user):
-    """A DELETE event has a header only; an UNDELETE event has every field that is not empty."""
+def test_a_delete_event_has_no_values_and_an_undelete_event_has_all(org, user):
+    """A DELETE event contains only a header; an UNDELETE event contains every field
+    that is not empty.
+    """
     record = org.records.create("Account", {"Name": "A", "Phone": "1"}, user)
     org.records.delete("Account", record, user)
     org.records.undelete("Account", record, user)
@@ -202,9 +208,9 @@ def test_delete_events_have_no_values_and_undelete_events_all(org, user):
 
 
 def test_the_schema_changes_with_the_object(org, user):
-    """An added field is in later events, and earlier events keep their schema.
+    """An added field appears in later events, and earlier events keep their schema.
 
-    A removed field is gone from events and queries.
+    A removed field disappears from the schema and from queries.
     """
     org.records.create("Order__c", {"Name": "1"}, user)
     before = org.bus.topic(ORDERS).schema_id
@@ -244,9 +250,9 @@ def test_removing_a_field_deletes_its_values(org, user):
     assert org.records.get("Order__c", record, ["Size__c"]) == {"Size__c": 6}
 
 
-def test_the_same_change_of_several_records_is_one_event(make):
+def test_the_same_change_of_several_records_is_one_event(start_org):
     """Equal changes in a transaction share an event with up to `change_event_records` ids."""
-    org, user = make(change_event_records=2)
+    org, user = start_org(change_event_records=2)
     with org.records.transaction(user) as changing:
         for name in ("a", "b", "a", "a"):
             changing.create("Order__c", {"Name": name})
@@ -255,12 +261,12 @@ def test_the_same_change_of_several_records_is_one_event(make):
     assert [header["sequenceNumber"] for header in found] == [1, 2, 3]
 
 
-def test_changes_beyond_the_limit_of_a_transaction_overflow(make):
+def test_changes_beyond_the_limit_of_a_transaction_overflow(start_org):
     """Beyond `overflow_changes`, one overflow event per object replaces a transaction's events.
 
     It names no records. An update counts once per changed field.
     """
-    org, user = make(overflow_changes=3, change_event_records=1)
+    org, user = start_org(overflow_changes=3, change_event_records=1)
     with org.records.transaction(user) as changing:
         ids = [changing.create("Order__c", {"Name": str(n)}) for n in range(5)]
         changing.create("Account", {"Name": "A"})
@@ -277,12 +283,12 @@ def test_changes_beyond_the_limit_of_a_transaction_overflow(make):
     ]
 
 
-def test_an_event_that_is_too_large_is_a_gap_event(make):
+def test_an_oversized_event_is_sent_as_a_gap_event(start_org):
     """A change whose event would be too large is sent as a gap event without values.
 
-    The stored record has the values.
+    The stored record contains the values.
     """
-    org, user = make(event_bytes=2000)
+    org, user = start_org(event_bytes=2000)
     record = org.records.create("Order__c", {"Name": "1", "Notes__c": "x" * 3000}, user)
     (event,) = events(org, ORDERS)
     assert event["ChangeEventHeader"]["changeType"] == "GAP_CREATE"
@@ -314,7 +320,7 @@ def test_a_small_change_of_a_large_text_is_sent_as_a_diff(org, user):
 # Which objects have change events, and in which channels.
 
 
-def test_objects_are_selected_by_members_of_channels(tmp_path, clock):
+def test_objects_are_selected_by_channel_members(tmp_path, clock):
     """An object has change events while a channel member selects it, and none before or after."""
     org = EmulatorServer(tmp_path, clock=clock)
     user = org.accounts.user("user@example.com")
@@ -332,10 +338,11 @@ def test_objects_are_selected_by_members_of_channels(tmp_path, clock):
     again.stop()
 
 
-def test_a_member_enriches_and_filters(org, user, clock):
-    """A filtered channel has only matching events, with enriched fields and those of the filter.
+def test_a_channel_member_enriches_and_filters(org, user, clock):
+    """A filtered channel contains only matching events, with the enriched fields and the filter's
+    fields.
 
-    The object's own topic has all events, without these fields.
+    The object's own topic contains all events, without these additional fields.
     """
     org.event_channels.create("Big__chn", "data", "Big")
     org.event_channels.add(
@@ -373,10 +380,10 @@ def test_a_member_enriches_and_filters(org, user, clock):
             org.event_channels.add("Bad", "Big__chn", "AccountChangeEvent", filter_expression=bad)
 
 
-def test_an_enriched_channel_has_positions_of_its_own(org, user):
+def test_enriched_events_have_different_positions(org, user):
     """An enriched event has a different position from the original event.
 
-    On a channel without enrichment the position is the same.
+    On a channel without enrichment, the position is the same.
     """
     org.event_channels.create("Big__chn", "data", "Big")
     org.event_channels.add("Big_Orders", "Big__chn", "Order__ChangeEvent", enriched=["Name"])
@@ -390,10 +397,10 @@ def test_an_enriched_channel_has_positions_of_its_own(org, user):
     assert plain.position == own.position != enriched.position
 
 
-def test_a_filter_may_compare_times_by_their_order(org, user):
-    """A channel filter accepts comparisons of times, as queries do.
+def test_a_filter_can_compare_times(org, user):
+    """A channel filter can compare times with `>`, as a query can.
 
-    Salesforce accepts equality only.
+    Salesforce accepts only equality.
     """
     org.event_channels.create("Banks__chn", "data", "Banks")
     org.event_channels.add(
@@ -407,9 +414,9 @@ def test_a_filter_may_compare_times_by_their_order(org, user):
 
 
 def test_an_outdated_filter_is_ignored(tmp_path, clock):
-    """A filter on a deleted field is ignored, and so is an unreadable filter of a platform event.
+    """A filter on a deleted field, or an unreadable filter of a platform event, is ignored.
 
-    The org still starts, and the channel gets its events.
+    The org still starts, and the channel receives its events.
     """
     org = EmulatorServer(tmp_path, clock=clock)
     user = org.accounts.holder("")
@@ -447,8 +454,8 @@ ACCOUNT_TOPIC = "SELECT Id, Name FROM Account WHERE Phone LIKE '1%'"
         ({"Query": "SELECT Nothing__c FROM Account WHERE Nothing__c = 1"}, []),
     ],
 )
-def test_push_topics_make_events_of_changes(org, user, fields, types):
-    """A PushTopic reports the changes that its NotifyFor fields and its WHERE clause select."""
+def test_push_topics_report_selected_changes(org, user, fields, types):
+    """A PushTopic reports the changes that its NotifyFor fields and WHERE clause select."""
     given = {"Query": ACCOUNT_TOPIC, "NotifyForFields": "Referenced", **fields}
     org.cometd.channels.create("PushTopic", "Accounts", given)
     record = org.records.create("Account", {"Name": "A", "Phone": "11"}, user)
@@ -466,12 +473,12 @@ def test_push_topics_make_events_of_changes(org, user, fields, types):
         assert found[-2]["sobject"] == {"Id": record}
 
 
-def test_reads_can_lag_behind_the_events(make, clock):
+def test_reads_can_lag_behind_the_events(start_org, clock):
     """With `rest_lag_s`, reads and queries return the state from that many seconds earlier.
 
     Updates see the current state.
     """
-    org, user = make(rest_lag_s=3.0)
+    org, user = start_org(rest_lag_s=3.0)
     query = "SELECT Name FROM Order__c"
 
     def names():

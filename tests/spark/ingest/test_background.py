@@ -23,7 +23,7 @@ def test_all_work_runs_in_one_background_thread():
 
 
 def test_failure_is_raised_when_the_result_is_requested():
-    """A failed call raises its error from its own result, and the next call runs nevertheless."""
+    """A failed call raises its error when its result is requested, and the next call still runs."""
 
     def fail() -> int:
         raise WriteError("disk full")
@@ -52,8 +52,8 @@ def test_leaving_the_block_waits_for_the_work():
 
 
 def test_endless_work_does_not_keep_the_process_alive():
-    """The process exits although its background thread never ends, so that a second Ctrl-C ends a
-    job whose Spark hangs.
+    """A background thread that never ends does not keep the process from exiting, so a second
+    Ctrl-C can end a job whose Spark hangs.
     """
     program = (
         "import threading\n"

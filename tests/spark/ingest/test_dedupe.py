@@ -150,8 +150,8 @@ def test_different_payload_with_another_schema_or_topic_is_reencoded(world: Worl
 
 
 def test_same_payload_on_another_topic_is_a_plain_duplicate(world: World):
-    """An event whose payload is the same is not counted as re-encoded, although it comes from
-    another topic.
+    """An event with the same payload as another is not counted as re-encoded, even if its
+    topic differs.
     """
     world.store(rows_of(event(1)))
     assert world.judge(rows_of(event(1, topic="/event/B"))) == Verdict([])
@@ -206,11 +206,11 @@ def test_only_events_older_than_the_window_or_without_a_time_are_looked_up(world
 
 
 @pytest.mark.parametrize("time", [None, NOW - 80 * HOUR, NOW - 1000 * 24 * HOUR, -62_135_596_800.0])
-def test_one_look_up_per_write_in_a_limited_time_span(world: World, time: float | None):
-    """A write makes a single look-up, even if events have no time or a very old one.
+def test_a_write_makes_one_look_up_in_a_limited_time_span(world: World, time: float | None):
+    """A write makes a single look-up, even if its events have no time or a very old one.
 
-    It covers no times that are older than the events or than the service's retention, apart from a
-    day of tolerance.
+    The time span goes back no further than the events or the service's retention, plus a day of
+    tolerance.
     """
     world.judge(rows_of(event(1, time=time), event(2, time=time)))
     ((_, spans),) = world.asked

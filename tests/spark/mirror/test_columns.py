@@ -30,7 +30,7 @@ STREET = {"BillingStreet": "Street", "BillingCity": "City", "BillingLatitude": "
 
 
 def field(name: str, kind: str = "string", **more: Any) -> FieldDescription:
-    """Return a described field with these properties; the others have plain defaults."""
+    """Return a field description with the given properties, and simple defaults for the others."""
     given = {"label": name.removesuffix("__c").replace("_", " "), "type": kind, "scale": 0, **more}
     others = {
         "length": 0, "precision": 0, "digits": 0, "nillable": True, "createable": True,
@@ -62,7 +62,7 @@ def account(*fields: FieldDescription, name: str = "Account") -> ObjectDescripti
 
 
 def event_type(*fields: dict[str, Any], name: str = "Account") -> str:
-    """Return the Avro schema of an object's change events, as the emulator makes it."""
+    """Return the Avro schema of an object's change events, as the emulator generates it."""
     definition = {"name": name, "key_prefix": "001", "fields": list(fields)}
     return change_schema(SObject(definition)).text
 
@@ -98,7 +98,7 @@ KINDS = [
 def test_described_types_map_to_column_types(name: str, described: Any, kind: pa.DataType):
     """Each described type maps to the most precise column type, such as dates and exact decimals.
 
-    The comment has the label and the name.
+    The column's comment consists of the field's label and name.
     """
     columns = Columns.of(account(described))
     column = columns.columns[0]
@@ -128,9 +128,9 @@ def test_compound_fields_become_structs_of_their_parts():
     assert {"SystemModstamp", "IsDeleted"}.isdisjoint(columns.selected)
 
 
-def test_person_names_are_structs_and_company_names_strings():
-    """In an org with person accounts, an account's name is that of a person or of a company, so its
-    struct has members for both.
+def test_account_names_are_strings_or_structs():
+    """An account's name is a string, a struct of its parts or, in an org with person accounts, a
+    struct of both.
     """
     own = field("Name", compound_field_name="Name")  # as observed in an org
     parts = [field(part, compound_field_name="Name") for part in ("FirstName", "LastName")]
@@ -259,8 +259,9 @@ FIELDS = [
 
 
 def typed_rows(spark: SparkSession, known: Plan, *events: tuple[int, dict[str, Any]]) -> Any:
-    """Return rows of a typed table, decoded from events, each given as its schema's number in
-    *known* and its values.
+    """Return rows of a typed table, decoded from the given events.
+
+    Each event is given as the number of its schema in *known* and its values.
     """
     rows = []
     for number, value in events:
@@ -274,9 +275,9 @@ def typed_rows(spark: SparkSession, known: Plan, *events: tuple[int, dict[str, A
     return frame_of_rows(spark, table)
 
 
-def test_events_fill_the_columns_that_reads_fill(spark: SparkSession):
-    """Values of events, decoded by Spark, have exactly the types of the columns that reads fill:
-    dates, times of day, exact decimals, and parts of compound fields.
+def test_event_values_have_the_types_of_read_values(spark: SparkSession):
+    """Spark decodes event values to exactly the types of the columns that reads fill: dates, times
+    of day, exact decimals, and parts of compound fields.
     """
     avro = {"Name": {"avro": "Switchable_PersonName"}}
     definitions = [{"name": name, "type": kind, **avro.get(name, {})} for name, kind in FIELDS]
@@ -305,8 +306,8 @@ def test_events_fill_the_columns_that_reads_fill(spark: SparkSession):
 
 
 def test_event_value_is_in_the_column_of_its_type(spark: SparkSession):
-    """If a field was a string and is a number now, each event's value is in the column of the type
-    that the event has.
+    """If a field's type has changed from string to number, each event's value is in the column of
+    the type that it had in that event.
     """
     known = plan(
         event_type({"name": "Size__c", "type": "string"}),
@@ -320,9 +321,9 @@ def test_event_value_is_in_the_column_of_its_type(spark: SparkSession):
     assert [tuple(row) for row in rows] == [(None, "big"), (Decimal("2.3"), None)]
 
 
-def test_names_of_persons_and_companies_share_a_column(spark: SparkSession):
-    """With person accounts, the name in an event is a string or has parts, and one struct column
-    contains either form.
+def test_person_and_company_names_share_a_column(spark: SparkSession):
+    """With person accounts, the name in an event is a string or a struct of its parts, and one
+    struct column holds either form.
     """
     parts = [field(part, compound_field_name="Name") for part in ("FirstName", "LastName")]
     known = plan(event_type({"name": "Name", "type": "string", "avro": "Switchable_PersonName"}))

@@ -151,13 +151,15 @@ def test_difference_lists_missing_extra_and_changed_records():
     assert difference(wanted, {**wanted, "1": {}}).startswith("0 missing [], 0 too many [], 1 diff")
 
 
-def test_a_storm_has_every_kind_of_blow(seed: int):
-    """A storm with as many blows (faults and kills) as there are kinds has one of each kind."""
+def test_a_storm_contains_every_kind_of_blow(seed: int):
+    """A storm with as many blows (faults and kills) as there are kinds contains
+    one of each kind.
+    """
     assert set(blows_of(len(BLOWS), random.Random(seed))) == set(BLOWS)
 
 
 class StormWorld(World):
-    """An org in a storm and its mirror, with one clock for both, which only moves by jumps.
+    """An org in a storm and its mirror, which share one clock that advances only in jumps.
 
     The org's responses lag behind its events by almost as much as the mirror's margin allows.
     """
@@ -176,7 +178,9 @@ class StormWorld(World):
         self.caused_faults: list[str] = []
 
     def advance(self, mirror: Mirror) -> bool:
-        """Let the mirror do one step as in `World`, and let the org's time pass as well."""
+        """Run one step of the mirror as in `World`, and advance the org's clock by
+        the same time.
+        """
         before = self.now
         settled = super().advance(mirror)
         if self.now > before:
@@ -202,8 +206,10 @@ class StormWorld(World):
         self.caused_faults.append(kind)
 
     def change_during_faults(self, changes: int, turns: int) -> None:
-        """Make *changes* changes and *turns* faults while the mirror does a step for each fault,
-        and then stop the mirror wherever it is.
+        """Make *changes* changes and cause *turns* faults, with one step of the mirror after each
+        fault.
+
+        The mirror is then stopped, whatever it is doing.
         """
         with self.mirror() as mirror:
             before = self.writer.changes

@@ -1,4 +1,6 @@
-"""`mirror verify` finds differences between a table and the org, and `mirror signal` is stored."""
+"""Tests of `mirror verify`, which compares a table with the org, and of `mirror signal`, which
+stores a request.
+"""
 
 from __future__ import annotations
 

@@ -56,8 +56,9 @@ def compact(spark: SparkSession, table: Path) -> None:
 
 
 def test_compaction_and_expiry_do_not_lose_the_position(spark, open_writer, table):
-    """The open writer and the next one resume although only a compacted snapshot is left, which
-    does not contain the writer's state."""
+    """Writers resume even if expiry leaves only a compacted snapshot, which does not contain the
+    writer's state.
+    """
     writer = open_writer()
     writer.write(batch_of(range(2)))
     writer.write(batch_of(range(4)))
@@ -112,7 +113,9 @@ def test_a_rolled_back_table_resumes_from_its_snapshot(spark, open_writer, table
 
 
 def test_a_writer_replaced_between_staging_and_publishing_fails(spark, tmp_path, monkeypatch):
-    """The older writer's rows are staged already, but they do not become part of the table."""
+    """The older writer fails, and the rows that it has already staged do not become
+    part of the table.
+    """
     url = f"viewfs://lake/tables/{tmp_path.name}"
     options = {"format": "iceberg", "topic": TOPIC, "clock": lambda: NOW}
     older = EventWriter(spark, url, **options)

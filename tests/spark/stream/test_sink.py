@@ -28,7 +28,9 @@ from tests.spark.source_world import TOPIC, settings_file
 
 
 def test_event_ids_depend_on_the_rows_but_not_on_their_order():
-    """A retried task gives the same ids; equal rows, partitions and writes each have their own."""
+    """A retried task produces the same ids; equal rows, other partitions and other writes
+    produce different ones.
+    """
     rows = [{"a": 1}, {"a": 2}, {"a": 1}]
 
     def made(write="w", partition=0, order=(0, 1, 2)):
@@ -63,12 +65,12 @@ def test_column_values_become_field_values():
     ],
 )
 def test_options_are_checked_before_a_job_starts(options, says):
-    """A missing, mistyped or invalid option and a credential raise an error that says why."""
+    """A missing, mistyped or invalid option, or a credential, raises an error that says why."""
     with pytest.raises(ConfigurationError, match=says):
         SinkOptions.parse(options)
 
 
-def test_only_mode_append_and_an_existing_id_column_are_accepted():
+def test_only_append_mode_and_an_existing_id_column_are_accepted():
     """Published events cannot be overwritten, and the column in idColumn must exist."""
     source = PubSubDataSource({"topic": TOPIC})
     schema = type("Schema", (), {"names": ["a"]})()

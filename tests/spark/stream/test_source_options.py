@@ -95,8 +95,8 @@ def test_a_credential_in_the_value_of_another_option_is_rejected(value):
 
 
 @pytest.mark.parametrize("version", ["3.5.1", "4.0.1", "4.1.2"])
-def test_an_older_pyspark_is_rejected_by_its_version(version):
-    """The error names the required and the installed version, instead of a missing class."""
+def test_an_older_pyspark_is_rejected(version):
+    """The error names the required and the installed version, rather than a missing class."""
     with pytest.raises(ConfigurationError, match=f"4.2 or newer, but this is {version}"):
         check_version(version)
 

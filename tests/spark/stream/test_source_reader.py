@@ -37,12 +37,12 @@ SMALL = Settings(events_per_response=7, keepalive_s=0.3)
 
 @pytest.fixture
 def world(run_emulator):
-    """A query with an emulator that sends small responses and frequent keepalives."""
+    """A query on an emulator that sends small responses and frequent keepalives."""
     with closing(World(run_emulator(settings=SMALL))) as made:
         yield made
 
 
-def test_events_come_once_and_in_order_in_batches_of_bounded_size(world):
+def test_events_are_delivered_once_in_order_and_in_limited_batches(world):
     """maxOffsetsPerTrigger limits each batch, and ingest_seq is continuous across batches."""
     published = world.publish(50)
     world.set(maxOffsetsPerTrigger="20")
@@ -64,7 +64,9 @@ def test_events_come_once_and_in_order_in_batches_of_bounded_size(world):
 @pytest.mark.parametrize("start", ["earliest", "latest", "hex"])
 @pytest.mark.parametrize("cut", [1, 7, 18, 30])
 def test_a_checkpointed_batch_is_the_same_in_another_process(run_emulator, start, cut):
-    """After a crash, a batch has the same events, wherever its bounds lie in the responses."""
+    """After a crash, a batch has the same events even if the service splits its
+    responses differently.
+    """
     emulator = run_emulator(settings=SMALL)
     before = emulator.publish(TOPIC, [{"Order_Number__c": "before"}] * 10)
     given = before[-1].replay_id.hex() if start == "hex" else start
@@ -122,8 +124,9 @@ def test_an_offset_of_another_topic_or_format_is_rejected(world, change, message
 
 
 def test_a_query_from_latest_gets_a_position_on_an_idle_topic(world):
-    """A keepalive provides the position, so events that are published while the query is down are
-    read after a restart."""
+    """A keepalive provides a position, so a restarted query reads the events published
+    while it was down.
+    """
     world.publish(5)
     world.set(startingOffsets="latest")
     first = world.reader()
@@ -144,7 +147,7 @@ def test_a_query_from_latest_gets_a_position_on_an_idle_topic(world):
 
 
 def test_a_position_on_a_quiet_topic_is_renewed_before_it_expires(world, monkeypatch):
-    """Keepalives renew it, so 72 hours without events do not look like data loss."""
+    """Keepalives renew the position, so 72 hours without events do not look like data loss."""
     world.publish(3)
     source = world.reader()
     end = next_end(source, source.initialOffset(), 3)
@@ -199,8 +202,9 @@ def test_without_fail_on_data_loss_a_row_marks_the_gap(world):
 @pytest.mark.parametrize("start", ["earliest", "latest"])
 @pytest.mark.parametrize("kept", ["some", "none"])
 def test_a_first_batch_without_its_first_events_is_data_loss(world, start, kept):
-    """If its events have expired, a repeated first batch raises an error, or with
-    failOnDataLoss=false contains a gap row, instead of silently being smaller."""
+    """If events of a first batch have expired, repeating it raises an error, or with
+    failOnDataLoss=false adds a gap row, instead of silently omitting them.
+    """
     world.set(startingOffsets=start)
     first = world.reader()
     begin = first.initialOffset()
@@ -265,7 +269,7 @@ def test_the_search_for_the_missing_end_of_a_batch_terminates(world, start):
 
 
 def test_available_now_ends_on_a_busy_topic(world):
-    """The query reads in several batches what was there when it began, and then ends."""
+    """The query reads the events that existed when it began, in several batches, and then ends."""
     world.set(maxOffsetsPerTrigger="30", idleTimeout="60")
     before = world.publish(100)
     with busy(world):
@@ -275,8 +279,10 @@ def test_available_now_ends_on_a_busy_topic(world):
     assert len(set(ids(found))) == len(found)
 
 
-def test_available_now_from_latest_has_a_position_after_its_first_run(world):
-    """On a busy topic, the first run reads at least one event, and the next resumes after it."""
+def test_available_now_from_latest_ends_its_first_run_with_a_position(world):
+    """On a busy topic, the first run reads at least one event, and the next one
+    resumes where it ended.
+    """
     world.set(startingOffsets="latest", idleTimeout="60")
     with busy(world):
         first, _, position = read_available(world)
@@ -290,7 +296,7 @@ def test_available_now_from_latest_has_a_position_after_its_first_run(world):
 
 @contextmanager
 def busy(world):
-    """Publish events until the end of the block, which must be within `PATIENCE` seconds."""
+    """Publish events until the block ends, which must happen within `PATIENCE` seconds."""
     over = threading.Event()
     number = iter(range(100, 1_000_000))
     deadline = time.monotonic() + PATIENCE
@@ -324,7 +330,9 @@ def read_available(world, position=None):
 
 
 def test_available_now_ends_at_the_first_keepalive(world):
-    """A keepalive shows that there are no more events, so the idle timeout is not waited for."""
+    """A keepalive shows that there are no more events, so the query does not wait for
+    the idle timeout.
+    """
     world.set(idleTimeout="1000")
     world.publish(10)
     source = world.reader()
@@ -344,7 +352,7 @@ def test_a_pause_between_responses_does_not_count_as_a_keepalive(run_emulator):
 
 
 def test_available_now_ends_after_the_idle_timeout(run_emulator):
-    """If keepalives are minutes apart, a stream without events for idleTimeout ends the query."""
+    """Without a keepalive, the query ends once no event has arrived for idleTimeout."""
     with closing(World(run_emulator(), idleTimeout="0.3")) as world:
         world.publish(10)
         source = world.reader()
@@ -364,7 +372,9 @@ def test_waiting_for_a_schema_does_not_count_as_idle(world):
 
 
 def test_a_failed_stream_ends_the_query_with_its_reason(world):
-    """After the events that were received, the query raises the reason instead of looking idle."""
+    """The query returns the events received before the failure, and then raises its reason instead
+    of appearing idle.
+    """
     world.publish(10)
     fault = Fault(
         rpc="Subscribe",
@@ -385,7 +395,7 @@ def test_a_failed_stream_ends_the_query_with_its_reason(world):
 
 
 def test_an_unreachable_service_ends_the_query(world, monkeypatch):
-    """The client tries again until the connection timeout, and then the query fails."""
+    """The client retries until the connection timeout; then the query fails."""
     monkeypatch.setattr(feed, "CONNECTION_TIMEOUT", 0.3)
     world.publish(2)
     source = world.reader()
@@ -396,7 +406,9 @@ def test_an_unreachable_service_ends_the_query(world, monkeypatch):
 
 
 def test_an_expired_session_is_renewed_or_ends_the_query(world):
-    """A query that can sign in again continues unnoticed; one with a fixed token fails."""
+    """A query that can sign in again continues without interruption; one with a
+    fixed token fails.
+    """
     world.publish(5)
     fixed = world.reader()
     position = next_end(fixed, fixed.initialOffset(), 5)
@@ -419,7 +431,7 @@ def test_an_expired_session_is_renewed_or_ends_the_query(world):
 
 
 def test_a_schema_change_within_a_batch_is_decoded(world):
-    """Events of both schemas are decoded with their own schema."""
+    """Each event is decoded with its own schema."""
     world.publish(3)
     first = world.reader()
     world_schema = first._connected().get_schema(world.emulator.bus.topic(TOPIC).schema_id)
@@ -434,7 +446,7 @@ def test_a_schema_change_within_a_batch_is_decoded(world):
 
 
 def test_an_undecodable_event_becomes_a_row_without_json(world):
-    """It does not stop the query, and its row contains the payload."""
+    """An undecodable event does not stop the query, and its row contains the payload."""
     world.publish(1)
     schema_id = world.emulator.bus.topic(TOPIC).schema_id
     world.emulator.publish_raw(
@@ -467,7 +479,7 @@ def test_memory_is_bounded_by_bytes(world, monkeypatch):
 
 
 def test_a_batch_is_split_into_small_partitions(world, monkeypatch):
-    """A batch with many events becomes several tasks, whose row numbers continue."""
+    """A large batch is split into several tasks with consecutive row numbers."""
     monkeypatch.setattr(partition, "MAX_TASK_EVENTS", 8)
     world.publish(20)
     source = world.reader()
@@ -523,7 +535,9 @@ def test_an_executor_needs_neither_grpc_nor_a_credential(world, tmp_path):
 
 
 def test_a_keepalive_does_not_advance_past_an_unreported_gap(world, monkeypatch):
-    """The gap row comes with the next event; until then, a restart detects the same gap again."""
+    """The gap row is delivered with the next event; until then, a restart detects the
+    same gap again.
+    """
     monkeypatch.setattr(topic, "_RENEW_AFTER", 0.0)
     published = world.publish(6)
     first = world.reader()

@@ -112,7 +112,7 @@ def bits(*names: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _few_partitions(request):
-    """Let Spark shuffle into 2 partitions: for small tables, the default of 200 takes most time."""
+    """Make Spark shuffle into 2 partitions, since the default of 200 is slow for small tables."""
     if "spark" not in request.fixturenames:
         yield
         return
@@ -196,8 +196,10 @@ def test_changed_nulled_and_unchanged_fields_are_distinguished(spark):
     assert not row.is_gap
 
 
-def test_an_update_with_invalid_bitmaps_is_a_gap(spark):
-    """Its changed fields are unknown, so the state stays as it was, and must be reread."""
+def test_an_update_with_invalid_bitmaps_counts_as_a_gap(spark):
+    """The changed fields are unknown, so the state is left unchanged and the record
+    must be reread.
+    """
     broken = event(header("UPDATE", ["001A"], (2, 1), changedFields=["0xFF0000"]), Phone="2")
     events = [event(header("CREATE", ["001A"]), Phone="1"), broken]
     row = field_changes(*tables(spark, events)).where("commit_number = 2").first()
@@ -235,8 +237,8 @@ T = 1_771_300_995_000
 
 
 def test_changes_after_an_org_move_are_ordered_by_time(spark):
-    """Commit numbers start lower in another instance, so the commit time decides; a record must be
-    reread only if the times are equal, or if they contradict the order of arrival.
+    """A new instance starts with lower commit numbers, so the commit time decides; a record must be
+    reread only if the times are equal or contradict the order of arrival.
     """
     cases = {
         "moved": (3, 10, None),
@@ -257,9 +259,11 @@ def test_changes_after_an_org_move_are_ordered_by_time(spark):
             assert (state["is_deleted"], state["commit_number"]) == (True, commit), name
 
 
-def test_a_late_change_is_applied_in_order_and_the_record_marked(spark):
-    """A late update does not overwrite newer values. Its order is known by clocks alone, so the
-    record must be reread until an event contains all of its fields.
+def test_a_late_change_is_applied_in_order_and_forces_a_reread(spark):
+    """A late update does not overwrite newer values.
+
+    Its order is known only from clocks, so the record must be reread until an event contains all of
+    its fields.
     """
     update = {"changedFields": bits("Phone", "Note__c")}
     events = [
@@ -409,7 +413,7 @@ def reference(events: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, A
 
 
 class Histories:
-    """Creates random change events of all kinds that the service may send."""
+    """Creates random change events of all kinds that the service can send."""
 
     def __init__(self, seed: int, suffix: str = "") -> None:
         self.rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Folding change events into records gives what a reference computes, and what an org contains."""
+"""Folding change events into records yields what a reference computes and what the org contains."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCHEMAS = {f"v{version}": schema_text("AccountChangeEvent", version) for version
 
 
 def typed(events: Sequence[Published], first: int, schemas: dict[str, str]) -> tuple[pa.Table, Any]:
-    """Return rows of a typed table with numbers from *first* on, and the plan for decoding them."""
+    """Return rows of a typed table, numbered from *first*, and the plan for decoding them."""
     columns = pa.schema([])
     for text in schemas.values():
         columns = merge(columns, columns_of(text))
@@ -185,8 +185,8 @@ def test_a_late_update_does_not_overwrite_newer_values():
 
 
 def test_an_org_move_is_recorded_once_and_changes_ordered_by_time():
-    """Commit numbers start lower in another instance: a record that is deleted there stays deleted
-    and is not marked, and overlapping time spans of several records count as one move.
+    """A new instance starts with lower commit numbers: a record deleted there stays deleted and
+    need not be reread, and overlapping time spans of several records count as one move.
     """
     fold = Fold(FIELDS, None)
     fold.apply(change("CREATE", 1, 1000, "1", "a"))
@@ -200,8 +200,10 @@ def test_an_org_move_is_recorded_once_and_changes_ordered_by_time():
     assert new_epochs([50], [(60, 90)]) == [90]
 
 
-def test_a_record_whose_raw_rows_were_removed_is_marked():
-    """A restored raw table has lost events whose changes cannot be undone, so it must be reread."""
+def test_a_record_whose_raw_rows_were_removed_must_be_reread():
+    """Restoring the raw table removes events, but not their changes, so the record
+    must be reread.
+    """
     fold = Fold(FIELDS, None)
     fold.apply(change("CREATE", 1, 1, "1", "a"))
     before = fold.record
