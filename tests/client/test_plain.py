@@ -43,7 +43,7 @@ class MemoryStore(ReplayStore):
 
 
 def test_start_positions(run_emulator, connect):
-    """Starting at "earliest" gives all events, a replay id those after it, and the default none."""
+    """Starting at "earliest" delivers all events, at a replay id later ones, by default none."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(5))
     client = connect(emulator)
@@ -110,10 +110,10 @@ def test_drop_at_latest_before_any_position_is_reported(run_emulator, connect):
     plan.assert_consumed()
 
 
-def test_rejected_position_stops_by_default(run_emulator, connect):
-    """There is no silent restart elsewhere.
+def test_rejected_position_raises_by_default(run_emulator, connect):
+    """The subscription does not silently restart from another position.
 
-    The error has the gap, the error code and the rpc id.
+    The error contains the gap, the error code and the rpc id.
     """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
@@ -168,7 +168,7 @@ def test_store_holds_the_acked_position_where_the_next_run_resumes(run_emulator,
 
 
 def test_keepalive_position_is_stored_after_earlier_acks(run_emulator, connect):
-    """Keepalives move an idle topic's position on, but never past an event that is not acked."""
+    """Keepalives advance an idle topic's position, but never past an unacked event."""
     emulator = run_emulator(settings=Settings(keepalive_s=0.05, tip_refresh_s=0.0))
     emulator.publish(TOPIC, orders(2))
     store = MemoryStore(StartPosition.earliest())
@@ -188,10 +188,10 @@ def test_keepalive_position_is_stored_after_earlier_acks(run_emulator, connect):
         assert subscription.next_batch(0.1) is None
 
 
-def test_unknown_topic_is_a_typed_error(run_emulator, connect):
-    """The service's error code and rpc id reach the caller.
+def test_unknown_topic_raises_topic_not_found(run_emulator, connect):
+    """Calls and subscriptions raise the same type of error.
 
-    A subscription raises the same type of error as a call.
+    A call's error contains the service's error code and the rpc id.
     """
     emulator = run_emulator()
     client = connect(emulator)

@@ -55,7 +55,7 @@ REJECTED = Failure(
 
 
 class MemoryService(Transport):
-    """The service, as a transport of the client. Thread-safe.
+    """An in-memory service that acts as the client's transport. Thread-safe.
 
     Args:
         events_per_response: Maximum number of events per response.

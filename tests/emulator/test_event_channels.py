@@ -45,7 +45,7 @@ def rows(emulator: Any, text: str) -> list[Any]:
     ]
 
 
-def plain(emulator: Any, text: str) -> Any:
+def rest_query(emulator: Any, text: str) -> Any:
     """Run a query with the REST API; return the reply."""
     return rest(emulator, "GET", f"/services/data/v62.0/query?q={urllib.parse.quote(text)}")
 
@@ -232,7 +232,7 @@ def test_entity_definition_lists_events(shared):
     text = "SELECT QualifiedApiName, Label FROM EntityDefinition WHERE QualifiedApiName LIKE "
     found = rows(shared, text + "'%\\_\\_e'")
     assert found == [{"QualifiedApiName": "Order_Event__e", "Label": "Order Event"}]
-    (row,) = plain(shared, text + "'%ChangeEvent'").json["records"]
+    (row,) = rest_query(shared, text + "'%ChangeEvent'").json["records"]
     assert row["QualifiedApiName"] == "AccountChangeEvent"
 
 
@@ -264,7 +264,7 @@ def test_usage_counts_deliveries_and_publications(start):
     )
     found = [
         {key: value for key, value in row.items() if key != "attributes"}
-        for row in plain(emulator, text).json["records"]
+        for row in rest_query(emulator, text).json["records"]
     ]
     change = {"EventName": "AccountChangeEvent", "EventType": "CHANGE_EVENT"}
     order = {"EventName": "Order_Event__e", "EventType": "CUSTOM_PLATFORM_EVENT"}
@@ -275,10 +275,10 @@ def test_usage_counts_deliveries_and_publications(start):
         {**order, "UsageType": "PUBLISH", "Value": 3},
     ]
     named = text.replace("TimeSegment = 'Hourly'", "Name = 'PLATFORM_EVENTS_DELIVERED'")
-    assert [row["Value"] for row in plain(emulator, named).json["records"]] == [9]
+    assert [row["Value"] for row in rest_query(emulator, named).json["records"]] == [9]
     clock.jump(2 * 3600)
     assert limit(emulator, "HourlyPublishedPlatformEvents") == (4, 4)
     assert limit(emulator, "DailyDeliveredPlatformEvents") == (20, 10)
     clock.jump(23 * 3600)
     assert limit(emulator, "DailyDeliveredPlatformEvents") == (20, 20)
-    assert plain(emulator, text).json["records"] == []
+    assert rest_query(emulator, text).json["records"] == []
