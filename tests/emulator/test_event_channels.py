@@ -46,14 +46,14 @@ def rows(emulator: Any, text: str) -> list[Any]:
 
 
 def rest_query(emulator: Any, text: str) -> Any:
-    """Run a query with the REST API; return the reply."""
+    """Run a query with the REST API, and return the reply."""
     return rest(emulator, "GET", f"/services/data/v62.0/query?q={urllib.parse.quote(text)}")
 
 
-def test_a_channel_has_the_events_of_its_members(emulator, client):
-    """A channel is a topic with the events of its members, under their own replay ids.
+def test_a_channel_delivers_the_events_of_its_members(emulator, client):
+    """A channel delivers its members' events under their own replay ids.
 
-    After a member is removed, its earlier events stay readable and new ones are not added.
+    After a member is removed, its earlier events stay readable, but new ones are not added.
     """
     channel_id = make_channel(emulator).json["id"]
     assert not client.call("GetTopic", pb.TopicRequest(topic_name=ALL)).schema_id
@@ -79,7 +79,7 @@ def test_a_channel_has_the_events_of_its_members(emulator, client):
 def test_change_events_are_selected_for_both_kinds_of_channel(emulator, client):
     """Change events can be members of custom channels and of ChangeEvents.
 
-    Filters and enriched fields are stored as given, and ChangeEvents itself is no record.
+    Filters and enriched fields are stored as given. ChangeEvents itself is not listed as a record.
     """
     assert make_channel(emulator, "Changes__chn", "data").status == 201
     body = {
@@ -243,9 +243,9 @@ def limit(emulator: Any, name: str) -> tuple[int, int]:
 
 
 def test_usage_counts_deliveries_and_publications(start):
-    """Each delivery to any stream counts for a day, and each publication counts for an hour.
+    """Deliveries count towards the daily limit, publications towards the hourly one.
 
-    Limits and usage metrics report both.
+    The limits and the usage metrics report both.
     """
     clock = ManualClock()
     settings = Settings(daily_deliveries=20, hourly_publications=4, token_lifetime_s=0.0)

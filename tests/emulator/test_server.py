@@ -53,8 +53,10 @@ def test_restart_keeps_everything(tmp_path):
 
 
 def test_kill_loses_no_acknowledged_events(spawn):
-    """After `kill -9` right after a publish and a commit, the next process has both of them and the
-    same access token."""
+    """After `kill -9`, the next process still has every acknowledged publish and commit.
+
+    The access token stays the same.
+    """
     process = spawn().wait_ready()
     client = process.client()
     schema_id = client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id
@@ -256,7 +258,7 @@ def test_publish_raw_accepts_any_bytes(emulator, client):
 
 
 def test_imports():
-    """The emulator imports no other part of sfpubsub, and neither pyspark, click nor requests."""
+    """The emulator imports no other part of sfpubsub, and no pyspark, click or requests."""
     found = set()
     for file in Path(sfpubsub.emulator.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -247,8 +247,8 @@ def test_concurrent_requests_get_all_unprocessed_rows(shared):
     assert taken == job.facts["numberRecordsProcessed"] < 20_000
 
 
-def test_a_job_is_visible_to_its_user_only(shared):
-    """A user without View All gets neither the jobs of other users nor their results."""
+def test_a_job_is_visible_only_to_its_user(shared):
+    """A user without View All sees neither the jobs of other users nor their results."""
     shared.accounts.put_user("clerk@example.com", "word", view_all=False)
     fields = {"username": "clerk@example.com", "password": "word"}
     clerk = token(shared, "password", **fields).json["access_token"]
