@@ -54,7 +54,7 @@ def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def run_emulator(tmp_path: Path) -> Iterator[Callable[..., EmulatorServer]]:
-    """Return a function that starts an emulator in this process until the end of the test."""
+    """Return a function that runs an emulator in this process until the end of the test."""
     with contextlib.ExitStack() as stack:
 
         def start(**arguments: Any) -> EmulatorServer:

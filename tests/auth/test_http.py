@@ -82,8 +82,8 @@ def test_a_request_carries_the_token_and_json(host, org):
     assert host.requests[1].body == rb'{"FullName": "N\u00e4me"}'
 
 
-def test_an_empty_response_returns_none(host, org):
-    """Status 204, as after a change or a deletion, returns None."""
+def test_an_empty_response_yields_none(host, org):
+    """The result of a response with status 204, as after a change or deletion, is None."""
     host.answer = lambda _request: Reply(204)
     assert org.get("/x") is None
 
@@ -125,9 +125,9 @@ def test_a_token_that_is_rejected_twice_raises(host, org):
     ],
 )
 def test_a_rejected_request_raises_a_typed_error(host, org, status, body, kind, code):
-    """The status and Salesforce's code decide which error is raised.
+    """The status and Salesforce's error code determine which error is raised.
 
-    The error has the code if there is one, whatever the form of the body.
+    The error contains the code if there is one, whatever the form of the body.
     """
     host.answer = lambda _request: Reply(status, body)
     with pytest.raises(kind, match=f"GET /x was refused by .* with {status}") as caught:
@@ -241,8 +241,8 @@ def test_plaintext_to_loopback_goes_through_no_proxy(monkeypatch):
         assert (len(plain.requests), proxy.asked) == (2, [])
 
 
-def test_a_proxy_that_is_unreachable(host):
-    """The error can be retried, names the setting, and doesn't contain the proxy's password."""
+def test_an_unreachable_proxy(host):
+    """The error is retryable, names the setting and doesn't contain the proxy's password."""
     http = HttpClient(ca_file=host.ca_file, proxy="http://me:hush@127.0.0.1:9", timeout=30.0)
     with pytest.raises(StreamUnavailableError, match="SFPUBSUB_PROXY") as caught:
         http.call(Bearer(host.url, "t"), "GET", "/x")
@@ -293,9 +293,7 @@ def test_an_expired_request_sends_nothing(host):
 
 
 def test_only_the_latest_connection_is_shut_down_on_expiry():
-    """After a second connection is watched, the first one's handle is closed, and `expire` shuts
-    down the second one.
-    """
+    """Watching a second one closes the handle of the first; `expire` shuts down the second."""
     limit = RequestLimit()
     first, first_end = socket.socketpair()
     second, second_end = socket.socketpair()

@@ -194,9 +194,7 @@ def test_a_tenant_other_than_the_tokens_is_reported(tenant):
 
 @pytest.mark.parametrize("tenant", ["00D000000000001", "core/acme/00D000000000001EAA", "acme"])
 def test_a_tenant_that_may_be_correct_is_not_blamed(tenant):
-    """A tenant that equals the token's, or can't be compared, causes the usual error of an
-    expired token.
-    """
+    """A tenant that matches the token's, or can't be compared, leads to the usual expiry error."""
     static = StaticSession(Session(SECRET, "https://x", tenant))
     with pytest.raises(SessionExpiredError, match="no longer accepts"):
         static.get_session(static.get_session(None))

@@ -1,4 +1,4 @@
-"""The consumer alone: what it does with a response and in which order, even if interrupted."""
+"""Tests of the consumer alone: how it handles a response, and in which order."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_a_response_waits_for_its_schemas():
 
 
 def test_schema_fetched_by_another_subscription_is_used():
-    """The schema cache belongs to the client, so another subscription may fill it first."""
+    """The client's schema cache is shared, so another subscription may fill it first."""
     harness = ConsumerHarness(known=())
     harness.queue = [arrival(1, b"\x02")]
     assert harness.step() == FetchSchemas(("tick",))

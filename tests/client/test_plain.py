@@ -73,8 +73,8 @@ def test_replay_ids_of_any_length_resume(run_emulator, connect, length):
     plan.assert_consumed()
 
 
-def test_a_drop_resumes_after_the_last_received_event(run_emulator, connect):
-    """A subscription never resumes at LATEST, so events published meanwhile are delivered."""
+def test_a_dropped_stream_resumes_after_the_last_received_event(run_emulator, connect):
+    """It never resumes at LATEST, so events published in the meantime are delivered."""
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(3))
@@ -127,8 +127,8 @@ def test_rejected_position_raises_by_default(run_emulator, connect):
     assert caught.value.rpc_id
 
 
-def test_rejected_position_follows_the_chosen_fallback(run_emulator, connect):
-    """The subscription restarts at `replay_fallback`, and the gap is reported."""
+def test_rejected_position_uses_the_chosen_fallback(run_emulator, connect):
+    """The subscription restarts at `replay_fallback` and reports the gap."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     gaps = []
@@ -206,8 +206,8 @@ def test_unknown_topic_raises_topic_not_found(run_emulator, connect):
         subscription.next_batch(PATIENCE)
 
 
-def test_rejected_token_is_an_error_that_does_not_contain_it(run_emulator):
-    """A secret never reaches a message: SessionExpiredError does not contain the access token."""
+def test_session_expired_error_does_not_contain_the_token(run_emulator):
+    """The service rejects the token, and the error's repr does not reveal it."""
     from sfpubsub import PubSubClient
     from sfpubsub.auth.session import Session
 

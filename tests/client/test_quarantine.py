@@ -1,4 +1,4 @@
-"""Events that cannot be decoded: what each policy does with them, and that none is lost."""
+"""Tests of undecodable events: how each policy handles them, and that none is lost."""
 
 from __future__ import annotations
 
@@ -211,10 +211,10 @@ def test_unacked_event_between_quarantined_ones_holds_back_the_commit(
     assert service.committed() == 4
 
 
-def test_plain_position_moves_only_after_the_event_is_quarantined(
+def test_plain_position_is_stored_only_after_the_event_is_quarantined(
     start: Start, quarantine: FileQuarantine
 ):
-    """The replay store gets the new position once the event is durable, and not before."""
+    """When the quarantine is written, the replay store still has the previous position."""
     service, face = start()
     positions: dict[str, bytes] = {TOPIC: bytes(ReplayId(_anchor(service)))}
     before = positions[TOPIC]
@@ -244,7 +244,7 @@ def _anchor(service: Service) -> bytes:
 
 
 def test_event_with_an_unknown_schema_is_undecodable(start: Start, quarantine: FileQuarantine):
-    """By default the error names the schema; a quarantine stores the event without a schema."""
+    """By default, the error names the schema; a quarantine stores the event without one."""
     service, face = start()
     service.publish_valid(1)
     service.publish_undecodable(schema_id="AAAAAAAAAAAAAAAAAAAAAA")

@@ -124,8 +124,8 @@ def test_threads_may_share_a_directory(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3, "no draft is left behind"
 
 
-def test_kill_leaves_every_stored_schema_whole(tmp_path):
-    """Each schema for which `put` returned is there, and the next one is whole or missing."""
+def test_kill_leaves_every_stored_schema_intact(tmp_path):
+    """Each schema whose `put` returned is stored; the next one is complete or missing."""
     code = (
         "import sys; from sfpubsub import FileSchemaStore\n"
         "store = FileSchemaStore(sys.argv[1])\n"

@@ -98,7 +98,7 @@ class MemoryService(Transport):
                 call.pump()
 
     def plan(self, kind: str, times: int, params: dict[str, Any]) -> None:
-        """Plan a fault, which happens *times* times."""
+        """Plan a fault that happens *times* times."""
         with self.lock:
             self.faults.setdefault(kind, deque()).extend([params] * times)
 

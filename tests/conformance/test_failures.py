@@ -63,7 +63,7 @@ class Provider:
 
 @pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
 def start(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Start]:
-    """Return a function that starts an emulator, and a client that can renew its session."""
+    """Return a function that starts an emulator and a client that can renew its session."""
     with contextlib.ExitStack() as stack:
 
         def make(timings: Timings = QUICK, **settings: Any) -> tuple[EmulatorTarget, Face]:
@@ -119,7 +119,7 @@ def test_a_revoked_token_is_noticed_by_the_next_call(start: Start):
 
 
 def test_a_session_that_cannot_be_renewed_ends_the_subscription(start: Start):
-    """If a session cannot be renewed, the provider's exception ends the subscription."""
+    """If a session cannot be renewed, the subscription ends with the provider's exception."""
     target, face = start()
     target.publish(1)
     held = face.plain(TOPIC, replay="earliest")
@@ -275,8 +275,8 @@ def test_run_after_stop_starts_at_the_default(start: Start):
     assert face.managed(NAME).collect(2) == [0, 1]
 
 
-def test_a_deleted_subscription_ends_with_its_reason(start: Start):
-    """Deleting a managed subscription ends its stream.
+def test_deleting_a_subscription_ends_its_stream(start: Start):
+    """The stream's error says that the subscription was stopped.
 
     Later subscriptions raise `SubscriptionNotFoundError`.
     """

@@ -166,8 +166,7 @@ def test_frequent_pings_are_accepted(emulator):
 
 
 def _ended(call):
-    """Return an object whose `result` waits for the end of the call, and raises if it does not end
-    in time."""
+    """Return an object whose `result` waits until the call ends, and raises on a timeout."""
 
     class Ended:
         def result(self, timeout):
@@ -210,8 +209,10 @@ def test_directory_cannot_be_created(tmp_path):
 
 
 def test_unknown_database_is_refused(tmp_path):
-    """A database file that is not the emulator's is refused with an error that names it, and the
-    directory's lock is released."""
+    """If a database file is not the emulator's, an error names it.
+
+    The lock on the directory is released.
+    """
     (tmp_path / "bus.sqlite3").write_bytes(b"not a database, but long enough to be looked at" * 50)
     for _ in range(2):
         with pytest.raises(EmulatorProblem, match=r"bus\.sqlite3"):

@@ -153,7 +153,7 @@ def test_name_can_be_reused_after_deletion(start):
 
 
 def test_managed_subscription_limit(start):
-    """Beyond the org's limit no managed subscription can be created, until one is deleted."""
+    """At the org's limit, no managed subscription can be created until one is deleted."""
     emulator, _ = start(settings=Settings(managed_limit=2))
     first = create(emulator, "A1").json["id"]
     assert create(emulator, "A2").code == (400, "LIMIT_EXCEEDED")

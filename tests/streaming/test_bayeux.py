@@ -83,9 +83,9 @@ def test_a_message_exposes_the_fields_of_each_kind_of_event(data, found):
 
 
 def test_malformed_advice_is_ignored():
-    """The advised times are converted from milliseconds to seconds, and malformed ones are ignored.
+    """Advised times are converted from milliseconds to seconds; malformed ones are ignored.
 
-    An unknown `reconnect` counts as "none".
+    An unknown `reconnect` is treated as "none".
     """
     given = {"reconnect": "retry", "interval": 3, "timeout": 110_000}
     found = {"reconnect": "retry", "interval": 0.003, "timeout": 110.0}

@@ -1,7 +1,7 @@
-"""Tests of the fifteen known defects, M1 to M15, of the asyncio client that this one replaces.
+"""Tests of fifteen known defects, M1 to M15, of the asyncio client that this one replaces.
 
-Each test shows that our client works where the other one ("the peer") was seen to fail. Tests that
-need a server run on the emulator, the others on the protocol core without I/O.
+Each test shows that our client works where the other one ("the peer") failed. Tests that need a
+server run on the emulator, the others on the protocol core without I/O.
 """
 
 from __future__ import annotations

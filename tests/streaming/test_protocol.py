@@ -305,8 +305,9 @@ def test_events_that_overtake_a_subscribe_reply_wait_for_it():
 
 
 def test_events_that_overtook_a_lost_subscribe_reply_are_replayed():
-    """If a subscribe's reply is lost, events that came before it are dropped and replayed, because
-    it may have carried older ones.
+    """If a subscribe's reply is lost, events that arrived before it are dropped and replayed.
+
+    The reply may have contained older events.
     """
     script = Script().connected()
     script.subscribe(TOPIC, -2)
@@ -360,8 +361,9 @@ def test_a_refused_subscribe_raises_in_its_caller(error, kind):
 
 
 def test_an_unsubscribe_waits_for_the_servers_reply():
-    """An unsubscribe succeeds when the server confirms it, and at once if the channel is not
-    subscribed. A refused one raises and leaves the channel subscribed.
+    """An unsubscribe succeeds once it is confirmed, or at once if the channel is not subscribed.
+
+    If it is refused, it raises and the channel stays subscribed.
     """
     script = Script().connected(TOPIC)
     script.unsubscribe()
@@ -544,10 +546,8 @@ def test_a_reconnect_before_the_first_event_reports_a_gap():
     assert script.positions == {TOPIC: 5}
 
 
-def test_a_server_without_replay_reports_a_gap_at_a_reconnect():
-    """If the server's handshake does not offer replay, a reconnect reports a Gap despite a known
-    id.
-    """
+def test_a_reconnect_without_replay_reports_a_gap():
+    """If the server's handshake does not offer replay, a Gap is reported despite a known id."""
     script = Script().connected(TOPIC)
     script.well(POLL, event(5))
     script.fail(POLL)
@@ -603,8 +603,9 @@ def test_a_refused_fallback_is_an_error():
 
 
 def test_a_rejected_position_without_a_fallback_is_reported():
-    """Without a fallback, a position rejected at a reconnect raises in the reader and ends its
-    channel. The other channels continue.
+    """If a position is rejected on reconnect, the reader raises and the channel ends.
+
+    The other channels continue.
     """
     script = Script().connected(TOPIC, OTHER)
     script.well(POLL, event(5), event(6, OTHER))
@@ -638,9 +639,10 @@ def test_a_rejected_position_without_a_fallback_is_reported():
     ],
     ids=["broken", "empty", "nonsense", "late", "ask", "unanswered", "goodbye", "end", "advice"],
 )
-def test_a_session_that_may_have_lost_an_answer_is_replaced(speak):
-    """If an answer may have been lost, a new session resumes each channel from its last queued
-    event. Neither is the token renewed nor an error reported.
+def test_a_session_that_may_have_lost_a_response_is_replaced(speak):
+    """A new session resumes each channel after its last queued event.
+
+    The token is not renewed, and no error is reported.
     """
     script = Script().connected(TOPIC, OTHER)
     script.well(POLL, event(5), event(6, OTHER))
@@ -814,9 +816,7 @@ def test_retry_advice_repeats_the_connect_in_the_same_session():
 
 
 def test_a_busy_server_is_retried_after_the_busy_delay():
-    """A server that is too busy is retried after the delay for busy servers. The token is not
-    renewed, even if the error is a 401.
-    """
+    """Even if the error is a 401, the token is not renewed."""
     script = Script(connection_timeout=None).connected(TOPIC)
     script.no(POLL, "401::Authentication invalid", "none", "503::Server is too busy")
     assert script.renewals == 0
@@ -824,10 +824,10 @@ def test_a_busy_server_is_retried_after_the_busy_delay():
 
 
 def test_a_handshake_denied_by_a_limit_is_retried():
-    """A handshake that a limit of the org denies is retried after the delay for busy servers.
+    """A handshake that an org limit denies is retried after the delay for busy servers.
 
-    After connection_timeout an error is reported, with the limit as its cause. A later attempt
-    still succeeds.
+    After connection_timeout, an error caused by the limit is reported. A later attempt still
+    succeeds.
     """
     script = Script(connection_timeout=300.0).connected(TOPIC)
     script.fail(POLL)
@@ -886,9 +886,7 @@ def test_a_token_that_worked_is_renewed_again(use):
 
 
 def test_a_subscribe_refused_for_its_token_renews_the_token():
-    """A subscribe that is refused because of the token renews it and then succeeds from its
-    position.
-    """
+    """A subscribe refused because of the token is repeated with a new token and its position."""
     script = Script().connected()
     script.subscribe(TOPIC, 7)
     script.no(ASK, "401::Authentication invalid")
@@ -969,7 +967,7 @@ def test_an_outage_is_reported_after_each_connection_timeout():
 
 
 def test_an_outage_lasts_until_all_channels_are_subscribed_again():
-    """A server that answers all requests but the subscribes still counts as an outage."""
+    """If the server answers every request except subscribes, an outage is still reported."""
     script = Script(connection_timeout=10.0).connected(TOPIC)
     begun = script.now
     script.fail(POLL)
@@ -1055,9 +1053,7 @@ def test_a_session_that_expired_during_a_pause_is_replaced():
 
 
 def test_a_channel_without_events_reports_a_gap_after_a_pause():
-    """If the session expires while another channel fills the queue, a channel without events
-    reports a Gap.
-    """
+    """If the session expires while the queue is full, a channel without events reports a Gap."""
     script = Script(max_pending_count=1).connected(TOPIC, OTHER)
     script.well(POLL, event(1))
     script.now += 3600.0
@@ -1129,7 +1125,7 @@ def test_events_fetched_before_the_close_are_kept():
 
 
 def test_closing_without_a_session_is_immediate():
-    """Without a session there is nothing to disconnect, and closing is over at once."""
+    """Without a session there is nothing to disconnect, so closing finishes at once."""
     script = Script().connected(TOPIC)
     script.fail(POLL)
     script.close()

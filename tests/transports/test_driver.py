@@ -176,9 +176,7 @@ def test_an_on_gap_callback_that_raises_does_not_end_the_stream(harness, caplog)
 
 
 def test_received_events_are_delivered_before_a_failure(harness):
-    """In a subscription that is not managed, events that arrived before a failure are delivered
-    before it is raised.
-    """
+    """In a plain subscription, events that arrived before a failure are delivered first."""
     h = harness(managed=False)
     h.call.respond(Response(events(0, 1), pending=99))
     h.call.end(Failure(FailureKind.STOP, StreamError("the end")))

@@ -44,7 +44,7 @@ def call(emulator, method, path, body=None, kind="application/json"):
 
 
 def wait_for_job(emulator, kind, job_id):
-    """Wait until a job has ended, and return its state as JSON."""
+    """Wait until a job has ended, and return its JSON record."""
 
     def state():
         found = call(emulator, "GET", f"/{kind}/{job_id}").json

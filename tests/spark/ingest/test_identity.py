@@ -24,7 +24,7 @@ FORMATS = ["parquet", TABLE_FORMAT]
 
 
 class Clock:
-    """A clock whose time the tests set."""
+    """A clock that tests can set."""
 
     def __init__(self) -> None:
         self.now = NOW

@@ -12,7 +12,7 @@ NOW = 1_795_215_600.0
 
 
 class Times:
-    """A wall clock and a monotonic clock, whose times the tests set."""
+    """A wall clock and a monotonic clock that tests can set."""
 
     def __init__(self) -> None:
         self.now = NOW

@@ -116,7 +116,7 @@ def test_write_waits_briefly_for_idle_sources_and_never_for_ended_ones(writer: W
 def test_full_batch_is_written_without_waiting(writer: Writer, most: int, writes: int):
     """A full batch is written at once, so that quiet sources do not delay a backlog.
 
-    Batches that arrive during its write are combined as far as the limit of bytes allows.
+    Batches that arrive during its write are combined up to the byte limit.
     """
     together = together_of(writer, max_events=2, max_bytes=most)
     one, two, three = map(together.member, writer.sources)

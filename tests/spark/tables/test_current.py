@@ -72,7 +72,10 @@ class Killed(BaseException):
 
 @contextmanager
 def kill_at(moment: int, tables: EventTables) -> Iterator[None]:
-    """Raise `Killed` before commit n (from 0) if *moment* is 2 n, or after it if 2 n + 1."""
+    """Raise `Killed` at commit *moment* // 2 (counted from 0).
+
+    It is raised before the commit if *moment* is even, otherwise after it.
+    """
     kind = type(tables.target.table("any"))
     calls: list[str] = []
 

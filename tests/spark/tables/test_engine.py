@@ -96,7 +96,10 @@ class Killed(BaseException):
 
 @contextmanager
 def kill_at(moment: int, *places: tuple[Any, str]) -> Iterator[list[str]]:
-    """Raise `Killed` before call n (from 0) if *moment* is 2 n, or after it if 2 n + 1."""
+    """Raise `Killed` at call *moment* // 2 (counted from 0).
+
+    It is raised before the call if *moment* is even, otherwise after it.
+    """
     calls: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         for holder, name in places:
