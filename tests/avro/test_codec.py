@@ -28,7 +28,7 @@ def test_an_encoded_value_is_decoded_unchanged():
     assert ORDERS.decode(ORDERS.encode(VALUE)) == VALUE
 
 
-def test_omitted_fields_get_their_default():
+def test_omitted_fields_use_the_default():
     """A nullable field that is missing is encoded as null."""
     short = {"CreatedDate": 1, "CreatedById": "005x"}
     assert ORDERS.decode(ORDERS.encode(short)) == {**short, "City__c": None, "Amount__c": None}

@@ -131,7 +131,7 @@ def test_ctrl_c_before_a_take_neither_loses_nor_repeats_an_event():
 
 
 @pytest.mark.parametrize("popped", [False, True])
-def test_ctrl_c_around_a_pop_neither_loses_nor_repeats_a_batch(
+def test_ctrl_c_during_a_pop_neither_loses_nor_repeats_a_batch(
     popped: bool,
 ):
     """Ctrl-C may come just before or just after a response leaves the queue."""

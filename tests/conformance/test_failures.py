@@ -426,8 +426,8 @@ def test_a_schema_that_is_unavailable_for_a_while_loses_no_event(start: Start):
     until(target.is_consumed)
 
 
-def test_t15_errors_have_the_error_code_and_the_rpc_id(start: Start):
-    """Errors of unary calls and of streams have the service's error code and rpc id.
+def test_t15_errors_contain_the_error_code_and_the_rpc_id(start: Start):
+    """Errors of unary calls and of streams contain the service's error code and rpc id.
 
     Salesforce Support asks for them.
     """

@@ -34,7 +34,7 @@ UNKNOWN = "403::Unknown client"
 DEFECTS = range(1, 16)
 
 
-def test_each_defect_has_its_test():
+def test_each_defect_has_exactly_one_test():
     """Each of the defects M1 to M15 has exactly one test function, named after its number."""
     assert [sum(name.startswith(f"test_m{n:02}_") for name in globals()) for n in DEFECTS] == [
         1

@@ -224,7 +224,7 @@ def test_an_aborted_job_keeps_its_processed_rows(shared):
     assert shared.records.query(soql, shared.accounts.holder("")).total == done
 
 
-def test_concurrent_requests_get_all_unprocessed_rows(shared):
+def test_concurrent_requests_return_all_unprocessed_rows(shared):
     """Concurrent requests right after an abort each return every unprocessed row exactly once."""
     made = call(shared, "POST", "/ingest", {"object": "Order__c", "operation": "insert"}).json
     path = f"/ingest/{made['id']}"

@@ -77,7 +77,7 @@ def test_each_event_is_written_to_the_table_of_its_type_or_as_undecodable(
         assert sorted(files) == ["step=0000000001", "step=0000000002"]
 
 
-def test_change_events_have_their_header_in_columns(raw):
+def test_change_event_headers_are_stored_in_columns(raw):
     """Header fields, decoded field names and envelope fields are columns of their own."""
     raw.write((ACCOUNT, 3, 0))
     raw.make()
