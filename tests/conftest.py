@@ -54,7 +54,7 @@ def _own_state_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def run_emulator(tmp_path: Path) -> Iterator[Callable[..., EmulatorServer]]:
-    """Return a function that starts an emulator in this process until the end of the test."""
+    """Return a function that runs an emulator in this process until the end of the test."""
     with contextlib.ExitStack() as stack:
 
         def start(**arguments: Any) -> EmulatorServer:
@@ -83,7 +83,7 @@ class KeepingClient(PubSubClient):
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., PubSubClient]]:
-    """Return a function that creates a client of an emulator until the end of the test."""
+    """Return a function that creates clients of an emulator, which are closed after the test."""
     with contextlib.ExitStack() as stack:
 
         def make(emulator: EmulatorServer, **arguments: Any) -> PubSubClient:
@@ -100,11 +100,11 @@ def connect() -> Iterator[Callable[..., PubSubClient]]:
         yield make
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Wait until a process exits; return its remaining stdout and stderr.
+def wait_for_exit(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Wait until a process exits, and return its remaining stdout and stderr.
 
-    A process that does not exit is aborted. It then prints the stacks of its threads if it runs
-    with ``-X faulthandler``.
+    A process that does not exit is aborted. If it runs with ``-X faulthandler``, it then prints the
+    stacks of its threads.
     """
     try:
         return process.communicate(timeout=PATIENCE)

@@ -1,4 +1,4 @@
-"""Java options for tests: little compilation, and Spark's classes from an archive.
+"""Java options that speed up tests: less JIT compilation, and an archive of Spark's classes.
 
 Two thirds of Spark's start time are spent on loading and checking about 20,000 classes. With an
 archive of loaded classes (Java's class data sharing), a start with a small write takes 8 s of CPU

@@ -1,6 +1,6 @@
-"""Tests of the HTTP client, and of the REST requests to an org that are made with it.
+"""Tests of the HTTP client, and of the REST client of an org that uses it.
 
-Requests go to one host, are limited in time, and fail with errors of this package.
+Requests go to a single host, time out, and raise errors of this package.
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ def org(host, http):
 
 
 def test_a_request_carries_the_token_and_json(host, org):
-    """Each HTTP method sends its path, encoded query, token and JSON body as the org expects
-    them.
-    """
+    """Each HTTP method sends its path, encoded query, token and JSON body correctly."""
     assert org.get("/services/data/v60.0/tooling/query", {"q": "SELECT Id FROM X"}) == {"ok": True}
     org.post("/things", {"FullName": "Näme"})
     org.patch("/things/1", {"a": 1})
@@ -84,8 +82,8 @@ def test_a_request_carries_the_token_and_json(host, org):
     assert host.requests[1].body == rb'{"FullName": "N\u00e4me"}'
 
 
-def test_an_empty_response_returns_none(host, org):
-    """Status 204, as after a change or a deletion, returns None."""
+def test_an_empty_response_yields_none(host, org):
+    """The result of a response with status 204, as after a change or deletion, is None."""
     host.answer = lambda _request: Reply(204)
     assert org.get("/x") is None
 
@@ -127,9 +125,9 @@ def test_a_token_that_is_rejected_twice_raises(host, org):
     ],
 )
 def test_a_rejected_request_raises_a_typed_error(host, org, status, body, kind, code):
-    """The status and Salesforce's code decide which error is raised.
+    """The status and Salesforce's error code determine which error is raised.
 
-    The error has the code if there is one, whatever the form of the body.
+    The error contains the code if there is one, whatever the form of the body.
     """
     host.answer = lambda _request: Reply(status, body)
     with pytest.raises(kind, match=f"GET /x was refused by .* with {status}") as caught:
@@ -164,9 +162,7 @@ def test_a_token_is_not_sent_in_plaintext(http):
 
 
 def test_a_netrc_password_does_not_replace_the_token(host, http, monkeypatch, tmp_path):
-    """The ``Authorization`` header has the token, even if a netrc file has a password for the
-    host.
-    """
+    """The ``Authorization`` header contains the token even if netrc has a password for the host."""
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login me password hush\n")
     monkeypatch.setenv("NETRC", str(netrc))
@@ -205,9 +201,9 @@ def test_requests_go_through_the_proxy(host, http):
 
 
 def test_the_proxy_in_the_environment(host, http, monkeypatch):
-    """The proxy in ``https_proxy`` is used without a setting.
+    """If no proxy is configured, the one in ``https_proxy`` is used.
 
-    ``no_proxy`` exempts a host from it and from a configured proxy.
+    ``no_proxy`` exempts a host from either proxy.
     """
     with connect_proxy() as proxy:
         monkeypatch.setenv("https_proxy", proxy.url)
@@ -245,8 +241,8 @@ def test_plaintext_to_loopback_goes_through_no_proxy(monkeypatch):
         assert (len(plain.requests), proxy.asked) == (2, [])
 
 
-def test_a_proxy_that_is_unreachable(host):
-    """The error can be retried, names the setting, and doesn't contain the proxy's password."""
+def test_an_unreachable_proxy(host):
+    """The error is retryable, names the setting and doesn't contain the proxy's password."""
     http = HttpClient(ca_file=host.ca_file, proxy="http://me:hush@127.0.0.1:9", timeout=30.0)
     with pytest.raises(StreamUnavailableError, match="SFPUBSUB_PROXY") as caught:
         http.call(Bearer(host.url, "t"), "GET", "/x")
@@ -255,7 +251,7 @@ def test_a_proxy_that_is_unreachable(host):
 
 
 def test_a_rejected_static_token_names_its_setting(host, http):
-    """If an access token from the settings is rejected, the error names its setting."""
+    """If an access token from the settings is rejected, the error says which setting it was."""
     host.answer = lambda _request: Reply(401, [])
     org = OrgClient(CurrentSession(StaticSession(Session("t", host.url, TENANT))), http)
     with pytest.raises(AuthenticationError, match="SFPUBSUB_ACCESS_TOKEN"):
@@ -297,9 +293,7 @@ def test_an_expired_request_sends_nothing(host):
 
 
 def test_only_the_latest_connection_is_shut_down_on_expiry():
-    """After a second connection is watched, the first one's handle is closed, and `expire` shuts
-    down the second one.
-    """
+    """Watching a second one closes the handle of the first; `expire` shuts down the second."""
     limit = RequestLimit()
     first, first_end = socket.socketpair()
     second, second_end = socket.socketpair()

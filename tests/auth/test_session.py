@@ -1,4 +1,4 @@
-"""Tests of sessions: complete, kept secret, and renewed only once."""
+"""Tests that sessions are complete, kept secret, and renewed only once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_session_has_the_three_headers():
 
 
 def test_the_tenant_can_be_read_from_the_token():
-    """A token begins with the organisation's id, which is sent in its form of 18 characters."""
+    """A token begins with the organisation's id, whose 18-character form is sent."""
     assert Session(SECRET, "https://x").tenant_id == "00D000000000001EAA"
 
 
@@ -82,8 +82,8 @@ class Provider:
         return session(f"00D000000000001!{len(self.calls)}")
 
 
-def test_threads_that_renew_together_renew_once():
-    """Eight threads that renew the same session at once cost one sign-in."""
+def test_threads_that_renew_at_once_share_one_renewal():
+    """Eight threads that renew the same session at once cause a single sign-in."""
     provider = Provider()
     current = CurrentSession(provider)
     old = current.get()
@@ -111,7 +111,7 @@ def test_two_clients_share_one_sign_in():
 
 
 def test_a_failed_renewal_can_be_retried():
-    """After a failed renewal the old session stays, and the next caller can renew it."""
+    """After a failed renewal, the old session is kept, and the next caller can renew it."""
 
     class Failing(Provider):
         def get_session(self, expired):
@@ -128,7 +128,7 @@ def test_a_failed_renewal_can_be_retried():
 
 
 class CountingLock:
-    """A lock that counts how often it was requested."""
+    """A lock that counts the attempts to acquire it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -186,7 +186,7 @@ def test_a_rejected_renewal_is_shared_by_waiting_threads():
 
 @pytest.mark.parametrize("tenant", ["00D000000000002", "core/acme/00D000000000002EAA"])
 def test_a_tenant_other_than_the_tokens_is_reported(tenant):
-    """The service only reports an invalid token, so the error names both organisations."""
+    """The service reports only an invalid token, so the client's error names both organisations."""
     static = StaticSession(Session(SECRET, "https://x", tenant))
     with pytest.raises(AuthenticationError, match=r"00D000000000001EAA.*00D000000000002"):
         static.get_session(static.get_session(None))
@@ -194,9 +194,7 @@ def test_a_tenant_other_than_the_tokens_is_reported(tenant):
 
 @pytest.mark.parametrize("tenant", ["00D000000000001", "core/acme/00D000000000001EAA", "acme"])
 def test_a_tenant_that_may_be_correct_is_not_blamed(tenant):
-    """A tenant that equals the token's, or can't be compared, causes the usual error of an
-    expired token.
-    """
+    """A tenant that matches the token's, or can't be compared, leads to the usual expiry error."""
     static = StaticSession(Session(SECRET, "https://x", tenant))
     with pytest.raises(SessionExpiredError, match="no longer accepts"):
         static.get_session(static.get_session(None))
@@ -209,9 +207,9 @@ def test_white_space_around_a_token_is_removed():
 
 @pytest.mark.parametrize("token", ["se cret", "se\ncret", "sécret"])
 def test_a_token_with_invalid_characters_raises(token):
-    """A token that can't be sent in a header is rejected, but not shown.
+    """A token that can't be sent in a header is rejected without being shown.
 
-    Each call would fail as if the network were down.
+    Otherwise, each call would fail as if the network were down.
     """
     with pytest.raises(ConfigurationError, match="SFPUBSUB_ACCESS_TOKEN") as caught:
         Session(token, "https://x", "t")
@@ -219,10 +217,8 @@ def test_a_token_with_invalid_characters_raises(token):
 
 
 @pytest.mark.parametrize(("error", "retryable"), [(ConnectionError, True), (KeyError, False)])
-def test_a_provider_that_breaks_shows_no_secret(error, retryable):
-    """The message of a provider's exception may contain a client secret, so the error has only
-    its type.
-    """
+def test_a_provider_error_reveals_no_secret(error, retryable):
+    """A provider's exception may contain a client secret, so the error names only its type."""
 
     class Broken:
         def get_session(self, expired):

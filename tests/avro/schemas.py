@@ -189,7 +189,7 @@ class Maker:
 
 
 def regenerate() -> None:
-    """Write the stored payloads and expected JSON again: python -m tests.avro.schemas."""
+    """Regenerate the stored payloads and expected JSON: python -m tests.avro.schemas."""
     (DATA / "payloads").mkdir(exist_ok=True)
     for name in CORPUS:
         with open(DATA / "payloads" / f"{name}.jsonl", "w") as out:

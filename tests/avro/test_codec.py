@@ -1,4 +1,4 @@
-"""Tests of the codec for one schema: decoding, encoding, and facts about the event."""
+"""Tests of the codec for one schema: decoding, encoding, and the event's name, topic and time."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_an_encoded_value_is_decoded_unchanged():
     assert ORDERS.decode(ORDERS.encode(VALUE)) == VALUE
 
 
-def test_fields_left_out_take_the_default():
+def test_omitted_fields_use_the_default():
     """A nullable field that is missing is encoded as null."""
     short = {"CreatedDate": 1, "CreatedById": "005x"}
     assert ORDERS.decode(ORDERS.encode(short)) == {**short, "City__c": None, "Amount__c": None}
 
 
-def test_a_codec_knows_its_event():
-    """The event's name, its kind and its own topic are read from the schema."""
+def test_the_codec_reads_the_events_name_topic_and_kind():
+    """The event's name, topic and kind are read from its schema."""
     assert (ORDERS.name, ORDERS.topic, ORDERS.is_change_event) == (
         "Order_Event__e", "/event/Order_Event__e", False,
     )  # fmt: skip
@@ -44,10 +44,8 @@ def test_a_codec_knows_its_event():
     )  # fmt: skip
 
 
-def test_the_event_time_is_the_events_own():
-    """A platform event has its time of creation, a change event the time of the commit, and an
-    incomplete event none.
-    """
+def test_the_event_time_comes_from_the_event():
+    """A platform event's time is its creation, a change event's its commit; it may be missing."""
     assert ORDERS.event_time(VALUE) == 1_700_000_000_000
     assert CHANGES.event_time({"ChangeEventHeader": {"commitTimestamp": 7}}) == 7
     assert ORDERS.event_time({}) is None
@@ -71,10 +69,8 @@ def test_trailing_bytes_raise():
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_decode_or_raise_one_error(payload: bytes):
-    """Random bytes return an event with all fields or raise `DecodeError`, never an error of the
-    Avro library.
-    """
+def test_random_bytes_decode_or_raise_decode_error(payload: bytes):
+    """Random bytes decode to an event with all fields, or raise `DecodeError`, nothing else."""
     try:
         value = ORDERS.decode(payload)
     except DecodeError:
@@ -102,13 +98,13 @@ def test_an_invalid_value_names_the_field(value, says):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"string"', '{"type": "nonsense"}', "{}"])
 def test_a_broken_schema_raises_a_schema_error(text: str):
-    """Whatever the text of the schema is, the error names the schema's id."""
+    """However the schema is broken, the error contains its id."""
     with pytest.raises(SchemaError, match="id9"):
         Codec("id9", text)
 
 
-def test_two_versions_of_an_event_can_be_used_together():
-    """Two schemas with the same record name don't influence each other."""
+def test_two_schemas_with_one_record_name_do_not_interfere():
+    """Two versions of an event's schema can be used side by side."""
     wider = json.loads(ORDER)
     wider["fields"].append({"name": "New__c", "type": ["null", "string"], "default": None})
     newer = Codec("id3", json.dumps(wider))

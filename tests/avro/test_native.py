@@ -1,8 +1,7 @@
-"""The compiled decoder returns the same as the Python code for any payload, and is safe with any
-bytes.
+"""The compiled decoder matches the Python decoder on any payload, and is safe on arbitrary bytes.
 
 The tests are skipped if it is not installed; ``scripts/native.sh`` installs it.
-``tests/avro/hostile.py`` is the long form, with a million damaged payloads.
+``tests/avro/hostile.py`` is the long version, with a million damaged payloads.
 """
 
 from __future__ import annotations
@@ -52,10 +51,8 @@ def pair_of(*types) -> DecoderPair:
 
 @needs_native
 @pytest.mark.parametrize("name", CORPUS)
-def test_the_corpus_is_decoded_as_by_the_python_code(name):
-    """Each schema of the corpus is supported, and every result is equal, including types, order
-    and errors.
-    """
+def test_both_decoders_agree_on_the_corpus(name):
+    """Every schema in the corpus is supported, and results have equal types, order and errors."""
     both = DecoderPair(schema_text(name))
     assert both.is_compiled
     raws = [payload(name, value) for value in values(name, 60)]
@@ -69,10 +66,8 @@ def test_the_corpus_is_decoded_as_by_the_python_code(name):
 @needs_native
 @SLOW
 @given(st.data())
-def test_random_schemas_are_decoded_as_by_the_python_code(data):
-    """For random schemas and values, whole, truncated and with one byte too many, the results
-    are equal.
-    """
+def test_both_decoders_agree_on_random_schemas(data):
+    """The payloads are intact, truncated, or one byte too long."""
     schema = data.draw(schemas())
     both = DecoderPair(json.dumps(schema))
     raws = []
@@ -85,14 +80,14 @@ def test_random_schemas_are_decoded_as_by_the_python_code(data):
 @needs_native
 @SLOW
 @given(schema=schemas(), raws=st.lists(st.binary(max_size=60), max_size=4))
-def test_random_bytes_are_decoded_as_by_the_python_code(schema, raws):
-    """Random bytes give the same value or the same error with both decoders."""
+def test_both_decoders_agree_on_random_bytes(schema, raws):
+    """Random bytes produce the same value or the same error with both decoders."""
     DecoderPair(json.dumps(schema)).check(raws)
 
 
 @needs_native
-def test_damaged_payloads_are_decoded_as_by_the_python_code():
-    """For real payloads with bytes changed, removed and inserted, the results are equal."""
+def test_both_decoders_agree_on_damaged_payloads():
+    """Both decoders agree on real payloads with bytes changed, removed or inserted."""
     seed = random.randrange(2**32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -103,10 +98,8 @@ def test_damaged_payloads_are_decoded_as_by_the_python_code():
 
 @needs_native
 @pytest.mark.parametrize("name", CORPUS)
-def test_chosen_fields_are_decoded_as_by_the_python_code(monkeypatch, name):
-    """If only a quarter of the fields is decoded, the other fields are skipped but still
-    validated, as by the Python code.
-    """
+def test_both_decoders_agree_on_selected_fields(monkeypatch, name):
+    """If only a quarter of the fields is decoded, the skipped fields are still validated."""
     seed = random.randrange(2**32)
     print("seed", seed)
     rng = random.Random(seed)
@@ -149,10 +142,8 @@ def test_chosen_fields_are_decoded_as_by_the_python_code(monkeypatch, name):
         (["int", "string", "null"], "x", '"x"'),
     ],
 )
-def test_json_is_spelled_as_by_the_python_code(kind, value, text):
-    """Values of every type have the expected text in JSON, which is also that of the Python
-    code.
-    """
+def test_both_decoders_write_the_same_json(kind, value, text):
+    """Both decoders produce the expected JSON text for values of every type."""
     both = pair_of(kind)
     raw = both.pure.encode({"f0": value})
     assert both.is_compiled
@@ -162,16 +153,16 @@ def test_json_is_spelled_as_by_the_python_code(kind, value, text):
 
 @needs_native
 @pytest.mark.parametrize("number_", [math.nan, math.inf, -math.inf])
-def test_nan_and_infinities_are_equal_in_both_decoders(number_):
-    """NaN and infinities give the same values, JSON and Arrow arrays with both decoders."""
+def test_both_decoders_agree_on_nan_and_infinities(number_):
+    """Both decoders produce the same values, JSON and Arrow arrays for NaN and infinities."""
     both = pair_of("float", ["null", "double"])
     raw = struct.pack("<f", number_) + b"\x02" + struct.pack("<d", number_)
     both.check([raw])
 
 
 @needs_native
-def test_a_repeated_map_key_is_decoded_as_by_the_python_code():
-    """In a dict the last value is kept at the position of the first; Arrow keeps both."""
+def test_both_decoders_agree_on_a_repeated_map_key():
+    """A dict keeps the last value in the place of the first; Arrow keeps both entries."""
     both = pair_of({"type": "map", "values": "int"})
     raw = number(3) + b"\x02a\x02" + b"\x02b\x04" + b"\x02a\x06" + b"\x00"
     assert both.compiled.to_json(raw) == '{"f0":{"a":3,"b":2}}'
@@ -179,8 +170,8 @@ def test_a_repeated_map_key_is_decoded_as_by_the_python_code():
 
 
 @needs_native
-def test_payloads_may_be_in_any_buffer():
-    """A payload may be a bytearray or a memoryview instead of bytes."""
+def test_payloads_may_be_any_buffer():
+    """A payload may be a bytearray or memoryview as well as bytes."""
     both = pair_of("string", ["null", "bytes"])
     raw = both.pure.encode({"f0": "ü", "f1": b"\x01"})
     for kind in (bytearray, memoryview):
@@ -190,8 +181,8 @@ def test_payloads_may_be_in_any_buffer():
 
 
 @needs_native
-def test_bitmaps_are_expanded_as_by_the_python_code(monkeypatch):
-    """Bitmaps give the same names, and invalid entries the same error, as with the Python code."""
+def test_compiled_and_python_code_agree_on_bitmaps(monkeypatch):
+    """Both expand a valid bitmap to the same names, and raise the same error for an invalid one."""
     text = schema_text("account_change")
     fast = ChangeSchema("id", text)
     monkeypatch.setattr(native, "compiled", None)
@@ -266,19 +257,15 @@ def test_hostile_counts_cost_neither_time_nor_memory(kind, raw):
         ["string", "null"],
     ],
 )
-def test_unsupported_types_are_left_to_the_python_code(kind):
-    """Types whose values have no bytes, converted types and rare types are decoded by the Python
-    code.
-    """
+def test_unsupported_types_fall_back_to_the_python_decoder(kind):
+    """Zero-size, logical and unusual types have no compiled decoder."""
     assert codec_of(kind).compiled is None
 
 
 @needs_native
 @pytest.mark.parametrize(("levels", "fan"), [(25, 2), (3_000, 1), (90, 1)])
-def test_an_exponential_or_deep_schema_is_left_to_python(levels, fan):
-    """A schema that is nested deeply, or huge once its references are expanded, is recognized
-    within 2 seconds.
-    """
+def test_deep_and_exponential_schemas_fall_back_to_the_python_decoder(levels, fan):
+    """A schema that is deeply nested, or huge when expanded, is detected within 2 s of CPU time."""
     named = {"L0": {"type": "record", "name": "L0", "fields": [{"name": "a", "type": "int"}]}}
     for level in range(1, levels):
         fields = [{"name": f"f{n}", "type": f"L{level - 1}"} for n in range(fan)]
@@ -289,14 +276,14 @@ def test_an_exponential_or_deep_schema_is_left_to_python(levels, fan):
 
 
 @needs_native
-def test_schemas_of_900_fields_are_supported():
-    """A schema with 900 fields, about the largest object possible, uses the compiled decoder."""
+def test_a_schema_with_900_fields_is_supported():
+    """A schema with 900 fields, about as many as an object can have, uses the compiled decoder."""
     assert codec_of(*[["null", "string"]] * 900).compiled is not None
 
 
 @needs_native
-def test_threads_share_a_decoder():
-    """Four threads that convert payloads to Arrow with one decoder at once get equal results."""
+def test_threads_can_share_a_decoder():
+    """Four threads that use one decoder at the same time produce equal Arrow results."""
     both = DecoderPair(schema_text("account_change"))
     raws = [payload("account_change", value) for value in values("account_change", 400)] * 2
     expected = both.compiled.compiled.to_arrow(raws)
@@ -361,8 +348,8 @@ def test_a_compiled_decoder_of_another_version_is_ignored(monkeypatch, caplog):
     assert native.VERSION in caplog.text
 
 
-def test_the_versions_of_the_compiled_decoder_are_equal():
-    """The version is equal in the compiled package, in the code that loads it, and in the extra."""
+def test_the_versions_of_the_compiled_decoder_match():
+    """The crate, the code that loads it, and the extra specify the same version."""
     cargo = tomllib.loads((ROOT / "native" / "Cargo.toml").read_text())
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert cargo["package"]["version"] == native.VERSION
@@ -370,5 +357,5 @@ def test_the_versions_of_the_compiled_decoder_are_equal():
 
 
 def test_the_compiled_decoder_forbids_unsafe_code():
-    """The Rust source contains the line with which the compiler rejects unsafe code."""
+    """The Rust source contains `#![forbid(unsafe_code)]`."""
     assert "#![forbid(unsafe_code)]" in (ROOT / "native" / "src" / "lib.rs").read_text()

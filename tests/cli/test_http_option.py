@@ -13,7 +13,7 @@ import pytest
 from sfpubsub.cli.main import run
 
 from ..client.test_managed import NAME, TOPIC, orders
-from ..conftest import PATIENCE, ended, until
+from ..conftest import PATIENCE, until, wait_for_exit
 from .test_cli import assert_one_line_error, point_at, spawn
 
 SECRET = "in-a-payload"
@@ -47,7 +47,7 @@ def test_subscribe_serves_metrics_health_and_a_page(run_emulator):
         assert SECRET not in text
         assert emulator.access_token.partition("!")[2] not in text
     process.send_signal(signal.SIGINT)
-    assert ended(process)[1] == "3 events\n"
+    assert wait_for_exit(process)[1] == "3 events\n"
     assert process.returncode == 130
     with pytest.raises(urllib.error.URLError):
         get(url)

@@ -22,7 +22,7 @@ from sfpubsub.types import PublishCounts, PublishResult
 
 from ..client.test_managed import TOPIC
 from ..client.test_publisher import USER, on_the_bus
-from ..conftest import PATIENCE, ended, until
+from ..conftest import PATIENCE, until, wait_for_exit
 from .test_cli import environment, point_at
 
 
@@ -156,7 +156,7 @@ def test_ctrl_c_stops_reading_and_loses_no_result(emulator, connect):
     printed = [json.loads(process.stdout.readline())["event_id"] for _ in range(2)]
     assert printed == ["a", "b"]
     process.send_signal(signal.SIGINT)
-    output, errors = ended(process)
+    output, errors = wait_for_exit(process)
     assert process.returncode == 130, errors
     assert output == ""
     assert [name for name, _ in on_the_bus(emulator, connect)] == ["a", "b"]
@@ -176,7 +176,7 @@ def test_second_ctrl_c_ends_at_once_and_reports_missing_results(emulator):
     # Two signals at the same moment would arrive as one, so wait until the first was handled.
     assert any("a second Ctrl-C stops waiting" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
-    output, errors = ended(process)
+    output, errors = wait_for_exit(process)
     assert process.returncode == 130, errors
     line = json.loads(output)
     assert line["event_id"] == "a"
@@ -190,7 +190,7 @@ def test_ctrl_c_ignores_the_rate(emulator, connect):
     process.stdin.flush()
     assert json.loads(process.stdout.readline())["event_id"] == "a"
     process.send_signal(signal.SIGINT)
-    output, errors = ended(process)
+    output, errors = wait_for_exit(process)
     assert process.returncode == 130, errors
     assert json.loads(output)["event_id"] == "b"
     assert [name for name, _ in on_the_bus(emulator, connect)] == ["a", "b"]

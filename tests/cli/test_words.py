@@ -16,6 +16,6 @@ from sfpubsub.cli.words import counted
         (7, "gap", "7 gaps"),
     ],
 )
-def test_count_has_singular_or_plural_noun(number, noun, text):
-    """One is followed by the singular; zero and all larger numbers are followed by the plural."""
+def test_count_is_followed_by_a_singular_or_plural_noun(number, noun, text):
+    """One takes the singular; zero and all larger numbers take the plural."""
     assert counted(number, noun) == text

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ..cli.test_cli import environment
-from ..conftest import ended
+from ..conftest import wait_for_exit
 from .test_managed import NAME, TOPIC, orders
 
 SYNC = f"""
@@ -89,7 +89,7 @@ def run(emulator, code: str, times: int) -> None:
             stderr=subprocess.PIPE,
             text=True,
         )
-        output, errors = ended(process)
+        output, errors = wait_for_exit(process)
         assert (process.returncode, output) == (0, "5\n"), errors
 
 

@@ -43,7 +43,7 @@ class MemoryStore(ReplayStore):
 
 
 def test_start_positions(run_emulator, connect):
-    """Starting at "earliest" gives all events, a replay id those after it, and the default none."""
+    """Starting at "earliest" delivers all events, at a replay id later ones, by default none."""
     emulator = run_emulator()
     results = emulator.publish(TOPIC, orders(5))
     client = connect(emulator)
@@ -73,8 +73,8 @@ def test_replay_ids_of_any_length_resume(run_emulator, connect, length):
     plan.assert_consumed()
 
 
-def test_a_drop_resumes_after_the_last_received_event(run_emulator, connect):
-    """A subscription never resumes at LATEST, so events published meanwhile are delivered."""
+def test_a_dropped_stream_resumes_after_the_last_received_event(run_emulator, connect):
+    """It never resumes at LATEST, so events published in the meantime are delivered."""
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(3))
@@ -110,10 +110,10 @@ def test_drop_at_latest_before_any_position_is_reported(run_emulator, connect):
     plan.assert_consumed()
 
 
-def test_rejected_position_stops_by_default(run_emulator, connect):
-    """There is no silent restart elsewhere.
+def test_rejected_position_raises_by_default(run_emulator, connect):
+    """The subscription does not silently restart from another position.
 
-    The error has the gap, the error code and the rpc id.
+    The error contains the gap, the error code and the rpc id.
     """
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(1))
@@ -127,8 +127,8 @@ def test_rejected_position_stops_by_default(run_emulator, connect):
     assert caught.value.rpc_id
 
 
-def test_rejected_position_follows_the_chosen_fallback(run_emulator, connect):
-    """The subscription restarts at `replay_fallback`, and the gap is reported."""
+def test_rejected_position_uses_the_chosen_fallback(run_emulator, connect):
+    """The subscription restarts at `replay_fallback` and reports the gap."""
     emulator = run_emulator()
     emulator.publish(TOPIC, orders(3))
     gaps = []
@@ -171,7 +171,7 @@ def test_store_holds_the_acked_position_where_the_next_run_resumes(run_emulator,
 
 
 def test_keepalive_position_is_stored_after_earlier_acks(run_emulator, connect):
-    """Keepalives move an idle topic's position on, but never past an event that is not acked."""
+    """Keepalives advance an idle topic's position, but never past an unacked event."""
     emulator = run_emulator(settings=Settings(keepalive_s=0.05, tip_refresh_s=0.0))
     emulator.publish(TOPIC, orders(2))
     store = MemoryStore(StartPosition.earliest())
@@ -191,10 +191,10 @@ def test_keepalive_position_is_stored_after_earlier_acks(run_emulator, connect):
         assert subscription.next_batch(0.1) is None
 
 
-def test_unknown_topic_is_a_typed_error(run_emulator, connect):
-    """The service's error code and rpc id reach the caller.
+def test_unknown_topic_raises_topic_not_found(run_emulator, connect):
+    """Calls and subscriptions raise the same type of error.
 
-    A subscription raises the same type of error as a call.
+    A call's error contains the service's error code and the rpc id.
     """
     emulator = run_emulator()
     client = connect(emulator)
@@ -209,8 +209,8 @@ def test_unknown_topic_is_a_typed_error(run_emulator, connect):
         subscription.next_batch(PATIENCE)
 
 
-def test_rejected_token_is_an_error_that_does_not_contain_it(run_emulator):
-    """A secret never reaches a message: SessionExpiredError does not contain the access token."""
+def test_session_expired_error_does_not_contain_the_token(run_emulator):
+    """The service rejects the token, and the error's repr does not reveal it."""
     from sfpubsub import PubSubClient
     from sfpubsub.auth.session import Session
 

@@ -1,4 +1,4 @@
-"""Events that cannot be decoded: what each policy does with them, and that none is lost."""
+"""Tests of undecodable events: how each policy handles them, and that none is lost."""
 
 from __future__ import annotations
 
@@ -41,17 +41,14 @@ BAD = b"\xff\xff\xff"
 
 
 class Service(EmulatorTarget):
-    """An emulator that also accepts payloads which nobody can decode.
+    """An emulator that also accepts undecodable payloads, which are numbered like other events."""
 
-    Event numbers count them, too.
-    """
-
-    def good(self, count: int) -> None:
-        """Publish *count* events that can be decoded."""
+    def publish_valid(self, count: int) -> None:
+        """Publish *count* decodable events."""
         self.publish(count)
 
-    def bad(self, *payloads: bytes, schema_id: str | None = None) -> None:
-        """Publish an event for each payload, by default one that cannot be decoded."""
+    def publish_undecodable(self, *payloads: bytes, schema_id: str | None = None) -> None:
+        """Publish events with these payloads; by default, a single undecodable one."""
         schema_id = schema_id or self.emulator.bus.topic(TOPIC).schema_id
         drafts = [Draft(payload, schema_id) for payload in payloads or (BAD,)]
         self._ids += [done.replay_id for done in self.emulator.publish_raw(TOPIC, drafts)]
@@ -66,7 +63,7 @@ Start = Callable[..., tuple[Service, Face]]
 
 @pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
-    """Return a function that makes an emulator and a client, sync or asyncio."""
+    """Return a function that starts an emulator and a sync or asyncio client."""
     with contextlib.ExitStack() as stack:
 
         def make(**settings: Any) -> tuple[Service, Face]:
@@ -80,8 +77,8 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> FileQuarantine:
-    """Return an empty quarantine in a temporary directory."""
+def quarantine(tmp_path: Path) -> FileQuarantine:
+    """Return an empty file quarantine in a temporary directory."""
     return FileQuarantine(tmp_path / "quarantine")
 
 
@@ -98,9 +95,9 @@ def test_fail_policy_raises_when_the_undecodable_event_is_read(start: Start):
     Events before it can be acked and committed, and events after it can be read.
     """
     service, face = start()
-    service.good(2)
-    service.bad()
-    service.good(1)
+    service.publish_valid(2)
+    service.publish_undecodable()
+    service.publish_valid(1)
     held = face.managed(NAME, ack="manual")
     events = list(held.batch())
     for event in events[:2]:
@@ -117,21 +114,20 @@ def test_fail_policy_raises_when_the_undecodable_event_is_read(start: Start):
     assert (held.health().quarantined, held.health().skipped) == (0, 0)
 
 
-def test_quarantine_policy_stores_the_event_and_goes_on(start: Start, kept: FileQuarantine):
-    """Undecodable events are stored in order, with schema and reason.
-
-    The others are delivered once.
-    """
+def test_quarantine_policy_stores_undecodable_events_and_continues(
+    start: Start, quarantine: FileQuarantine
+):
+    """Undecodable events are stored in order, with schema and reason; others are delivered once."""
     service, face = start()
-    service.good(2)
-    service.bad(BAD, b"")
-    service.good(2)
-    service.bad(b"\x01")
-    held = face.managed(NAME, on_undecodable="quarantine", quarantine=kept)
+    service.publish_valid(2)
+    service.publish_undecodable(BAD, b"")
+    service.publish_valid(2)
+    service.publish_undecodable(b"\x01")
+    held = face.managed(NAME, on_undecodable="quarantine", quarantine=quarantine)
     assert collect(held, 4) == [0, 1, 4, 5]
     until(lambda: service.committed() == service.total - 1, "the commit of all")
     assert held.health().quarantined == 3
-    found = list(kept.entries())
+    found = list(quarantine.entries())
     assert [entry.raw.payload for entry in found] == [BAD, b"", b"\x01"]
     assert [entry.raw.replay_id for entry in found] == [service.replay_id(n) for n in (2, 3, 6)]
     first = found[0]
@@ -146,11 +142,11 @@ def test_quarantine_policy_stores_the_event_and_goes_on(start: Start, kept: File
     held.drain()
 
 
-def test_quarantine_is_never_written_in_the_loops_thread(start: Start):
-    """A flush may take long, and the loop has other tasks to serve."""
+def test_quarantine_is_never_written_in_the_event_loops_thread(start: Start):
+    """A slow flush would block the loop's other tasks."""
     service, face = start()
-    service.bad()
-    service.good(1)
+    service.publish_undecodable()
+    service.publish_valid(1)
     threads: set[int] = set()
 
     class Noted(Quarantine):
@@ -168,9 +164,9 @@ def test_quarantine_is_never_written_in_the_loops_thread(start: Start):
 def test_skip_policy_counts_and_logs_the_event(start: Start, caplog):
     """The event is lost, as requested, and the log names its position."""
     service, face = start()
-    service.good(1)
-    service.bad()
-    service.good(1)
+    service.publish_valid(1)
+    service.publish_undecodable()
+    service.publish_valid(1)
     held = face.managed(NAME, on_undecodable="skip")
     assert collect(held, 2) == [0, 2]
     until(lambda: service.committed() == service.total - 1, "the commit of all")
@@ -179,27 +175,29 @@ def test_skip_policy_counts_and_logs_the_event(start: Start, caplog):
 
 
 @pytest.mark.parametrize("policy", ["quarantine", "skip"])
-def test_responses_with_only_undecodable_events_are_passed_over(
-    start: Start, kept: FileQuarantine, policy
+def test_responses_with_only_undecodable_events_are_skipped(
+    start: Start, quarantine: FileQuarantine, policy
 ):
-    """A waiting call goes on after them within its timeout, and their position is committed."""
+    """A waiting call returns no batch for them, and their position is committed."""
     service, face = start(events_per_response=2)
-    service.bad(*[BAD] * 5)
-    options = {"quarantine": kept} if policy == "quarantine" else {}
+    service.publish_undecodable(*[BAD] * 5)
+    options = {"quarantine": quarantine} if policy == "quarantine" else {}
     held = face.managed(NAME, on_undecodable=policy, **options)
     until(lambda: held.next(0.01) is None and service.committed() == 4, "the commit of all")
-    service.good(1)
+    service.publish_valid(1)
     assert numbers(held.batch()) == [5]
 
 
-def test_event_between_quarantined_ones_holds_the_position(start: Start, kept: FileQuarantine):
-    """A response is split where an event was quarantined, and each part must be acked itself."""
+def test_unacked_event_between_quarantined_ones_holds_back_the_commit(
+    start: Start, quarantine: FileQuarantine
+):
+    """Quarantined events split a response into batches, each of which must be acked."""
     service, face = start()
-    service.bad()
-    service.good(1)
-    service.bad()
-    service.good(2)
-    held = face.managed(NAME, ack="manual", on_undecodable="quarantine", quarantine=kept)
+    service.publish_undecodable()
+    service.publish_valid(1)
+    service.publish_undecodable()
+    service.publish_valid(2)
+    held = face.managed(NAME, ack="manual", on_undecodable="quarantine", quarantine=quarantine)
     first, second = held.batch(), held.batch()
     assert [[event.delivery_seq - first.first_seq for event in b] for b in (first, second)] == [
         [0],
@@ -213,10 +211,10 @@ def test_event_between_quarantined_ones_holds_the_position(start: Start, kept: F
     assert service.committed() == 4
 
 
-def test_plain_position_moves_only_after_the_event_is_quarantined(
-    start: Start, kept: FileQuarantine
+def test_plain_position_is_stored_only_after_the_event_is_quarantined(
+    start: Start, quarantine: FileQuarantine
 ):
-    """The replay store gets the new position once the event is durable, and not before."""
+    """When the quarantine is written, the replay store still has the previous position."""
     service, face = start()
     positions: dict[str, bytes] = {TOPIC: bytes(ReplayId(_anchor(service)))}
     before = positions[TOPIC]
@@ -225,32 +223,32 @@ def test_plain_position_moves_only_after_the_event_is_quarantined(
     class Watched(Quarantine):
         def put(self, events: Sequence[QuarantinedEvent]) -> None:
             seen.append(positions[TOPIC])
-            kept.put(events)
+            quarantine.put(events)
 
-    service.bad()
+    service.publish_undecodable()
     held = face.plain(
         TOPIC,
         replay=MappingReplayStore(positions),
         on_undecodable="quarantine",
         quarantine=Watched(),
     )
-    until(lambda: held.next(0.05) is None and len(kept) == 1, "the entry")
+    until(lambda: held.next(0.05) is None and len(quarantine) == 1, "the entry")
     assert seen == [before]
     assert positions[TOPIC] == bytes(service.replay_id(1))
 
 
 def _anchor(service: Service) -> bytes:
     """Publish one event, and return its replay id as a position to start from."""
-    service.good(1)
+    service.publish_valid(1)
     return bytes(service.replay_id(0))
 
 
-def test_event_with_an_unknown_schema_is_undecodable(start: Start, kept: FileQuarantine):
-    """By default the error names the schema; a quarantine stores the event without a schema."""
+def test_event_with_an_unknown_schema_is_undecodable(start: Start, quarantine: FileQuarantine):
+    """By default, the error names the schema; a quarantine stores the event without one."""
     service, face = start()
-    service.good(1)
-    service.bad(schema_id="AAAAAAAAAAAAAAAAAAAAAA")
-    service.good(1)
+    service.publish_valid(1)
+    service.publish_undecodable(schema_id="AAAAAAAAAAAAAAAAAAAAAA")
+    service.publish_valid(1)
     held = face.managed(NAME, ack="manual")
     events = list(held.batch())
     assert events[2].value["Order_Number__c"] == "2"
@@ -258,25 +256,25 @@ def test_event_with_an_unknown_schema_is_undecodable(start: Start, kept: FileQua
         _ = events[1].value
     assert (events[1].event_name, events[1].payload) == ("", BAD)
     held.abort()
-    held = face.plain(TOPIC, replay="earliest", on_undecodable="quarantine", quarantine=kept)
+    held = face.plain(TOPIC, replay="earliest", on_undecodable="quarantine", quarantine=quarantine)
     assert collect(held, 2) == [0, 2]
-    (entry,) = kept.entries()
+    (entry,) = quarantine.entries()
     assert (entry.schema_json, entry.topic) == (None, TOPIC)
     assert "has no schema AAAAAAAAAAAAAAAAAAAAAA" in entry.reason
 
 
 @pytest.mark.parametrize("policy", ["quarantine", "skip"])
-def test_temporary_schema_failure_is_waited_out(start: Start, kept: FileQuarantine, policy):
+def test_temporary_schema_failure_is_waited_out(start: Start, quarantine: FileQuarantine, policy):
     """A temporary failure of GetSchema never quarantines or skips an event."""
     service, face = start()
-    service.good(2)
+    service.publish_valid(2)
     service.plan("refuse", rpc="GetSchema", times=3)
     service.plan("drop_call", rpc="GetSchema", times=2)
-    options = {"quarantine": kept} if policy == "quarantine" else {}
+    options = {"quarantine": quarantine} if policy == "quarantine" else {}
     held = face.managed(NAME, on_undecodable=policy, **options)
     assert collect(held, 2) == [0, 1]
     until(service.is_consumed)
-    assert (held.health().quarantined, held.health().skipped, len(kept)) == (0, 0, 0)
+    assert (held.health().quarantined, held.health().skipped, len(quarantine)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -288,23 +286,23 @@ def test_temporary_schema_failure_is_waited_out(start: Start, kept: FileQuaranti
 )
 @pytest.mark.parametrize("policy", ["quarantine", "skip"])
 def test_schema_error_that_is_not_about_the_schema_skips_nothing(
-    start: Start, kept: FileQuarantine, policy, fault, error
+    start: Start, quarantine: FileQuarantine, policy, fault, error
 ):
     """A missing permission or a NOT_FOUND without the service's code is raised as an error.
 
     Nothing is committed, and the next call delivers the events.
     """
     service, face = start()
-    service.good(2)
+    service.publish_valid(2)
     fault = dict(fault)
     service.plan(fault.pop("kind"), rpc="GetSchema", **fault)
-    options = {"quarantine": kept} if policy == "quarantine" else {}
+    options = {"quarantine": quarantine} if policy == "quarantine" else {}
     held = face.managed(NAME, on_undecodable=policy, **options)
     with pytest.raises(error):
         held.next()
     assert service.committed() is None
     assert collect(held, 2) == [0, 1]
-    assert (held.health().quarantined, held.health().skipped, len(kept)) == (0, 0, 0)
+    assert (held.health().quarantined, held.health().skipped, len(quarantine)) == (0, 0, 0)
 
 
 def test_which_schema_failures_are_final():
@@ -330,12 +328,14 @@ def test_which_schema_failures_are_final():
             codec_of(cache(other), "a")
 
 
-def test_failed_quarantine_write_acks_nothing_and_is_repeated(start: Start, kept: FileQuarantine):
+def test_failed_quarantine_write_acks_nothing_and_is_repeated(
+    start: Start, quarantine: FileQuarantine
+):
     """No event of the response is handed out until the write succeeds, and none is lost."""
     service, face = start()
-    service.good(1)
-    service.bad()
-    service.good(1)
+    service.publish_valid(1)
+    service.publish_undecodable()
+    service.publish_valid(1)
 
     class Full(Quarantine):
         failures = 2
@@ -344,7 +344,7 @@ def test_failed_quarantine_write_acks_nothing_and_is_repeated(start: Start, kept
             if self.failures:
                 self.failures -= 1
                 raise WriteError("disk full")
-            kept.put(events)
+            quarantine.put(events)
 
     held = face.managed(NAME, on_undecodable="quarantine", quarantine=Full())
     for _ in range(2):
@@ -352,16 +352,16 @@ def test_failed_quarantine_write_acks_nothing_and_is_repeated(start: Start, kept
             held.next()
         assert service.committed() is None
     assert collect(held, 2) == [0, 2]
-    assert held.health().quarantined == len(kept) == 1
+    assert held.health().quarantined == len(quarantine) == 1
 
 
-def test_events_not_handed_out_before_a_drain_are_redelivered(start: Start, kept):
-    """The next subscription gets these events, and the quarantined one is not stored twice."""
+def test_events_not_handed_out_before_a_drain_are_redelivered(start: Start, quarantine):
+    """The next subscription receives them, and the quarantined event is not stored twice."""
     service, face = start()
-    service.good(1)
-    service.bad()
-    service.good(1)
-    options = {"on_undecodable": "quarantine", "quarantine": kept}
+    service.publish_valid(1)
+    service.publish_undecodable()
+    service.publish_valid(1)
+    options = {"on_undecodable": "quarantine", "quarantine": quarantine}
     held = face.managed(NAME, **options)
     assert numbers(held.batch()) == [0]
     held.drain()
@@ -371,7 +371,7 @@ def test_events_not_handed_out_before_a_drain_are_redelivered(start: Start, kept
     seen = again.collect(1)
     while seen[-1] != 2:
         seen += again.collect(1)
-    assert len(kept) == 1
+    assert len(quarantine) == 1
 
 
 @pytest.mark.parametrize(
@@ -392,10 +392,10 @@ def test_inconsistent_policy_options_are_rejected(start: Start, options):
         face.plain(TOPIC, **options)
 
 
-def test_values_read_twice_are_equal_but_not_shared(start: Start):
-    """An event that the policy's check has decoded returns a new, equal object each time."""
+def test_a_value_read_twice_is_equal_but_not_shared(start: Start):
+    """Each read of `event.value` gives a new, equal object, even if the policy has decoded it."""
     service, face = start()
-    service.good(2)
+    service.publish_valid(2)
     batch = face.managed(NAME, on_undecodable="skip").batch()
     first, second = [event.value for event in batch], [event.value for event in batch]
     assert first == second
@@ -414,21 +414,23 @@ def entry(**changes: Any) -> QuarantinedEvent:
     return QuarantinedEvent(RawEvent(**raw), **{**rest, **changes})
 
 
-def test_entry_is_read_as_it_was_stored(kept: FileQuarantine):
-    """All fields are kept, including bytes and unusual characters; an unknown key is None."""
+def test_stored_entry_is_read_back_unchanged(quarantine: FileQuarantine):
+    """All fields survive, including bytes and unusual characters; an unknown key yields None."""
     put = entry(schema_json='{"type": "é"}', delivery_seq=7)
-    kept.put([put])
-    assert kept.get(put.key) == put
-    assert list(FileQuarantine(kept.directory).entries()) == [put]
-    assert kept.get("0" * 32) is None
+    quarantine.put([put])
+    assert quarantine.get(put.key) == put
+    assert list(FileQuarantine(quarantine.directory).entries()) == [put]
+    assert quarantine.get("0" * 32) is None
 
 
-def test_same_event_is_stored_once(kept: FileQuarantine):
-    """Subscription, id, schema and payload identify an event; its position does if it has no id."""
+def test_same_event_is_stored_once(quarantine: FileQuarantine):
+    """Subscription, id, schema and payload identify it; the position replaces a missing id."""
     one = entry()
-    kept.put([one, one])
-    kept.put([entry(received_at=99.0, reason="another time"), entry(replay_id=ReplayId(b"new"))])
-    assert list(kept.entries()) == [one], "the first one stays as it is"
+    quarantine.put([one, one])
+    quarantine.put(
+        [entry(received_at=99.0, reason="another time"), entry(replay_id=ReplayId(b"new"))]
+    )
+    assert list(quarantine.entries()) == [one], "the first one stays as it is"
     others = [
         entry(subscription="S2"),
         entry(id="e2"),
@@ -438,41 +440,43 @@ def test_same_event_is_stored_once(kept: FileQuarantine):
         entry(id="", replay_id=ReplayId(b"r2")),
         entry(id="r"),
     ]
-    kept.put(others)
-    assert len(kept) == 1 + len(others)
+    quarantine.put(others)
+    assert len(quarantine) == 1 + len(others)
 
 
-def test_entries_are_listed_in_order_of_arrival(kept: FileQuarantine):
+def test_entries_are_listed_in_order_of_arrival(quarantine: FileQuarantine):
     """Neither the names of the files nor the order in which they were written matters."""
     events = [entry(id=f"e{n}", received_at=n // 3, delivery_seq=n) for n in range(12)]
-    kept.put(events[6:])
-    kept.put(events[:6])
-    assert [event.raw.id for event in kept.entries()] == [f"e{n}" for n in range(12)]
+    quarantine.put(events[6:])
+    quarantine.put(events[:6])
+    assert [event.raw.id for event in quarantine.entries()] == [f"e{n}" for n in range(12)]
 
 
-def test_damaged_entry_is_an_error_and_hides_no_other(kept: FileQuarantine, caplog):
-    """The entry is written again when its event is quarantined again."""
+def test_damaged_entry_raises_and_hides_no_other(quarantine: FileQuarantine, caplog):
+    """Quarantining its event again rewrites the damaged entry."""
     one, two = entry(id="one"), entry(id="two")
-    kept.put([one, two])
-    (kept.directory / f"{one.key}.json").write_text("{")
-    found = kept.entries()
+    quarantine.put([one, two])
+    (quarantine.directory / f"{one.key}.json").write_text("{")
+    found = quarantine.entries()
     assert next(found) == two
     with pytest.raises(ConfigurationError, match=f"{one.key}.json is damaged"):
         next(found)
-    path = kept.directory / f"{two.key}.json"
+    path = quarantine.directory / f"{two.key}.json"
     path.write_text(path.read_text().replace('"why', '"who'))
     with pytest.raises(ConfigurationError, match="is damaged"):
-        kept.get(two.key)
-    kept.put([one, two])
-    assert {event.raw.id for event in kept.entries()} == {"one", "two"}
+        quarantine.get(two.key)
+    quarantine.put([one, two])
+    assert {event.raw.id for event in quarantine.entries()} == {"one", "two"}
     assert "rewriting the entry" in caplog.text
 
 
-def test_put_flushes_contents_names_and_directory(kept: FileQuarantine, monkeypatch):
-    """Contents come first, then names, then the directory, even for a known entry."""
+def test_put_flushes_files_before_renaming_and_the_directory_last(
+    quarantine: FileQuarantine, monkeypatch
+):
+    """For an entry that is already stored, only the directory is flushed."""
     log: list[str] = []
     sync, replace = module.sync, os.replace
-    kept.directory.mkdir()
+    quarantine.directory.mkdir()
 
     def watched_replace(source: Any, target: Any) -> None:
         log.append("name")
@@ -482,56 +486,56 @@ def test_put_flushes_contents_names_and_directory(kept: FileQuarantine, monkeypa
         module, "sync", lambda path: log.append("dir" if path.is_dir() else "file") or sync(path)
     )
     monkeypatch.setattr(module.os, "replace", watched_replace)
-    kept.put([entry(), entry(id="two")])
+    quarantine.put([entry(), entry(id="two")])
     assert log == ["file", "file", "name", "name", "dir"]
     log.clear()
-    kept.put([entry()])
+    quarantine.put([entry()])
     assert log == ["dir"]
 
 
-def test_drafts_of_dead_processes_are_removed(kept: FileQuarantine):
-    """Old temporary files do not pile up.
-
-    A recent one stays, as a running process may be writing it.
-    """
-    kept.put([entry(id="1")])
-    old, young = (kept.directory / f"{name}.json.{name}.tmp" for name in ("old", "young"))
+def test_temporary_files_of_dead_processes_are_removed(quarantine: FileQuarantine):
+    """Old ones are removed; a recent one stays, as a running process may be writing it."""
+    quarantine.put([entry(id="1")])
+    old, young = (quarantine.directory / f"{name}.json.{name}.tmp" for name in ("old", "young"))
     for draft in (old, young):
         draft.write_text("{")
     two_hours_ago = time.time() - 7200
     os.utime(old, (two_hours_ago, two_hours_ago))
-    again = FileQuarantine(kept.directory)
+    again = FileQuarantine(quarantine.directory)
     assert len(again) == 1
     again.put([entry(id="2")])
     assert (old.exists(), young.exists()) == (False, True)
     assert len(again) == 2
 
 
-def test_a_quarantine_that_cannot_be_written_is_a_typed_error(tmp_path, monkeypatch):
-    """A failed write raises WriteError and leaves no partly written file."""
+def test_a_failed_quarantine_write_raises_write_error(tmp_path, monkeypatch):
+    """A write error leaves no partly written file."""
     (tmp_path / "file").write_text("")
     with pytest.raises(WriteError, match="no events were acked"):
         FileQuarantine(tmp_path / "file").put([entry()])
-    kept = FileQuarantine(tmp_path / "q")
+    quarantine = FileQuarantine(tmp_path / "q")
 
     def full(_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    kept.directory.mkdir()
+    quarantine.directory.mkdir()
     with monkeypatch.context() as broken:
         broken.setattr(module, "sync", full)
         with pytest.raises(WriteError, match="No space left"):
-            kept.put([entry()])
-    assert list(kept.directory.iterdir()) == []
+            quarantine.put([entry()])
+    assert list(quarantine.directory.iterdir()) == []
 
 
-def test_redriven_marks_survive_and_hide_no_entry(kept: FileQuarantine):
+def test_redriven_mark_survives_another_quarantine(quarantine: FileQuarantine):
     """A redriven event that is quarantined again is still marked as redriven."""
-    kept.put([entry(), entry(id="two")])
-    kept.mark_redriven([entry().key], "stdout")
-    kept.put([entry()])
-    assert (kept.is_redriven(entry().key), kept.is_redriven(entry(id="two").key)) == (True, False)
-    assert len(list(kept.entries())) == len(kept) == 2
+    quarantine.put([entry(), entry(id="two")])
+    quarantine.mark_redriven([entry().key], "stdout")
+    quarantine.put([entry()])
+    assert (quarantine.is_redriven(entry().key), quarantine.is_redriven(entry(id="two").key)) == (
+        True,
+        False,
+    )
+    assert len(list(quarantine.entries())) == len(quarantine) == 2
 
 
 # A process that is killed.
@@ -563,16 +567,16 @@ with PubSubClient.from_env() as client:
 
 @pytest.mark.parametrize("moment", ["before the name", "before the ack"])
 def test_kill_between_quarantine_and_ack_loses_and_repeats_nothing(
-    start: Start, kept: FileQuarantine, moment
+    start: Start, quarantine: FileQuarantine, moment
 ):
     """The event is not committed, is redelivered, and is stored exactly once."""
     from ..cli.test_cli import environment
 
     service, face = start()
-    service.bad()
-    service.good(1)
+    service.publish_undecodable()
+    service.publish_valid(1)
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, NAME, str(kept.directory), moment],
+        [sys.executable, "-c", KILLED, NAME, str(quarantine.directory), moment],
         env={**os.environ, **environment(service.emulator)},
         capture_output=True,
         text=True,
@@ -580,11 +584,11 @@ def test_kill_between_quarantine_and_ack_loses_and_repeats_nothing(
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert (done.stdout == "put\n") == (moment == "before the ack")
-    assert len(kept) == (moment == "before the ack")
+    assert len(quarantine) == (moment == "before the ack")
     assert service.committed() is None
-    held = face.managed(NAME, on_undecodable="quarantine", quarantine=kept)
+    held = face.managed(NAME, on_undecodable="quarantine", quarantine=quarantine)
     assert collect(held, 1) == [1]
     until(lambda: service.committed() == 1, "the commit of all")
-    (found,) = kept.entries()
+    (found,) = quarantine.entries()
     assert (found.raw.payload, found.raw.replay_id) == (BAD, service.replay_id(0))
-    assert json.loads((kept.directory / f"{found.key}.json").read_text())["event_id"]
+    assert json.loads((quarantine.directory / f"{found.key}.json").read_text())["event_id"]

@@ -354,7 +354,7 @@ def test_failed_event_is_quarantined_and_the_run_goes_on(start: Start, tmp_path:
     assert service.committed() == 9
 
 
-def test_quarantine_is_never_written_in_the_loops_thread(start: Start):
+def test_quarantine_is_never_written_in_the_event_loops_thread(start: Start):
     """A flush may take long, and the other handlers run in the loop."""
     service, face = start()
     service.publish(1)
@@ -427,9 +427,9 @@ def test_quarantine_limit_stops_a_broken_handler(start: Start, tmp_path: Path):
 def test_undecodable_event_is_quarantined_without_a_retry(start: Start, tmp_path: Path, key: Any):
     """The entry says that decoding failed, whether the handler or the key function failed."""
     service, face = start()
-    service.good(3)
-    service.bad()
-    service.good(3)
+    service.publish_valid(3)
+    service.publish_undecodable()
+    service.publish_valid(3)
     kept = FileQuarantine(tmp_path / "kept")
     handler = Handler()
     held = face.managed(NAME)
@@ -447,8 +447,8 @@ def test_undecodable_event_is_quarantined_without_a_retry(start: Start, tmp_path
 def test_undecodable_event_stops_the_run_by_default(start: Start):
     """The error's cause is the DecodeError, and the event is not committed."""
     service, face = start()
-    service.good(2)
-    service.bad()
+    service.publish_valid(2)
+    service.publish_undecodable()
     with pytest.raises(HandlerError, match="no key could be determined for event") as caught:
         Handler().run(face.managed(NAME), key=number, workers=1)
     assert isinstance(caught.value.__cause__, DecodeError)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ..cli.test_cli import environment
-from ..conftest import PATIENCE, ended, until
+from ..conftest import PATIENCE, until, wait_for_exit
 from .test_managed import NAME, TOPIC, committed, orders
 
 # Logs the start and the end of each event with one write each, so that a kill tears no line.
@@ -97,7 +97,7 @@ class Program:
 
     def end(self) -> str:
         """Wait for the program's end, and return what it printed."""
-        output, errors = ended(self.process)
+        output, errors = wait_for_exit(self.process)
         self.errors += errors
         return output
 

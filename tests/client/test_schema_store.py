@@ -38,7 +38,7 @@ def file_names(store: FileSchemaStore) -> list[str]:
 
 
 def test_stored_schemas_are_found_by_a_new_store(tmp_path):
-    """Each schema has a file, an unknown id returns None, and `put` makes the directory."""
+    """`put` creates the directory and a file per schema; `get` returns None for an unknown id."""
     store = FileSchemaStore(tmp_path / "deep" / "schemas")
     assert store.get("a") is None
     store.put("a", ORDER)
@@ -124,8 +124,8 @@ def test_threads_may_share_a_directory(tmp_path):
     assert len(list(tmp_path.iterdir())) == 3, "no draft is left behind"
 
 
-def test_kill_leaves_every_stored_schema_whole(tmp_path):
-    """Each schema for which `put` returned is there, and the next one is whole or missing."""
+def test_kill_leaves_every_stored_schema_intact(tmp_path):
+    """Each schema whose `put` returned is stored; the next one is complete or missing."""
     code = (
         "import sys; from sfpubsub import FileSchemaStore\n"
         "store = FileSchemaStore(sys.argv[1])\n"
@@ -146,8 +146,8 @@ def test_kill_leaves_every_stored_schema_whole(tmp_path):
     assert store.get(str(done[-1] + 1)) in (None, "{}" * 1000)
 
 
-def test_unusable_directory_is_an_error_that_names_it(tmp_path):
-    """A schema that cannot be stored or read is not passed over in silence."""
+def test_unusable_directory_raises_an_error_that_names_it(tmp_path):
+    """Storing or reading a schema there raises an error instead of failing silently."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="file"):
         FileSchemaStore(tmp_path / "file").put("a", ORDER)
@@ -155,8 +155,8 @@ def test_unusable_directory_is_an_error_that_names_it(tmp_path):
         FileSchemaStore(tmp_path / "file").get("a")
 
 
-class Shelf(SchemaStore):
-    """A schema store of an application, which records its calls."""
+class RecordingStore(SchemaStore):
+    """An application's schema store that records calls to it."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
@@ -173,7 +173,7 @@ class Shelf(SchemaStore):
 
 def test_cache_asks_the_store_before_the_service():
     """A fetched schema is stored, and a schema that the cache knows is not looked up again."""
-    shelf = Shelf()
+    shelf = RecordingStore()
 
     def fetch(schema_id):
         shelf.log.append(f"fetch {schema_id}")
@@ -187,7 +187,7 @@ def test_cache_asks_the_store_before_the_service():
 
 def test_stored_schema_that_is_invalid_is_fetched_again():
     """An invalid schema from the service raises an error and is not stored."""
-    shelf = Shelf()
+    shelf = RecordingStore()
     shelf.kept["a"] = "{"
     assert SchemaCache(lambda id_: SchemaInfo(id_, ORDER), store=shelf).get("a").name
     assert shelf.kept == {"a": ORDER}
@@ -229,7 +229,7 @@ def test_schema_id_that_is_not_the_hash_is_logged_once(caplog):
 
 
 def test_events_are_decoded_from_the_store_without_the_service(run_emulator, connect, tmp_path):
-    """After a restart no GetSchema call is needed, even if the topic's schema had changed."""
+    """After a restart no GetSchema call is needed, even if the topic's schema has since changed."""
     plan = FaultPlan()
     emulator = run_emulator(faults=plan)
     emulator.publish(TOPIC, orders(2))

@@ -55,7 +55,7 @@ REJECTED = Failure(
 
 
 class MemoryService(Transport):
-    """The service, as a transport of the client. Thread-safe.
+    """An in-memory service that acts as the client's transport. Thread-safe.
 
     Args:
         events_per_response: Maximum number of events per response.
@@ -98,7 +98,7 @@ class MemoryService(Transport):
                 call.pump()
 
     def plan(self, kind: str, times: int, params: dict[str, Any]) -> None:
-        """Plan a fault, which happens *times* times."""
+        """Plan a fault that happens *times* times."""
         with self.lock:
             self.faults.setdefault(kind, deque()).extend([params] * times)
 

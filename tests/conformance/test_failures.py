@@ -1,7 +1,7 @@
-"""Tests of what the service can do to a subscriber, on the emulator.
+"""Tests of failures that a subscriber can encounter, simulated by the emulator.
 
-Each test runs with the synchronous client and with the asyncio client. Each fault is counted.
-Labels such as t12 in names of tests are explained in test_scenarios.
+Each test runs with the synchronous client and with the asyncio client. Labels such as t12 in the
+names of tests are explained in test_scenarios.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Start = Callable[..., tuple[EmulatorTarget, Face]]
 
 
 class Provider:
-    """Signs in at an emulator, and counts the renewals."""
+    """Signs in to an emulator and counts renewals."""
 
     def __init__(self, emulator: EmulatorServer) -> None:
         self.emulator = emulator
@@ -63,7 +63,7 @@ class Provider:
 
 @pytest.fixture(params=[Face, AsyncFace], ids=lambda face: face.name)
 def start(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[Start]:
-    """Return a function that starts an emulator, and a client that can renew its session."""
+    """Return a function that starts an emulator and a client that can renew its session."""
     with contextlib.ExitStack() as stack:
 
         def make(timings: Timings = QUICK, **settings: Any) -> tuple[EmulatorTarget, Face]:
@@ -119,7 +119,7 @@ def test_a_revoked_token_is_noticed_by_the_next_call(start: Start):
 
 
 def test_a_session_that_cannot_be_renewed_ends_the_subscription(start: Start):
-    """If a session cannot be renewed, the provider's exception ends the subscription."""
+    """If a session cannot be renewed, the subscription ends with the provider's exception."""
     target, face = start()
     target.publish(1)
     held = face.plain(TOPIC, replay="earliest")
@@ -130,10 +130,10 @@ def test_a_session_that_cannot_be_renewed_ends_the_subscription(start: Start):
         held.next()
 
 
-def test_a_session_that_stays_rejected_is_given_up_after_a_time(start: Start):
-    """If the service rejects each renewed session, the client gives up after `session_budget`.
+def test_a_session_that_stays_rejected_is_eventually_given_up(start: Start):
+    """If every renewed session is rejected, the client gives up after `session_budget`.
 
-    The retryable error says that signing in worked.
+    The error is retryable and says that signing in worked.
     """
     target, face = start(Timings(backoff_initial=0.02, backoff_max=0.1, session_budget=0.5))
     target.plan("refuse", times=500, rpc="Subscribe", error_code="service.auth.error")
@@ -187,7 +187,7 @@ def test_t5b_an_idle_topic_keeps_its_position_fresh(start: Start):
 
 
 def test_an_expired_managed_position_is_reported_as_a_gap(start: Start):
-    """The service restarts an expired managed subscription elsewhere, and does not report it.
+    """The service silently restarts an expired managed subscription at a different position.
 
     The client notices that unacked events are not redelivered, and reports a gap.
     """
@@ -250,7 +250,7 @@ def test_health_says_why_a_managed_stream_waits_for_its_slot(start: Start):
 
 
 def test_a_slot_that_stays_held_raises_an_error(start: Start):
-    """A managed slot that another client keeps beyond `slot_timeout` ends in an error."""
+    """If another client holds the managed slot beyond `slot_timeout`, an error is raised."""
     target, face = start(Timings(slot_initial=0.02, slot_max=0.05, slot_timeout=0.3))
     target.publish(1)
     holder = face.managed(NAME)
@@ -275,8 +275,8 @@ def test_run_after_stop_starts_at_the_default(start: Start):
     assert face.managed(NAME).collect(2) == [0, 1]
 
 
-def test_a_deleted_subscription_ends_with_its_reason(start: Start):
-    """Deleting a managed subscription ends its stream.
+def test_deleting_a_subscription_ends_its_stream(start: Start):
+    """The stream's error says that the subscription was stopped.
 
     Later subscriptions raise `SubscriptionNotFoundError`.
     """
@@ -377,8 +377,8 @@ def test_events_and_a_commit_response_in_one_message(start: Start):
     assert target.committed() == 199
 
 
-def test_responses_are_split_and_merged(start: Start):
-    """Events arrive completely and in order if the service splits or merges its responses."""
+def test_split_and_merged_responses_lose_no_event(start: Start):
+    """All events are delivered in order even if the service splits or merges responses."""
     target, face = start()
     target.plan("split_response", times=5, events=1)
     target.plan("merge_responses", times=2, events=20, within_s=0.2)
@@ -426,8 +426,8 @@ def test_a_schema_that_is_unavailable_for_a_while_loses_no_event(start: Start):
     until(target.is_consumed)
 
 
-def test_t15_errors_have_the_error_code_and_the_rpc_id(start: Start):
-    """Errors of unary calls and of streams have the service's error code and rpc id.
+def test_t15_errors_contain_the_error_code_and_the_rpc_id(start: Start):
+    """Errors of unary calls and of streams contain the service's error code and rpc id.
 
     Salesforce Support asks for them.
     """

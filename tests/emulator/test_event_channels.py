@@ -45,15 +45,15 @@ def rows(emulator: Any, text: str) -> list[Any]:
     ]
 
 
-def plain(emulator: Any, text: str) -> Any:
-    """Run a query with the REST API; return the reply."""
+def rest_query(emulator: Any, text: str) -> Any:
+    """Run a query with the REST API, and return the reply."""
     return rest(emulator, "GET", f"/services/data/v62.0/query?q={urllib.parse.quote(text)}")
 
 
-def test_a_channel_has_the_events_of_its_members(emulator, client):
-    """A channel is a topic with the events of its members, under their own replay ids.
+def test_a_channel_delivers_the_events_of_its_members(emulator, client):
+    """A channel delivers its members' events under their own replay ids.
 
-    After a member is removed, its earlier events stay readable and new ones are not added.
+    After a member is removed, its earlier events stay readable, but new ones are not added.
     """
     channel_id = make_channel(emulator).json["id"]
     assert not client.call("GetTopic", pb.TopicRequest(topic_name=ALL)).schema_id
@@ -79,7 +79,7 @@ def test_a_channel_has_the_events_of_its_members(emulator, client):
 def test_change_events_are_selected_for_both_kinds_of_channel(emulator, client):
     """Change events can be members of custom channels and of ChangeEvents.
 
-    Filters and enriched fields are stored as given, and ChangeEvents itself is no record.
+    Filters and enriched fields are stored as given. ChangeEvents itself is not listed as a record.
     """
     assert make_channel(emulator, "Changes__chn", "data").status == 201
     body = {
@@ -232,7 +232,7 @@ def test_entity_definition_lists_events(shared):
     text = "SELECT QualifiedApiName, Label FROM EntityDefinition WHERE QualifiedApiName LIKE "
     found = rows(shared, text + "'%\\_\\_e'")
     assert found == [{"QualifiedApiName": "Order_Event__e", "Label": "Order Event"}]
-    (row,) = plain(shared, text + "'%ChangeEvent'").json["records"]
+    (row,) = rest_query(shared, text + "'%ChangeEvent'").json["records"]
     assert row["QualifiedApiName"] == "AccountChangeEvent"
 
 
@@ -243,9 +243,9 @@ def limit(emulator: Any, name: str) -> tuple[int, int]:
 
 
 def test_usage_counts_deliveries_and_publications(start):
-    """Each delivery to any stream counts for a day, and each publication counts for an hour.
+    """Deliveries count towards the daily limit, publications towards the hourly one.
 
-    Limits and usage metrics report both.
+    The limits and the usage metrics report both.
     """
     clock = ManualClock()
     settings = Settings(daily_deliveries=20, hourly_publications=4, token_lifetime_s=0.0)
@@ -264,7 +264,7 @@ def test_usage_counts_deliveries_and_publications(start):
     )
     found = [
         {key: value for key, value in row.items() if key != "attributes"}
-        for row in plain(emulator, text).json["records"]
+        for row in rest_query(emulator, text).json["records"]
     ]
     change = {"EventName": "AccountChangeEvent", "EventType": "CHANGE_EVENT"}
     order = {"EventName": "Order_Event__e", "EventType": "CUSTOM_PLATFORM_EVENT"}
@@ -275,10 +275,10 @@ def test_usage_counts_deliveries_and_publications(start):
         {**order, "UsageType": "PUBLISH", "Value": 3},
     ]
     named = text.replace("TimeSegment = 'Hourly'", "Name = 'PLATFORM_EVENTS_DELIVERED'")
-    assert [row["Value"] for row in plain(emulator, named).json["records"]] == [9]
+    assert [row["Value"] for row in rest_query(emulator, named).json["records"]] == [9]
     clock.jump(2 * 3600)
     assert limit(emulator, "HourlyPublishedPlatformEvents") == (4, 4)
     assert limit(emulator, "DailyDeliveredPlatformEvents") == (20, 10)
     clock.jump(23 * 3600)
     assert limit(emulator, "DailyDeliveredPlatformEvents") == (20, 20)
-    assert plain(emulator, text).json["records"] == []
+    assert rest_query(emulator, text).json["records"] == []

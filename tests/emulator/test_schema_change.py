@@ -59,8 +59,7 @@ def test_new_field_in_an_open_stream(emulator, client, as_text):
 
 
 def test_schema_change_on_a_channel(emulator, client):
-    """A channel delivers change events of both schemas, and the bitmap of a changed field that was
-    added later keeps its value."""
+    """A channel delivers events of both schemas, and an added field keeps its bit in the bitmap."""
     old_id, _, changed = with_field(client, ACCOUNTS, "Added__c")
     stream = client.subscribe(topic_name=CHANGES)
     header = {"changeType": "UPDATE", "changedFields": ["0x02"]}

@@ -53,8 +53,10 @@ def test_restart_keeps_everything(tmp_path):
 
 
 def test_kill_loses_no_acknowledged_events(spawn):
-    """After `kill -9` right after a publish and a commit, the next process has both of them and the
-    same access token."""
+    """After `kill -9`, the next process still has every acknowledged publish and commit.
+
+    The access token stays the same.
+    """
     process = spawn().wait_ready()
     client = process.client()
     schema_id = client.call("GetTopic", pb.TopicRequest(topic_name=ORDERS)).schema_id
@@ -164,8 +166,7 @@ def test_frequent_pings_are_accepted(emulator):
 
 
 def _ended(call):
-    """Return an object whose `result` waits for the end of the call, and raises if it does not end
-    in time."""
+    """Return an object whose `result` waits until the call ends, and raises on a timeout."""
 
     class Ended:
         def result(self, timeout):
@@ -208,8 +209,10 @@ def test_directory_cannot_be_created(tmp_path):
 
 
 def test_unknown_database_is_refused(tmp_path):
-    """A database file that is not the emulator's is refused with an error that names it, and the
-    directory's lock is released."""
+    """If a database file is not the emulator's, an error names it.
+
+    The lock on the directory is released.
+    """
     (tmp_path / "bus.sqlite3").write_bytes(b"not a database, but long enough to be looked at" * 50)
     for _ in range(2):
         with pytest.raises(EmulatorProblem, match=r"bus\.sqlite3"):
@@ -256,7 +259,7 @@ def test_publish_raw_accepts_any_bytes(emulator, client):
 
 
 def test_imports():
-    """The emulator imports no other part of sfpubsub, and neither pyspark, click nor requests."""
+    """The emulator imports no other part of sfpubsub, and no pyspark, click or requests."""
     found = set()
     for file in Path(sfpubsub.emulator.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

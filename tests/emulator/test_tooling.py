@@ -37,9 +37,11 @@ def patch(emulator, record, **changes):
     return rest(emulator, "PATCH", f"{RECORDS}/{record['Id']}", body)
 
 
-def test_created_subscription_delivers(emulator, client):
-    """A subscription that was created through the Tooling API delivers events, under its name and
-    its ID, and its record has the given and default values."""
+def test_created_subscription_delivers_events(emulator, client):
+    """A subscription created with the Tooling API can be opened by its name and by its ID.
+
+    Its record contains the given values and the defaults.
+    """
     reply = create(emulator, "Second", label="The second", defaultReplay="EARLIEST")
     assert reply.status == 201
     made = reply.json
@@ -151,7 +153,7 @@ def test_name_can_be_reused_after_deletion(start):
 
 
 def test_managed_subscription_limit(start):
-    """Beyond the org's limit no managed subscription can be created, until one is deleted."""
+    """At the org's limit, no managed subscription can be created until one is deleted."""
     emulator, _ = start(settings=Settings(managed_limit=2))
     first = create(emulator, "A1").json["id"]
     assert create(emulator, "A2").code == (400, "LIMIT_EXCEEDED")
@@ -212,9 +214,8 @@ def test_channels_and_change_events(emulator):
         ({"label": " "}, "REQUIRED_FIELD_MISSING"),
     ],
 )
-def test_invalid_change(shared, changes, code):
-    """An invalid PATCH returns an error and changes nothing; the topic of a subscription cannot be
-    changed."""
+def test_invalid_patch_changes_nothing(shared, changes, code):
+    """An invalid PATCH returns an error; a subscription's topic cannot be changed."""
     before = one(shared, MANAGED)
     assert patch(shared, before, **changes).code == (400, code)
     assert one(shared, MANAGED) == before

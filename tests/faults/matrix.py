@@ -53,7 +53,7 @@ class Cell:
 
 @dataclass
 class Report:
-    """The result of a run: published events, kills, and what is wrong in the table."""
+    """The result of a run: published events, kills, and errors found in the table."""
 
     format: str
     source: str
@@ -71,7 +71,7 @@ class Report:
 
 
 def cells(source: str, kills: int, rng: random.Random) -> list[Cell]:
-    """Return *kills* cells in random order, with all moments and victims equally often."""
+    """Return *kills* cells in random order that cover moments and victims evenly."""
     pairs = [
         (moment, who)
         for moment, who in product(MOMENTS, WHO)
@@ -144,7 +144,7 @@ def run(
     read: Callable[[Path, str], Rows] | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Do the kills in *todo* during one stream, let ingest finish, and check the table.
+    """Perform the kills in *todo* during one stream, let ingest finish, and check the table.
 
     Args:
         format_: Format of the table.

@@ -31,7 +31,7 @@ EVENTS_A_KILL = 350
 
 @dataclass
 class Report:
-    """The result of a run: published events, kills, and what is wrong in the table."""
+    """The result of a run: published events, kills, and errors found in the table."""
 
     format: str
     seed: int
@@ -110,7 +110,7 @@ def run(
     seed: int,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Do the kills in *todo*, let ingest finish, and check the table; see `matrix.run`.
+    """Perform the kills in *todo*, let ingest finish, and check the table; see `matrix.run`.
 
     Raises:
         RunError: A process exited in an unexpected way, or did not exit.

@@ -127,8 +127,7 @@ class Rows(list):
 
 
 def batch(events: int, *headers):
-    """Return a fake batch of *events* events; each of *headers* is the headers of one of its raw
-    events."""
+    """Return a fake batch of *events* events; *headers* are the headers of its raw events."""
 
     class Batch:
         raw_events = tuple(

@@ -1,5 +1,8 @@
-"""Tests that scripts/parity.sh contacts no org unless all its settings are given, and that all
-parity tests are listed in the documentation of the emulator's evidence."""
+"""Tests of scripts/parity.sh and of the list of parity tests.
+
+The script contacts no org unless all its settings are given. The page of evidence for the
+emulator's behaviour names every parity test.
+"""
 
 from __future__ import annotations
 

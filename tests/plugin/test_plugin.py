@@ -149,7 +149,7 @@ class TestBroken:
 def test_each_test_gets_its_own_org_and_environment(suite):
     """Each test gets a new org, and the environment directs clients to it until the test ends.
 
-    A planned fault that did not occur is an error, clock and options are set by the test, and an
+    A planned fault that does not occur is an error. Tests can set the clock and options, and an
     emulator that can't start reports why.
     """
     result = run(suite, ORG)

@@ -186,7 +186,7 @@ class Script:
 
 
 def streaming(start: StartPosition | None = None, **options: Any) -> Script:
-    """Return a script whose first stream has received the keepalive 1, already committed."""
+    """Return a script whose first stream has received keepalive 1; if managed, it is committed."""
     script = Script(start, **options)
     script.start()
     script.respond(keepalive(1))

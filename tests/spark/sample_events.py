@@ -37,7 +37,7 @@ def replay_id(number: int) -> ReplayId:
 
 
 def raw_event(number: int, *, at: float = NOW, payload: bytes | None = None) -> RawEvent:
-    """Return event *number*, which occurred *at* a time in seconds since 1970 UTC."""
+    """Return event *number*, created at the time *at* in seconds since 1970 UTC."""
     if payload is None:
         value = {"CreatedDate": round(at * 1000), "CreatedById": "005", "Number__c": number}
         payload = CODEC.encode(value)

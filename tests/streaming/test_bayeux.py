@@ -83,9 +83,9 @@ def test_a_message_exposes_the_fields_of_each_kind_of_event(data, found):
 
 
 def test_malformed_advice_is_ignored():
-    """The advised times are converted from milliseconds to seconds, and malformed ones are ignored.
+    """Advised times are converted from milliseconds to seconds; malformed ones are ignored.
 
-    An unknown `reconnect` counts as "none".
+    An unknown `reconnect` is treated as "none".
     """
     given = {"reconnect": "retry", "interval": 3, "timeout": 110_000}
     found = {"reconnect": "retry", "interval": 0.003, "timeout": 110.0}
@@ -100,8 +100,8 @@ def test_malformed_advice_is_ignored():
 
 
 @pytest.mark.parametrize("answer", [{}, "text", None, 5, ["x"], [{}], [{"channel": 5}]])
-def test_an_answer_that_is_no_list_of_messages_is_retryable(answer):
-    """JSON that is not a list of Bayeux messages, such as a proxy's, gives a retryable error."""
+def test_an_answer_that_is_not_a_list_of_messages_is_retryable(answer):
+    """JSON other than a list of Bayeux messages, such as a proxy's, leads to a retryable error."""
     found = sorted_out(answer)
     assert type(found) is errors.RemoteProtocolError
     assert found.retryable
@@ -145,10 +145,10 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("text", "name"), ERRORS)
-def test_each_documented_error_maps_to_one_of_our_types(text, name):
-    """Each documented error of the service becomes an exception of the fitting type.
+def test_each_documented_error_maps_to_an_exception(text, name):
+    """Each documented error of the service maps to the appropriate exception.
 
-    Its cause keeps the server's own words, even after pickling.
+    Its cause contains the server's original text, even after pickling.
     """
     error = error_for("subscribing to /topic/X", refusal(text))
     assert type(error) is getattr(errors, name)
@@ -162,10 +162,8 @@ def test_each_documented_error_maps_to_one_of_our_types(text, name):
     assert (kept.error_message, kept.error_args) == (cause.error_message, cause.error_args)
 
 
-def test_the_failure_reason_decides_the_type_of_error():
-    """The failureReason of a denied handshake decides the type of the error, and comes first in its
-    text.
-    """
+def test_the_failure_reason_determines_the_error_type():
+    """A denied handshake's failureReason determines the error's type and is reported first."""
     denied = refusal("403::Handshake denied", "none", "401::Authentication invalid")
     error = error_for("the handshake", denied)
     assert type(error) is errors.SessionExpiredError
@@ -201,9 +199,10 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("error", "reconnect", "reason", "step"), TABLE)
-def test_the_failure_table(error, reconnect, reason, step):
-    """The advice decides the next step before the error code does, and a failureReason counts
-    before the error. A new sign-in is the next step only for a 401.
+def test_the_next_step_after_a_refusal(error, reconnect, reason, step):
+    """Advice takes precedence over the error code, and a failureReason over the error.
+
+    Only a 401 leads to a new sign-in.
     """
     assert what_next(refusal(error, reconnect, reason)) is step
 
@@ -220,8 +219,6 @@ def test_the_failure_table(error, reconnect, reason, step):
         ("400::The replayId {1} you provided was invalid", "retry", False),
     ],
 )
-def test_a_refused_subscribe_concerns_its_channel_or_the_session(error, reconnect, concerned):
-    """A refused subscribe ends the session only if its error is about the session, not
-    the channel.
-    """
+def test_a_refused_subscribe_may_concern_only_its_channel(error, reconnect, concerned):
+    """A refused subscribe ends the session only if its error is about more than the channel."""
     assert concerns_session(refusal(error, reconnect)) is concerned

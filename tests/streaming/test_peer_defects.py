@@ -1,7 +1,7 @@
-"""Tests of the fifteen known defects, M1 to M15, of the asyncio client that this one replaces.
+"""Tests of fifteen known defects, M1 to M15, of the asyncio client that this one replaces.
 
-Each test shows that our client works where the other one ("the peer") was seen to fail. Tests that
-need a server run on the emulator, the others on the protocol core without I/O.
+Each test shows that our client works where the other one ("the peer") failed. Tests that need a
+server run on the emulator, the others on the protocol core without I/O.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ UNKNOWN = "403::Unknown client"
 DEFECTS = range(1, 16)
 
 
-def test_each_defect_has_its_test():
+def test_each_defect_has_exactly_one_test():
     """Each of the defects M1 to M15 has exactly one test function, named after its number."""
     assert [sum(name.startswith(f"test_m{n:02}_") for name in globals()) for n in DEFECTS] == [
         1
@@ -88,7 +88,7 @@ def test_m03_a_rejected_position_on_resume_is_reported():
 
 
 def test_m04_prefetched_messages_are_not_delivered_twice(face, emulator):
-    """After a reconnect, messages that were queued but not read come once.
+    """After a reconnect, messages that were queued but not read are delivered only once.
 
     The peer resumes after the last message read, but keeps its queue.
     """
@@ -138,7 +138,7 @@ def test_m07_the_advised_interval_is_in_milliseconds():
 
 @pytest.mark.parametrize("kind", [SyncFace, AsyncFace])
 def test_m08_close_ends_a_waiting_iteration(kind, emulator, caplog):
-    """Closing ends an iteration that waits, and logs no error.
+    """Closing ends a waiting iteration and logs no error.
 
     The peer leaves `async for` hanging, and logs a callback's exception.
     """
@@ -219,10 +219,10 @@ def test_m13_a_filtered_subscription_resumes_from_its_position(face, emulator):
     assert store == {name: found[3].to_bytes(8, "big")}
 
 
-def test_m14_opening_does_not_wait_for_a_poll(run_emulator):
+def test_m14_opening_does_not_wait_for_a_whole_poll(run_emulator):
     """The first connect asks the server to answer at once, so open() returns quickly.
 
-    With the peer, open() lasts a whole poll on servers that hold the first connect.
+    The peer's open() takes a whole poll on servers that hold the first connect.
     """
     script = Script()
     script.open()

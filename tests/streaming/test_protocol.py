@@ -230,7 +230,7 @@ def test_a_filter_is_part_of_the_subscription_but_not_of_the_position():
 
 @pytest.mark.parametrize("name", ["", "topic/X", "/", "/meta/x", "/service/x"])
 def test_an_invalid_channel_name_is_rejected(name):
-    """An empty, a relative, a /meta and a /service name each raise LocalProtocolError."""
+    """Empty and relative names, and names under /meta or /service, raise LocalProtocolError."""
     with pytest.raises(LocalProtocolError, match="not a channel"):
         Script().connected().subscribe(name)
 
@@ -305,8 +305,9 @@ def test_events_that_overtake_a_subscribe_reply_wait_for_it():
 
 
 def test_events_that_overtook_a_lost_subscribe_reply_are_replayed():
-    """If a subscribe's reply is lost, events that came before it are dropped and replayed, because
-    it may have carried older ones.
+    """If a subscribe's reply is lost, events that arrived before it are dropped and replayed.
+
+    The reply may have contained older events.
     """
     script = Script().connected()
     script.subscribe(TOPIC, -2)
@@ -360,8 +361,9 @@ def test_a_refused_subscribe_raises_in_its_caller(error, kind):
 
 
 def test_an_unsubscribe_waits_for_the_servers_reply():
-    """An unsubscribe succeeds when the server confirms it, and at once if the channel is not
-    subscribed. A refused one raises and leaves the channel subscribed.
+    """An unsubscribe succeeds once it is confirmed, or at once if the channel is not subscribed.
+
+    If it is refused, it raises and the channel stays subscribed.
     """
     script = Script().connected(TOPIC)
     script.unsubscribe()
@@ -380,9 +382,7 @@ def test_an_unsubscribe_waits_for_the_servers_reply():
 
 
 def test_an_event_that_arrives_after_an_unsubscribe_is_delivered():
-    """An event that a poll brings after the unsubscribe is delivered under the
-    subscription's name.
-    """
+    """An event that arrives after the unsubscribe is delivered under the subscription's name."""
     name = f"{TOPIC}?Name='a'"
     script = Script().connected(name)
     script.unsubscribe(name)
@@ -419,9 +419,9 @@ def channels_of_last_request(script: Script) -> list[str]:
 
 @pytest.mark.parametrize("answer", ["yes", "no", "lost"])
 def test_unsubscribing_while_the_resubscribe_is_in_flight(answer):
-    """An unsubscribe during a resubscribe takes effect, whatever the answer to the resubscribe is.
+    """An unsubscribe takes effect whether the resubscribe succeeds, is refused or fails.
 
-    If the server accepted the resubscribe, an unsubscribe is sent after it.
+    If it succeeds, an unsubscribe is sent after it.
     """
     script = Script().connected(TOPIC)
     script.well(POLL, event(5))
@@ -459,10 +459,8 @@ def test_a_subscribe_confirmed_after_its_timeout_is_unsubscribed():
     assert script.protocol.channels.names == {TOPIC}
 
 
-def test_a_subscribe_can_be_repeated_after_its_timeout():
-    """A subscribe that is repeated after a timeout is sent once the first one is answered, with its
-    own start.
-    """
+def test_a_subscribe_can_be_retried_after_its_timeout():
+    """Once the first subscribe has been answered, the retry is sent with its own start position."""
     script = Script(connection_timeout=5.0).connected(TOPIC)
     script.no(POLL, "500::oops", "retry")
     script.subscribe(OTHER)
@@ -477,9 +475,7 @@ def test_a_subscribe_can_be_repeated_after_its_timeout():
 
 
 def test_requests_of_an_interrupted_caller_are_undone():
-    """If a caller is interrupted, its subscribe is undone, its open() ends, and its unsubscribe is
-    completed.
-    """
+    """Interrupting a caller undoes its subscribe, ends its open() and completes its unsubscribe."""
     script = Script().connected(TOPIC)
     script.subscribe(OTHER, waiter="other")
     script.tick(lambda: script.protocol.abandon(script.calls["other"]))
@@ -501,10 +497,10 @@ def test_requests_of_an_interrupted_caller_are_undone():
     ("name", "resumes", "position"),
     [(TOPIC, True, 6), (TOPIC, False, -2), (f"{TOPIC}?Name='a'", True, -2)],
 )
-def test_a_channel_resubscribed_after_leaving_resumes_if_stored(name, resumes, position):
-    """A channel subscribed again resumes after its last queued event if a store keeps its position.
+def test_a_resubscribed_channel_resumes_if_its_position_is_stored(name, resumes, position):
+    """If a store keeps its position, a resubscribed channel resumes after its last queued event.
 
-    A subscription with a fixed start or another filter begins at its start.
+    With a fixed start or another filter, it starts at the requested position.
     """
     script = Script().connected(TOPIC, start=-2)
     script.well(POLL, event(5))
@@ -523,8 +519,9 @@ def test_a_channel_resubscribed_after_leaving_resumes_if_stored(name, resumes, p
 
 
 def test_a_channel_resumes_after_its_last_queued_event():
-    """After a reconnect, a channel resumes after its last queued event, even if that is not read
-    yet. One without any event starts where it first did.
+    """After a reconnect, a channel resumes after its last queued event, even an unread one.
+
+    A channel without events restarts at its first start position.
     """
     script = Script().connected(TOPIC, OTHER, start=-2)
     script.well(POLL, event(103), event(105))
@@ -535,10 +532,8 @@ def test_a_channel_resumes_after_its_last_queued_event():
     assert script.renewals == 0
 
 
-def test_a_reconnect_before_any_event_reports_a_gap():
-    """A channel from -1 that has seen no event reports a Gap at a reconnect; after an event it
-    resumes.
-    """
+def test_a_reconnect_before_the_first_event_reports_a_gap():
+    """A channel started at -1 reports a Gap if no event has arrived; after an event it resumes."""
     script = Script().connected(TOPIC)
     script.fail(POLL)
     script.reconnect()
@@ -551,10 +546,8 @@ def test_a_reconnect_before_any_event_reports_a_gap():
     assert script.positions == {TOPIC: 5}
 
 
-def test_a_server_without_replay_reports_a_gap_at_a_reconnect():
-    """If the server's handshake does not offer replay, a reconnect reports a Gap despite a known
-    id.
-    """
+def test_a_reconnect_without_replay_reports_a_gap():
+    """If the server's handshake does not offer replay, a Gap is reported despite a known id."""
     script = Script().connected(TOPIC)
     script.well(POLL, event(5))
     script.fail(POLL)
@@ -610,8 +603,9 @@ def test_a_refused_fallback_is_an_error():
 
 
 def test_a_rejected_position_without_a_fallback_is_reported():
-    """Without a fallback, a position rejected at a reconnect raises in the reader and ends its
-    channel. The other channels continue.
+    """If a position is rejected on reconnect, the reader raises and the channel ends.
+
+    The other channels continue.
     """
     script = Script().connected(TOPIC, OTHER)
     script.well(POLL, event(5), event(6, OTHER))
@@ -645,9 +639,10 @@ def test_a_rejected_position_without_a_fallback_is_reported():
     ],
     ids=["broken", "empty", "nonsense", "late", "ask", "unanswered", "goodbye", "end", "advice"],
 )
-def test_a_session_that_may_have_lost_an_answer_is_replaced(speak):
-    """If an answer may have been lost, a new session resumes each channel from its last queued
-    event. Neither is the token renewed nor an error reported.
+def test_a_session_that_may_have_lost_a_response_is_replaced(speak):
+    """A new session resumes each channel after its last queued event.
+
+    The token is not renewed, and no error is reported.
     """
     script = Script().connected(TOPIC, OTHER)
     script.well(POLL, event(5), event(6, OTHER))
@@ -675,8 +670,9 @@ def test_a_failed_request_of_many_messages_counts_as_one_failure(speak):
 
 
 def test_a_held_connect_is_cancelled_before_a_new_session():
-    """When a session is lost, its held connect is cancelled, and the new session waits until that
-    has ended. Events that the connect still brings are delivered.
+    """A new session starts only after the held connect of the lost session has been cancelled.
+
+    Events that still arrive in its response are delivered.
     """
     script = Script(connection_timeout=None).connected(TOPIC)
     script.unsubscribe("/u/none")
@@ -716,9 +712,7 @@ def test_events_before_a_lost_subscribe_reply_do_not_move_the_position(late):
 
 
 def test_an_invalid_answer_to_a_cancelled_request_is_ignored():
-    """An invalid answer to a cancelled request is not another failure, which would double the
-    delay.
-    """
+    """It does not count as another failure, which would double the delay."""
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     script.fail(ASK)
@@ -822,9 +816,7 @@ def test_retry_advice_repeats_the_connect_in_the_same_session():
 
 
 def test_a_busy_server_is_retried_after_the_busy_delay():
-    """A server that is too busy is retried after the delay for busy servers. The token is not
-    renewed, even if the error is a 401.
-    """
+    """Even if the error is a 401, the token is not renewed."""
     script = Script(connection_timeout=None).connected(TOPIC)
     script.no(POLL, "401::Authentication invalid", "none", "503::Server is too busy")
     assert script.renewals == 0
@@ -832,10 +824,10 @@ def test_a_busy_server_is_retried_after_the_busy_delay():
 
 
 def test_a_handshake_denied_by_a_limit_is_retried():
-    """A handshake that a limit of the org denies is retried after the delay for busy servers.
+    """A handshake that an org limit denies is retried after the delay for busy servers.
 
-    After connection_timeout an error is reported, with the limit as its cause. A later attempt
-    still succeeds.
+    After connection_timeout, an error caused by the limit is reported. A later attempt still
+    succeeds.
     """
     script = Script(connection_timeout=300.0).connected(TOPIC)
     script.fail(POLL)
@@ -894,9 +886,7 @@ def test_a_token_that_worked_is_renewed_again(use):
 
 
 def test_a_subscribe_refused_for_its_token_renews_the_token():
-    """A subscribe that is refused because of the token renews it and then succeeds from its
-    position.
-    """
+    """A subscribe refused because of the token is repeated with a new token and its position."""
     script = Script().connected()
     script.subscribe(TOPIC, 7)
     script.no(ASK, "401::Authentication invalid")
@@ -910,9 +900,7 @@ def test_a_subscribe_refused_for_its_token_renews_the_token():
 
 
 def test_a_failed_sign_in_is_reported():
-    """A sign-in that fails for good reports its own error; one that may succeed later
-    is retried.
-    """
+    """A permanent sign-in failure reports its own error; a temporary one is retried."""
     script = Script(connection_timeout=None).connected(TOPIC)
     script.no(POLL, "401::Authentication invalid", "none")
     script.fail(ASK, StreamUnavailableError("the login host is down"))
@@ -926,9 +914,9 @@ def test_a_failed_sign_in_is_reported():
 
 
 def test_advice_not_to_reconnect_is_reported():
-    """If the server advises "none" and the token is not the cause, the client stops with one error.
+    """If "none" is advised, and not because of the token, the client stops with one error.
 
-    That holds for a refused and for a successful connect.
+    This applies to a refused and to a successful connect.
     """
     for speak in (
         lambda s: s.no(POLL, "403::Organization says no", "none"),
@@ -940,8 +928,8 @@ def test_advice_not_to_reconnect_is_reported():
         assert script.protocol.over
 
 
-def test_an_error_that_is_not_retryable_stops_the_client():
-    """An error that no retry can cure, such as an untrusted certificate, ends all waiting calls."""
+def test_a_non_retryable_error_stops_the_client():
+    """An error such as an untrusted certificate fails all waiting calls, and nothing is retried."""
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     script.fail(POLL, StreamUnavailableError("certificate", retryable=False))
@@ -979,7 +967,7 @@ def test_an_outage_is_reported_after_each_connection_timeout():
 
 
 def test_an_outage_lasts_until_all_channels_are_subscribed_again():
-    """A server that answers all requests but the subscribes still counts as an outage."""
+    """If the server answers every request except subscribes, an outage is still reported."""
     script = Script(connection_timeout=10.0).connected(TOPIC)
     begun = script.now
     script.fail(POLL)
@@ -1019,7 +1007,7 @@ def test_without_a_timeout_no_outage_is_reported(timeout):
     assert script.errors == []
 
 
-def test_a_subscribe_ends_at_the_connection_timeout():
+def test_a_subscribe_times_out():
     """After connection_timeout a subscribe raises, and its channel is not subscribed later."""
     script = Script(connection_timeout=1.5).connected()
     script.subscribe(TOPIC)
@@ -1065,9 +1053,7 @@ def test_a_session_that_expired_during_a_pause_is_replaced():
 
 
 def test_a_channel_without_events_reports_a_gap_after_a_pause():
-    """If the session expires while another channel fills the queue, a channel without events
-    reports a Gap.
-    """
+    """If the session expires while the queue is full, a channel without events reports a Gap."""
     script = Script(max_pending_count=1).connected(TOPIC, OTHER)
     script.well(POLL, event(1))
     script.now += 3600.0
@@ -1110,7 +1096,7 @@ def test_closing_sends_a_disconnect():
 
 
 def test_a_cancelled_request_is_not_cancelled_again():
-    """Closing does not cancel a connect again that was cancelled when the session was lost."""
+    """A connect that was cancelled when the session was lost is not cancelled again on closing."""
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     script.fail(ASK)
@@ -1120,7 +1106,7 @@ def test_a_cancelled_request_is_not_cancelled_again():
 
 
 def test_closing_cancels_a_subscribe_in_flight():
-    """Closing cancels a subscribe that is in flight, and its caller gets an error."""
+    """Closing cancels a subscribe that is in flight, and its caller receives an error."""
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
     script.close()
@@ -1139,7 +1125,7 @@ def test_events_fetched_before_the_close_are_kept():
 
 
 def test_closing_without_a_session_is_immediate():
-    """Without a session there is nothing to disconnect, and closing is over at once."""
+    """Without a session there is nothing to disconnect, so closing finishes at once."""
     script = Script().connected(TOPIC)
     script.fail(POLL)
     script.close()
@@ -1147,8 +1133,9 @@ def test_closing_without_a_session_is_immediate():
 
 
 def test_a_bug_in_the_driver_stops_the_protocol():
-    """If the driver fails, the reader and each waiting caller get its error, and nothing more is
-    sent.
+    """If the driver fails, the reader and each waiting caller receive its error.
+
+    Nothing more is sent.
     """
     script = Script().connected(TOPIC)
     script.subscribe(OTHER)
@@ -1165,8 +1152,8 @@ def test_a_bug_in_the_driver_stops_the_protocol():
 # Random failures.
 
 
-def test_random_failures_lose_and_repeat_no_event():
-    """Against a server that fails at random, the client receives each event once and in order."""
+def test_random_failures_neither_lose_nor_repeat_an_event():
+    """Against a randomly failing server, the client receives each event exactly once, in order."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     chance = random.Random(seed)

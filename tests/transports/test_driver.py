@@ -1,4 +1,4 @@
-"""Tests of the driver's threads, queue and waiting, with a service played by the test."""
+"""Tests of the driver's threads, queue and waiting; the test acts as the service."""
 
 from __future__ import annotations
 
@@ -150,10 +150,8 @@ def test_waiting_returns_none_after_its_timeout(harness):
     assert not h.driver.over
 
 
-def test_a_batch_stays_the_next_one_until_it_is_accepted(harness):
-    """A batch stays first in the queue until it is accepted, so an interrupted reader loses
-    nothing. Accepting it twice counts once.
-    """
+def test_a_batch_stays_first_in_the_queue_until_accepted(harness):
+    """An interrupted reader therefore loses nothing. Accepting the batch again has no effect."""
     h = harness()
     h.call.respond(Response(events(0, 3), pending=97))
     first = h.next()
@@ -178,9 +176,7 @@ def test_an_on_gap_callback_that_raises_does_not_end_the_stream(harness, caplog)
 
 
 def test_received_events_are_delivered_before_a_failure(harness):
-    """In a subscription that is not managed, events that arrived before a failure are delivered
-    before it is raised.
-    """
+    """In a plain subscription, events that arrived before a failure are delivered first."""
     h = harness(managed=False)
     h.call.respond(Response(events(0, 1), pending=99))
     h.call.end(Failure(FailureKind.STOP, StreamError("the end")))
@@ -191,9 +187,7 @@ def test_received_events_are_delivered_before_a_failure(harness):
 
 
 def test_a_broken_stream_is_reopened(harness):
-    """After a broken stream, a new one is opened, and an event that comes again is counted as
-    redelivered.
-    """
+    """After a break, a new stream is opened, and a repeated event is counted as redelivered."""
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     h.call.end(DOWN)
@@ -231,7 +225,7 @@ def test_a_response_that_postpones_a_deadline_does_not_set_the_alarm(harness):
 
 
 def test_a_postponed_deadline_is_met(harness):
-    """The stream is reopened only when the full silence has passed since the last response."""
+    """The stream is reopened only after a full period of silence since the last response."""
     silence = 2.5  # long enough not to pass by chance on a busy machine
     timings = replace(QUICK, keepalive=silence, keepalive_margin=0.0)
     h = harness(timings=timings, managed=False)
@@ -256,7 +250,7 @@ def test_an_expired_session_is_renewed_and_the_stream_resumes(harness):
 
 
 def test_a_session_that_cannot_be_renewed_ends_the_subscription(harness):
-    """If a session cannot be renewed, the application gets the error of the renewal."""
+    """If a session cannot be renewed, the application receives the renewal's error."""
 
     def renew(_headers):
         raise AuthenticationError("no credentials")
@@ -267,10 +261,8 @@ def test_a_session_that_cannot_be_renewed_ends_the_subscription(harness):
         h.next()
 
 
-def test_an_internal_error_ends_the_subscription_visibly(harness, caplog):
-    """If a thread of the driver fails because of a bug, the reader gets an error and it
-    is logged.
-    """
+def test_an_internal_error_is_raised_and_logged(harness, caplog):
+    """If a bug makes a driver thread fail, the reader receives an error, which is also logged."""
     h = harness()
     h.transport.open_stream = None  # opening the next stream fails with a TypeError
     h.call.end(DOWN)
@@ -305,11 +297,8 @@ def test_an_unanswered_commit_is_an_error_for_its_caller_only(harness):
     assert not h.driver.over
 
 
-def test_a_drain_half_closes_and_waits_for_the_end(harness):
-    """drain() half-closes the stream and waits for the service to end it.
-
-    Then the subscription is over for every waiter.
-    """
+def test_a_drain_half_closes_the_stream_and_waits_for_its_end(harness):
+    """drain() half-closes the stream, and the subscription is over once the service ends it."""
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     until(lambda: h.driver.health().state == "streaming")
@@ -331,7 +320,7 @@ def test_a_drain_ends_without_any_response(harness):
 
 
 def test_an_abort_wakes_all_waiting_threads(harness):
-    """abort() ends a thread that waits for events, and one that waits for a commit."""
+    """abort() wakes a thread that waits for events and one that waits for a commit."""
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     h.take()
@@ -362,7 +351,7 @@ def test_an_abort_wakes_all_waiting_threads(harness):
 
 
 def test_acks_after_the_end_are_ignored(harness):
-    """Workers may ack events after the subscription has ended; that raises nothing."""
+    """Workers may ack events after the subscription has ended without causing an error."""
     h = harness()
     h.call.respond(Response(events(0, 1), pending=99))
     h.take()
@@ -395,9 +384,9 @@ class CountedClock:
 
 @pytest.mark.parametrize("managed", [False, True])
 def test_a_response_takes_the_drivers_lock_at_most_three_times(harness, managed):
-    """The driver takes its lock once to receive a response, once to deliver it, once for its ack.
+    """It is taken once to receive a response, once to deliver it and, if managed, once to ack it.
 
-    If no thread waits, none is woken: a wake-up would cost a switch of threads.
+    If no thread is waiting, none is woken, which would cost a context switch.
     """
     clock = CountedClock()
     h = harness(managed=managed, clock=clock, start=None if managed else StartPosition.earliest())

@@ -44,7 +44,7 @@ def call(emulator, method, path, body=None, kind="application/json"):
 
 
 def wait_for_job(emulator, kind, job_id):
-    """Wait until a job has ended, and return its state as JSON."""
+    """Wait until a job has ended, and return its JSON record."""
 
     def state():
         found = call(emulator, "GET", f"/{kind}/{job_id}").json
@@ -224,7 +224,7 @@ def test_an_aborted_job_keeps_its_processed_rows(shared):
     assert shared.records.query(soql, shared.accounts.holder("")).total == done
 
 
-def test_concurrent_requests_get_all_unprocessed_rows(shared):
+def test_concurrent_requests_return_all_unprocessed_rows(shared):
     """Concurrent requests right after an abort each return every unprocessed row exactly once."""
     made = call(shared, "POST", "/ingest", {"object": "Order__c", "operation": "insert"}).json
     path = f"/ingest/{made['id']}"
@@ -247,8 +247,8 @@ def test_concurrent_requests_get_all_unprocessed_rows(shared):
     assert taken == job.facts["numberRecordsProcessed"] < 20_000
 
 
-def test_a_job_is_visible_to_its_user_only(shared):
-    """A user without View All gets neither the jobs of other users nor their results."""
+def test_a_job_is_visible_only_to_its_user(shared):
+    """A user without View All sees neither the jobs of other users nor their results."""
     shared.accounts.put_user("clerk@example.com", "word", view_all=False)
     fields = {"username": "clerk@example.com", "password": "word"}
     clerk = token(shared, "password", **fields).json["access_token"]

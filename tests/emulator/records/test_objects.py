@@ -53,9 +53,9 @@ def test_a_seed_with_an_invalid_object_is_rejected(tmp_path, given, said):
 
 
 def test_a_restart_applies_the_changed_seed(tmp_path):
-    """A restart adds the fields that were added to the seed, and keeps the records.
+    """A restart adds new fields in the seed, and keeps the records.
 
-    A channel of the seed has the events of its objects.
+    A channel in the seed contains the events of its objects.
     """
     rest = "[[channels]]\nname = '/data/ChangeEvents'\ntopics = ['/data/A__ChangeEvent']\n"
     seed = seed_of(tmp_path / "seed.toml", fields="{name = 'Name', type = 'string'}", rest=rest)
@@ -94,7 +94,7 @@ def test_a_seed_that_changes_a_field_type_is_rejected(tmp_path):
     ],
 )
 def test_formulas_are_computed(formula, value):
-    """Formulas compute numbers and concatenate texts. One that cannot be computed is null."""
+    """Formulas compute numbers and concatenate text; one that cannot be computed yields null."""
     row = {"A": 2.0, "B": 3.0, "Name": "x", "Empty": None}
     assert formulas.compute(formula, row) == value
 
@@ -128,9 +128,9 @@ def test_a_custom_objects_event_is_named_after_it():
 
 
 def test_result_file_returns_any_range_of_rows(tmp_path):
-    """A result file returns any range of rows unchanged, even with quotes and line breaks.
+    """Rows are returned unchanged, including quotes and line breaks.
 
-    This also holds after it was truncated and extended.
+    This also applies once the file has been truncated and extended.
     """
     file = ResultFile(tmp_path / "rows.csv", ["A", "B"])
     rows = [[str(n), 'x "y"\n' * (n % 3)] for n in range(1000)]

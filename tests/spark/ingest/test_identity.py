@@ -24,7 +24,7 @@ FORMATS = ["parquet", TABLE_FORMAT]
 
 
 class Clock:
-    """A clock whose time the tests set."""
+    """A clock that tests can set."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -68,8 +68,8 @@ def open_writer(
         opened[-1].close()
 
 
-def with_number(number: int, value: float, place: int) -> RawEvent:
-    """Return an event with the id of event *number*, but another payload and its own position."""
+def variant_of(number: int, value: float, place: int) -> RawEvent:
+    """Return an event with the id of event *number* but with its own value and position."""
     payload = CODEC.encode(
         {"CreatedDate": round(NOW * 1000), "CreatedById": "005", "Number__c": value}
     )
@@ -89,14 +89,14 @@ def test_conflicting_payloads_of_one_event_id_are_both_kept(spark, open_writer, 
     counted again but stored once.
     """
     writer = open_writer()
-    result = writer.write(batch_of([raw_event(0), with_number(0, 9.0, 50), raw_event(1)]))
+    result = writer.write(batch_of([raw_event(0), variant_of(0, 9.0, 50), raw_event(1)]))
     assert (result.rows, result.duplicates, result.conflicts) == (2, 0, 1)
     assert result.received == 3
-    result = writer.write(batch_of([with_number(1, 8.0, 51), raw_event(1)]))
+    result = writer.write(batch_of([variant_of(1, 8.0, 51), raw_event(1)]))
     assert (result.rows, result.duplicates, result.conflicts) == (0, 1, 1)
     assert "1 events have the id of another event but a different payload" in caplog.text
     writer = open_writer()
-    again = [with_number(0, 9.0, 50), with_number(1, 7.0, 52), raw_event(0), raw_event(2)]
+    again = [variant_of(0, 9.0, 50), variant_of(1, 7.0, 52), raw_event(0), raw_event(2)]
     result = writer.write(batch_of(again))
     assert (result.rows, result.duplicates, result.conflicts) == (1, 1, 2)
     kept = conflicts_of(spark, table)
@@ -109,7 +109,7 @@ def test_conflicting_payloads_of_one_event_id_are_both_kept(spark, open_writer, 
         ("event-1", replay_id(52).hex(), replay_id(1).hex(), False),
     }
     payloads = {base64.b64decode(row["payload"]) for row in kept}
-    assert payloads == {with_number(0, n, 0).payload for n in (9.0, 8.0, 7.0)}
+    assert payloads == {variant_of(0, n, 0).payload for n in (9.0, 8.0, 7.0)}
     assert {(row["topic"], row["schema_id"]) for row in kept} == {(TOPIC, "schema-1")}
 
 
@@ -148,9 +148,7 @@ def test_keys_of_a_recreated_table_are_ignored(spark, open_writer, table, kind, 
 @pytest.mark.skipif(TABLE_FORMAT != "delta", reason="RESTORE is Delta's")
 @pytest.mark.parametrize("kind", ["delta"])
 def test_rows_removed_by_a_restore_are_written_again(spark, open_writer, table, kind, monkeypatch):
-    """After Delta's RESTORE, the keys on disk still include the removed rows, but the table
-    decides.
-    """
+    """After Delta's RESTORE, duplicates are determined by the table, not by the keys on disk."""
     monkeypatch.setattr(key_window, "_RECENT_KEYS", 8)
     writer = open_writer()
     writer.write(batch_of(range(10)))
@@ -163,9 +161,9 @@ def test_rows_removed_by_a_restore_are_written_again(spark, open_writer, table, 
 
 
 def test_undecodable_event_does_not_read_old_partitions(open_writer, table, clock, kind):
-    """A look-up reads only the partitions to which the service's retention limits an event,
-    whatever its date is. Older files of this table are unreadable, so that a look-up there would
-    fail.
+    """A look-up reads only partitions within the service's retention, whatever the event's date.
+
+    In this test, reading an older file would fail, because it is damaged.
     """
     writer = open_writer()
     writer.write(batch_of([raw_event(0)]))
@@ -184,8 +182,8 @@ def test_undecodable_event_does_not_read_old_partitions(open_writer, table, cloc
     assert (result.rows, result.undecodable) == (4, 1)
 
 
-def test_each_write_makes_one_look_up(open_writer, clock, monkeypatch):
-    """A write queries the table once, even if several of its events are old or undecodable."""
+def test_each_write_queries_the_table_once(open_writer, clock, monkeypatch):
+    """One query is enough even if several events are old or undecodable."""
     writer = open_writer()
     writer.write(batch_of(range(4)))
     asked = []
@@ -215,7 +213,7 @@ def days_of(table: Path, kind: str) -> set[str]:
 
 
 def test_clock_that_is_a_year_ahead_does_no_lasting_harm(open_writer, table, clock, kind, caplog):
-    """The batch gets a time that fits the newest event and a warning is logged.
+    """The batch is dated to fit its newest event, and a warning is logged.
 
     Otherwise the table's time would stay a year ahead, and every later event would be looked up.
     """
@@ -238,7 +236,7 @@ def test_conflicts_sidecar_is_a_json_file(open_writer, table, kind):
     at which it was found.
     """
     writer = open_writer()
-    writer.write(batch_of([raw_event(0), with_number(0, 9.0, 50)]))
+    writer.write(batch_of([raw_event(0), variant_of(0, 9.0, 50)]))
     place = table.parent / ".orders.sfpubsub" if kind == "parquet" else table
     (file,) = (place / "_conflicts").glob("*.json")
     record = json.loads(file.read_text())

@@ -14,7 +14,7 @@ OTHER = "/event/Other__e"
 
 
 class Keeper:
-    """Holds a table's positions in memory, and records moves of a position."""
+    """Holds a table's positions in memory, and records calls of `move`."""
 
     sources = Source.several("My_Sub", [TOPIC, OTHER])
 

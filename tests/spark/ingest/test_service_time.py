@@ -1,4 +1,4 @@
-"""Tests of when this machine's clock is believed, with simulated times."""
+"""Tests of when this machine's clock is trusted, with simulated times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOW = 1_795_215_600.0
 
 
 class Times:
-    """A wall clock and a monotonic clock, whose times the tests set."""
+    """A wall clock and a monotonic clock that tests can set."""
 
     def __init__(self) -> None:
         self.now = NOW
@@ -41,9 +41,9 @@ def test_plausible_or_unset_event_times_do_not_contradict_the_clock(
 
 
 def test_events_older_than_the_retention_contradict_the_clock(times: Times, caplog):
-    """The service would not deliver events that are so old, so the newest event's time is used
-    instead of the clock's. A warning is logged once, and again after the clock was right in
-    between.
+    """The service would not deliver such old events, so the newest event's time is used instead.
+
+    A warning is logged once, and once more if the clock is contradicted again later.
     """
     service = times.service_time()
     old = NOW - 146 * HOUR
@@ -56,12 +56,12 @@ def test_events_older_than_the_retention_contradict_the_clock(times: Times, capl
 
 
 @pytest.mark.parametrize(("ahead", "is_believed"), [(3599.0, True), (3601.0, False)])
-def test_clock_more_than_an_hour_ahead_of_the_service_is_not_believed(
+def test_clock_more_than_an_hour_ahead_of_the_service_is_not_trusted(
     times: Times, ahead: float, is_believed: bool, caplog
 ):
     """The service reports its time with each commit.
 
-    If the clock is more than an hour ahead, that time plus the time measured since then is used.
+    If the clock is more than an hour ahead of it, that time plus the time since then is used.
     """
     service = times.service_time()
     service.record(NOW)
@@ -75,7 +75,7 @@ def test_clock_more_than_an_hour_ahead_of_the_service_is_not_believed(
 
 
 def test_newer_service_time_replaces_an_older_one(times: Times):
-    """If a newer time of the service agrees with the clock, the clock is believed again."""
+    """If a newer service time agrees with the clock, the clock is trusted again."""
     service = times.service_time()
     service.record(NOW)
     times.now = NOW + 365 * DAY
@@ -86,9 +86,7 @@ def test_newer_service_time_replaces_an_older_one(times: Times):
 
 
 def test_clock_that_is_behind_is_not_corrected(times: Times):
-    """A clock that is behind makes the window of dedupe keys longer and does no other harm, so its
-    time is used.
-    """
+    """A clock that is behind merely widens the window of dedupe keys, so its time is used."""
     service = times.service_time()
     service.record(NOW + DAY)
     assert service.at_delivery(NOW + DAY) == NOW

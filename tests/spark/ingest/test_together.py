@@ -82,10 +82,8 @@ def submit(pool: ThreadPoolExecutor, member: Member, numbers: Sequence[int]) -> 
     return pool.submit(member.write_read, rows_of(numbers))
 
 
-def test_batches_of_all_sources_are_one_write(writer: Writer):
-    """The source with the first batch waits for the others, which learn that their batches are
-    wanted, and all batches are written together.
-    """
+def test_batches_of_all_sources_are_written_together(writer: Writer):
+    """The source with the first batch waits while the others are asked for theirs."""
     together = together_of(writer)
     one, two, three = map(together.member, writer.sources)
     with ThreadPoolExecutor(3) as pool:
@@ -99,10 +97,8 @@ def test_batches_of_all_sources_are_one_write(writer: Writer):
     assert not two.is_wanted
 
 
-def test_write_does_not_wait_for_idle_or_ended_sources(writer: Writer):
-    """A write waits for idle sources no longer than its patience, and not at all for sources that
-    have ended.
-    """
+def test_write_waits_briefly_for_idle_sources_and_never_for_ended_ones(writer: Writer):
+    """A write waits for idle sources only as long as `patience`, and not at all for ended ones."""
     together = together_of(writer, patience=0.05)
     one, two, three = map(together.member, writer.sources)
     assert one.write_read(rows_of([1])).rows == 1
@@ -120,7 +116,7 @@ def test_write_does_not_wait_for_idle_or_ended_sources(writer: Writer):
 def test_full_batch_is_written_without_waiting(writer: Writer, most: int, writes: int):
     """A full batch is written at once, so that quiet sources do not delay a backlog.
 
-    Batches that arrive during its write are combined as far as the limit of bytes allows.
+    Batches that arrive during its write are combined up to the byte limit.
     """
     together = together_of(writer, max_events=2, max_bytes=most)
     one, two, three = map(together.member, writer.sources)
@@ -137,10 +133,10 @@ def test_full_batch_is_written_without_waiting(writer: Writer, most: int, writes
     assert sorted(name for names, _ in writer.writes for name in names) == [A.name, B.name, C.name]
 
 
-def test_failed_write_fails_for_each_of_its_sources(writer: Writer):
-    """Every source of a failed write gets the error.
+def test_failed_write_fails_for_all_its_sources(writer: Writer):
+    """Every source of a failed write receives the error.
 
-    A later write succeeds, and stores a position that was to be stored with the failed one.
+    The next write succeeds, and stores a position that the failed one should have stored.
     """
     together = together_of(writer, patience=0.2)
     one, two, _ = map(together.member, writer.sources)
@@ -193,10 +189,8 @@ def test_position_without_events_is_stored_with_the_next_write(writer: Writer):
     )
 
 
-def test_position_without_events_is_stored_after_a_delay(writer: Writer, monkeypatch):
-    """If no events are written, a position is stored by itself after a delay, and immediately when
-    its source ends. A failed write of it is repeated.
-    """
+def test_position_without_events_is_stored_alone_after_a_delay(writer: Writer, monkeypatch):
+    """If its source ends, it is stored immediately. If the write fails, it is retried."""
     together = together_of(writer)
     one, two, _ = map(together.member, writer.sources)
     one.move(replay_id(70))

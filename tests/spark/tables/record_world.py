@@ -29,7 +29,7 @@ FLAGS += ["_commit_number", "_sequence_number", "_ingest_seq", "_change_type"]
 
 
 class World:
-    """A Parquet raw table and its tables, in the directories ``raw`` and ``tables`` of *path*."""
+    """A raw table in *path*/raw, and the tables derived from it in *path*/tables."""
 
     def __init__(self, spark: SparkSession, path: Path, table_format: str) -> None:
         self.spark = spark
@@ -81,13 +81,13 @@ class World:
         place = f"file://{self.to}/{name}"
         return self.spark.read.format(self.format).load(place).toArrow().to_pylist()
 
-    def slow(self, event_type: str) -> SlowTables:
-        """Return the expected tables of an event type."""
+    def expected(self, event_type: str) -> SlowTables:
+        """Return the expected tables for an event type."""
         return SlowTables([event if name == event_type else None for name, event in self.written])
 
     def check(self, event_type: str, entity: str, *, history: bool = True) -> SlowTables:
-        """Compare the tables of an object with the expected ones, and return these."""
-        slow = self.slow(event_type)
+        """Check the tables of an object against the expected ones, and return the latter."""
+        slow = self.expected(event_type)
         current = {row["record_id"]: plain(row) for row in self.rows(entity)}
         for record_id, row in slow.current.items():
             assert current.get(record_id) == row, f"{current.get(record_id)} is not {row}"

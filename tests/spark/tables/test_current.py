@@ -29,7 +29,7 @@ def world(spark: SparkSession, tmp_path: Path) -> World:
 
 
 def stream(seed: int, count: int) -> list[tuple[str, Published]]:
-    """Return *count* events about accounts and a quarter of that about orders, randomly mixed."""
+    """Return *count* account events and a quarter as many order events, randomly interleaved."""
     rng = random.Random(seed)
     accounts = [(ACCOUNT, event) for event in arrivals(Org(seed, records=12), count)]
     orders = [(ORDER, event) for event in arrivals(Org(seed + 1, "Order__c"), count // 4)]
@@ -50,8 +50,9 @@ def test_table_names_are_object_names():
 
 @pytest.mark.slow
 def test_tables_equal_the_reference_for_steps_of_any_size(world):
-    """Random events of two objects, divided into random steps, give the current, history and queue
-    rows that `SlowTables` computes from all events at once, also if a schema changes.
+    """Random events, processed in random steps, yield the rows that `SlowTables` computes at once.
+
+    This applies to current, history and queue tables, even if a schema changes.
     """
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -66,12 +67,15 @@ def test_tables_equal_the_reference_for_steps_of_any_size(world):
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: no `except Exception` in the product catches it."""
+    """Simulates SIGKILL: no `except Exception` in the product catches it."""
 
 
 @contextmanager
 def kill_at(moment: int, tables: EventTables) -> Iterator[None]:
-    """Raise `Killed` before commit n (from 0) if *moment* is 2 n, or after it if 2 n + 1."""
+    """Raise `Killed` at commit *moment* // 2 (counted from 0).
+
+    It is raised before the commit if *moment* is even, otherwise after it.
+    """
     kind = type(tables.target.table("any"))
     calls: list[str] = []
 
@@ -98,9 +102,10 @@ def kill_at(moment: int, tables: EventTables) -> Iterator[None]:
 @pytest.mark.parametrize(
     "moments", [(5, 7, 8), pytest.param(range(16), marks=pytest.mark.slow)], ids=["some", "all"]
 )
-def test_a_step_can_be_killed_between_its_commits(world, moments):
-    """The next start completes the step without repeating a commit, so the tables equal those
-    computed from all events at once. Each step is killed at another moment.
+def test_a_step_killed_between_commits_is_completed_by_the_next_start(world, moments):
+    """No commit is repeated, so the tables equal those computed from all events at once.
+
+    Each step is killed at a different moment.
     """
     seed = random.randrange(10**6)
     print(f"seed {seed}")
@@ -124,8 +129,10 @@ def test_a_step_can_be_killed_between_its_commits(world, moments):
 
 @pytest.mark.slow
 def test_an_undecodable_event_marks_all_records_for_rereading(world):
-    """It may be about any record that exists when it arrives. One queue entry marks them all, and
-    an event with all fields of a record removes its mark; a rebuild gives the same marks.
+    """Its record is unknown, so one queue entry marks every record that exists when it arrives.
+
+    An event with all fields of a record removes that record's mark. A rebuild creates the same
+    marks.
     """
     org = Org(0)
     one, two = org.ids[:2]
@@ -151,10 +158,8 @@ def test_an_undecodable_event_marks_all_records_for_rereading(world):
 
 
 @pytest.mark.slow
-def test_current_tables_cannot_be_started_after_other_steps(world):
-    """Current tables need all events from the first one, because every earlier record would look
-    incomplete; the error asks for a rebuild.
-    """
+def test_current_tables_cannot_be_added_later_without_a_rebuild(world):
+    """Without the earlier events, existing records would look incomplete."""
     org = Org(0)
     for number in (1, 2):
         world.write([(ACCOUNT, org._event("CREATE", [f"001{number}"], {"Phone": "1"}))])

@@ -39,20 +39,21 @@ BOTH = ["parquet", pytest.param(TABLE_FORMAT, marks=pytest.mark.slow)]
 
 @pytest.fixture
 def raw(spark, tmp_path) -> Raw:
-    """Return a Parquet raw table with Parquet tables."""
+    """Return a Parquet raw table whose typed tables are also in Parquet."""
     return Raw(spark, tmp_path / "raw")
 
 
 @pytest.fixture
-def logged(spark, tmp_path) -> Raw:
-    """Return a Parquet raw table with Delta or Iceberg tables."""
+def lakehouse(spark, tmp_path) -> Raw:
+    """Return a Parquet raw table whose typed tables are in a lakehouse format: Delta or Iceberg."""
     return Raw(spark, tmp_path / "raw", to_format=TABLE_FORMAT)
 
 
 @pytest.mark.parametrize("to_format", BOTH)
-def test_each_event_is_a_row_of_its_type_or_undecodable(spark, tmp_path, to_format):
-    """Later batches, event types and schema versions add rows to the existing tables, and repeated
-    runs add none."""
+def test_each_event_is_written_to_the_table_of_its_type_or_as_undecodable(
+    spark, tmp_path, to_format
+):
+    """Later batches, event types and schema versions add rows; repeated runs add none."""
     raw = Raw(spark, tmp_path / "raw", to_format=to_format)
     raw.write((ORDER, 20, 0), (ACCOUNT, 10, 2))
     raw.write((ORDER, 5, 1))
@@ -76,7 +77,7 @@ def test_each_event_is_a_row_of_its_type_or_undecodable(spark, tmp_path, to_form
         assert sorted(files) == ["step=0000000001", "step=0000000002"]
 
 
-def test_change_events_have_their_header_in_columns(raw):
+def test_change_event_headers_are_stored_in_columns(raw):
     """Header fields, decoded field names and envelope fields are columns of their own."""
     raw.write((ACCOUNT, 3, 0))
     raw.make()
@@ -90,12 +91,15 @@ def test_change_events_have_their_header_in_columns(raw):
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: no `except Exception` in the product catches it."""
+    """Simulates SIGKILL: no `except Exception` in the product catches it."""
 
 
 @contextmanager
 def kill_at(moment: int, *places: tuple[Any, str]) -> Iterator[list[str]]:
-    """Raise `Killed` before call n (from 0) if *moment* is 2 n, or after it if 2 n + 1."""
+    """Raise `Killed` at call *moment* // 2 (counted from 0).
+
+    It is raised before the call if *moment* is even, otherwise after it.
+    """
     calls: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         for holder, name in places:
@@ -145,23 +149,25 @@ def test_a_step_into_parquet_can_be_killed_at_any_moment(raw, tmp_path):
         shutil.rmtree(raw.typed)
 
 
-def test_a_step_into_delta_or_iceberg_is_repeated_from_its_plan(logged):
-    """After kills between the commits of the plan and the tables, the next start adds only missing
-    rows; a schema that has arrived since does not change what was planned."""
-    logged.write((ORDER, 4, 0), (ACCOUNT, 3, 1))
-    hide(logged, ORDER)
-    with logged.tables() as tables:
+def test_a_killed_step_into_delta_or_iceberg_is_resumed_from_its_plan(lakehouse):
+    """After kills between the commits of the plan and the tables, only missing rows are added.
+
+    A schema that has arrived in the meantime does not change the plan.
+    """
+    lakehouse.write((ORDER, 4, 0), (ACCOUNT, 3, 1))
+    hide(lakehouse, ORDER)
+    with lakehouse.tables() as tables:
         kind = type(tables.target.table("T"))
     for moment in (1, 3):  # after the plan; in the next start, after both tables
         with kill_at(moment, (kind, "append")), pytest.raises(Killed):
-            logged.make(schema_patience=0)
-    logged.store.put(ORDER, schema_text(ORDER))
+            lakehouse.make(schema_patience=0)
+    lakehouse.store.put(ORDER, schema_text(ORDER))
     with kill_at(0, (StepTable, "add")), pytest.raises(Killed):  # before the next plan
-        logged.make()
-    assert logged.seqs("AccountChangeEvent") == [4, 5, 6]
-    assert logged.seqs(UNDECODABLE_NAME) == [0, 1, 2, 3, 7]
-    logged.make()
-    logged.check()
+        lakehouse.make()
+    assert lakehouse.seqs("AccountChangeEvent") == [4, 5, 6]
+    assert lakehouse.seqs(UNDECODABLE_NAME) == [0, 1, 2, 3, 7]
+    lakehouse.make()
+    lakehouse.check()
 
 
 def test_events_of_a_channel_are_undecodable_and_do_not_wait(raw):
@@ -188,14 +194,16 @@ def hide(raw: Raw, *names: str) -> None:
         (raw.schemas / schema_file_name(name)).unlink()
 
 
-def test_a_row_waits_for_its_schema_for_a_limited_time(logged):
-    """Until then, its batch and later ones are not processed. Then the row is undecodable, and it
-    moves to its own table once the schema has arrived."""
+def test_a_row_waits_for_its_schema_for_a_limited_time(lakehouse):
+    """Its batch and later ones are not processed until the patience expires.
+
+    Then the row is stored as undecodable, and moves to its own table once the schema has arrived.
+    """
     now = RECEIVED + 30
-    logged.write((ORDER, 3, 0))
-    logged.write((ACCOUNT, 2, 1), (ORDER, 1, 0))
-    hide(logged, ACCOUNT)
-    with logged.tables(schema_patience=60, clock=lambda: now) as tables:
+    lakehouse.write((ORDER, 3, 0))
+    lakehouse.write((ACCOUNT, 2, 1), (ORDER, 1, 0))
+    hide(lakehouse, ACCOUNT)
+    with lakehouse.tables(schema_patience=60, clock=lambda: now) as tables:
         assert tables.step().rows == {"Order_Event__e": 3}
         assert tables.step() is None
         assert tables.is_waiting
@@ -205,14 +213,14 @@ def test_a_row_waits_for_its_schema_for_a_limited_time(logged):
         assert list(report.reasons) == [f"schema {ACCOUNT} is not known"]
         assert tables.step() is None
         assert not tables.is_waiting
-    with logged.tables() as tables:
+    with lakehouse.tables() as tables:
         assert tables.step() is None
-        logged.store.put(ACCOUNT, schema_text(ACCOUNT))
+        lakehouse.store.put(ACCOUNT, schema_text(ACCOUNT))
         reports = list(tables.run())
     assert reports[-1].rows == {"AccountChangeEvent": 2}
-    assert logged.seqs(UNDECODABLE_NAME) == [5]
-    logged.check()
-    assert logged.make() == StepReport()
+    assert lakehouse.seqs(UNDECODABLE_NAME) == [5]
+    lakehouse.check()
+    assert lakehouse.make() == StepReport()
 
 
 def test_tables_follow_a_restore_of_the_raw_table(spark, tmp_path):
@@ -274,9 +282,8 @@ def test_parquet_tables_must_be_rebuilt_after_a_restore(spark, tmp_path):
 
 
 @pytest.mark.parametrize("to_format", BOTH)
-def test_rebuild_creates_all_tables_again(spark, tmp_path, to_format):
-    """Rows that were undecodable for lack of a schema are decoded; if the rebuild is killed, the
-    next run completes it."""
+def test_rebuild_recreates_all_tables(spark, tmp_path, to_format):
+    """Rows that lacked a schema are decoded, and a killed rebuild is completed by the next run."""
     raw = Raw(spark, tmp_path / "raw", to_format=to_format)
     raw.write((ORDER, 3, 1), (ACCOUNT, 2, 0))
     hide(raw, ACCOUNT)
@@ -292,7 +299,7 @@ def test_rebuild_creates_all_tables_again(spark, tmp_path, to_format):
 
 
 def test_a_moved_raw_table_is_recognized(raw, tmp_path):
-    """Its path may change or be a link; a table without the last processed batch is rejected."""
+    """A moved raw table or a link to one is accepted; one without the last batch is rejected."""
     raw.write((ORDER, 3, 0))
     raw.make()
     moved = tmp_path / "moved"
@@ -381,8 +388,8 @@ def test_a_batch_published_during_a_listing_is_not_skipped(monkeypatch, raw):
     assert [batch.id for batch in found] == ["b0", "b1", "b2"]
 
 
-def test_rows_lost_while_decoding_raise_an_error(monkeypatch, raw):
-    """If decoding returns fewer rows and reasons than there are raw rows, nothing is written."""
+def test_rows_lost_during_decoding_raise_an_error(monkeypatch, raw):
+    """If decoding accounts for fewer rows than the raw table contains, nothing is written."""
     raw.write((ORDER, 4, 1))
     monkeypatch.setattr(engine_module, "decode", lambda *args: Decoded({}, {"Order_Event__e": 4}))
     with pytest.raises(WriteError, match=r"expected 5 rows .* found 4"):
@@ -427,7 +434,7 @@ def test_a_second_engine_on_the_same_target_is_rejected(raw):
 
 
 def test_a_killed_job_is_resumed(raw):
-    """After SIGKILL in a step, the next job loses and duplicates no row and finds no lock."""
+    """After SIGKILL during a step, the next job loses no row, duplicates none and is not locked."""
     for good in (30, 20, 10):
         raw.write((ORDER, good, 1), (ACCOUNT, good, 0))
     job = subprocess.Popen(
@@ -459,7 +466,7 @@ def command(monkeypatch, raw):
 
 
 def test_a_step_reports_its_duration(raw):
-    """The time is available while a step runs, to detect a stuck one, and in its report."""
+    """A step's duration can be read while it runs, to detect a hang, and is in its report."""
     raw.write((ORDER, 2, 0))
     seen = []
     with raw.tables() as tables:

@@ -1,4 +1,4 @@
-"""Typed tables are correct after the job that creates them was killed again and again."""
+"""Tests that typed tables are correct although the job that creates them was killed repeatedly."""
 
 from __future__ import annotations
 
