@@ -93,10 +93,7 @@ def test_a_request_in_flight_is_cut(served: Served, connection: HttpConnection) 
 def test_a_cut_before_the_request_is_sent_aborts_it(
     served: Served, connection: HttpConnection
 ) -> None:
-    """A `cut` between `ready` and `post` is not forgotten.
-
-    The request fails and nothing is sent.
-    """
+    """A `cut` between `ready` and `post` still applies: the request fails, and nothing is sent."""
     connection.ready()
     connection.cut()
     with pytest.raises(StreamUnavailableError):

@@ -33,10 +33,10 @@ SHOWN = {"accessToken": TOKEN, "instanceUrl": INSTANCE, "id": ORG, "username": "
 
 @pytest.fixture
 def sf(tmp_path, monkeypatch):
-    """Put a program ``sf`` first on the PATH; return a function that sets its responses.
+    """Put a fake ``sf`` first on the PATH; return a function that sets its responses.
 
-    The function takes rows of a command's beginning, the exit code and the output. Its attribute
-    `asked` returns the arguments of all calls.
+    The function takes tuples of command prefix, exit code and output. Calling its attribute `asked`
+    returns the arguments of all calls so far.
     """
     answers, asked = tmp_path / "answers.json", tmp_path / "asked"
     program = tmp_path / "sf"
@@ -97,9 +97,9 @@ def test_a_redacted_token_is_read_by_another_command(sf):
 
 
 def test_a_rejected_token_that_sf_still_returns_raises(sf):
-    """A token of ``sf`` that the service rejects can't be renewed by this package.
+    """If ``sf`` returns the rejected token again, the error explains how to log in.
 
-    The error says how to log in again; a new token of ``sf`` is then used.
+    Once ``sf`` returns a new token, it is used.
     """
     sf(("org display", 0, ok(SHOWN)))
     login = SfCliLogin("uat")
@@ -160,9 +160,7 @@ def test_a_failure_of_sf_is_reported_without_secrets(sf, code, output, message):
     ],
 )
 def test_the_output_of_sf_is_validated(sf, shown, error):
-    """An instance URL in plaintext or of a wrong type, or a missing token, raises an error that
-    says what is wrong.
-    """
+    """An HTTP or invalid instance URL, or a missing token, raises an error that says so."""
     sf(("org display", 0, ok(shown)), ("org auth", 0, ok({})))
     with pytest.raises((AuthenticationError, ConfigurationError), match=error):
         SfCliLogin().get_session(None)
@@ -210,9 +208,9 @@ def login_with(salesforce: object, org) -> SimpleSalesforceLogin:
 
 
 class Salesforce:
-    """The attributes of a `simple_salesforce.Salesforce` that the login uses.
+    """A fake `simple_salesforce.Salesforce` with the attributes that the login uses.
 
-    A renewal sets the token *renewed*, or raises it if it is an exception.
+    A renewal sets the token to *renewed*, or raises *renewed* if it is an exception.
     """
 
     def __init__(self, renewed: object = None) -> None:
@@ -303,7 +301,7 @@ def test_the_organisation_of_an_opaque_session(org):
 
 
 def test_logins_are_not_pickled():
-    """Pickling a login raises an error, because a login can get a token."""
+    """Pickling a login raises an error, because a login gives access to a token."""
     for login in (SfCliLogin(), SimpleSalesforceLogin(Salesforce())):
         with pytest.raises(TypeError, match="cannot be pickled"):
             pickle.dumps(login)

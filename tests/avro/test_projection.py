@@ -26,7 +26,7 @@ SEED = 17
 
 
 def picked(value: dict, codec: Codec) -> dict:
-    """Return the part of a whole value that *codec* decodes."""
+    """Return those fields of a decoded value that *codec* decodes."""
     return {name: value[name] for name in codec.fields if name in codec.wanted}
 
 
@@ -70,9 +70,7 @@ def test_chosen_fields_have_the_values_of_a_full_decoding(name):
 @settings(max_examples=60)
 @given(data=st.data())
 def test_chosen_fields_of_random_schemas(data):
-    """Skipped fields of any type don't affect the values after them, and a byte too many is
-    detected.
-    """
+    """Skipped fields of any type don't affect the chosen ones, and an extra byte is detected."""
     schema = data.draw(schemas())
     value = value_of(data.draw, schema, collect(schema, {}))
     codec = Codec("id", json.dumps(schema))
@@ -87,10 +85,10 @@ def test_chosen_fields_of_random_schemas(data):
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_skipped_fields_are_validated(name):
-    """A payload must be valid for the whole schema, even if none of its fields was chosen.
+    """A payload must match the whole schema, even if no field was chosen.
 
-    A payload that is truncated, has a byte too many or one byte changed raises an error whenever a
-    full decoding would, except for invalid UTF-8 in skipped fields.
+    A truncated payload, an extra byte or a corrupt byte raises an error whenever a full decoding
+    would, except for invalid UTF-8 in skipped fields.
     """
     print("seed", SEED)
     rng, codec = random.Random(SEED), Codec("id", schema_text(name))
@@ -127,9 +125,9 @@ def test_codecs_of_chosen_fields_are_cached_within_a_limit():
 
 
 def test_unknown_fields_are_omitted_and_logged_once(caplog):
-    """A channel can have several event types, so a chosen field may be missing.
+    """A chosen field that the event type lacks is omitted, and reported in the log once.
 
-    The log names it once, as it may be misspelt.
+    It may be misspelt, or belong to another event type of the channel.
     """
     codec = Codec("id", schema_text("order_event"))
     names = frozenset(["Order_Number__c", "Gone__c", "Also_Gone__c"])
@@ -145,9 +143,7 @@ def test_unknown_fields_are_omitted_and_logged_once(caplog):
 
 
 def test_an_event_without_chosen_fields_keeps_its_header():
-    """Even if no field is chosen, a change event has its header, its changed fields and its
-    time.
-    """
+    """Even if no field is chosen, a change event keeps its header, changed fields and time."""
     codec = Codec("id", schema_text("account_change"))
     for value in values("account_change", 20):
         raw = payload("account_change", value)
@@ -195,9 +191,9 @@ def test_json_has_the_chosen_fields_but_raw_tables_have_all():
 
 @pytest.mark.parametrize("native", [None, False])
 def test_arrow_has_the_chosen_fields(native):
-    """The payload's struct has only the decoded fields, even none.
+    """The `value` struct contains only the decoded fields, even if there are none.
 
-    The other columns stay the same.
+    All other columns are unchanged.
     """
     codec = Codec("id", schema_text("account_change"))
     raws = [payload("account_change", value) for value in values("account_change", 20)]
@@ -234,9 +230,9 @@ def test_an_invalid_choice_of_fields_raises(fields, says):
 
 
 def test_the_choice_of_fields_may_be_any_iterable():
-    """Field names may come from a list, a set or a generator.
+    """Field names may come from any iterable, even a generator.
 
-    An empty choice is different from None.
+    An empty choice is not the same as None.
     """
     assert chosen_fields(None) is None
     assert (

@@ -78,9 +78,9 @@ def test_managed_subscription_lifecycle(emulator, capsys):
 
 
 def test_create_waits_until_the_subscription_is_available(run_emulator, monkeypatch, capsys):
-    """While a new subscription propagates, create reports that it waits.
+    """While a new subscription propagates, `create` reports that it is waiting.
 
-    When it returns, one can subscribe.
+    Once it returns, the subscription is available.
     """
     started = run_emulator(settings=Settings(propagation_s=1.0))
     point_at(started, monkeypatch)
@@ -128,7 +128,7 @@ def test_held_slot_counts_as_available(emulator, connect, capsys):
 
 
 def test_network_failure_does_not_count_as_available(run_emulator, connect):
-    """If the service cannot be reached, the check must be repeated although nothing was refused."""
+    """If the service cannot be reached, the subscription is not reported as available."""
     started = run_emulator()
     client = connect(started)
     client.get_topic(TOPIC)

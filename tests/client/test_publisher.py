@@ -33,7 +33,7 @@ USER = "005000000000001AAA"
 
 
 class Awaited:
-    """A blocking publisher with awaitable methods, so that one scenario fits both clients."""
+    """A blocking publisher with awaitable methods, so that both clients run the same scenario."""
 
     def __init__(self, publisher: Any) -> None:
         self.publisher = publisher
@@ -55,7 +55,7 @@ class Awaited:
 
 
 class Provider:
-    """A session provider that signs in at an emulator as often as it is asked to."""
+    """A session provider that signs in to an emulator again whenever its session expires."""
 
     def __init__(self, emulator: Any) -> None:
         self.emulator = emulator
@@ -83,7 +83,7 @@ async def publisher_of(face: str, emulator: Any, *, timings: Timings = QUICK, **
 
 
 def run(scenario):
-    """Run the coroutine *scenario* in bounded time."""
+    """Run the coroutine *scenario* with a timeout."""
     return asyncio.run(asyncio.wait_for(scenario, PATIENCE))
 
 
@@ -105,9 +105,9 @@ FACES = pytest.mark.parametrize("face", ["sync", "asyncio"])
 @FACES
 @pytest.mark.parametrize("streamed", [True, False])
 def test_events_arrive_once_and_in_order(face, streamed, run_emulator, connect):
-    """Each receipt has its own event's result.
+    """With one request in flight, events are published exactly once and in order.
 
-    With one request in flight events keep their order.
+    Each receipt returns the result of its own event.
     """
     emulator = run_emulator()
 
@@ -128,9 +128,9 @@ def test_events_arrive_once_and_in_order(face, streamed, run_emulator, connect):
 @FACES
 @pytest.mark.parametrize("streamed", [True, False])
 def test_no_event_is_lost_and_repeats_keep_their_id(face, streamed, run_emulator, connect):
-    """Lost answers, dropped calls, temporary refusals and an expired token lose no event.
+    """No event is lost to lost answers, dropped calls, temporary rejections or an expired token.
 
-    An event that was published again has the same id, and such repeats are counted.
+    An event that is published again keeps its id and is counted as sent again.
     """
     emulator = run_emulator()
     rpc = "PublishStream" if streamed else "Publish"
@@ -304,7 +304,7 @@ def test_refusal_is_in_the_receipt_and_raised_by_flush_once(face, run_emulator):
 
 @FACES
 def test_close_raises_failures_that_were_not_reported(face, run_emulator):
-    """A program that only sends still fails when an event did."""
+    """Closing a publisher raises the failure of an event whose receipt was never read."""
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse_event", text="no such record"))
 
@@ -320,7 +320,7 @@ def test_close_raises_failures_that_were_not_reported(face, run_emulator):
 
 @FACES
 def test_permission_error_ends_the_publisher(face, run_emulator):
-    """A user without the right to publish gets that error from `send`, and each receipt has it."""
+    """If the user may not publish, `send` raises that error, and receipts report it."""
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse", rpc="PublishStream", error_code="topic.meta.permission"))
 
@@ -355,7 +355,7 @@ def test_event_without_a_result_fails_after_its_timeout(face, run_emulator):
 
 @FACES
 def test_leaving_the_block_by_an_exception_ends_at_once(face, run_emulator):
-    """The exception is raised without waiting, and receipts say that there is no result."""
+    """An exception closes the publisher at once, and receipts report the missing result."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
     receipts = []
@@ -390,7 +390,7 @@ def test_idle_stream_is_closed_by_the_client_and_reopened(face, run_emulator, co
 
 
 def reading(topic: str) -> bool:
-    """Return whether a thread still reads a stream of *topic*."""
+    """Return whether a thread is still reading a stream of *topic*."""
     return any(thread.name == f"sfpubsub-read {topic}" for thread in threading.enumerate())
 
 
@@ -409,9 +409,9 @@ def test_publish_call_resends_unanswered_events(run_emulator, connect):
 
 
 def test_publish_call_reports_every_result(run_emulator, connect):
-    """If one of three events is refused, the error has all three results.
+    """If one of three events is rejected, the error contains all three results.
 
-    An event that cannot be encoded fails the call before any event is published.
+    An event that cannot be encoded fails the call before anything is published.
     """
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse_event", text="no such record"))
@@ -441,7 +441,7 @@ def test_topic_and_schema_are_fetched_once(run_emulator, connect):
 
 
 def test_closing_the_client_ends_its_publishers(run_emulator, connect):
-    """Nobody waits for a closed channel: the receipt says that there is no result."""
+    """Closing the client closes its publishers, and receipts report the missing result."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
     client = connect(emulator)

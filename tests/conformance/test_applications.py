@@ -236,9 +236,9 @@ def test_iteration_acks_an_event_when_the_next_is_requested(start: Start):
 
 
 def test_next_batch_returns_the_rest_of_a_batch_after_a_break(start: Start):
-    """After a loop over `events` ends within a batch, `next_batch` returns the rest of that batch.
+    """`next_batch` returns the rest of a batch that a loop over `events` left early.
 
-    Events of the rest are not acked before the next batch is requested.
+    The rest is not acked until the next batch is requested.
     """
     target, face = start(events_per_response=5)
     target.publish(10)

@@ -106,14 +106,14 @@ def open_org(tmp_path: Path) -> Iterator[Callable[..., Org]]:
 
 
 def whole() -> int:
-    """Return the highest number of events in a page, for reading whole pages."""
+    """Return the maximum number of events in a page, so that full pages are read."""
     return 100
 
 
 def test_published_events_are_read_from_blocks(open_org):
-    """A block has up to 100 events, however they were published, also across restarts.
+    """A block holds up to 100 events, even if they were published separately or before a restart.
 
-    Streams can send them without the rows of the log.
+    Streams read blocks without reading the log.
     """
     org = open_org()
     for count in (1, 98, 200, 1, 50):
@@ -130,9 +130,9 @@ def test_published_events_are_read_from_blocks(open_org):
 
 
 def test_blocks_are_added_to_an_older_data_directory(open_org):
-    """A data directory without blocks is read as before.
+    """A data directory without blocks can still be read.
 
-    Each publication adds some blocks of old events.
+    Each publication then creates some of the missing blocks of old events.
     """
     org = open_org()
     org.publish(ORDERS, 1000)
@@ -149,9 +149,9 @@ def test_blocks_are_added_to_an_older_data_directory(open_org):
 
 @pytest.mark.parametrize("changed", [{"replay_id_bytes": 8}, {"change_event_ids": False}])
 def test_blocks_of_other_settings_are_not_used(open_org, changed):
-    """If new settings change how events are encoded, no event is sent in the old encoding.
+    """Changed settings invalidate the blocks that were encoded with the old ones.
 
-    The same is true after a return to the first settings.
+    The same applies after switching back.
     """
     org = open_org()
     for settings in (Settings(**changed), SETTINGS, Settings(**changed)):

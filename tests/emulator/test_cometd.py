@@ -133,7 +133,7 @@ def test_a_disconnect_ends_the_session(client):
 
 
 def test_the_path_may_name_the_kind_of_message(emulator):
-    """A request is accepted if its path ends with the kind of message. Some clients append it."""
+    """A request path may end with the message type, which some clients append."""
     client = Bayeux(emulator)
     message = {
         "channel": "/meta/handshake",
@@ -161,14 +161,14 @@ def test_new_events_are_those_published_after_the_subscribe(client, emulator):
 
 
 def test_replay_minus_2_delivers_all_retained_events(client, emulator):
-    """A subscription with replay id -2 gets all retained events, and then the new ones."""
+    """A subscription with replay id -2 receives all retained events, and then the new ones."""
     first = emulator.publish_streaming(TOPIC, records("a", "b"))
     client.subscribe(TOPIC, ALL)
     assert ids(client.read(3))[1:] == first
 
 
 def test_a_replay_id_delivers_the_events_after_it(client, emulator):
-    """A subscription with a replay id gets the events after it, although ids have gaps."""
+    """A subscription with a replay id receives all later events, even if the ids have gaps."""
     found = emulator.publish_streaming(TOPIC, records(*"abcdefgh"))
     assert found != list(range(found[0], found[0] + 8))
     assert found == sorted(found)
@@ -229,9 +229,9 @@ def test_a_generic_event_has_a_text_payload(client, emulator):
 
 
 def test_platform_and_change_events_come_as_json(emulator):
-    """Platform and change events are JSON: dates are texts, and bitmaps are field names.
+    """Platform and change events are sent as JSON, with dates as strings.
 
-    Fields that did not change are left out.
+    Bitmaps are expanded to field names, and unchanged fields are left out.
     """
     client = Bayeux(emulator).ready()
     header = {"changeType": "UPDATE", "recordIds": ["001"], "changedFields": ["0x02"]}
@@ -272,7 +272,7 @@ def test_channels_and_events_survive_a_restart(tmp_path):
 
 
 def test_settings_change_the_shape_of_responses(start):
-    """Settings control the order of events and reply, event ids, advice, and events on subscribe.
+    """Settings control event order, event ids, advice, and events in a subscribe response.
 
     Real servers differ in these.
     """
@@ -388,7 +388,7 @@ def test_a_denied_handshake_gives_the_reason_in_its_ext(emulator, token, reason)
 
 
 def test_every_text_is_in_the_documented_form():
-    """Every error text has the documented form: a status of three digits, two colons and words."""
+    """Every error text consists of a three-digit status, two colons and a message."""
     for key, text in TEXTS.items():
         assert re.fullmatch(r"[45]\d\d::[A-Za-z].+", text), key
 
@@ -446,9 +446,9 @@ def test_invalid_queries_of_pushtopics_are_rejected(emulator, query, code):
 
 
 def test_a_push_reaches_all_users_or_listed_ones(emulator):
-    """A push without user ids is a broadcast, and one with user ids reaches only these users.
+    """A push without user ids is a broadcast; otherwise it reaches only the listed users.
 
-    A broadcast has the fanout count -1. The users that are online can be requested.
+    The fanout count of a broadcast is -1, and a GET request lists the users who are online.
     """
     path = f"{DATA}/sobjects/StreamingChannel"
     made = rest(emulator, "POST", path, {"Name": GENERIC}).json["id"]

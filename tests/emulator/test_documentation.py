@@ -120,10 +120,10 @@ MARKS = ("DOC", "PROTO", "SAMPLE", "CLIENT", "SEEN", "2ND", "UNCONF")
 
 
 def test_evidence_has_sources_and_dates():
-    """Each behaviour on the page has a source or the mark UNCONF.
+    """Each behaviour on the page names a source or is marked UNCONF.
 
-    In a table with a column of tests, each one also has a test. Each section has the date on which
-    it was looked up.
+    If a table has a column for tests, each row must name one. Each section states when it was
+    looked up.
     """
     for section in EVIDENCE.split("\n## ")[1:]:
         head, _, text = section.partition("\n")

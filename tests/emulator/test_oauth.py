@@ -293,8 +293,7 @@ def test_public_key_without_pyjwt(emulator, key, monkeypatch):
 
 
 def test_refresh_token_rotation(start):
-    """With `rotate_refresh_tokens` a refresh token can be used only once, and the answer contains
-    the next one."""
+    """With `rotate_refresh_tokens`, each refresh token can be used once and is then replaced."""
     emulator, _ = start(settings=Settings(rotate_refresh_tokens=True))
     first = token(emulator, "refresh_token", refresh_token=REFRESH)
     second = first.json["refresh_token"]
@@ -447,8 +446,10 @@ def test_admin_expires_one_token(emulator, client):
 
 
 def test_sign_ins_survive_a_restart(tmp_path):
-    """Tokens, users, revoked tokens and used refresh tokens are the same after a restart, and so is
-    the emulator's own token."""
+    """Issued tokens, users, revocations and used refresh tokens survive a restart.
+
+    So does the emulator's own token.
+    """
     settings = Settings(rotate_refresh_tokens=True)
     with EmulatorServer(tmp_path, settings=settings) as emulator:
         own = emulator.access_token
@@ -604,8 +605,10 @@ def test_soap_refuses_malformed_calls(emulator, evil):
 
 
 def test_soap_logout(emulator):
-    """A SOAP logout ends its session, and a second one returns a fault; before, the session could
-    look up its own identity URL."""
+    """A SOAP session can read its own identity URL until it logs out.
+
+    A second logout returns a fault.
+    """
     session = between(soap(emulator, SOAP.format(*USER.values())).text, "sessionId")
     resources = ask(emulator, "GET", "/services/data/v60.0", headers=bearer(session)).json
     identity = resources["identity"].removeprefix(emulator.http_url)

@@ -194,8 +194,10 @@ def test_local_host_names_are_served(org, host):
 
 
 def test_publish_from_the_form(org):
-    """The form publishes its input with the type of each field and blank fields as null; a JSON
-    array publishes several events."""
+    """The form publishes each field with its own type, and blank fields as null.
+
+    A JSON array publishes several events.
+    """
     done = send(
         org,
         "/ui/topic",
@@ -277,8 +279,7 @@ def test_open_page_is_not_counted_as_a_stream(org, updates):
 
 
 def test_open_pages_are_bounded(org, updates, monkeypatch):
-    """Open pages can use only a limited number of connections: one page too many gets status 503,
-    and when one is closed there is room again."""
+    """One page too many is rejected with status 503, until another page is closed."""
     monkeypatch.setattr(listener, "_STREAMS", 1)
     until(lambda: not org._http._server._streams)
     stream = updates("/ui/clock/live")
@@ -321,8 +322,10 @@ def test_streams_show_their_credit(start):
 
 
 def test_lag_over_time():
-    """The lag at a time is the number of events published so far after the last committed position;
-    before the first commit of this process, the position that was stored earlier applies."""
+    """The lag at a given time is the number of events published since the last committed position.
+
+    Before the first commit of this process, the previously stored position counts.
+    """
     published = [(position, float(position)) for position in range(1, 11)]
     history = CommitHistory({"a": 2, "b": None})
     history.note("a", 5, 7.0)
@@ -454,5 +457,5 @@ def test_record_form_saves_only_changed_fields(org):
 
 
 def test_notice_cannot_be_injected(org):
-    """A link to the page cannot make it show an arbitrary text as a notice."""
+    """A link to the page cannot make it show arbitrary text as a notice."""
     assert "Pay me" not in load(org, "/?done=Pay+me")

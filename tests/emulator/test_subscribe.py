@@ -153,8 +153,10 @@ def test_responses_are_split(start):
 
 
 def test_keepalive_carries_the_latest_position(start):
-    """A stream with outstanding requested events gets an empty response after 120 s without events;
-    a CUSTOM subscription can start at the position in it, the latest of the org."""
+    """After 120 s without events, a stream with outstanding credit receives a keepalive.
+
+    It contains the org's latest position, from which a CUSTOM subscription can start.
+    """
     emulator, client = start(clock=ManualClock())
     (last,) = emulator.publish(ORDERS, orders(1))
     stream = client.subscribe()

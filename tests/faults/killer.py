@@ -280,7 +280,7 @@ def batches_in(table: Path) -> set[str]:
 
 
 def _marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str]]:
-    """Return a function that returns marks visible from outside, one per step of a kind."""
+    """Return a function that lists externally visible marks, of which each step adds one."""
     if moment == "staging":
         beside = table.parent / f".{table.name}.sfpubsub"
         return lambda: {path.name for path in beside.glob("_staging/*")}
@@ -372,7 +372,7 @@ def run(
 
 
 def _stay(ingest: Ingest, seconds: float) -> None:
-    """Let the process run for *seconds*; fail if it exits before that."""
+    """Let the process run for *seconds*; raise an error if it exits before that."""
     try:
         ingest.process.wait(seconds)
     except subprocess.TimeoutExpired:

@@ -99,7 +99,7 @@ class Report:
 
 
 def blows_of(count: int, rng: random.Random, among: Sequence[str] = BLOWS) -> list[str]:
-    """Return *count* faults and kills in random order, with all kinds equally often."""
+    """Return *count* kinds of faults and kills in random order, equally distributed."""
     found: list[str] = []
     while len(found) < count:
         kinds = list(among)
@@ -188,7 +188,7 @@ def fault_of(blow: str, rng: random.Random) -> Fault:
 
 
 def difference(wanted: Rows, found: Rows) -> str:
-    """Describe the differences between two sets of rows; empty if they are equal."""
+    """Describe how two sets of rows differ; return an empty string if they are equal."""
     missing, more = wanted.keys() - found.keys(), found.keys() - wanted.keys()
     other = {
         record_id: sorted(
@@ -232,7 +232,7 @@ class _Mirror:
         self._start(*DURING_THE_STORM)
 
     def live(self, seconds: float) -> None:
-        """Let the mirror run for *seconds*; fail if it exits before that."""
+        """Let the mirror run for *seconds*; raise an error if it exits before that."""
         try:
             self._job.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -269,7 +269,7 @@ class _Mirror:
             raise self._failure(f"failed after {output}")
 
     def end(self) -> None:
-        """Kill the mirror's processes if they are still running."""
+        """Kill the mirror and its child processes, unless the mirror has already exited."""
         if self._job.process.poll() is None:
             os.killpg(self._job.process.pid, signal.SIGKILL)
             self._job.process.communicate()

@@ -29,7 +29,7 @@ class World:
         self.well()
 
     def well(self) -> None:
-        """Check that there is no problem."""
+        """Check that no problem is reported."""
         assert self.monitor.problems() == []
 
     def fails(self, situation: str, *words: str) -> None:
@@ -40,8 +40,10 @@ class World:
             assert word in problem.reason
 
     def passes(self, seconds: float, *, heard: bool = True) -> None:
-        """Let *seconds* pass and run one loop iteration; unless *heard* is False, the service has
-        sent a message."""
+        """Let *seconds* pass and run one loop iteration.
+
+        Unless *heard* is False, the service has sent a message in the meantime.
+        """
         self.clock.now += seconds
         if heard:
             self.subscription.becomes(responses=self.subscription.said.responses + 1)
@@ -90,10 +92,9 @@ def test_stream_without_messages_is_silent_until_the_next_one(world):
 
 
 def test_silence_counts_only_while_messages_are_expected():
-    """Without any message, silence counts from the start of monitoring.
+    """Silence counts from the start of monitoring or from the end of the last pause.
 
-    A stream that is paused, closed or requests no events is never silent, and after such a pause
-    the time starts anew.
+    A stream that is paused, closed or requests no events is never silent.
     """
     clock = Clock()
     monitor = Monitor("test", clock=clock)
@@ -114,8 +115,10 @@ def test_silence_counts_only_while_messages_are_expected():
 
 
 def test_quiet_channel_of_the_streaming_api_is_healthy():
-    """A channel is silent only after 330 s without a connection, because its keepalives are not
-    visible. While it is connected, an old acked event is no problem either."""
+    """A channel's keepalives are not visible, so only 330 s without a connection count as silence.
+
+    While the channel is connected, an old position is healthy too.
+    """
     clock = Clock()
     monitor = Monitor("test", clock=clock)
     subscription = Subscription(responses=1)
@@ -157,8 +160,10 @@ def test_long_write_is_stuck_until_it_ends(world):
 
 
 def test_loop_without_iterations_is_stuck(world):
-    """A loop that does not iterate for over 600 s, e.g. in a handler that never returns, is stuck
-    even if no step is running."""
+    """A loop without an iteration for more than 600 s is stuck, even if no step is running.
+
+    A handler that never returns can cause this.
+    """
     world.passes(1)
     world.clock.now += 601
     world.subscription.becomes(responses=9)
@@ -180,8 +185,10 @@ def test_old_position_is_reported_before_its_events_expire(world):
 
 
 def test_an_old_event_on_a_quiet_topic_is_no_problem(world):
-    """An old position is fine once the service has shown that there are no newer events; its age
-    then counts from that time."""
+    """An old position is healthy once the service has reported that there are no newer events.
+
+    Its age then counts from that report.
+    """
     world.acks(NOW - 60 * HOUR)
     world.fails("retention")
     world.subscription.becomes(caught_up=True)
@@ -236,9 +243,9 @@ def test_silence_limit_follows_the_client_timings():
 
 
 def test_lag_while_events_wait_and_after_they_are_acked(world):
-    """Lag grows while events wait, and is unknown before the first ack.
+    """The lag is unknown before the first ack, and grows while events wait.
 
-    When all events are acked it is the last event's delay, and after a minute it is 0.
+    Once all events are acked, it is the delay of the last one; a minute later it is 0.
     """
 
     def lag():

@@ -1,4 +1,4 @@
-"""Tests of the health values that jobs use: whether events are left, and how many are confirmed."""
+"""Tests of a job's health values: whether it has caught up, and how many events are confirmed."""
 
 from __future__ import annotations
 

@@ -30,8 +30,10 @@ class Managed:
 
 
 def plain(*, tracked: bool) -> tuple[Intake, Resume, Ledger]:
-    """Return a plain subscription's intake, resume position and ledger; *tracked*: the intake has
-    the ledger."""
+    """Return a plain subscription's intake, resume position and ledger.
+
+    *tracked* says whether the intake uses the ledger.
+    """
     resume, ledger = Resume(NAME, StartPosition.latest(), None), Ledger()
     return Intake(Appetite(Limits()), ledger if tracked else None, resume), resume, ledger
 
@@ -64,8 +66,7 @@ def test_redelivered_events_are_dropped_and_counted() -> None:
 
 
 def test_duplicate_event_in_a_response_is_delivered_once() -> None:
-    """An event that is in a response twice is delivered once, and confirming it leaves nothing in
-    the ledger."""
+    """An event that a response contains twice is delivered once, and confirming it settles it."""
     managed = Managed()
 
     (deliver,) = managed.intake.take_in(events(1, 1, 2))

@@ -156,8 +156,11 @@ def test_commit_with_nothing_new_returns_the_last_receipt() -> None:
 
 
 def test_commit_does_not_wait_for_a_keepalive() -> None:
-    """After a reconnect, `commit` is settled with the last receipt, because an uncommitted
-    keepalive's position need not be confirmed and its redelivery could take minutes."""
+    """After a reconnect, `commit` returns the last receipt instead of waiting for a keepalive.
+
+    An uncommitted keepalive's position need not be confirmed, and its redelivery could take
+    minutes.
+    """
     script = streaming()
     script.respond(keepalive(2))
     script.reopen()
@@ -221,8 +224,7 @@ def test_rejected_commit_fails_its_caller_and_is_retried() -> None:
 
 
 def test_commit_retries_a_rejected_position() -> None:
-    """Calling `commit` sends a rejected position again without delay; a stray error answer does not
-    settle the caller."""
+    """Calling `commit` retries a rejected position at once; unrelated errors are ignored."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -282,8 +284,10 @@ def test_subscription_ends_after_15_minutes_of_rejections(ack: bool) -> None:
 
 
 def test_subscription_ends_if_commits_stay_unanswered() -> None:
-    """Commits that time out again and again end the subscription with `CommitError`, which the
-    caller of `commit` gets too."""
+    """Repeated commit timeouts end the subscription with `CommitError`.
+
+    A waiting `commit` raises it too.
+    """
     script = streaming()
     script.read(events(2))
     script.ack(2)

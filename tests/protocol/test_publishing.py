@@ -62,7 +62,7 @@ def event(number: int, size: int = 10, schema_id: str = "A") -> ProducerEvent:
 
 
 def make(*, timeout=120.0, ordered=False, timings=TIMINGS, **limits) -> PublishProtocol:
-    """Return a publisher with the given limits; *ordered*: with only one request in flight."""
+    """Return a publisher with the given limits; *ordered* allows one request in flight."""
     limits.setdefault("max_requests", 1 if ordered else 4)
     return PublishProtocol(
         TOPIC, "A", timeout=timeout, limits=PublishLimits(**limits), timings=timings
@@ -148,8 +148,10 @@ def test_number_of_requests_in_flight_is_limited():
 
 
 def test_new_stream_starts_with_one_request():
-    """After a failure a new stream sends a single request, and the others only after its answer, so
-    that a service that is down isn't flooded."""
+    """After a failure, a new stream sends one request and waits for its answer before the next.
+
+    This avoids flooding a service that is down.
+    """
     protocol = proven()
     submit(protocol, 1500)
     protocol.ended(1, DOWN, 0.0, 0.0)
@@ -191,8 +193,7 @@ def test_unanswered_events_are_resent_in_order():
 
 
 def test_results_are_matched_by_correlation_key():
-    """Results may come in any order, within an answer or between answers; unknown keys are
-    ignored."""
+    """Results may arrive in any order; those with unknown keys are ignored."""
     protocol = proven()
     submit(protocol, 1)
     submit(protocol, 201)
@@ -203,7 +204,7 @@ def test_results_are_matched_by_correlation_key():
 
 
 def test_id_used_twice_is_settled_twice():
-    """Two events with the same id each get a result."""
+    """Two events with the same id are settled separately."""
     protocol = make()
     protocol.submit([event(0)], 0.0)
     protocol.submit([event(1)], 0.0)
@@ -292,8 +293,10 @@ def test_temporarily_rejected_event_is_retried():
 
 
 def test_events_are_reencoded_after_a_schema_change():
-    """A rejection that names a new schema has the event encoded again, under the same id and in
-    order. If it is then rejected again, it fails."""
+    """If a rejection names a new schema, the event is reencoded and sent again in order.
+
+    It keeps its id. If it is rejected again, it fails.
+    """
     protocol = make(ordered=True)
     submit(protocol, 3)
     out = protocol.response(1, refuse(event(0), schema_id="B"), 0.0, 0.5)
@@ -360,8 +363,10 @@ def test_idle_stream_is_closed_before_the_service_does():
 
 
 def test_end_of_an_idle_stream_is_no_failure():
-    """If a stream fails while nothing is pending, even fatally, the publisher continues, and the
-    next event opens another one."""
+    """Even a fatal error of an idle stream does not close the publisher.
+
+    The next event opens a new stream.
+    """
     protocol = make()
     submit(protocol, 1)
     protocol.response(1, ok(event(0)), 1.0, 0.5)
@@ -379,7 +384,7 @@ def test_stream_ending_with_ok_is_reopened_for_pending_events():
 
 
 def test_expired_session_is_renewed_and_events_are_resent():
-    """If the session expires, events wait for a new one, and are then sent again."""
+    """Events whose session expires are sent again after it has been renewed."""
     protocol = make()
     submit(protocol, 1)
     assert protocol.ended(1, EXPIRED, 1.0, 0.5) == [RenewSession()]
@@ -610,7 +615,7 @@ class Publishing(RuleBasedStateMachine):
     @precondition(lambda self: self.renewing)
     @rule(works=st.booleans(), jitter=st.floats(0, 0.99))
     def finish_renewal(self, works: bool, jitter: float) -> None:
-        """Finish a sign-in, with or without success."""
+        """Finish a sign-in, successfully if *works*."""
         self.renewing = False
         if works:
             self.do(self.protocol.session_renewed(self.now))
@@ -638,7 +643,7 @@ class Publishing(RuleBasedStateMachine):
 
     @rule(jitter=st.floats(0, 0.99))
     def advance_time(self, jitter: float) -> None:
-        """Advance the time to the protocol's deadline; its timer must not be due forever."""
+        """Advance the time to the protocol's deadline; fail if its timer stays due."""
         at = self.protocol.deadline()
         if at is not None:
             self.now = max(self.now, at)
@@ -656,8 +661,10 @@ class Publishing(RuleBasedStateMachine):
 
     @invariant()
     def results_are_true(self) -> None:
-        """A successful result is of a published event, and a final failure of a rejected one,
-        except after a schema change."""
+        """Successful events were published, and others rejected, unless the schema changed.
+
+        Failures that can be retried are not checked.
+        """
         for ticket, result in self.told.items():
             name = self.given[ticket - 1]
             assert result.correlation_key == name
@@ -680,7 +687,7 @@ class Publishing(RuleBasedStateMachine):
             assert first == sorted(first)
 
     def teardown(self) -> None:
-        """Check that without further failures every event gets a result, and draining then ends."""
+        """Check that, without further failures, every event is settled and draining finishes."""
         self.run_without_failures()
         assert sorted(self.told) == list(range(1, len(self.given) + 1))
         for ticket, result in self.told.items():

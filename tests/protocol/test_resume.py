@@ -52,7 +52,7 @@ def test_rejected_position_is_a_gap_with_the_error_code() -> None:
 
 
 def test_rejected_position_resumes_at_the_fallback() -> None:
-    """With a fallback, the subscription continues there, and a further drop is no second gap."""
+    """The subscription resumes at the fallback, and another drop reports no second gap."""
     resume = Resume(NAME, StartPosition.after(rid(7)), LATEST)
     _, go_on = resume.rejected(None, None)
 

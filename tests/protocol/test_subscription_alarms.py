@@ -77,8 +77,7 @@ def test_zero_timings_do_not_loop_forever() -> None:
 
 
 def test_alarms_of_a_stream_end_with_it() -> None:
-    """While waiting, only the reopening is due; the alarms of the old stream's commit and of its
-    silence are dropped."""
+    """Ending a stream drops its alarms, so that only the reopening is due."""
     script = streaming()
     script.read(events(2))
     script.ack(2)

@@ -109,8 +109,9 @@ def test_deleted_records_are_returned_only_with_all_rows(org, reader):
 
 
 def test_numbers_keep_every_digit(org, reader):
-    """A query returns a currency value as a Decimal with every digit that was stored, and a read by
-    id returns a Decimal too.
+    """A query returns a currency value as a Decimal, with all stored digits.
+
+    A read by id returns a Decimal as well.
     """
     user = org.accounts.holder("")
     made = org.records.create(

@@ -19,7 +19,7 @@ def arrival(seq: int) -> Arrival:
 
 
 def test_a_response_between_the_check_and_the_wait_is_not_missed():
-    """A waiter that noted the count first does not wait if a response has come since."""
+    """If a response arrived after a waiter read the count, the waiter returns at once."""
     mailbox = Mailbox()
     seen = mailbox.count
     mailbox.put(arrival(1))

@@ -26,7 +26,7 @@ ORDERS = "/data/Order__ChangeEvent"
 
 
 def changed(emulator: EmulatorServer) -> dict[str, int]:
-    """Return how many records the change events of orders name, by change type."""
+    """Return the number of orders that change events name, by change type."""
     counts: dict[str, int] = {}
     for event in events(emulator, ORDERS):
         header = event["ChangeEventHeader"]
@@ -39,7 +39,7 @@ def changed(emulator: EmulatorServer) -> dict[str, int]:
 def test_jsforce(tmp_path):
     """jsforce can create, read, update, upsert, query, describe and delete records.
 
-    It can do so one by one and in bulk, and each change has its event.
+    This works one by one and in bulk, and each change publishes its event.
     """
     modules = str(node_packages() / "node_modules")
     with EmulatorServer(tmp_path) as emulator:

@@ -126,9 +126,9 @@ def test_spark_reads_all_sidecars(spark, lake: Path, tmp_path: Path, clock: Cloc
 
 
 def test_hadoop_file_is_replaced_as_a_whole(spark, lake: Path, tmp_path: Path):
-    """On a Hadoop file system, a replaced file has the new text and no other files are left.
+    """Replacing a file on a Hadoop file system replaces all of its text and leaves no other files.
 
-    An unwritable place or an unknown file system raises an error of this package.
+    Failing to write, or an unknown file system, raises one of this package's own errors.
     """
     files = HadoopFiles(spark, f"viewfs://lake/tables/files-{tmp_path.name}")
     files.make()
@@ -157,8 +157,9 @@ def test_unusable_local_directory_raises(tmp_path: Path):
 
 
 def test_each_schema_is_written_once(local, tmp_path: Path):
-    """A schema id always has the same schema, so a run writes each schema once, and nothing for an
-    empty one. A schema that is not stored is None.
+    """Each run writes a schema once, because the schema of an id never changes.
+
+    An empty schema is not written, and reading a missing one returns None.
     """
     local.keep_schemas({"schema-1": SCHEMA_JSON, "schema-2": ""})
     (file,) = (tmp_path / ".orders.sfpubsub" / "_schemas").iterdir()
@@ -169,9 +170,9 @@ def test_each_schema_is_written_once(local, tmp_path: Path):
 
 
 def test_repeated_gap_is_one_row(local, clock, tmp_path: Path):
-    """A job that is killed before it has passed a gap meets the gap again, with another RPC id.
+    """A gap that a restarted job meets again, with a different RPC id, keeps its first row.
 
-    The first entry is kept, and another gap is a second row.
+    A different gap adds a second row.
     """
     local.keep_gaps([GAP])
     clock.now += 60
@@ -184,9 +185,7 @@ def test_repeated_gap_is_one_row(local, clock, tmp_path: Path):
 
 
 def test_commits_take_few_files_and_few_writes(local, clock, tmp_path: Path, monkeypatch):
-    """Commits are collected and written every five seconds or when a file is full, and each file
-    holds a limited number.
-    """
+    """Commits are written every 5 s or once a file is full; files have a limited size."""
     monkeypatch.setattr(module, "COMMITS_A_FILE", 10)
     writes = []
     replace = LocalFiles.replace
@@ -223,7 +222,7 @@ def test_close_writes_the_last_commits(local, tmp_path: Path):
 
 
 def test_quarantine_on_a_hadoop_file_system_has_no_duplicates(spark, tmp_path: Path):
-    """An event that is quarantined again, also by another writer, keeps its single entry."""
+    """An event that is quarantined again, even by another writer, is stored only once."""
     place = Destination.parse(f"viewfs://lake/tables/q-{tmp_path.name}", "delta")
     for raw in (BAD.raw, BAD.raw, raw_event(2)):
         sidecars = Sidecars(spark, place)
@@ -248,7 +247,7 @@ def test_sidecars_of_a_catalog_table_are_at_its_location(spark):
 
 
 def test_unknown_sidecar_is_rejected(spark, tmp_path: Path):
-    """A name that is not that of a sidecar raises an error that lists the valid names."""
+    """Reading an unknown sidecar raises an error that lists the valid names."""
     with pytest.raises(ConfigurationError, match="schemas, quarantine, gaps, commits"):
         read_sidecar(spark, tmp_path, "rows")
 

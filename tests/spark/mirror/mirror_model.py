@@ -31,8 +31,9 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 2**16), records=st.integers(0, 4), is_read=st.booleans())
     def begin(self, seed: int, records: int, is_read: bool) -> None:
-        """Create an org with some records, and its mirror; with *is_read*, read the whole object
-        once.
+        """Create an org with some records and its mirror.
+
+        If *is_read* is True, read the whole object once.
         """
         self.rng = random.Random(seed)
         self.org = Org()
@@ -224,7 +225,7 @@ class MirrorMachine(RuleBasedStateMachine):
             raise DivergedError(f"the queue still has {self.job.tables.queue}")
 
     def compare(self, columns: int, leave_out: AbstractSet[str] = frozenset()) -> None:
-        """Compare the rows of the mirror with the records of the org; raise DivergedError."""
+        """Raise DivergedError if the rows of the mirror differ from the records of the org."""
         rows = {i: each.record for i, each in self.job.tables.mirrored.items()}
         live = {i: row for i, row in rows.items() if not row.is_deleted and i not in leave_out}
         truth = set(self.org.ids()) - leave_out

@@ -52,9 +52,7 @@ def test_generated_signal_ids_are_unique_and_in_order():
 
 
 def test_signal_that_is_put_twice_is_one_signal(tmp_path: Path):
-    """Putting a signal with the same id again has no effect while it waits or after it is done, so
-    that a sender who is not sure can repeat it.
-    """
+    """Putting a signal again has no effect, even after it is done, so that a sender can retry."""
     box, signal = mailbox(tmp_path), Signal("pause")
     box.put(signal)
     box.put(signal)
@@ -77,7 +75,7 @@ def test_marked_signal_is_done_although_its_file_remains(tmp_path: Path):
 
 
 def test_only_the_newest_marks_are_kept(tmp_path: Path):
-    """Old marks are deleted, so that a mailbox does not grow with every signal that it has had."""
+    """Old marks are deleted, so that a mailbox does not grow forever."""
     box = mailbox(tmp_path)
     box.put(Signal("pause", id="0000"))
     for number in range(0, 400, 100):
@@ -118,8 +116,9 @@ def test_mailbox_on_an_object_store_requires_a_spark_session():
 
 
 def test_signals_created_in_one_moment_stay_in_order(tmp_path: Path):
-    """Signals are read in the order of their creation, even if they were put in another order,
-    because the later one of a pause and a resume decides.
+    """Signals are read in the order they were created, not the order they were put.
+
+    The order matters: the later of a pause and a resume takes effect.
     """
     box, signals = mailbox(tmp_path), [Signal("pause") for _ in range(50)]
     for signal in reversed(signals):
@@ -152,9 +151,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _run_and_kill(side: str, directory: Path, log: Path, more: int) -> None:
-    """Run a process that puts or takes signals, and kill it when it has written *more* lines to its
-    log.
-    """
+    """Run a process that puts or takes signals; kill it after it has logged *more* lines."""
     before = len(_lines(log))
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.spark.mirror.mailbox_process", side, str(directory), str(log)]
@@ -171,8 +168,9 @@ def _run_and_kill(side: str, directory: Path, log: Path, more: int) -> None:
 
 
 def test_signals_survive_kills_of_both_sides(tmp_path: Path):
-    """After the processes that put and take signals were killed, every signal that was put has been
-    taken or waits, and no more than one per kill was taken twice.
+    """No signal is lost when the processes that put and take signals are killed.
+
+    Each kill duplicates at most one signal.
     """
     seed = random.randrange(1 << 31)
     print(f"seed {seed}")  # pytest shows it if the test fails

@@ -167,8 +167,10 @@ def test_a_table_of_another_format_is_rejected(tmp_path: Path):
 
 
 def test_sources_need_names_that_differ_in_more_than_case():
-    """Names identify the sources of a table: repeated ones are merged, none at all is an error, and
-    so are two of different kinds that differ only in case."""
+    """A table needs at least one source; repeated sources are merged.
+
+    Sources of different kinds whose names differ only in case are rejected.
+    """
     assert Source.several("S") == (Source("managed", "S"),)
     assert Source.several(None, ["/event/A__e", "/event/A__e"]) == TOPIC
     assert Source.several("S", "/event/A__e", ["/topic/A", "/u/B"]) == (

@@ -87,7 +87,7 @@ def test_acquire_waits_for_the_jvm_of_a_killed_writer(tmp_path: Path, jvm, monke
 
 
 def test_acquire_fails_if_the_old_jvm_does_not_exit(tmp_path: Path, jvm):
-    """After the longest wait, the error names the process to end; then the lease is available."""
+    """If the old JVM does not exit in time, the error names its pid."""
     kill(hold(tmp_path, jvm.pid))
     with pytest.raises(ConfigurationError, match=rf"JVM \(pid {jvm.pid}\)"):
         Lease.acquire(tmp_path, os.getpid(), patience=0.0)

@@ -299,7 +299,7 @@ def test_write_rows_rejects_rows_with_missing_columns(open_writer):
 
 
 def test_the_state_in_the_log_is_readable_json(spark, open_writer, table):
-    """Each transaction states its sources, batch, first row number, row count and positions."""
+    """The stored state lists the sources, batch, first row number, row count and positions."""
     open_writer().write(batch_of(range(3)))
     state = json.loads(_last_state(spark, table))
     assert state["sources"] == [["topic", TOPIC]]

@@ -27,7 +27,7 @@ HOUR = 3600.0
 
 
 class Killed(Exception):  # noqa: N818
-    """Stands for SIGKILL."""
+    """Raised to simulate SIGKILL."""
 
 
 def old_files(spark: SparkSession, table: Path) -> None:
@@ -45,7 +45,7 @@ def events(amount: int) -> list[str]:
 
 
 def check_upgraded(spark: SparkSession, table: Path, format_: str) -> None:
-    """Check that all rows are there with the new columns and their batches, and write some more."""
+    """Check that each row was kept with its batch and has the new columns, then append rows."""
     rows = read_table(table, format_)
     assert rows["event_id"].to_pylist() == events(6)
     assert rows["ingest_seq"].to_pylist() == list(range(6))
@@ -126,7 +126,7 @@ def test_a_parquet_upgrade_that_fails_while_staging_is_repeated(
 def test_a_delta_table_is_upgraded_in_one_transaction(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Before it, the table is written in its old layout; columns added by its owner stay."""
+    """An upgrade adds the new columns to all rows and keeps a column added by the owner."""
     table = tmp_path / "orders"
     first = State.first
     with monkeypatch.context() as patch:

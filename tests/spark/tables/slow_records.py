@@ -1,8 +1,8 @@
-"""The expected current, history and queue tables, computed from all events in a simple, slow way.
+"""Compute the expected current, history and queue tables from all events, simply but slowly.
 
 This follows the documentation of change events and of the tables, and shares no code with the
-engine. A field's value is searched backwards through all changes, in quadratic time; the engine
-applies one change after the other.
+engine. To find a field's value, it searches all changes backwards, in quadratic time; the engine
+applies one change at a time.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SlowRecord:
         return None
 
     def _text(self, number: int, name: str) -> tuple[str | None, bool]:
-        """Return a text after applying a diff, and whether it is unknown."""
+        """Return the text that results from a diff, and whether the result is unknown."""
         sent = self.counting[number][1].fields[name]
         old = self._value(number - 1, name)
         header, *lines = sent.split("\n")[1:]
@@ -152,7 +152,7 @@ def place(event: Published) -> tuple[int, int, int]:
 
 
 def about_all(event: Published, record_id: str) -> str | None:
-    """Return why an event makes a whole range of records with this id uncertain, or None."""
+    """Return why an event makes a whole range of records uncertain; None if it does not."""
     ids = event.head["recordIds"]
     if event.head["changeType"] == "GAP_OVERFLOW":
         return "overflow"
