@@ -11,7 +11,7 @@ import sfpubsub
 
 
 def python(code: str) -> str:
-    """Run this code in a new interpreter, and return what it prints, stripped."""
+    """Run code in a new interpreter; return its stdout without surrounding whitespace."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

@@ -22,7 +22,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
 @dataclass
 class Served:
-    """A server that counts its connections, and answers while `answers` is set."""
+    """A server that counts its connections, and responds while `answers` is set."""
 
     url: str = ""
     connections: int = 0
@@ -75,8 +75,9 @@ def test_requests_share_one_connection(served: Served, connection: HttpConnectio
 
 
 def test_a_request_in_flight_is_cut(served: Served, connection: HttpConnection) -> None:
-    """`cut` ends a request whose response the server holds back, and the next request works on a
-    new connection.
+    """`cut` aborts a request that is waiting for its response.
+
+    The next request uses a new connection.
     """
     served.answers.clear()
     with ThreadPoolExecutor(1) as pool:

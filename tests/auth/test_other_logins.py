@@ -167,9 +167,7 @@ def test_the_output_of_sf_is_validated(sf, shown, error):
 
 
 def test_sf_signed_in_to_another_org_raises(sf):
-    """An instance URL or a tenant in the settings must be that of the org that ``sf`` is signed
-    in to.
-    """
+    """An instance URL or tenant in the settings must match the org that ``sf`` is signed in to."""
     sf(("org display", 0, ok(SHOWN)))
     with pytest.raises(ConfigurationError, match="SFPUBSUB_INSTANCE_URL"):
         SfCliLogin(instance_url="https://other.my.salesforce.com").get_session(None)
@@ -196,7 +194,7 @@ def test_an_sf_that_hangs_times_out(tmp_path, monkeypatch):
 
 @pytest.fixture
 def org(authority):
-    """Run an HTTPS server as an org whose ``userinfo`` responds with 403."""
+    """Run an HTTPS server as an org; its ``userinfo`` returns status 403 by default."""
     with https_host(lambda _request: Reply(403), authority) as host:
         yield host
 
@@ -226,9 +224,9 @@ class Salesforce:
 
 
 def test_the_session_of_a_salesforce_object(org):
-    """Any object with ``session_id`` and ``sf_instance`` serves as a login.
+    """Any object with ``session_id`` and ``sf_instance`` can be used to log in.
 
-    ``https://`` is put before its host.
+    The instance URL is ``https://`` followed by the host.
     """
     session = login_with(Salesforce(), org).get_session(None)
     assert (session.access_token, session.instance_url) == (TOKEN, org.url)
@@ -252,7 +250,7 @@ def test_a_salesforce_object_is_renewed_in_place(org):
     [(RuntimeError("password=hush"), False), (ConnectionError("body=hush"), True)],
 )
 def test_a_salesforce_object_that_cannot_be_renewed(org, failure, retryable):
-    """The object's error may contain the password, so only its type is reported.
+    """Only the type of the object's error is reported, because its text may contain the password.
 
     A connection error can be retried.
     """
@@ -266,10 +264,7 @@ def test_a_salesforce_object_that_cannot_be_renewed(org, failure, retryable):
 
 
 def test_a_salesforce_object_without_a_refresh_method(org):
-    """Renewal uses a private method.
-
-    If a version lacks it, the error says to create a new object.
-    """
+    """Renewal uses a private method; if it is missing, the error says to create a new object."""
 
     class Bare:
         session_id, sf_instance = TOKEN, "127.0.0.1"
@@ -286,9 +281,9 @@ def test_an_object_that_is_not_a_salesforce_raises():
 
 
 def test_the_organisation_of_an_opaque_session(org):
-    """If the token doesn't contain the organisation, the instance's ``userinfo`` returns it.
+    """If the token doesn't contain the organisation, it is read from the instance's ``userinfo``.
 
-    If that is down, the error can be retried.
+    If that endpoint is down, the error can be retried.
     """
     salesforce = Salesforce()
     salesforce.session_id = "opaque"

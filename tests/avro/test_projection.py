@@ -25,7 +25,7 @@ from .test_decoder import careful, collect, schemas, value_of
 SEED = 17
 
 
-def picked(value: dict, codec: Codec) -> dict:
+def decoded_part(value: dict, codec: Codec) -> dict:
     """Return those fields of a decoded value that *codec* decodes."""
     return {name: value[name] for name in codec.fields if name in codec.wanted}
 
@@ -59,11 +59,11 @@ def test_chosen_fields_have_the_values_of_a_full_decoding(name):
         for value in values(name, 10, seed=number):
             raw = payload(name, value)
             assert list(some.decode(raw)) == [f for f in codec.fields if f in some.wanted]
-            assert some._read(raw) == some.decode(raw) == picked(value, some)
+            assert some._read(raw) == some.decode(raw) == decoded_part(value, some)
             assert some._read != some._decode_carefully
             slow = careful(codec)
             slow.wanted = some.wanted
-            assert slow.decode(raw) == picked(value, some)
+            assert slow.decode(raw) == decoded_part(value, some)
             assert some.event_time(some.decode(raw)) == codec.event_time(value)
 
 
@@ -78,7 +78,7 @@ def test_chosen_fields_of_random_schemas(data):
     whole = codec.decode(raw)
     names = frozenset(n for n in codec.fields if data.draw(st.booleans()))
     some = codec.only(names)
-    assert some.decode(raw) == picked(whole, some)
+    assert some.decode(raw) == decoded_part(whole, some)
     with pytest.raises(DecodeError, match="1 bytes more"):
         some.decode(raw + b"\x00")
 
@@ -103,7 +103,7 @@ def test_skipped_fields_are_validated(name):
         odd = bytearray(raw)
         odd[rng.randrange(len(odd))] = rng.randrange(256)
         try:
-            expected = picked(codec.decode(bytes(odd)), some)
+            expected = decoded_part(codec.decode(bytes(odd)), some)
         except DecodeError as error:
             if "UTF-8" not in str(error) and "utf-8" not in str(error):
                 with pytest.raises(DecodeError):
@@ -113,9 +113,7 @@ def test_skipped_fields_are_validated(name):
 
 
 def test_codecs_of_chosen_fields_are_cached_within_a_limit():
-    """The same choice of fields returns the cached codec, and many different choices don't
-    exceed the limit.
-    """
+    """Choosing the same fields again returns the cached codec; the cache has a size limit."""
     codec = Codec("id", schema_text("order_event"))
     names = frozenset(["Order_Number__c"])
     assert codec.only(names) is codec.only(names)
@@ -155,9 +153,9 @@ def test_an_event_without_chosen_fields_keeps_its_header():
 
 
 def test_asking_for_the_change_of_a_skipped_field_raises():
-    """A field that was not decoded doesn't look unchanged or null.
+    """A skipped field looks neither unchanged nor null; asking for it raises an error.
 
-    The error says to add it to the choice.
+    The error says to add it to the chosen fields.
     """
     codec = Codec("id", schema_text("account_change"))
     some = codec.only(frozenset(["Phone", "BillingAddress"]))
@@ -173,9 +171,9 @@ def test_asking_for_the_change_of_a_skipped_field_raises():
 
 
 def test_json_has_the_chosen_fields_but_raw_tables_have_all():
-    """An event's JSON has only the chosen fields and those always decoded.
+    """An event's JSON contains only the chosen fields and those that are always decoded.
 
-    A raw table's row has all fields.
+    A raw table's row contains all fields.
     """
     codec = Codec("id", schema_text("order_event"))
     raw = payload("order_event", next(values("order_event", 1)))
@@ -184,7 +182,7 @@ def test_json_has_the_chosen_fields_but_raw_tables_have_all():
         (event,) = batch_of(some, raw, datetimes=datetimes)
         (whole,) = batch_of(codec, raw, datetimes=datetimes)
         assert set(event.value) == {"CreatedDate", "Order_Number__c"}
-        assert event.value == picked(whole.value, some)
+        assert event.value == decoded_part(whole.value, some)
         assert set(json.loads(event.to_json())) == {"CreatedDate", "Order_Number__c"}
         assert event.facts_and_json() == whole.facts_and_json()
 

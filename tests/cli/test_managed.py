@@ -108,7 +108,7 @@ def test_waiting_times_out_and_can_be_disabled(run_emulator, monkeypatch, capsys
 
 
 def test_availability_check_moves_no_position(emulator, capsys):
-    """The check subscribes for a moment; it commits nothing and gives the slot back."""
+    """The check subscribes briefly, commits nothing and releases the slot."""
     emulator.publish(TOPIC, orders(3))
     assert run(["managed", "start", NAME]) == 0
     assert committed(emulator) is None
@@ -138,7 +138,10 @@ def test_network_failure_does_not_count_as_available(run_emulator, connect):
 
 @pytest.mark.parametrize("command", [["create", NEW, "--topic", TOPIC], ["start", NAME]])
 def test_change_and_wait_share_one_sign_in(run_emulator, monkeypatch, capsys, command):
-    """A rotating refresh token is valid once, so a second sign-in with it would fail."""
+    """Changing a subscription and waiting for it signs in once.
+
+    A rotating refresh token is valid once, so a second sign-in would fail.
+    """
     started = run_emulator(settings=Settings(rotate_refresh_tokens=True))
     point_at(
         started,
@@ -258,7 +261,7 @@ def test_commands_of_the_managed_subscriptions_page_run(emulator, capsys):
 def test_bad_input_is_a_one_line_error(
     emulator, monkeypatch, capsys, arguments, changed, code, says
 ):
-    """Each mistake has its exit code and a line on stderr that names it."""
+    """Each mistake exits with its own code and a one-line error on stderr."""
     point_at(emulator, monkeypatch, **changed)
     assert run(["managed", *arguments]) == code
     assert_one_line_error(capsys, says)

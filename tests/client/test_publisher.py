@@ -165,7 +165,7 @@ def test_no_event_is_lost_and_repeats_keep_their_id(face, streamed, run_emulator
 
 @FACES
 def test_changed_schema_loses_no_event(face, run_emulator, connect):
-    """An event that is refused for its old schema is encoded again and sent under its id."""
+    """An event that is rejected for its old schema is reencoded and sent again under its id."""
     emulator = run_emulator(settings=Settings(accept_old_schemas=False))
 
     async def scenario():
@@ -187,7 +187,7 @@ def test_changed_schema_loses_no_event(face, run_emulator, connect):
 
 
 def test_events_that_expire_during_a_schema_fetch_fail_alone(run_emulator, connect):
-    """Events whose timeout passes during the fetch fail; later events are published."""
+    """Events that time out while the schema is fetched fail; later ones are published."""
     emulator = run_emulator(settings=Settings(accept_old_schemas=False))
     with connect(emulator).open_publisher(TOPIC, created_by=USER, timeout=1.0) as publisher:
         change_schema(emulator)
@@ -206,7 +206,7 @@ def test_events_that_expire_during_a_schema_fetch_fail_alone(run_emulator, conne
 
 @FACES
 def test_added_field_can_be_set_at_once(face, run_emulator, connect):
-    """A value that does not fit the cached schema makes the publisher fetch the current one."""
+    """A value that does not match the cached schema makes the publisher fetch the current one."""
     emulator = run_emulator()
 
     async def scenario():
@@ -243,7 +243,7 @@ def change_schema(emulator) -> None:
     ],
 )
 def test_invalid_event_is_not_sent(face, value, options, says, run_emulator):
-    """The caller learns what is wrong with the event, and the next event is published."""
+    """An invalid event raises an error that says what is wrong; the next event is published."""
     emulator = run_emulator()
 
     async def scenario():
@@ -282,7 +282,7 @@ def test_send_waits_while_too_many_events_have_no_result(face, run_emulator):
 
 @FACES
 def test_refusal_is_in_the_receipt_and_raised_by_flush_once(face, run_emulator):
-    """Neither a second flush nor closing the publisher raises the same failure again."""
+    """After `flush` has raised a failure, neither another flush nor closing raises it again."""
     emulator = run_emulator()
     emulator.faults.add(Fault("refuse_event", text="no such record"))
 
@@ -339,7 +339,7 @@ def test_permission_error_ends_the_publisher(face, run_emulator):
 
 @FACES
 def test_event_without_a_result_fails_after_its_timeout(face, run_emulator):
-    """The result says that the event may have been published, and the error is retryable."""
+    """The result says that the event may have been published, and the error can be retried."""
     emulator = run_emulator()
     emulator.faults.add(Fault("lose_answer", times=10_000))
 
@@ -354,7 +354,7 @@ def test_event_without_a_result_fails_after_its_timeout(face, run_emulator):
 
 
 @FACES
-def test_leaving_the_block_by_an_exception_ends_at_once(face, run_emulator):
+def test_an_exception_in_the_block_closes_without_waiting(face, run_emulator):
     """An exception closes the publisher at once, and receipts report the missing result."""
     emulator = run_emulator(clock=ManualClock())
     emulator.faults.add(Fault("delay_call", rpc="PublishStream", seconds=5.0))
@@ -382,14 +382,14 @@ def test_idle_stream_is_closed_by_the_client_and_reopened(face, run_emulator, co
                 assert (await (await publisher.send({}))).ok
                 assert publisher.counts.streams == count
                 await asyncio.to_thread(
-                    until, lambda: not reading(TOPIC), "the end of the idle stream"
+                    until, lambda: not is_reading(TOPIC), "the end of the idle stream"
                 )
 
     run(scenario())
     assert emulator.bus.tip() == 2
 
 
-def reading(topic: str) -> bool:
+def is_reading(topic: str) -> bool:
     """Return whether a thread is still reading a stream of *topic*."""
     return any(thread.name == f"sfpubsub-read {topic}" for thread in threading.enumerate())
 
@@ -430,7 +430,7 @@ def test_publishing_an_empty_list_returns_no_results(run_emulator, connect):
 
 
 def test_topic_and_schema_are_fetched_once(run_emulator, connect):
-    """A second call of `publish` makes neither a GetTopic call nor a GetSchema call."""
+    """Calling `publish` again calls neither GetTopic nor GetSchema."""
     emulator = run_emulator()
     client = connect(emulator)
     client.publish(TOPIC, [{}], created_by=USER)

@@ -252,7 +252,7 @@ def test_next_batch_returns_the_rest_of_a_batch_after_a_break(start: Start):
 
 
 def test_commit_while_iterating_commits_the_current_event(start: Start):
-    """`commit` in the loop commits up to the current event, not the rest of its response."""
+    """In the loop, `commit` commits up to the current event, but not the rest of its response."""
     target, face = start(events_per_response=5)
     target.publish(5)
     held = face.managed(NAME)

@@ -37,7 +37,7 @@ PLACE = {"url": ready["http"], "grpc_host": GRPC[0], "grpc_port": int(GRPC[2])}
 
 
 class EnoughError(Exception):
-    """Raised to end a subscription, because the clients have no other way."""
+    """Raised by a callback to end a subscription, for clients that offer no other way."""
 
 
 class Reader:

@@ -105,7 +105,7 @@ def open_org(tmp_path: Path) -> Iterator[Callable[..., Org]]:
     opened[-1].emulator.stop()
 
 
-def whole() -> int:
+def full_pages() -> int:
     """Return the maximum number of events in a page, so that full pages are read."""
     return 100
 
@@ -126,7 +126,7 @@ def test_published_events_are_read_from_blocks(open_org):
     assert org.blocks() == 4
     org = open_org()
     org.delete_events()
-    assert len(org.read_all(ORDERS, whole)) == 400
+    assert len(org.read_all(ORDERS, full_pages)) == 400
 
 
 def test_blocks_are_added_to_an_older_data_directory(open_org):
@@ -140,11 +140,11 @@ def test_blocks_are_added_to_an_older_data_directory(open_org):
     for file in org.emulator.data_dir.glob("blocks.*"):
         file.unlink()
     org = open_org()
-    assert org.check(ORDERS, whole) == 1000
+    assert org.check(ORDERS, full_pages) == 1000
     for made in (2, 4, 6, 8, 10, 10):
         org.publish(ORDERS, 1)
         assert org.blocks() == made
-    assert org.check(ORDERS, whole) == 1006
+    assert org.check(ORDERS, full_pages) == 1006
 
 
 @pytest.mark.parametrize("changed", [{"replay_id_bytes": 8}, {"change_event_ids": False}])
@@ -156,9 +156,9 @@ def test_blocks_of_other_settings_are_not_used(open_org, changed):
     org = open_org()
     for settings in (Settings(**changed), SETTINGS, Settings(**changed)):
         org.publish(ACCOUNTS, 150)
-        assert org.check(ACCOUNTS, whole) == org.check(CHANGES, whole)
+        assert org.check(ACCOUNTS, full_pages) == org.check(CHANGES, full_pages)
         org = open_org(settings)
-    assert org.check(ACCOUNTS, whole) == 450
+    assert org.check(ACCOUNTS, full_pages) == 450
 
 
 LOSSES: dict[str, Callable[[Org], None]] = {
@@ -198,7 +198,7 @@ def test_blocks_match_the_log_after_random_operations(open_org, seed):
 
 
 def test_stale_blocks_after_a_kill_are_ignored(open_org):
-    """A kill may leave blocks of events that are no longer in the log. They are not sent."""
+    """Blocks of events that are no longer in the log, left behind by a kill, are not sent."""
     org = open_org()
     org.publish(ORDERS, 200)
     file, kept = org.emulator.data_dir / "blocks.sqlite3", org.emulator.data_dir / "kept"
@@ -210,7 +210,7 @@ def test_stale_blocks_after_a_kill_are_ignored(open_org):
     kept.rename(file)
     org = open_org()
     assert org.blocks() == 2
-    assert org.check(ORDERS, whole) == 50
+    assert org.check(ORDERS, full_pages) == 50
 
 
 def test_large_events_have_no_blocks(open_org):
@@ -223,7 +223,7 @@ def test_large_events_have_no_blocks(open_org):
     assert org.blocks() == 0
     org.publish(ORDERS, 100)
     assert org.blocks() == 1
-    assert org.check(ORDERS, whole) == 200
+    assert org.check(ORDERS, full_pages) == 200
 
 
 @pytest.mark.parametrize("happened", ["aged out", "reset", "moved"])
@@ -235,13 +235,13 @@ def test_events_after_a_loss_have_blocks(open_org, happened):
     org.publish(ORDERS, 100)
     kept = 200 if happened == "moved" else 100
     org.publish(ACCOUNTS, 1)
-    assert org.check(ORDERS, whole) == kept
+    assert org.check(ORDERS, full_pages) == kept
     org.delete_events()
-    assert len(org.read_all(ORDERS, whole)) == kept
+    assert len(org.read_all(ORDERS, full_pages)) == kept
 
 
 def test_deleting_a_channel_deletes_its_blocks(open_org):
-    """A new channel with the number of a deleted one sends none of the deleted channel's events."""
+    """A channel that reuses a deleted channel's number sends none of its events."""
     org = open_org()
     org.bus.put_channel("/data/Some__chn", [ACCOUNTS])
     org.publish(ACCOUNTS, 100)
@@ -249,13 +249,13 @@ def test_deleting_a_channel_deletes_its_blocks(open_org):
     org.bus.remove_channel("/data/Some__chn")
     org.bus.put_channel("/data/Other__chn", [ACCOUNTS])
     assert org.bus.topic("/data/Other__chn").number == number
-    assert org.check("/data/Other__chn", whole) == 0
+    assert org.check("/data/Other__chn", full_pages) == 0
     org.publish(ACCOUNTS, 100)
-    assert org.check("/data/Other__chn", whole) == 100
+    assert org.check("/data/Other__chn", full_pages) == 100
 
 
 def test_events_lost_while_a_block_is_stored_are_in_no_block(open_org, monkeypatch):
-    """Events that expire while a block of them is being stored are in no block."""
+    """Events that expire while their block is being stored end up in no block."""
     org = open_org()
     org.publish(ORDERS, 99)
     put = Bus.put_block
@@ -268,4 +268,4 @@ def test_events_lost_while_a_block_is_stored_are_in_no_block(open_org, monkeypat
     monkeypatch.setattr(Bus, "put_block", late)
     org.publish(ORDERS, 1)
     assert org.blocks() == 0
-    assert org.check(ORDERS, whole) == 0
+    assert org.check(ORDERS, full_pages) == 0

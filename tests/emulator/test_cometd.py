@@ -62,7 +62,7 @@ def test_a_handshake_returns_a_client_id_and_the_extensions(emulator):
 def test_only_the_first_connect_returns_at_once_with_advice(emulator):
     """The first connect is answered at once with advice.
 
-    Later connects are held for the timeout, and have no advice.
+    Later connects are held until the timeout and answered without advice.
     """
     client = Bayeux(emulator)
     client.handshake()
@@ -105,9 +105,9 @@ def test_a_session_expires_without_a_connect(start):
 
 
 def test_the_older_of_two_connects_is_cancelled(start):
-    """If a second connect arrives while one is held, the older one is answered with HTTP 500.
+    """A second connect cancels the one that is held, which is answered with HTTP 500.
 
-    The server of the CometD project does the same.
+    The CometD project's server does the same.
     """
     emulator, _ = start(settings=Settings(streaming_timeout_s=60.0))
     client = Bayeux(emulator).ready()
@@ -132,7 +132,7 @@ def test_a_disconnect_ends_the_session(client):
     assert error(client.connect()[0]) == "403::Unknown client"
 
 
-def test_the_path_may_name_the_kind_of_message(emulator):
+def test_the_path_may_end_with_the_message_type(emulator):
     """A request path may end with the message type, which some clients append."""
     client = Bayeux(emulator)
     message = {
@@ -228,7 +228,7 @@ def test_a_generic_event_has_a_text_payload(client, emulator):
     assert ids([event]) == [first]
 
 
-def test_platform_and_change_events_come_as_json(emulator):
+def test_platform_and_change_events_are_sent_as_json(emulator):
     """Platform and change events are sent as JSON, with dates as strings.
 
     Bitmaps are expanded to field names, and unchanged fields are left out.
@@ -296,7 +296,7 @@ def test_settings_change_the_shape_of_responses(start):
 
 
 def test_a_response_has_a_limited_number_of_events(start):
-    """A response has at most `streaming_reply_events` events. Later connects return the rest."""
+    """A response contains at most `streaming_reply_events` events; the rest comes later."""
     emulator, _ = start(settings=Settings(streaming_reply_events=2))
     found = emulator.publish_streaming(TOPIC, records(*"abcde"))
     client = Bayeux(emulator).ready()
@@ -380,14 +380,14 @@ def test_an_invalid_body_is_answered_with_an_html_page(emulator, body):
     [("", "401::Request requires authentication"), ("wrong", "401::Authentication invalid")],
 )
 def test_a_denied_handshake_gives_the_reason_in_its_ext(emulator, token, reason):
-    """A handshake without a valid token is denied. Only the reply's `ext` says why."""
+    """A handshake without a valid token is denied; only the reply's `ext` contains the reason."""
     reply = Bayeux(emulator, token=token).handshake()
     assert error(reply) == "403::Handshake denied"
     assert reply["advice"]["reconnect"] == "none"
     assert reply["ext"]["sfdc"] == {"failureReason": reason}
 
 
-def test_every_text_is_in_the_documented_form():
+def test_error_texts_have_the_documented_format():
     """Every error text consists of a three-digit status, two colons and a message."""
     for key, text in TEXTS.items():
         assert re.fullmatch(r"[45]\d\d::[A-Za-z].+", text), key
@@ -441,7 +441,7 @@ def test_an_invalid_pushtopic_is_rejected(emulator, body, code):
     ],
 )
 def test_invalid_queries_of_pushtopics_are_rejected(emulator, query, code):
-    """A query of an unknown object or field, or with invalid syntax, has its own error code."""
+    """An unknown object or field and invalid syntax are rejected with different error codes."""
     assert rest(emulator, "GET", f"{DATA}/query?q={query}").code == (400, code)
 
 

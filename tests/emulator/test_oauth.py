@@ -73,8 +73,10 @@ def shared(tmp_path_factory: Any, key: Any) -> Any:
 
 
 def assertion(emulator: Any, key: Any, algorithm: str = "RS256", **changes: Any) -> str:
-    """Return a signed JWT assertion. `changes` overrides claims: None removes one, and a function
-    is called for its value."""
+    """Return a signed JWT assertion with changed claims.
+
+    In `changes`, None removes a claim, and a function is called for its value.
+    """
     claims = {
         "iss": "emulator",
         "sub": USER["username"],
@@ -102,8 +104,7 @@ def sign_in(emulator: Any, key: Any, grant_type: str) -> Any:
 
 @pytest.mark.parametrize("grant_type", FLOWS)
 def test_flow_returns_a_valid_token(shared, key, grant_type):
-    """Over TLS each flow returns an answer of the documented form, with a token that authorizes
-    gRPC calls."""
+    """Over TLS, each flow returns the documented response, whose token authorizes gRPC calls."""
     before = time.time()
     reply = sign_in(shared, key, grant_type)
     assert reply.status == 200
@@ -135,8 +136,10 @@ def test_flow_returns_a_valid_token(shared, key, grant_type):
 
 
 def test_credentials_in_a_basic_header(shared):
-    """The client ID and secret are also accepted in a Basic header, as some clients send them; a
-    header that is wrong or malformed returns status 400."""
+    """A client's ID and secret are also accepted in a Basic header.
+
+    A wrong or malformed header is rejected with status 400.
+    """
     basic = base64.b64encode(f"{APP['client_id']}:{APP['client_secret']}".encode()).decode()
     fields = {"grant_type": "client_credentials"}
     path = "/services/oauth2/token"
@@ -197,7 +200,7 @@ def test_refused_sign_ins(shared, grant_type, fields, expected):
 
 
 def test_refresh_without_the_client_secret(shared):
-    """An app may use its refresh token without its client secret."""
+    """An app can use its refresh token without its client secret."""
     fields = {"grant_type": "refresh_token", "client_id": "emulator", "refresh_token": REFRESH}
     assert form(shared, "/services/oauth2/token", fields).status == 200
 
@@ -272,8 +275,7 @@ def test_assertion_ignores_clock_jumps(start, key):
 
 
 def test_invalid_public_key(emulator):
-    """A public key that is malformed, or that RS256 cannot use, is refused when it is set, and the
-    app stays unchanged."""
+    """A public key that is malformed or unusable for RS256 is rejected and changes nothing."""
     for text in ("x", pem(ec.generate_private_key(ec.SECP256R1())), "-----BEGIN CERTIFICATE-----"):
         with pytest.raises(EmulatorProblem, match="not an RSA key"):
             emulator.accounts.put_app("emulator", public_key=text)
@@ -283,8 +285,10 @@ def test_invalid_public_key(emulator):
 
 
 def test_public_key_without_pyjwt(emulator, key, monkeypatch):
-    """Without PyJWT, setting a public key raises an error that names the extra to install; flows
-    other than JWT bearer still work."""
+    """Without PyJWT, setting a public key raises an error that names the extra to install.
+
+    Other flows than JWT bearer still work.
+    """
     monkeypatch.setitem(sys.modules, "jwt", None)
     with pytest.raises(EmulatorProblem, match=r"sfpubsub\[emulator\]"):
         emulator.accounts.put_app("emulator", public_key=pem(key))
@@ -346,8 +350,10 @@ def test_userinfo(emulator):
     [({}, "Missing_OAuth_Token"), ({"Authorization": "Bearer x"}, "Bad_OAuth_Token")],
 )
 def test_userinfo_without_a_valid_token(shared, headers, text):
-    """The userinfo endpoint answers a missing or unknown token with status 403 in plain text, as
-    the real service does."""
+    """Without a valid token, the userinfo endpoint returns status 403 in plain text.
+
+    The real service does the same.
+    """
     reply = ask(shared, "GET", USERINFO, headers=headers)
     assert (reply.status, reply.text) == (403, text)
 
@@ -362,8 +368,10 @@ def test_id_url_of_another_org_or_user(shared):
 
 
 def test_revoking_a_token(emulator, client):
-    """A revoked token is refused by gRPC, userinfo and REST; the stream that it opened continues,
-    as on the real service, and other tokens stay valid."""
+    """A revoked token is rejected by gRPC, userinfo and REST; other tokens stay valid.
+
+    As on the real service, a stream that it opened continues.
+    """
     given = token(emulator).json["access_token"]
     client.metadata = (("accesstoken", given), *emulator.metadata[1:])
     stream = client.subscribe()
@@ -470,8 +478,7 @@ def test_sign_ins_survive_a_restart(tmp_path):
 
 
 def test_tokens_are_bounded(emulator, monkeypatch):
-    """When there are more sign-ins than tokens are kept, the oldest tokens become invalid, but
-    never the emulator's own."""
+    """If too many tokens were issued, the oldest expire, but never the emulator's own."""
     monkeypatch.setattr("sfpubsub.emulator.org.sessions._MOST_TOKENS", 3)
     given = [token(emulator).json["access_token"] for _ in range(5)]
     good = [ask(emulator, "GET", USERINFO, headers=bearer(item)).status for item in given]

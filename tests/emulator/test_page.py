@@ -78,7 +78,7 @@ def send(org: Any, path: str, headers: Any = None, **fields: str) -> tuple[int, 
 
 
 class Updates:
-    """A stream of server-sent events, read as a browser reads it."""
+    """A stream of server-sent events, read the way a browser does."""
 
     def __init__(self, org: Any, path: str, headers: Any = None) -> None:
         host = urllib.parse.urlsplit(org.http_url).netloc
@@ -87,8 +87,10 @@ class Updates:
         self.answer = self.connection.getresponse()
 
     def next(self, kind: str) -> dict[str, str]:
-        """Return the data of the next message of the given kind. Its `mark` is the message's ID, or
-        empty if it has none."""
+        """Return the data of the next message of this kind.
+
+        Its `mark` is the message's ID, or empty if there is none.
+        """
         fields: dict[str, str] = {}
         while True:
             line = self.answer.readline().decode()
@@ -166,8 +168,7 @@ def test_input_is_escaped(org, updates):
     ],
 )
 def test_forged_form_changes_nothing(org, headers, fields):
-    """A form without the page's own token, from another origin, or with a wrong content type is
-    refused and publishes nothing."""
+    """A form with a missing or wrong token, origin or content type publishes nothing."""
     before = org.bus.tip()
     status, _, _ = send(org, "/ui/topic", headers, **{"form-topic": ORDERS, **fields})
     assert status in (403, 415)
@@ -177,8 +178,10 @@ def test_forged_form_changes_nothing(org, headers, fields):
 @pytest.mark.parametrize("host", ["evil.example.com", "127.0.0.1.example.com", "", "[::1"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_dns_rebinding_is_refused(org, method, host):
-    """Against DNS rebinding, a request with a Host name that anyone can register is refused with
-    status 421 and shows no data."""
+    """A request whose Host header names a public domain is rejected with status 421.
+
+    Otherwise, DNS rebinding could expose data to a web site.
+    """
     reply = ask(org, method, TOPIC, b"" if method == "POST" else None, {"Host": host, **HTML})
     assert reply.status == 421
     assert NASTY not in html.unescape(reply.text)
@@ -251,8 +254,7 @@ def test_publish_form_reports_invalid_input(org, fields, said):
 
 
 def test_live_updates_send_each_event_once(org, updates):
-    """A new event is sent on the stream of updates right away; a browser that reconnects with its
-    last ID receives the events that it missed, and none twice."""
+    """A new event is streamed at once; a browser that reconnects receives only those it missed."""
     path = f"/ui/topic/live?name={ORDERS}&after={org.bus.tip()}"
     stream = updates(path)
     assert stream.next("put")["id"].endswith("-published")
@@ -291,8 +293,10 @@ def test_open_pages_are_bounded(org, updates, monkeypatch):
 
 
 def test_open_page_does_not_delay_the_stop(tmp_path, caplog, monkeypatch):
-    """The emulator stops at once while a page is open, without logging anything or leaving a thread
-    behind."""
+    """The emulator stops at once even if a page is open.
+
+    It logs nothing and leaves no thread behind.
+    """
     before = set(threading.enumerate())
     emulator = EmulatorServer(tmp_path).start()
     stream = Updates(emulator, "/ui/live")
@@ -308,8 +312,7 @@ def test_open_page_does_not_delay_the_stop(tmp_path, caplog, monkeypatch):
 
 
 def test_streams_show_their_credit(start):
-    """An open stream is listed with the number of events that it can still receive, and disappears
-    from the list when it ends."""
+    """An open stream is listed with its outstanding credit until it ends."""
     emulator, client = start()
     stream = client.subscribe(num_requested=42)
     emulator.publish(ORDERS, [{}, {}])
@@ -380,8 +383,10 @@ def test_every_kind_of_fault_has_a_form(org):
 
 
 def test_fault_can_be_switched_off(org):
-    """A fault that can still happen has a button that switches it off; one that is complete has
-    none, and an unknown number returns status 400."""
+    """A fault that can still occur has a button that disables it; a completed one has none.
+
+    An unknown number is rejected with status 400.
+    """
     number = org.faults.add(Fault("drop_stream", times=2))
     (event,) = org.publish(ORDERS, [{}])
     done = org.faults.add(Fault("corrupt_id", replay_id=event.replay_id.hex()))

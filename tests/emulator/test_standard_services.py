@@ -39,8 +39,10 @@ def channel(emulator: EmulatorServer) -> Any:
 
 
 def test_health(channel):
-    """The server as a whole and the Pub/Sub service are reported as SERVING, by Check and by Watch;
-    another service is NOT_FOUND."""
+    """Check and Watch report the server and the Pub/Sub service as SERVING.
+
+    Any other service is reported as NOT_FOUND.
+    """
     stub = health_pb2_grpc.HealthStub(channel)
     for name in ("", SERVICE):
         asked = health_pb2.HealthCheckRequest(service=name)
@@ -54,8 +56,7 @@ def test_health(channel):
 
 
 def test_client_without_the_proto_file(emulator, channel):
-    """A client without the proto file discovers the service and its messages through reflection,
-    and calls GetTopic with them."""
+    """A client can discover the service through reflection and call it without the proto file."""
     database = ProtoReflectionDescriptorDatabase(channel)
     assert SERVICE in database.get_services()
     pool = descriptor_pool.DescriptorPool(database)

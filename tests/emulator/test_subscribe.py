@@ -121,7 +121,7 @@ def test_credit_adds_up_and_is_clamped_at_100(start, requests, pending):
 
 
 def test_at_most_100_events_per_request(emulator, client):
-    """A request for 5,000 events with 300 available delivers 100 events and then nothing."""
+    """A request for 5,000 events delivers only 100 of the 300 available events."""
     emulator.publish(ORDERS, orders(300))
     stream = client.subscribe(num_requested=5000)
     response = stream.next()
@@ -130,8 +130,10 @@ def test_at_most_100_events_per_request(emulator, client):
 
 
 def test_pending_counts_down(emulator, client):
-    """Each response contains the number of requested events that are still outstanding, and its
-    latest replay ID is that of its last event."""
+    """Each response reports how many requested events are outstanding.
+
+    Its latest replay ID is that of its last event.
+    """
     stream = client.subscribe(num_requested=25)
     until(lambda: emulator.bus.bells.count(ORDERS))
     for size, pending in ((1, 24), (2, 22)):
@@ -199,8 +201,10 @@ def test_idle_close_with_an_error(start):
 
 
 def test_keepalive_position_outlives_retention(start):
-    """After 80 hours without events, the replay ID of the last event has expired, but a client can
-    resume from that of the last keepalive."""
+    """After 80 hours without events, the last event's replay ID has expired.
+
+    A client can still resume from the last keepalive's position.
+    """
     emulator, client = start(clock=ManualClock())
     (old,) = emulator.publish(ORDERS, orders(1))
     stream = client.subscribe()
@@ -231,8 +235,10 @@ def test_half_close_without_a_request(client):
 
 
 def test_channel_events_keep_their_replay_ids(emulator, client):
-    """An event of a topic has the same replay ID on a channel that contains the topic, and the
-    schema ID of the topic."""
+    """An event has the same replay ID on its topic and on a channel that contains the topic.
+
+    Its schema ID on the channel is that of the topic.
+    """
     (event,) = emulator.publish(ACCOUNTS, [{"ChangeEventHeader": {"changeType": "UPDATE"}}])
     on_topic = client.subscribe(topic_name=ACCOUNTS).events(1)[0]
     on_channel = client.subscribe(topic_name=CHANGES).events(1)[0]
@@ -244,8 +250,7 @@ def test_channel_events_keep_their_replay_ids(emulator, client):
 
 
 def test_change_events_without_ids(start):
-    """With `change_event_ids` off, the event ID of change events is blank, but not that of platform
-    events."""
+    """With `change_event_ids` off, change events have blank IDs, but platform events do not."""
     emulator, client = start(settings=Settings(change_event_ids=False))
     emulator.publish(ACCOUNTS, [{}])
     emulator.publish(ORDERS, orders(1))

@@ -224,7 +224,7 @@ def _payload(schema: Any) -> bytes:
 
 
 class Ingest:
-    """A process that runs ``sfpubsub ingest``, in a new session."""
+    """A process that runs ``sfpubsub ingest`` in a session of its own."""
 
     def __init__(self, table: Path, source: str, environment: dict[str, str], *more: str) -> None:
         self.log = table.parent / "ingest.log"
@@ -279,7 +279,7 @@ def batches_in(table: Path) -> set[str]:
     return {str(path) for path in table.glob("ingest_date=*/batch=*")}
 
 
-def _marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str]]:
+def _progress_marks(moment: str, table: Path, emulator: Emulator) -> Callable[[], set[str]]:
     """Return a function that lists externally visible marks, of which each step adds one."""
     if moment == "staging":
         beside = table.parent / f".{table.name}.sfpubsub"
@@ -350,10 +350,10 @@ def run(
             publisher.raise_goal(events * (number + 1) // (kills + 1))
             ingest = Ingest(table, source, emulator.environment())
             if moment == "random":
-                _stay(ingest, rng.uniform(0.2, LONGEST_LIFE))
+                _run_for(ingest, rng.uniform(0.2, LONGEST_LIFE))
             else:
                 steps = rng.randint(1, most if moment in {"staging", "batch"} else 2)
-                _wait_for_progress(ingest, _marks(moment, table, emulator), steps)
+                _wait_for_progress(ingest, _progress_marks(moment, table, emulator), steps)
             with_jvm = number % 3 == 2
             ingest.kill(with_jvm)
             after = time.monotonic() - ingest.started
@@ -371,7 +371,7 @@ def run(
     ))  # fmt: skip
 
 
-def _stay(ingest: Ingest, seconds: float) -> None:
+def _run_for(ingest: Ingest, seconds: float) -> None:
     """Let the process run for *seconds*; raise an error if it exits before that."""
     try:
         ingest.process.wait(seconds)

@@ -29,8 +29,7 @@ POSITION = ReplayId(bytes(range(12)))
 
 
 def busy_monitor() -> Monitor:
-    """Return a monitor after six hours with two sources, an outage, a gap, four writes and a
-    warning."""
+    """Return a monitor after six hours with an outage, a gap, four writes and a warning."""
     clock = Clock()
     monitor = Monitor("ingest into orders", clock=clock)
     gap = Gap("rejected", HOSTILE, POSITION, None, "sfdc.platform.eventbus.grpc.x", "rpc-1")
@@ -114,8 +113,7 @@ def test_responses_have_security_headers_and_are_not_cached(served):
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "", "localhost.evil.example"])
 def test_requests_for_other_host_names_are_rejected(served, host):
-    """A request with an unexpected Host header gets status 421, which prevents DNS rebinding
-    attacks."""
+    """An unexpected Host header is rejected with status 421, against DNS rebinding attacks."""
     answer, body = get(served[1], "/metrics", host=host or "[")
     assert answer.status == 421
     assert "messaging" not in body
@@ -200,7 +198,7 @@ def test_history_keeps_six_hours_of_points():
 
 
 def test_plot_breaks_its_line_at_gaps_and_keeps_peaks():
-    """A gap in the data splits the line in two, and the highest single point remains visible."""
+    """A gap in the data interrupts the plot's line, and even a single peak stays visible."""
     history = History()
     values = dict.fromkeys(range(1440), 1.0)
     values[700] = 1000.0

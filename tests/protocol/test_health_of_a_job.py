@@ -16,8 +16,10 @@ def event(number: int) -> RawEvent:
 
 
 def test_caught_up_only_while_a_keepalive_is_the_last_message():
-    """The subscription is caught up after a keepalive, until further events arrive or a new stream
-    begins."""
+    """A keepalive means that the subscription has caught up, until more events arrive.
+
+    A new stream means that it has not caught up yet.
+    """
     intake = Intake(Appetite(Limits()), Ledger(), None)
     keepalive = Response(latest_replay_id=ReplayId(b"k"), pending=5)
     assert not intake.caught_up

@@ -15,7 +15,7 @@ from tests.protocol.scripted import NAME, event, events, keepalive, rid
 
 
 class Managed:
-    """The intake of a managed subscription, with its ledger, on its first stream."""
+    """The intake and the ledger of a managed subscription, on their first stream."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.ledger = Ledger()
@@ -39,8 +39,7 @@ def plain(*, tracked: bool) -> tuple[Intake, Resume, Ledger]:
 
 
 def test_events_are_numbered_in_order_of_arrival() -> None:
-    """Events are delivered in the order received, whatever their positions, with increasing
-    sequence numbers."""
+    """Events are delivered and numbered in the order received, regardless of their positions."""
     managed = Managed()
     first, second = events(5, 3, size=4), events(8)
 
@@ -50,8 +49,7 @@ def test_events_are_numbered_in_order_of_arrival() -> None:
 
 
 def test_redelivered_events_are_dropped_and_counted() -> None:
-    """Events that a new stream sends again are counted but not delivered; new events after them are
-    delivered."""
+    """Redelivered events are counted but not delivered; new events that follow are delivered."""
     managed = Managed()
     managed.intake.take_in(events(1, 2))
     managed.new_stream()
@@ -88,8 +86,10 @@ def test_response_without_position_changes_nothing() -> None:
 
 
 def test_keepalive_wakes_an_application_that_stores_positions() -> None:
-    """A keepalive wakes the application to store its position; on an idle topic, the stored
-    position would otherwise become too old to resume from."""
+    """A keepalive wakes the application to store its position, even on an idle topic.
+
+    The stored position would otherwise become too old to resume from.
+    """
     intake, resume, ledger = plain(tracked=True)
 
     assert intake.take_in(keepalive(4)) == [Wake()]
@@ -127,8 +127,7 @@ def test_unacked_events_reduce_the_room() -> None:
 
 
 def test_redelivered_events_take_no_room_but_show_their_size() -> None:
-    """Redelivered events do not count as waiting, but they still count for the average event
-    size."""
+    """Redelivered events take no room, but they count towards the average event size."""
     managed = Managed(Limits(max_bytes=100, max_pending_count=4))
     managed.intake.take_in(events(1, 2, size=10))
     managed.new_stream()

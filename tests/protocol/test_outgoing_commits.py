@@ -35,7 +35,7 @@ def positions(commands: list) -> list:
 def test_ack_commits_the_acked_prefix() -> None:
     """Acks out of order commit only positions whose earlier events are all acked.
 
-    While a commit is in flight the newest such position waits.
+    The newest such position waits while another commit is in flight.
     """
     script = streaming()
     script.read(events(2, 3, 4))
@@ -94,16 +94,14 @@ def test_commit_and_drain_skip_the_pause() -> None:
 
 
 def test_keepalive_is_committed() -> None:
-    """The position of a keepalive is committed, so that an idle subscription's position does not
-    become too old."""
+    """A keepalive's position is committed, so that an idle subscription's position stays recent."""
     script = streaming()
 
     assert positions(script.respond(keepalive(9))) == [rid(9)]
 
 
 def test_commit_answer_changes_neither_credit_nor_position() -> None:
-    """The stale position and pending count in a commit answer are ignored; only the commit is
-    confirmed."""
+    """A commit answer only confirms a commit; its stale position and pending count are ignored."""
     script = streaming()
     script.read(events(2))
     (request,) = commits(script.ack(2))
@@ -170,8 +168,10 @@ def test_commit_does_not_wait_for_a_keepalive() -> None:
 
 
 def test_first_commit_may_be_a_keepalive() -> None:
-    """Before any confirmed commit, `commit` waits for the commit of a keepalive, and is settled
-    with its receipt."""
+    """Before the first commit is confirmed, `commit` waits for a keepalive's commit.
+
+    It is settled with that receipt.
+    """
     script = Script()
     script.start()
     (request,) = commits(script.respond(keepalive(1)))
@@ -209,8 +209,10 @@ def test_commit_on_a_plain_subscription_raises() -> None:
 
 
 def test_rejected_commit_fails_its_caller_and_is_retried() -> None:
-    """A rejected commit raises `CommitError` for its caller and keeps the position; after a delay
-    the newest position is sent."""
+    """A rejected commit raises `CommitError` in its caller and keeps the committed position.
+
+    After a delay, the newest position is sent.
+    """
     script = streaming()
     script.read(events(2, 3))
     (request,) = commits(script.ack(2))
@@ -265,8 +267,10 @@ def refuse_until(script: Script, until: float, *, ack: bool) -> list:
 
 @pytest.mark.parametrize("ack", [False, True], ids=["one-position", "newer-ones"])
 def test_subscription_ends_after_15_minutes_of_rejections(ack: bool) -> None:
-    """Rejections for 900 s end the subscription with a retryable `CommitError`, whether or not the
-    positions change; a waiting caller gets that error too."""
+    """Rejections for 900 s end the subscription with a retryable `CommitError`.
+
+    A waiting `commit` raises it too, and it does not matter whether the positions change.
+    """
     script = streaming()
     script.read(events(2))
     script.ack(2)
@@ -332,8 +336,10 @@ def test_late_commit_answer_counts() -> None:
 
 
 def test_idle_stream_repeats_its_last_commit() -> None:
-    """If a slow handler acks nothing for half an hour, the last commit is repeated once, because
-    the service closes a managed stream without a commit for 1,800 s."""
+    """If a slow handler acks nothing for half an hour, the last commit is repeated once.
+
+    The service closes a managed stream without a commit for 1,800 s.
+    """
     script = streaming()
     script.read(events(2))  # not acked by a slow handler
     sent: list[CommitRequest] = []
@@ -363,8 +369,10 @@ def test_keepalives_during_a_commit_are_merged() -> None:
 
 
 def test_commit_call_survives_a_reconnect() -> None:
-    """After a reconnect the acked event is redelivered, its position is committed on the new
-    stream, and the waiting caller is settled."""
+    """After a reconnect, the acked event is redelivered and its position committed again.
+
+    This settles the waiting caller.
+    """
     script = streaming()
     script.read(events(2))
     script.ack(2)

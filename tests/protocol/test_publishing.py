@@ -108,8 +108,7 @@ def settled(commands: Iterable[Command]) -> dict[int, PublishResult]:
 
 
 def test_events_are_batched_while_a_request_is_in_flight():
-    """The first event is sent at once; those submitted before its answer share the next request,
-    without a timer."""
+    """The first event is sent at once; events submitted meanwhile share the next request."""
     protocol = make()
     assert submit(protocol, 3) == [OpenPublish(1, (event(0),))]
     out = protocol.response(1, ok(event(0)), 0.1, 0.5)
@@ -126,8 +125,10 @@ def test_events_submitted_together_share_a_request():
 
 
 def test_requests_stay_within_the_limits_of_the_service():
-    """A request has at most 200 events and 3 MB; a full one is sent without waiting for an earlier
-    answer."""
+    """A request contains at most 200 events and 3 MB.
+
+    A full request is sent without waiting for an earlier answer.
+    """
     protocol = proven()
     submit(protocol, 1)
     full = submit(protocol, MAX_PUBLISH_EVENTS + 1)
@@ -177,8 +178,10 @@ def test_pending_events_and_bytes_are_limited():
 
 
 def test_unanswered_events_are_resent_in_order():
-    """After a failure and a delay, unanswered events are sent again with their ids, before newer
-    ones; late answers of the old stream are ignored."""
+    """After a failure and a delay, unanswered events are sent again before newer ones.
+
+    They keep their ids, and late answers on the old stream are ignored.
+    """
     protocol = make()
     submit(protocol, 3)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -203,7 +206,7 @@ def test_results_are_matched_by_correlation_key():
     assert sorted(found) == [2]
 
 
-def test_id_used_twice_is_settled_twice():
+def test_events_with_the_same_id_are_settled_separately():
     """Two events with the same id are settled separately."""
     protocol = make()
     protocol.submit([event(0)], 0.0)
@@ -279,8 +282,7 @@ def test_rejected_event_does_not_affect_others():
 
 
 def test_temporarily_rejected_event_is_retried():
-    """Only the event with a retryable error is sent again, after a delay that grows with each
-    rejection."""
+    """Only an event with a retryable error is sent again; its delay grows with each rejection."""
     protocol = make()
     submit(protocol, 2)
     protocol.response(1, ok(event(0)), 0.0, 0.5)
@@ -350,8 +352,10 @@ def test_event_that_expired_during_reencoding_stays_settled():
 
 
 def test_idle_stream_is_closed_before_the_service_does():
-    """An idle stream is half-closed before the 70 s after which the service ends it; the next event
-    opens another one."""
+    """An idle stream is half-closed before the service would end it after 70 s.
+
+    The next event opens a new stream.
+    """
     protocol = make()
     submit(protocol, 1)
     protocol.response(1, ok(event(0)), 1.0, 0.5)
@@ -362,7 +366,7 @@ def test_idle_stream_is_closed_before_the_service_does():
     assert submit(protocol, 1, now=60.0) == [OpenPublish(2, (event(1),))]
 
 
-def test_end_of_an_idle_stream_is_no_failure():
+def test_a_failed_idle_stream_does_not_close_the_publisher():
     """Even a fatal error of an idle stream does not close the publisher.
 
     The next event opens a new stream.
@@ -430,8 +434,10 @@ def test_idle_time_does_not_count_as_rejected_sessions():
 
 
 def test_fatal_failure_closes_the_publisher():
-    """After a failure that can't be retried, every event gets a failed result that says whether it
-    was sent, and `submit` raises an error."""
+    """A failure that can't be retried fails every event, and `submit` raises an error.
+
+    Each result says whether its event was sent.
+    """
     protocol = make()
     submit(protocol, 3)
     out = protocol.ended(1, DENIED, 1.0, 0.5)
@@ -447,7 +453,7 @@ def test_fatal_failure_closes_the_publisher():
 
 
 def test_drain_waits_for_all_results():
-    """Draining accepts no more events, sends the waiting ones, and ends after the last result."""
+    """Draining rejects new events, sends those that wait, and finishes after the last result."""
     protocol = make()
     submit(protocol, 2)
     assert protocol.drain(0.0) == []
@@ -459,8 +465,7 @@ def test_drain_waits_for_all_results():
 
 
 def test_drain_ends_when_the_last_event_times_out():
-    """Draining ends at the last event's timeout at the latest, and then cancels a stream with an
-    unanswered request."""
+    """If the last event times out, draining cancels the unanswered stream and finishes."""
     protocol = make(timeout=5.0)
     submit(protocol, 1)
     protocol.drain(0.0)
@@ -469,7 +474,7 @@ def test_drain_ends_when_the_last_event_times_out():
 
 @pytest.mark.parametrize("is_open", [True, False])
 def test_abort_and_crash_settle_all_events(is_open):
-    """An abort or an internal error settles all events, and cancels the stream if one is open."""
+    """An abort or an internal error settles all events, and cancels an open stream."""
     for end in (
         lambda protocol: protocol.abort(),
         lambda protocol: protocol.crashed(StreamError("bug")),
@@ -485,7 +490,7 @@ def test_abort_and_crash_settle_all_events(is_open):
 
 
 class Publishing(RuleBasedStateMachine):
-    """A random walk: a service answers, rejects, fails or changes its schema, in any order.
+    """A random walk in which a service answers, rejects, fails or changes its schema.
 
     A stream is a list of requests to execute; an executed request may be answered or not. The
     application records its results in `told`.
@@ -535,8 +540,7 @@ class Publishing(RuleBasedStateMachine):
                 assert isinstance(command, UseSchema), command
 
     def take(self, command: OpenPublish | SendEvents) -> None:
-        """Receive a request, and check its size, its order, and the number of requests in
-        flight."""
+        """Receive a request; check its size, its order and the number of requests in flight."""
         assert not self.renewing
         if isinstance(command, OpenPublish):
             assert self.stream == 0
@@ -660,7 +664,7 @@ class Publishing(RuleBasedStateMachine):
         assert self.protocol.deadline() is not None or len(self.told) == len(self.given)
 
     @invariant()
-    def results_are_true(self) -> None:
+    def results_match_the_bus(self) -> None:
         """Successful events were published, and others rejected, unless the schema changed.
 
         Failures that can be retried are not checked.
@@ -679,8 +683,7 @@ class Publishing(RuleBasedStateMachine):
 
     @invariant()
     def order_is_preserved(self) -> None:
-        """The first publications of events that were never rejected are in the order of
-        submission."""
+        """Events that were never rejected are first published in the order of submission."""
         if self.ordered:
             excused = self.passed | self.refused
             first = [int(name) for name in dict.fromkeys(self.bus) if name not in excused]
@@ -736,7 +739,7 @@ class Publishing(RuleBasedStateMachine):
 
 
 class InOrder(Publishing):
-    """The random walk of a publisher with only one request in flight, which preserves order."""
+    """A random walk with one request in flight, which preserves the order."""
 
     ordered = True
 

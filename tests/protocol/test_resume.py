@@ -30,7 +30,7 @@ def test_drop_before_a_position_at_latest_is_one_gap() -> None:
     assert resume.dropped() is None
 
 
-def test_drop_after_a_position_is_no_gap() -> None:
+def test_drop_after_a_position_reports_no_gap() -> None:
     """A drop after a received position, or of a stream from EARLIEST, misses nothing and reports no
     gap."""
     anchored = Resume(NAME, LATEST, None)

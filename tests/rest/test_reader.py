@@ -132,9 +132,7 @@ def test_numbers_keep_every_digit(org, reader):
 
 
 def test_a_session_that_expires_between_pages_is_renewed(org):
-    """If the session expires between two pages, the query renews it once and continues, so that
-    every row is returned once.
-    """
+    """A session that expires between two pages is renewed once, and no row is lost or repeated."""
     sessions = Sessions(org)
     reader = OrgReader(sessions, timings=QUICK)
     pages = reader.query("SELECT Id FROM Order__c ORDER BY Id LIMIT 6000")
@@ -162,8 +160,9 @@ def test_reading_a_query_that_the_org_closed_raises(reader):
 
 
 def test_records_are_read_by_id(org, reader):
-    """Each requested id, short or long, maps to its row, or to None if the record is missing or
-    deleted. Unknown fields and invalid ids raise errors.
+    """Reading by id maps each id, short or long, to its row, or to None if there is none.
+
+    A deleted record has no row. Unknown fields and invalid ids raise errors.
     """
     user = org.accounts.holder("")
     there = org.records.create("Account", {"Name": "there"}, user)
@@ -214,8 +213,9 @@ def test_requests_are_counted_and_the_daily_limit_is_reported(tmp_path):
 
 
 def test_user_without_view_all_data_cannot_view_all(org, reader):
-    """`can_view_all` returns False for a user without View All Data, because a record that this
-    user does not see need not be a deleted one.
+    """`can_view_all` returns False for a user without View All Data.
+
+    A record that such a user cannot see is not necessarily deleted.
     """
     assert reader.can_view_all("Account")
     org.accounts.put_user("limited@example.com", "secret", view_all=False)
@@ -230,8 +230,9 @@ def test_user_without_view_all_data_cannot_view_all(org, reader):
 
 
 def test_malformed_or_too_old_api_version_is_rejected():
-    """Query jobs return their columns in order only since API version 50.0, so an older or
-    malformed version raises a configuration error.
+    """An API version that is malformed or older than 50.0 raises a configuration error.
+
+    Older query jobs may return columns in any order.
     """
     for version in ("49.0", "60", "../60.0", ""):
         with pytest.raises(ConfigurationError, match="API version"):

@@ -19,7 +19,7 @@ def arrival(seq: int) -> Arrival:
 
 
 def test_a_response_between_the_check_and_the_wait_is_not_missed():
-    """If a response arrived after a waiter read the count, the waiter returns at once."""
+    """A response that arrives after the count was read ends the wait at once."""
     mailbox = Mailbox()
     seen = mailbox.count
     mailbox.put(arrival(1))

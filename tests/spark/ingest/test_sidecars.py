@@ -184,7 +184,7 @@ def test_repeated_gap_is_one_row(local, clock, tmp_path: Path):
     assert len(lines(tmp_path / ".orders.sfpubsub" / "_gaps")) == 2
 
 
-def test_commits_take_few_files_and_few_writes(local, clock, tmp_path: Path, monkeypatch):
+def test_commits_are_batched_into_few_files_and_writes(local, clock, tmp_path: Path, monkeypatch):
     """Commits are written every 5 s or once a file is full; files have a limited size."""
     monkeypatch.setattr(module, "COMMITS_A_FILE", 10)
     writes = []
@@ -253,7 +253,7 @@ def test_unknown_sidecar_is_rejected(spark, tmp_path: Path):
 
 
 def test_documented_program_runs(spark, local, tmp_path: Path, monkeypatch, capsys):
-    """The first Python program on the documentation page runs, and shows a recorded gap."""
+    """The first Python program on the documentation page runs and prints a recorded gap."""
     local.keep_gaps([GAP])
     program, *_ = blocks(page("ingest"), "python")
     session = contextlib.nullcontext(spark)

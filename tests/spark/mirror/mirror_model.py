@@ -130,9 +130,7 @@ class MirrorMachine(RuleBasedStateMachine):
 
     @rule(is_again=st.booleans())
     def fail_to_decode(self, is_again: bool) -> None:
-        """Deliver an event that cannot be decoded, or redrive those that could not be decoded
-        before.
-        """
+        """Deliver an event that cannot be decoded, or redrive earlier ones."""
         if is_again:
             self.job.redrive()
         else:
@@ -212,7 +210,7 @@ class MirrorMachine(RuleBasedStateMachine):
             self.rest(redrives=True, answers=True)
 
     def process_queue(self) -> None:
-        """Read everything in the queue; it must then be empty, because the org does not change."""
+        """Read every record in the queue; the queue must then be empty."""
         self.org.now += STALENESS
         queue = self.job.tables.queue
         type(self).seen |= {each.cue.reason for each in queue}

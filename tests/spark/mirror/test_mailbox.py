@@ -51,7 +51,7 @@ def test_generated_signal_ids_are_unique_and_in_order():
     assert len(set(made)) == len(made)
 
 
-def test_signal_that_is_put_twice_is_one_signal(tmp_path: Path):
+def test_putting_a_signal_again_has_no_effect(tmp_path: Path):
     """Putting a signal again has no effect, even after it is done, so that a sender can retry."""
     box, signal = mailbox(tmp_path), Signal("pause")
     box.put(signal)
@@ -65,9 +65,7 @@ def test_signal_that_is_put_twice_is_one_signal(tmp_path: Path):
 
 
 def test_marked_signal_is_done_although_its_file_remains(tmp_path: Path):
-    """If a mirror is killed after it has marked a signal and before it has removed the file, the
-    signal is done.
-    """
+    """A signal that is marked but not yet removed when the mirror is killed is ignored."""
     box, signal = mailbox(tmp_path), Signal("pause")
     box.put(signal)
     (tmp_path / "_mailbox" / f"{signal.id}.done").touch()
@@ -88,9 +86,7 @@ def test_only_the_newest_marks_are_kept(tmp_path: Path):
 def test_invalid_signal_file_is_logged_once_and_kept(
     text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """A file that is not a valid signal, for example one of a newer version, does not keep other
-    signals from being read.
-    """
+    """An invalid signal file, for example of a newer version, does not block other signals."""
     box = mailbox(tmp_path)
     box.put(Signal("resume", id="b"))
     (tmp_path / "_mailbox" / "a.json").write_text(text)
@@ -102,9 +98,7 @@ def test_invalid_signal_file_is_logged_once_and_kept(
 
 
 def test_signal_id_that_is_not_a_file_name_is_rejected(tmp_path: Path):
-    """A signal id that contains a path raises an error, so that nothing is written outside of the
-    mailbox.
-    """
+    """A signal id that contains a path is rejected, as it could write outside the mailbox."""
     with pytest.raises(ConfigurationError, match="not a valid signal id"):
         mailbox(tmp_path).put(Signal("pause", id="../x"))
 

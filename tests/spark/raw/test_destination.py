@@ -86,7 +86,7 @@ def test_checking_a_destination_creates_nothing(tmp_path: Path):
 
 
 def test_a_table_without_rows_can_be_claimed_for_another_topic(tmp_path: Path):
-    """A mistyped topic in the first start does not make the path unusable."""
+    """A mistyped topic in the first run does not make the directory unusable."""
     claim_table(tmp_path, [Source("topic", "/event/Typo__e")])
     claim_table(tmp_path, TOPIC)
     (tmp_path / "_position").write_text("")
@@ -187,8 +187,10 @@ def test_sources_need_names_that_differ_in_more_than_case():
 
 
 def test_a_new_source_needs_an_existing_one_to_join_a_table(tmp_path: Path):
-    """A new source alone may be due to a mistyped destination, so it is rejected; once it has
-    joined with an existing one, it may be used alone."""
+    """A new source is rejected unless it joins together with an existing one.
+
+    On its own, it may be due to a mistyped destination. Once it has joined, it may be used alone.
+    """
     claim_table(tmp_path, TOPIC)
     (tmp_path / "_position").mkdir()
     other = Source("topic", "/event/B__e")

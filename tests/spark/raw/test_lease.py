@@ -70,7 +70,7 @@ def test_a_lease_that_is_held_raises_an_error_at_once(tmp_path: Path, jvm):
 
 
 def test_acquire_waits_for_the_jvm_of_a_killed_writer(tmp_path: Path, jvm, monkeypatch):
-    """Until it exits, that JVM may still publish rows which the new writer has not seen."""
+    """The JVM of a killed writer may still publish rows, so the next writer waits for its exit."""
     kill(hold(tmp_path, jvm.pid))
     waits = []
 

@@ -62,5 +62,5 @@ def test_moves_agrees_with_a_simple_model():
 
 
 def test_commits_before_the_kept_log_are_ignored():
-    """If the log starts at the given version, no batch is reported as removed or added."""
+    """If the log starts at the given version, no batches are reported as added or removed."""
     assert moves([Commit(7, batch="h")], 7) == Moves()

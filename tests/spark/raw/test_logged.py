@@ -1,4 +1,4 @@
-"""Raw tables in Delta and Iceberg: each event is stored once, and only the newest writer writes."""
+"""Raw tables in Delta and Iceberg: each event is stored once, and only one writer can commit."""
 
 from __future__ import annotations
 
@@ -96,8 +96,10 @@ def test_every_reader_sees_each_event_once_with_all_columns(spark, open_writer, 
 
 
 def test_position_and_row_numbers_are_read_from_the_log(open_writer, table, clock):
-    """A new writer resumes after rows, after a position alone, and after duplicates alone, which
-    create no file; the ingest date does not go back with the clock."""
+    """A new writer resumes after rows, after a position without rows, and after duplicates.
+
+    Duplicates create no file, and the ingest date does not go back with the clock.
+    """
     assert open_writer().position is None
     open_writer().write([batch_of(range(3)), batch_of([3, 1])])
     assert open_writer().position == replay_id(1)
@@ -151,8 +153,11 @@ def test_a_remote_directory_with_other_files_is_rejected(spark, clock, lake, tmp
 def test_an_event_older_than_the_keys_in_memory_is_looked_up(
     open_writer, table, clock, monkeypatch
 ):
-    """The table is searched from one day before the event's time; if that is unknown, from one
-    day before the oldest time at which the service can have stored it."""
+    """An old event's duplicate is looked up in the table, from one day before the event's time.
+
+    If the time is unknown, the search starts one day before the earliest time at which the service
+    can have stored the event.
+    """
     asked: list[tuple[float, float]] = []
     rows_with = LoggedTable.rows_with
 
@@ -193,7 +198,7 @@ def test_write_rows_keeps_the_position(open_writer, table, tmp_path):
 def test_a_batch_whose_commit_succeeded_unseen_is_not_written_again(
     open_writer, table, monkeypatch
 ):
-    """If the connection breaks after the commit, the next write treats the rows as duplicates."""
+    """If the connection breaks after a commit, a retry drops the rows as duplicates."""
     writer = open_writer()
     write = LoggedTable._commit
 
@@ -245,7 +250,7 @@ def test_a_writer_replaced_during_its_write_fails(spark, clock, tmp_path, monkey
 
 
 def test_only_the_last_of_two_writers_opened_at_once_can_write(spark, clock, tmp_path, monkeypatch):
-    """If another writer's first commit comes before its own, the last writer tries again."""
+    """If another writer commits first, the last writer to open the table retries and wins."""
     url = f"viewfs://lake/tables/{tmp_path.name}"
     EventWriter(spark, url, format=TABLE_FORMAT, topic=TOPIC, clock=clock).write(batch_of([0]))
     commit = LoggedTable._commit

@@ -65,7 +65,7 @@ def test_a_parquet_session_gets_no_settings():
 
 @pytest.mark.parametrize("key", ["spark.delta.logStore.class", "delta.logStore.file.impl"])
 def test_a_log_store_of_the_user_is_kept(monkeypatch, key: str):
-    """Delta rejects a session with two log stores, so ours is set only if there is no other."""
+    """Delta rejects a session with two log stores, so a user's log store is not replaced."""
     monkeypatch.setattr(runtimes, "runtime_for", lambda _format: RUNTIMES[0])
     ours = "spark.delta.logStore.file.impl"
     assert session_settings("delta", {})[ours] == "io.delta.storage.LocalLogStore"
