@@ -22,7 +22,7 @@ from sfpubsub.spark.runtime.session import frame_of_rows
 from sfpubsub.spark.tables import open_target
 from tests.conftest import until
 from tests.emulator.records.support import events
-from tests.faults.storm import BLOWS, FAULTS, shuffled_blows, difference, fault_of
+from tests.faults.storm import BLOWS, FAULTS, difference, fault_of, shuffled_blows
 from tests.faults.storm_org import OBJECTS, OVERFLOW, event_of, seed_of, truth_of
 from tests.faults.storm_tables import readers_of
 from tests.faults.storm_writer import WEIGHTS, Writer
